@@ -82,6 +82,54 @@ fn a_file_is_copied_to_another_element_and_goes_from_both() {
     assert!(!array.run(&["layout", "/d"]).ok);
 }
 
+#[test]
+fn who_wants_copies_now_goes_on_when_they_are_there() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let local = array.path("local");
+    std::fs::write(&local, vec![7; 1 << 20]).unwrap();
+    let local = local.to_str().unwrap();
+    let both = |array: &Array, path: &str| {
+        let copies = copies(array, path);
+        assert!(
+            copies.len() == 2 && copies.iter().all(|(_, state)| state == "current"),
+            "{path}: {copies:?}"
+        );
+    };
+    assert!(array.run(&["put", "--copies", "2,now", local, "/put"]).ok);
+    both(&array, "/put");
+    array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2,now d; echo bytes > d/f; sync d/f");
+    both(&array, "/d/f");
+    // Several, and one that is striped, of which each part has two.
+    array.sh("for i in 1 2 3 4 5 6; do echo $i > d/$i; done; sync d/1 d/2 d/3 d/4 d/5 d/6");
+    for name in 1..=6 {
+        both(&array, &format!("/d/{name}"));
+    }
+    assert!(
+        array
+            .run(&[
+                "put", "--copies", "2,now", "--stripe", "64KiB,2", local, "/striped"
+            ])
+            .ok
+    );
+    for part in array.json(&["layout", "/striped"])["parts"]
+        .as_array()
+        .unwrap()
+    {
+        let copies = part["copies"].as_array().unwrap();
+        assert!(
+            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current"),
+            "{part}"
+        );
+    }
+    // An element that is away keeps nobody waiting for long, and what it lacks is made when it is back.
+    array.kill_element(1);
+    array.sh("echo alone > d/alone; timeout 60 sync d/alone; cat d/alone");
+    array.start_element(1);
+    copied(&array, "/d/alone", 2);
+}
+
 /// An element is killed, and its folder gone, while it is read from: nobody who reads notices, nor does a job.
 #[test]
 fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {

@@ -4,7 +4,7 @@
 //! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
 //! takes care of the first two. This file reads, it never writes.
 
-use crate::format::{Length, OrOff, Size};
+use crate::format::{Copies, Length, OrOff, Size};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub(crate) struct Server {
     pub(crate) element_timeout: Option<u64>,
     pub(crate) keep_jobs: Option<Length>,
     pub(crate) link: Option<Size>,
-    pub(crate) copies: Option<u32>,
+    pub(crate) copies: Option<Copies>,
     pub(crate) repair_after: Option<Length>,
     pub(crate) scrub_every: Option<OrOff<Length>>,
     pub(crate) move_rate: Option<Size>,

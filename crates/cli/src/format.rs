@@ -3,6 +3,7 @@
 
 use serde::Deserialize;
 use std::str::FromStr;
+use tidemill_core::copies;
 pub(crate) use tidemill_core::shown::bytes;
 use tidemill_core::shown::civil;
 
@@ -26,6 +27,23 @@ impl TryFrom<SizeText> for Size {
             SizeText::Number(bytes) => Ok(Self(bytes)),
             SizeText::Text(text) => text.parse(),
         }
+    }
+}
+
+/// A number of copies: `2`, `"2,now"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "SizeText")]
+pub(crate) struct Copies(pub(crate) copies::Wanted);
+
+impl TryFrom<SizeText> for Copies {
+    type Error = String;
+
+    fn try_from(text: SizeText) -> Result<Self, String> {
+        let text = match text {
+            SizeText::Number(copies) => copies.to_string(),
+            SizeText::Text(text) => text,
+        };
+        text.parse().map(Self)
     }
 }
 

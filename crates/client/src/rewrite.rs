@@ -80,7 +80,7 @@ impl Transfer {
                     parts,
                     ..v1::Seal::default()
                 };
-                self.one(Op::Seal(seal)).await.map(|_| attr.size)
+                self.sealed(seal).await.map(|()| attr.size)
             }
             Err(error) => {
                 let ino = attr.ino;
@@ -92,18 +92,17 @@ impl Transfer {
     }
 
     /// How many copies there are to be of the version that a file has.
-    async fn copies_of(&self, ino: u64) -> Result<Option<u32>, Error> {
+    async fn copies_of(&self, ino: u64) -> Result<String, Error> {
         let get = v1::GetXattr {
             ino,
             name: b"user.tidemill.copies".to_vec(),
         };
         match self.one(Op::GetXattr(get)).await {
             Ok(Answer::Bytes(bytes)) => {
-                let text = String::from_utf8(bytes.value).ok();
-                Ok(text.and_then(|text| text.parse().ok()))
+                String::from_utf8(bytes.value).map_err(|_| Error::Answer("GetXattr"))
             }
             Ok(_) => Err(Error::Answer("GetXattr")),
-            Err(error) if error.is(rustix::io::Errno::NODATA) => Ok(None),
+            Err(error) if error.is(rustix::io::Errno::NODATA) => Ok(String::new()),
             Err(error) => Err(error),
         }
     }

@@ -5,12 +5,14 @@ use crate::objects::Remote;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_core::copies;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Stripes;
 use tidemill_wire::route::SealBody;
@@ -27,6 +29,9 @@ const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long an element that is read from may send nothing before another one is asked that has a copy.
 pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
+
+/// How often it is asked whether a version has the copies that are waited for.
+const COPYING: Duration = Duration::from_millis(100);
 
 /// How often a client that writes says so: the server gives up who is silent for three times as long.
 const STILL_WRITING: Duration = Duration::from_secs(20);
@@ -47,7 +52,7 @@ pub struct Wanted {
     /// The element that is to hold it, else as its folder or its inode says.
     pub element: Option<ElementId>,
     /// How many copies there are to be of it, else as its folder or the array says.
-    pub copies: Option<u32>,
+    pub copies: Option<copies::Wanted>,
     /// How it is to be striped, else as its folder says.
     pub stripes: Option<Stripes>,
 }
@@ -122,12 +127,14 @@ impl Transfer {
                     ino,
                     object,
                     size,
-                    copies: wanted.copies,
+                    copies: wanted
+                        .copies
+                        .map(|wanted| wanted.to_string())
+                        .unwrap_or_default(),
                     parts,
                     ..v1::Seal::default()
                 };
-                let sealed = self.one(Op::Seal(seal));
-                sealed.await.map(|_| size)
+                self.sealed(seal).await.map(|()| size)
             }
             Err(error) => {
                 // The first error is the one to tell; a version left behind is given up by the server later.
@@ -187,6 +194,23 @@ impl Transfer {
     /// An object that nobody has.
     pub(crate) async fn new_object(&self) -> Result<u64, Error> {
         self.ids.take().await.map(|(_, object)| object.0)
+    }
+
+    /// Seals a version, and waits for the copies that are to be waited for.
+    pub(crate) async fn sealed(&self, seal: v1::Seal) -> Result<(), Error> {
+        let mut copying = false;
+        loop {
+            match self.one(Op::Seal(seal.clone())).await {
+                Ok(Answer::Copying(_)) => copying = true,
+                // Somebody has written a version after it, or removed it: nobody needs copies of this one.
+                Err(error) if copying && (error.is(Errno::STALE) || error.is(Errno::NOENT)) => {
+                    break;
+                }
+                answer => return answer.map(|_| ()),
+            }
+            tokio::time::sleep(COPYING).await;
+        }
+        Ok(())
     }
 
     /// Carries out one operation of names.

@@ -4,9 +4,54 @@
 use crate::id::{ElementId, ObjectId};
 use crate::layout::RESERVE_BYTES;
 use crate::random::Source;
+use std::fmt;
+use std::str::FromStr;
 
 /// Copies of one object, the first included.
 pub const COPIES_MAX: u32 = 8;
+
+/// How many copies there are to be of a version, as people say it: `2`, or `2,now`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// So many, the first included.
+    pub copies: u32,
+    /// Whoever waits for the seal waits for them, too.
+    pub now: bool,
+}
+
+impl Wanted {
+    /// The file itself.
+    pub const ONE: Self = Self {
+        copies: 1,
+        now: false,
+    };
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (copies, now) = match text.split_once(',') {
+            Some((copies, now)) => (copies, now.trim() == "now"),
+            None => (text, false),
+        };
+        let wrong =
+            || format!("{text:?} is no number of copies: give 1 to {COPIES_MAX}, or such as 2,now");
+        let known = now == text.contains(',');
+        let copies: u32 = copies.trim().parse().map_err(|_| wrong())?;
+        match known && (1..=COPIES_MAX).contains(&copies) {
+            true => Ok(Self { copies, now }),
+            false => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = if self.now { ",now" } else { "" };
+        write!(f, "{}{now}", self.copies)
+    }
+}
 
 /// How one element has an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -40,6 +40,7 @@ use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
 use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
+use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::health_server::HealthServer;
@@ -86,8 +87,8 @@ pub struct Config {
     pub keep_jobs: Option<Duration>,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// How many copies there are to be of versions of which no folder says so, from 1 to `core::copies::COPIES_MAX`.
-    pub copies: u32,
+    /// How many copies there are to be of versions of which no folder says so.
+    pub copies: Wanted,
     /// How long an element may be away before the copies that it has are made again elsewhere.
     pub repair_after: Duration,
     /// How often all objects of each element are read and compared with their hashes; `None`: when somebody asks.
@@ -117,7 +118,7 @@ impl Config {
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
-            copies: 1,
+            copies: Wanted::ONE,
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,

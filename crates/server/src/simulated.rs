@@ -23,6 +23,7 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
+use tidemill_core::copies::Wanted;
 use tidemill_core::id::JobId;
 use tidemill_wire::v1::{self, from_element::Message as From};
 use tokio::runtime::Runtime;
@@ -223,7 +224,10 @@ impl Simulated {
             tls: false,
             authority: authority(),
         };
-        names.shared().set_copies(options.copies);
+        names.shared().set_copies(Wanted {
+            copies: options.copies,
+            now: false,
+        });
         let array = Arc::new(Array::new(names, settings, told.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();

@@ -106,7 +106,7 @@ async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
     };
     one(&client, Op::NewVersion(new)).await.unwrap();
     // The one who writes it wants three.
-    seal(&client, ino, next.0, Some(3)).await.unwrap();
+    seal(&client, ino, next.0, "3").await.unwrap();
     let (second, third) = tokio::join!(copy(&mut other_host), copy(&mut same_host));
     made(&mut other_host, second).await;
     made(&mut same_host, third).await;
@@ -454,7 +454,17 @@ async fn numbers_of_copies_that_make_no_sense_are_refused_and_say_so() {
     let client = running.client().await;
     let _element = element(&client, 0, "a").await;
     let folder = folder(&client, "d", " 8\n").await;
-    for bad in ["0", "9", "", "-1", "two", "4294967297"] {
+    for bad in [
+        "0",
+        "9",
+        "",
+        "-1",
+        "two",
+        "4294967297",
+        "2,",
+        "2,NOW",
+        "now",
+    ] {
         let error = set(&client, folder, bad).await.unwrap_err();
         assert!(error.is(Errno::INVAL), "{bad}: {error}");
         assert!(error.to_string().contains("give 1 to 8"), "{error}");
@@ -474,13 +484,13 @@ async fn numbers_of_copies_that_make_no_sense_are_refused_and_say_so() {
         ..v1::Create::default()
     };
     one(&client, Op::Create(create)).await.unwrap();
-    for bad in [0, 9] {
-        let error = seal(&client, new.0, object_2.0, Some(bad)).await;
+    for bad in ["0", "9", "2,later"] {
+        let error = seal(&client, new.0, object_2.0, bad).await;
         assert!(error.unwrap_err().is(Errno::INVAL));
     }
     // Nothing has become of it: it can still be sealed.
     assert!(stat(&client, "/g").await.unwrap().writing);
-    seal(&client, new.0, object_2.0, Some(1)).await.unwrap();
+    seal(&client, new.0, object_2.0, "1").await.unwrap();
     // Who may not write a folder has nothing to say about it.
     let strange = v1::SetXattr {
         ino: folder,
@@ -492,4 +502,72 @@ async fn numbers_of_copies_that_make_no_sense_are_refused_and_say_so() {
     assert!(refused.unwrap_err().is(Errno::ACCESS));
     assert_eq!(copies(&client, ino).await, json!([at(0, "current")]));
     assert_eq!(stat(&client, "/f").await.unwrap().object, object);
+}
+
+/// Seals a file's next version, as its folder says; gives its object, and whether there are copies to be waited for.
+async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
+    let (_, object) = client.reserve(0, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino,
+        object: object.0,
+        ..v1::NewVersion::default()
+    };
+    one(client, Op::NewVersion(new)).await.unwrap();
+    (object.0, waits(client, ino, object.0).await.unwrap())
+}
+
+/// Whether a version that is sealed, perhaps once more, has copies to be waited for.
+async fn waits(client: &Client, ino: u64, object: u64) -> Result<bool, tidemill_client::Error> {
+    match seal(client, ino, object, "").await? {
+        Answer::Copying(_) => Ok(true),
+        Answer::Attr(_) => Ok(false),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_waits_for_copies_where_they_are_wanted_now_and_can_be_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let mut two = two(&running).await;
+    let (client, ino) = (two.client.clone(), two.ino);
+    let earlier = copy(&mut two.other).await;
+    made(&mut two.other, earlier).await;
+    set(&client, two.folder, "2,now").await.unwrap();
+    let (object, waiting) = next_version(&client, ino).await;
+    assert!(waiting);
+    // It is sealed all the same, for all but the one who waits.
+    assert_eq!(stat(&client, "/d/f").await.unwrap().object, object);
+    let label = copy(&mut two.other).await;
+    assert!(waits(&client, ino, object).await.unwrap());
+    made(&mut two.other, label).await;
+    assert!(!waits(&client, ino, object).await.unwrap());
+    // Who waits for what another version has replaced is told so.
+    let (old, waiting) = next_version(&client, ino).await;
+    assert!(waiting);
+    let label = copy(&mut two.other).await;
+    let (object, _) = next_version(&client, ino).await;
+    let error = waits(&client, ino, old).await.unwrap_err();
+    assert!(error.is(Errno::STALE), "{error}");
+    made(&mut two.other, label).await;
+    // What can't be made nobody waits for, and it is wanted all the same.
+    let (label, _) = copy(&mut two.other).await;
+    assert!(waits(&client, ino, object).await.unwrap());
+    two.other.finished(label, failure("input", 0)).await;
+    two.other.acknowledged(vec![label]).await;
+    assert!(!waits(&client, ino, object).await.unwrap());
+    assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
+    // More copies than elements: as many as can be.
+    set(&client, two.folder, "3,now").await.unwrap();
+    let (object, waiting) = next_version(&client, ino).await;
+    assert!(waiting);
+    let label = copy(&mut two.other).await;
+    made(&mut two.other, label).await;
+    for _ in 0..100 {
+        if !waits(&client, ino, object).await.unwrap() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("what can't be had is waited for");
 }

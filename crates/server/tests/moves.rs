@@ -127,7 +127,7 @@ async fn an_element_is_emptied_and_taken_out_and_does_not_come_back() {
             .contains("still in use: 1 files that are being written"),
         "{refused}"
     );
-    seal(&client, writing, written, None).await.unwrap();
+    seal(&client, writing, written, "").await.unwrap();
     let refused = remove(&client, 0, false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(
@@ -250,7 +250,7 @@ async fn a_version_that_goes_while_it_moves_goes_from_both_elements() {
         Answer::Opened(opened) => assert_eq!(opened.element, 1, "not where it was"),
         other => panic!("{other:?}"),
     }
-    seal(&client, node.ino, next.0, None).await.unwrap();
+    seal(&client, node.ino, next.0, "").await.unwrap();
     made(&mut new, second).await;
     assert_eq!(new.removed().await, [kept]);
     assert_eq!(old.removed().await, [kept]);

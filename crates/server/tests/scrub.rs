@@ -49,7 +49,7 @@ async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
         ino: ino.0,
         object: object.0,
         size: 5,
-        copies: Some(copies),
+        copies: copies.to_string(),
         ..v1::Seal::default()
     };
     one(client, Op::Seal(seal)).await.unwrap();

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
-use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::copies;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Stripes;
 use tidemill_wire::v1::{self, name_op::Op};
@@ -25,7 +25,8 @@ const EXAMPLES: &str = "Examples:
   tidemill put a.fits /raw/first.fits           under another name
   tidemill put -r survey /                      a folder with all that is in it, as /survey
   tidemill put --element 2 a.fits /raw/         to one element
-  tidemill put --copies 2 a.fits /raw/          and a copy to another host
+  tidemill put --copies 2 a.fits /raw/          and a copy to another host, made afterwards
+  tidemill put --copies 2,now a.fits /raw/      the same; ends when it is there
   tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 elements in turn
   make-data | tidemill put - /raw/data          from standard input";
 
@@ -45,9 +46,10 @@ pub(crate) struct Args {
     /// The element that is to hold the files [default: the folder's, else by inode]
     #[arg(long, short, value_name = "ID")]
     element: Option<u32>,
-    /// How many elements are to have a copy, on other hosts first, 1 to 8 [default: as the folder says]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(COPIES_MAX)))]
-    copies: Option<u32>,
+    /// How many elements are to have a copy, on other hosts first, 1 to 8; with `,now` the command waits for them [default: as the
+    /// folder says]
+    #[arg(long, value_name = "N[,now]")]
+    copies: Option<copies::Wanted>,
     /// Stripes of so many bytes, over so many elements [default: as the folder says; without WIDTH: over all]
     #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "element")]
     stripe: Option<Stripes>,

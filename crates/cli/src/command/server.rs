@@ -2,7 +2,7 @@
 
 use super::element;
 use crate::context::Context;
-use crate::format::{Length, OrOff, Size};
+use crate::format::{Copies, Length, OrOff, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Endpoint;
-use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 
@@ -65,9 +65,10 @@ pub(crate) struct Args {
     /// How long jobs that have ended stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
-    /// Elements that are to have a copy of each file, on other hosts first, 1 to 8; folders may say otherwise [default: 1]
-    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_COPIES")]
-    copies: Option<u32>,
+    /// Elements that are to have a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals are to wait for
+    /// them; folders may say otherwise [default: 1]
+    #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_COPIES")]
+    copies: Option<Wanted>,
     /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
@@ -146,11 +147,7 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(Size(rate)) = args.link.or(file.link) {
         config.link_bytes_per_sec = rate;
     }
-    if let Some(copies) = args.copies.or(file.copies) {
-        anyhow::ensure!(
-            (1..=COPIES_MAX).contains(&copies),
-            "--copies {copies} is no number of copies: give 1 to {COPIES_MAX}"
-        );
+    if let Some(copies) = args.copies.or(file.copies.map(|Copies(wanted)| wanted)) {
         config.copies = copies;
     }
     if let Some(Length(time)) = args.repair_after.or(file.repair_after) {

@@ -34,6 +34,8 @@ const BATCHES_MAX: usize = 2;
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// How long it is asked where an element is that is away, before the pause.
 const FIND: Duration = Duration::from_secs(1);
+/// Pause before it is asked again whether a version has its copies.
+const COPYING: Duration = Duration::from_millis(100);
 /// Pause before a version is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -93,6 +95,8 @@ struct Version {
     pause: Duration,
     /// It is asked for in a request of its own: one with others was refused.
     alone: bool,
+    /// It is sealed, and waits for copies.
+    copying: bool,
 }
 
 impl Sealer {
@@ -126,6 +130,7 @@ impl Sealer {
             sealed: None,
             pause: PAUSE_MIN,
             alone: false,
+            copying: false,
         };
         if version.job.object.waits() && version.job.ending == Ending::Seal {
             // Bytes on their way must not hold up what has arrived.
@@ -374,14 +379,18 @@ impl Worker {
         }
     }
 
-    fn conclude(self: &Arc<Self>, version: Version, answer: Answer) {
+    fn conclude(self: &Arc<Self>, mut version: Version, answer: Answer) {
         let attr = match (version.sealed, answer) {
+            (_, Answer::Copying(_)) => {
+                version.copying = true;
+                return self.after(vec![version], COPYING);
+            }
             (_, Answer::Error(error)) if !is_final(error.errno) => {
                 return self.later(vec![version], &ClientError::from(error));
             }
             (sealed, Answer::Error(error)) => {
                 // A file that was removed meanwhile needs no seal.
-                if sealed.is_some() && error.errno != libc::ENOENT {
+                if sealed.is_some() && error.errno != libc::ENOENT && !version.copying {
                     self.say_lost(&version.job, &error.message);
                 }
                 None
@@ -424,6 +433,11 @@ impl Worker {
                 );
             }
         }
+        self.after(versions, pause);
+    }
+
+    /// Goes on with versions after a pause, or when something is back that was away.
+    fn after(self: &Arc<Self>, versions: Vec<Version>, pause: Duration) {
         let worker = self.clone();
         self.backend.runtime.spawn(async move {
             let _ = tokio::time::timeout(pause, worker.again.notified()).await;
@@ -556,7 +570,7 @@ impl Version {
                 size,
                 mtime,
                 attributes: self.job.pending.map(|pending| pending.told(ino)),
-                copies: None,
+                copies: String::new(),
                 parts: match self.job.object.is_striped() {
                     true => self.lengths.clone(),
                     false => Vec::new(),

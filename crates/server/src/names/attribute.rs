@@ -5,7 +5,7 @@ use super::node::{Node, SETGID, SETUID};
 use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::copies::Wanted;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// The folder attribute: new files below this directory go to that element. On a file: where it is.
@@ -183,11 +183,8 @@ impl Tx<'_> {
             self.shared.set_folder_elements();
         }
         if op.name == FOLDER_COPIES {
-            let text = std::str::from_utf8(&op.value).ok().map(str::trim);
-            let copies = text.and_then(|text| text.parse::<u32>().ok());
-            if copies.is_none_or(|copies| !(1..=COPIES_MAX).contains(&copies)) {
-                return Err(Fault::BadCopies(shown(&op.value)));
-            }
+            let text = String::from_utf8_lossy(&op.value);
+            text.trim().parse::<Wanted>().map_err(Fault::BadCopies)?;
             self.shared.set_folder_copies();
         }
         if op.name == FOLDER_STRIPES {

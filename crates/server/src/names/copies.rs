@@ -12,8 +12,9 @@ use super::transaction::Tx;
 use crate::damage;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
-use tidemill_core::copies::{COPIES_MAX, CopyState};
+use tidemill_core::copies::{COPIES_MAX, CopyState, Wanted};
 use tidemill_core::layout::{self, Layout, Part};
+use tidemill_wire::v1::name_result::Result as Answer;
 
 /// States of a copy (`copy.state`).
 pub(crate) const COMING: i64 = 0;
@@ -21,16 +22,13 @@ pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
     /// How many copies there are to be of the version that a file has now.
-    pub(crate) fn copies_wanted(&self, node: &Node, named: Option<u32>) -> Result<u32, Fault> {
-        if let Some(named) = named {
-            if !(1..=COPIES_MAX).contains(&named) {
-                return Err(Fault::BadCopies(named.to_string()));
-            }
-            return Ok(named);
+    pub(crate) fn copies_wanted(&self, node: &Node, named: &str) -> Result<Wanted, Fault> {
+        if !named.is_empty() {
+            return named.parse().map_err(Fault::BadCopies);
         }
         // What no file has as its version goes soon.
         if node.version == 0 {
-            return Ok(1);
+            return Ok(Wanted::ONE);
         }
         let folders = if self.shared.folder_copies() {
             self.folder_copies(node.ino)?
@@ -40,7 +38,7 @@ impl Tx<'_> {
         Ok(folders.unwrap_or_else(|| self.shared.copies()))
     }
 
-    fn folder_copies(&self, ino: u64) -> Result<Option<u32>, Fault> {
+    fn folder_copies(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
         self.folder_attribute(&self.folder_of(ino)?, FOLDER_COPIES)
     }
 
@@ -55,6 +53,25 @@ impl Tx<'_> {
             look_again(self.db, part.object, self.now)?;
         }
         Ok(())
+    }
+
+    /// The answer to the one who has sealed a version: that it is, or that copies are made which are to be waited for. What
+    /// can't be made at present nobody waits for.
+    pub(crate) fn sealed_with(&self, node: &Node, wanted: Wanted) -> Result<Answer, Fault> {
+        let attr = node.attr();
+        if !wanted.now || wanted.copies < 2 {
+            return Ok(Answer::Attr(attr));
+        }
+        let sql = "SELECT 1 FROM held CROSS JOIN short ON short.object = held.object AND at <= ?2 \
+                   WHERE (held.object = ?1 OR held.object IN (SELECT part FROM part WHERE part.object = ?1)) \
+                   AND removed = 0 AND copies > 1 + (SELECT count(*) FROM copy WHERE copy.object = held.object AND state = ?3)";
+        let row = params![node.object.cast_signed(), self.now, CURRENT];
+        let waits = self.db.prepare_cached(sql)?.exists(row)?;
+        Ok(if waits {
+            Answer::Copying(attr)
+        } else {
+            Answer::Attr(attr)
+        })
     }
 
     /// How many copies of a version are wanted, and the elements that have one beside the first or will.

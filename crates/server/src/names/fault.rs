@@ -104,7 +104,7 @@ pub enum Fault {
     #[error("{0:?} is no element number")]
     BadElement(String),
     /// A number of copies that there can't be.
-    #[error("{0:?} is no number of copies: give 1 to 8")]
+    #[error("{0}")]
     BadCopies(String),
     /// No layout.
     #[error(transparent)]

@@ -9,8 +9,9 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::{Capability, Key, rights};
@@ -37,7 +38,7 @@ pub(crate) struct Shared {
     folder_stripes: AtomicBool,
     parts: AtomicBool,
     /// Copies of versions of which no folder says how many.
-    copies: AtomicU32,
+    copies: Mutex<Wanted>,
     /// A copy may be damaged.
     damage: AtomicBool,
     /// When copies were made lately, and their bytes.
@@ -113,7 +114,7 @@ impl Shared {
             folder_copies: AtomicBool::new(false),
             folder_stripes: AtomicBool::new(false),
             parts: AtomicBool::new(false),
-            copies: AtomicU32::new(1),
+            copies: Mutex::new(Wanted::ONE),
             damage: AtomicBool::new(false),
             made: Mutex::default(),
             files: AtomicU64::new(0),
@@ -240,12 +241,12 @@ impl Shared {
     }
 
     /// How many copies there are to be of a version if no folder says so.
-    pub(crate) fn copies(&self) -> u32 {
-        self.copies.load(Ordering::Relaxed)
+    pub(crate) fn copies(&self) -> Wanted {
+        *self.copies.lock()
     }
 
-    pub(crate) fn set_copies(&self, copies: u32) {
-        self.copies.store(copies, Ordering::Relaxed);
+    pub(crate) fn set_copies(&self, copies: Wanted) {
+        *self.copies.lock() = copies;
     }
 
     /// Whether a copy may be damaged: if not, nobody has to look.

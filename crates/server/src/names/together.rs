@@ -501,7 +501,7 @@ impl Tx<'_> {
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut node, attributes)?;
         }
-        self.leave_together(&mut node, &member, op.copies)
+        self.leave_together(&mut node, &member, &op.copies)
     }
 
     /// A part will not be sealed. What was told of it are holes then; if nothing was, it goes.
@@ -517,14 +517,14 @@ impl Tx<'_> {
                 .execute([member.part.cast_signed()])?;
             self.drop_object(member.part, member.element.into())?;
         }
-        self.leave_together(&mut node, member, None)
+        self.leave_together(&mut node, member, "")
     }
 
     fn leave_together(
         &mut self,
         node: &mut Node,
         member: &Member,
-        copies: Option<u32>,
+        copies: &str,
     ) -> Result<Answer, Fault> {
         self.end_writing(member.part)?;
         self.shared.release(self.session, node.ino, member.part);

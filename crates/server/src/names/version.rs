@@ -7,6 +7,7 @@ use super::parts::{self, Half};
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use rusqlite::{OptionalExtension, params};
+use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, Inode};
 use tidemill_core::layout::{RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::rights;
@@ -350,15 +351,15 @@ impl Tx<'_> {
         if self.was_member(op.object)? {
             // The same request again: its answer was lost.
             let (node, _) = self.written(op.ino, op.object)?;
-            return Ok(Answer::Attr(node.attr()));
+            return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
         }
         if let Some(answer) = self.seal_for_lost(op)? {
             return Ok(answer);
         }
         let (mut node, writer) = self.written(op.ino, op.object)?;
         if node.object == op.object {
-            // The same request again: its answer was lost.
-            return Ok(Answer::Attr(node.attr()));
+            // The same request again: its answer was lost, or it was to be asked again.
+            return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
         }
         let element = self.writing_element(op.object)?;
         let (Some(element), true) = (element, node.writing == op.object) else {
@@ -379,7 +380,7 @@ impl Tx<'_> {
             &mut node,
             (op.object, element),
             (size, mtime),
-            (uid, op.copies),
+            (uid, &op.copies),
         )
     }
 
@@ -389,7 +390,7 @@ impl Tx<'_> {
         node: &mut Node,
         (object, element): (u64, i64),
         (size, mtime): (u64, i64),
-        (uid, copies): (u32, Option<u32>),
+        (uid, copies): (u32, &str),
     ) -> Result<Answer, Fault> {
         let old = (node.object, node.element);
         node.writing = 0;
@@ -400,8 +401,8 @@ impl Tx<'_> {
         // The file changed when it was last written to, not when the seal became known.
         node.ctime = node.ctime.max(node.mtime.min(self.now));
         node.version += 1;
-        let copies = self.copies_wanted(node, copies)?;
-        self.record_copies(node, uid, 0, copies)?;
+        let wanted = self.copies_wanted(node, copies)?;
+        self.record_copies(node, uid, 0, wanted)?;
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
         self.note(node)?;
@@ -412,7 +413,7 @@ impl Tx<'_> {
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Sealed(node.ino));
         self.purge_if_orphan(node)?;
-        Ok(Answer::Attr(node.attr()))
+        self.sealed_with(node, wanted)
     }
 
     /// Of a version that lies in several objects, one was sealed for a writer that is gone; with the last one the version is.
@@ -436,12 +437,12 @@ impl Tx<'_> {
 
     /// Writes the row that lineage is answered from, long after the bytes may be gone.
     pub(crate) fn record_version(&self, node: &Node, uid: u32, task: u64) -> Result<(), Fault> {
-        let copies = self.copies_wanted(node, None)?;
-        self.record_copies(node, uid, task, copies)
+        let wanted = self.copies_wanted(node, "")?;
+        self.record_copies(node, uid, task, wanted)
     }
 
     /// As [`Self::record_version`], of a version of which there are to be so many copies.
-    fn record_copies(&self, node: &Node, uid: u32, task: u64, copies: u32) -> Result<(), Fault> {
+    fn record_copies(&self, node: &Node, uid: u32, task: u64, wanted: Wanted) -> Result<(), Fault> {
         let path = self.path_of(node.ino)?.unwrap_or_default();
         let row = params![
             node.object.cast_signed(),
@@ -453,12 +454,12 @@ impl Tx<'_> {
             self.now,
             task.cast_signed(),
             path,
-            copies,
+            wanted.copies,
         ];
         let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
-        if copies > 1 {
+        if wanted.copies > 1 {
             self.want_copies(node)?;
         }
         if !self.shared.leaving.moving() {

@@ -34,7 +34,7 @@ pub async fn file(client: &Client, path: &str) -> (u64, u64) {
         ..v1::Create::default()
     };
     one(client, Op::Create(create)).await.unwrap();
-    seal(client, ino.0, object.0, None).await.unwrap();
+    seal(client, ino.0, object.0, "").await.unwrap();
     (ino.0, object.0)
 }
 
@@ -42,13 +42,13 @@ pub async fn seal(
     client: &Client,
     ino: u64,
     object: u64,
-    copies: Option<u32>,
+    copies: &str,
 ) -> Result<Answer, tidemill_client::Error> {
     let seal = v1::Seal {
         ino,
         object,
         size: 5,
-        copies,
+        copies: copies.to_owned(),
         ..v1::Seal::default()
     };
     one(client, Op::Seal(seal)).await

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
+use tidemill_core::copies;
 use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, name_op::Op};
 
@@ -105,7 +106,7 @@ impl Bench<'_> {
             let path = self.path(id, data, bytes);
             let wanted = Wanted {
                 element: Some(ElementId(id)),
-                copies: Some(1),
+                copies: Some(copies::Wanted::ONE),
                 ..Wanted::default()
             };
             self.transfer.put(&local, &path, wanted, |_| ()).await?;

@@ -103,8 +103,8 @@ class Bench:
     def print(name, peer_name, times, unit_bytes, operations, goal, **more):
         ours, peer = (statistics.median(times[side]) for side in ("ours", "peer"))
         ratio = statistics.median(p / o for o, p in zip(times["ours"], times["peer"]))
-        line = {"what": name, "peer": peer_name, "ratio": round(ratio, 3), "goal": goal, "met": ratio >= goal,
-                "ours_s": round(ours, 4), "peer_s": round(peer, 4)}
+        line = {"what": name, "peer": peer_name, "ratio": round(ratio, 3), "goal": goal,
+                "met": None if goal is None else ratio >= goal, "ours_s": round(ours, 4), "peer_s": round(peer, 4)}
         if "limit" in times:
             line["limit"] = round(statistics.median(p / l for l, p in zip(times["limit"], times["peer"])), 3)
         if unit_bytes:

@@ -8,7 +8,7 @@ without passthrough (`--plain`): for both, every byte passes through a process. 
 before that (which the loopback doesn't hand on: its file is synced below). Reading is cold (no cache at all), with the cache of the
 file below warm and none of the mount's, and warm. `links`: four element hosts in network namespaces on links of 1 Gbit/s, a
 client on one of 4 Gbit/s; the ratio is what is reached of the sum of the links. `limit` is what as many plain TCP streams from
-the same hosts reach in the same rounds (headers are part of what the links carry). TLS on and off.
+the same hosts reach in the same rounds (headers are part of what the links carry).
 
 Rounds of ours and the peer alternate. Prints JSON lines with medians; `ratio` above 1 is faster. Needs root.
 """
@@ -112,7 +112,7 @@ def tcp(array, servers, count):
 
 
 def links(options):
-    for tls in ("on", "off"):
+    for tls in options.tls.split(","):
         with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
             array = testbed.Array(options, f"{folder}/array", client_mbit=options.elements * options.rate_mbit, tls=tls)
             try:
@@ -154,12 +154,13 @@ def main():
     parser.add_argument("--elements", type=int, default=4)
     parser.add_argument("--rate-mbit", type=int, default=1000, help="of an element's link; the client's is all of them together")
     parser.add_argument("--only", default="local,links")
+    parser.add_argument("--tls", default="on,off", help="of the arrays over links")
     parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB, TLS on only")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.size_mib = 2, 64
+        options.rounds, options.size_mib, options.tls = 2, 64, "on"
     options.client_cores = options.host_cores = options.element_cores = os.cpu_count()
     for part in options.only.split(","):
         {"local": local, "links": links}[part](options)

@@ -86,7 +86,7 @@ def links(options):
             array.mount()
             measure(options, f"links of {options.rate_mbit} Mbit/s", array.mount_point, array.ask)
         finally:
-            array.close()
+            array.remove()
 
 
 def main():

@@ -2,17 +2,15 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
+
+from ends import undisturbed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TARGET = os.path.join(HERE, "../target/release")
 BINARY = os.environ.get("TIDEMILL", os.path.join(TARGET, "tidemill"))
-# An end by `kill` or `timeout` cleans up as Ctrl-C does.
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def wait(what, ready, seconds=60):
@@ -81,6 +79,7 @@ class Array:
     def __enter__(self):
         return self
 
+    @undisturbed()
     def __exit__(self, *_):
         for process in reversed(self.processes):
             process.terminate()
@@ -113,6 +112,7 @@ class Loopback:
     def __enter__(self):
         return self
 
+    @undisturbed()
     def __exit__(self, *_):
         subprocess.run(["umount", "-l", self.point], capture_output=True)
         self.process.terminate()

@@ -51,7 +51,7 @@ def run(options, folder, lost=None, after_s=0.0):
         return {"s": (state["ended"] - state["submitted"]) / 1e9, "digest": digest,
                 "tasks": dict(collections.Counter(task["element"] for task in state["tasks"]))}
     finally:
-        array.close()
+        array.remove()
 
 
 def ended(array, job, give_up_s):

@@ -77,10 +77,12 @@ def components():
     return sorted(set(re.findall("^mca:io:([^:]+):", told, re.MULTILINE)) - {"base"})
 
 
-def mpirun(options, mounts, size, count, way, io):
+def mpirun(options, array, size, count, way, io):
+    mounts = array.mount_points
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(WRITERS), "--mca", "io", io,
                PYTHON, os.path.abspath(__file__), "--rank", *mounts, str(size), str(count), way]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                           env={**os.environ, "TMPDIR": array.folder})
     try:
         out, error = job.communicate(timeout=options.give_up)
     except subprocess.TimeoutExpired:
@@ -114,7 +116,7 @@ def main():
             for size in map(int, options.pieces.split(",")):
                 count = max(1, options.size_mib * MIB // size // WRITERS)
                 for way in WAYS:
-                    runs = [mpirun(options, array.mount_points, size, count, way, io) for _ in range(options.rounds)]
+                    runs = [mpirun(options, array, size, count, way, io) for _ in range(options.rounds)]
                     rates = {what.replace("_s", "_GBps"): round(size * count * WRITERS / statistics.median(
                         run[what] for run in runs) / 1e9, 3) for what in runs[0]}
                     print(json.dumps({"what": f"{way} {size} bytes, {io}", "right": True, **rates}), flush=True)

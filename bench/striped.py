@@ -118,7 +118,7 @@ def links(options):
             try:
                 linked(options, array, f"TLS {tls}")
             finally:
-                array.close()
+                array.remove()
 
 
 def linked(options, array, label):

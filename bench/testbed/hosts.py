@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from ends import undisturbed  # noqa: E402
+
 CLONE_NEWUTS = 0x04000000
 CGROUP_CPU = "/sys/fs/cgroup/cpu"
 CGROUP_PERIOD_US = 10_000
 SUBNET = "10.77.0"
-# An end by `kill` or `timeout` cleans up as Ctrl-C does.
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def run(*command, check=True):
@@ -56,6 +57,7 @@ class Network:
         host.connect()
         return host
 
+    @undisturbed()
     def close(self):
         for host in self.hosts:
             host.close()

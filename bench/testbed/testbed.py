@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from hosts import Network, wait
+from hosts import Network, undisturbed, wait
 import figures
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -97,12 +97,19 @@ class Array:
     def sent(self):
         return {host.name: host.counters()["sent"] for host in self.network.hosts}
 
+    @undisturbed()
     def close(self):
         try:
             if self.mount_process:
                 self.unmount()
         finally:
             self.network.close()
+
+    @undisturbed()
+    def remove(self):
+        """Ends all, and takes the folder away."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def bytes_since(array, before):

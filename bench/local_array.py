@@ -1,4 +1,4 @@
-"""An array on this machine for benchmarks: server and elements as processes, in a temporary folder."""
+"""An array on this machine for benchmarks: server and elements as processes, in a temporary folder; and the loopback beside it."""
 import json
 import os
 import shutil
@@ -6,10 +6,11 @@ import subprocess
 import tempfile
 import time
 
+from ends import undisturbed
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 TARGET = os.path.join(HERE, "../target/release")
 BINARY = os.environ.get("TIDEMILL", os.path.join(TARGET, "tidemill"))
-LOOPBACK = os.path.join(TARGET, "tidemill-bench-loopback")
 
 
 def wait(what, ready, seconds=60):
@@ -21,38 +22,50 @@ def wait(what, ready, seconds=60):
 
 
 class Array:
-    """`with Array(elements=1, cores=2, mount=True) as array:`"""
+    """`with Array(elements=1, cores=2, mount=True) as array:`; `mount` may be how many mounts."""
 
     def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
-        self.tls, self.binary = tls, binary
+        self.tls, self.binary = tls, os.path.abspath(binary)
         self.folder = tempfile.mkdtemp(prefix="tidemill-bench-", dir=folder)
         self.endpoint = f"unix:{self.folder}/server/server.sock"
         self.processes = []
-        self.mount_point = os.path.join(self.folder, "mnt")
+        self.mount_points = [os.path.join(self.folder, f"mnt{number or ''}") for number in range(max(1, mount))]
+        self.mount_point = self.mount_points[0]
+        try:
+            self._start_all(elements, cores, mount)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start_all(self, elements, cores, mount):
         self._start("server", "server", "--folder", f"{self.folder}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: self.run("status").returncode == 0)
         for number in range(elements):
             self._start(f"element{number}", "element", "--id", str(number), "--folder",
                         f"{self.folder}/element{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
         wait("the elements", lambda: sum(e["up"] for e in self.json("status")["elements"]) == elements)
-        if mount:
-            os.mkdir(self.mount_point)
-            self._start("mount", "mount", "--path", self.mount_point)
-            wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
+        for point in self.mount_points if mount else []:
+            os.mkdir(point)
+            self._start(os.path.basename(point), "mount", "--path", point)
+            wait("the mount", lambda: os.path.exists(os.path.join(point, ".tidemill")))
 
     def _start(self, name, *args):
         log = open(os.path.join(self.folder, f"{name}.log"), "ab")
         command = [self.binary, "--server", self.endpoint, "--tls", self.tls, *args]
-        self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                               start_new_session=True))
 
     def run(self, *args):
         return subprocess.run([self.binary, "--server", self.endpoint, *args], capture_output=True, text=True)
 
-    def json(self, *args):
-        done = self.run("--json", *args)
+    def tidemill(self, *args):
+        done = self.run(*args)
         if done.returncode != 0:
             raise SystemExit(f"tidemill {' '.join(args)}: {done.stderr}")
-        return json.loads(done.stdout)
+        return done.stdout
+
+    def json(self, *args):
+        return json.loads(self.tidemill("--json", *args))
 
     def submit(self, script):
         """Submits a job script's text and waits for its end; gives the job."""
@@ -66,6 +79,7 @@ class Array:
     def __enter__(self):
         return self
 
+    @undisturbed()
     def __exit__(self, *_):
         for process in reversed(self.processes):
             process.terminate()
@@ -75,5 +89,32 @@ class Array:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
+        for point in self.mount_points:
+            subprocess.run(["umount", "-l", point], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Loopback:
+    """A folder as the do-nothing loopback shows it: `with Loopback() as peer:`, files of `peer.source` at `peer.point`."""
+
+    def __init__(self, *flags, folder=None, binary=BINARY):
+        self.folder = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=folder)
+        self.source, self.point = f"{self.folder}/source", f"{self.folder}/loopback"
+        os.mkdir(self.source), os.mkdir(self.point)
+        program = os.path.join(os.path.dirname(os.path.abspath(binary)), "tidemill-bench-loopback")
+        self.process = subprocess.Popen([program, self.source, self.point, *flags], start_new_session=True)
+        try:
+            wait("the loopback", lambda: os.path.ismount(self.point))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    @undisturbed()
+    def __exit__(self, *_):
+        subprocess.run(["umount", "-l", self.point], capture_output=True)
+        self.process.terminate()
+        self.process.wait(timeout=20)
         shutil.rmtree(self.folder, ignore_errors=True)

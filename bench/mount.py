@@ -13,14 +13,11 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
-from local_array import Array, LOOPBACK, wait
+from local_array import Array, Loopback
 
 MIB = 1 << 20
 
@@ -31,11 +28,12 @@ def timed(action):
     return time.perf_counter() - start
 
 
-def write(path, total, piece):
+def write(path, total, piece, before_close=lambda fd: None):
     data = memoryview(bytearray(os.urandom(MIB)) * max(1, piece // MIB))[:piece]
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     for _ in range(total // piece):
         os.write(fd, data)
+    before_close(fd)
     os.close(fd)
 
 
@@ -89,7 +87,8 @@ class Bench:
     def __init__(self, options, ours, ext4, loopback):
         self.options, self.ours, self.ext4, self.loopback = options, ours, ext4, loopback
 
-    def pair(self, name, ours, peer, limit=None, unit_bytes=0, operations=0, goal=0.0, between=lambda: None):
+    def pair(self, name, ours, peer, limit=None, unit_bytes=0, operations=0, goal=0.0, between=lambda: None,
+             peer_name="ext4"):
         actions = {"ours": ours, "peer": peer} | ({"limit": limit} if limit else {})
         times = {side: [] for side in actions}
         for action in actions.values():
@@ -98,21 +97,21 @@ class Bench:
             for side, action in actions.items():
                 between()
                 times[side].append(timed(action))
-        self.print(name, "ext4", times, unit_bytes, operations, goal)
+        self.print(name, peer_name, times, unit_bytes, operations, goal)
 
     @staticmethod
-    def print(name, peer_name, times, unit_bytes, operations, goal):
+    def print(name, peer_name, times, unit_bytes, operations, goal, **more):
         ours, peer = (statistics.median(times[side]) for side in ("ours", "peer"))
         ratio = statistics.median(p / o for o, p in zip(times["ours"], times["peer"]))
-        line = {"what": name, "peer": peer_name, "ratio": round(ratio, 3), "goal": goal, "met": ratio >= goal,
-                "ours_s": round(ours, 4), "peer_s": round(peer, 4)}
+        line = {"what": name, "peer": peer_name, "ratio": round(ratio, 3), "goal": goal,
+                "met": None if goal is None else ratio >= goal, "ours_s": round(ours, 4), "peer_s": round(peer, 4)}
         if "limit" in times:
             line["limit"] = round(statistics.median(p / l for l, p in zip(times["limit"], times["peer"])), 3)
         if unit_bytes:
             line |= {"ours_GBps": round(unit_bytes / ours / 1e9, 2), "peer_GBps": round(unit_bytes / peer / 1e9, 2)}
         if operations:
             line |= {"ours_per_s": round(operations / ours), "peer_per_s": round(operations / peer)}
-        print(json.dumps(line), flush=True)
+        print(json.dumps(line | more), flush=True)
 
     def large(self):
         size = self.options.size_mib * MIB
@@ -174,20 +173,10 @@ def main():
     parser.add_argument("--only", default="large,small,metadata")
     parser.add_argument("--folder", default=None, help="a folder on ext4 (default: the temporary folder)")
     options = parser.parse_args()
-    with Array(elements=1, cores=1, mount=True, folder=options.folder) as array:
-        peer = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=options.folder)
-        source, loopback = f"{peer}/source", f"{peer}/loopback"
-        os.mkdir(source), os.mkdir(loopback)
-        process = subprocess.Popen([LOOPBACK, source, loopback])
-        try:
-            wait("the loopback", lambda: os.path.ismount(loopback))
-            bench = Bench(options, array.mount_point, source, loopback)
-            for part in options.only.split(","):
-                getattr(bench, part)()
-        finally:
-            subprocess.run(["umount", "-l", loopback])
-            process.wait(timeout=20)
-            shutil.rmtree(peer, ignore_errors=True)
+    with Array(elements=1, cores=1, mount=True, folder=options.folder) as array, Loopback(folder=options.folder) as peer:
+        bench = Bench(options, array.mount_point, peer.source, peer.point)
+        for part in options.only.split(","):
+            getattr(bench, part)()
 
 
 if __name__ == "__main__":

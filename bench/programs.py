@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from local_array import BINARY, LOOPBACK, Array, wait
+from local_array import BINARY, Array, Loopback, wait
 
 FOLDERS = 100
 # Ratios that are wanted.
@@ -152,16 +152,6 @@ class Bench:
                 print(json.dumps(line), flush=True)
 
 
-def loopback(work):
-    """A side that does nothing but hand everything on; gives its process, too."""
-    source, point = f"{work}/loop-source", f"{work}/loop"
-    os.mkdir(source), os.mkdir(point)
-    process = subprocess.Popen([LOOPBACK, source, point])
-    wait("the loopback", lambda: os.path.ismount(point))
-    os.mkdir(f"{point}/work")
-    return Side("limit", f"{point}/work"), process
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -179,8 +169,9 @@ def main():
         run("git", "-C", repository, *command)
     arrays = []
     try:
-        limit, process = loopback(work)
-        sides = [Side("ext4", ext4), limit]
+        arrays.append(Loopback())
+        os.mkdir(f"{arrays[0].point}/work")
+        sides = [Side("ext4", ext4), Side("limit", f"{arrays[0].point}/work")]
         for label, binary in (("", BINARY), ("before ", options.before)):
             if binary:
                 sides.append(mounted(arrays, f"{label}in place", binary, "true"))
@@ -196,8 +187,6 @@ def main():
     finally:
         for array in arrays:
             array.__exit__()
-        subprocess.run(["umount", "-l", f"{work}/loop"])
-        process.wait(timeout=20)
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -26,6 +26,8 @@ VENV = os.path.join(OUT, "venv/short")
 TESTBED = os.path.join(OUT, "montage")
 # Stands for the interpreter in commands.
 PYTHON = "python"
+# Has what Debian's packages of modules bring.
+DEBIAN_PYTHON = "/usr/bin/python3"
 # What a module is called as a package.
 PACKAGES = {"cv2": "opencv-python-headless", "sklearn": "scikit-learn"}
 
@@ -110,6 +112,11 @@ def testbed(lines):
                 base["wall_s"] / line["wall_s"], 2), None
 
 
+def mpi_shared(lines):
+    for line in lines:
+        yield line["what"], "-", f"{line.get('write_GBps', '')} GB/s", "", "right" if line["right"] else "FAILED", None
+
+
 def truth(lines):
     for line in lines:
         yield f"{line['workload']} under {line['policy']}, predicted from another run", "measured", f"{line['predicted_s']:.2f} s", (
@@ -153,12 +160,17 @@ def claims():
     fuse = ("no /dev/fuse", lambda: os.path.exists("/dev/fuse"))
     simgrid = os.path.exists("/usr/include/simgrid")
     no_simgrid = [] if simgrid else [("SimGrid", "it is not here (apt-get install g++ libsimgrid-dev)")]
+    mpi = ("no MPI (apt-get install python3-mpi4py openmpi-bin)", lambda: shutil.which("mpirun") and has(DEBIAN_PYTHON, "mpi4py"))
     peers, no_peers = peers_of_tasks()
     short_advisor = os.path.join(OUT, "short-advisor")
     short_testbed, short_truth = os.path.join(OUT, "short-testbed"), os.path.join(OUT, "short-truth")
     return [
         Claim("mount", ["mount.py", "--rounds", "3", "--size-mib", "256", "--files", "3000"], needs=[root, fuse]),
         Claim("programs", ["programs.py", "--rounds", "3", "--files", "1000"], needs=[root, fuse]),
+        Claim("striped", ["striped.py", "--rounds", "3", "--size-mib", "256"], needs=[root, fuse]),
+        Claim("shared", ["shared.py", "--rounds", "3", "--size-mib", "256"], needs=[root, fuse]),
+        Claim("mpi_shared", ["mpi_shared.py", "--quick"], mpi_shared, needs=[root, fuse, mpi]),
+        Claim("copies", ["copies.py", "--rounds", "3", "--large", "16", "--small", "1000"], needs=[root, fuse]),
         Claim("tasks", ["tasks.py", "--tasks", "300", "--rounds", "3", "--peers", peers], tasks,
               needs=[("no make", lambda: shutil.which("make"))], left_out=no_peers),
         Claim("maximum", ["maximum.py", "--gib", "0.25", "--rounds", "3"], maximum, needs=[root, fuse]),
@@ -175,6 +187,7 @@ def claims():
         Claim("heartbeat", ["kernels/heartbeat.py", "--seeds", "1"], heartbeat, modules=("neurokit2", "wfdb", "scipy")),
         Claim("testbed", ["testbed/testbed.py", TESTBED, "--modes", "offline,min-wait", "--out", short_testbed], testbed,
               needs=[root, prepared], results=os.path.join(short_testbed, "results.jsonl")),
+        Claim("lost_element", ["lost_element.py", TESTBED, "--rounds", "1"], needs=[root, fuse, prepared]),
         Claim("truth", ["truth.py", TESTBED, "--elements", "4", "--policies", "min-wait", "--out", short_truth], truth,
               needs=[root, prepared], results=os.path.join(short_truth, "truth.jsonl")),
         Claim("simulator", ["simulator.py", "--shapes", "1000x8,10000x100", "--peer-shapes", "1000x8" if simgrid else ""],

@@ -4,10 +4,16 @@ A host is a network namespace and a UTS namespace with a name of its own, so tha
 machine, and a cgroup that bounds its share of the processor. Links are veth pairs into one bridge, shaped by HTB in
 both directions; bytes are counted where they leave and enter the host. Needs root. Everything is taken down at exit.
 """
+import contextlib
 import ctypes
 import os
+import signal
 import subprocess
+import sys
 import time
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from ends import undisturbed  # noqa: E402
 
 CLONE_NEWUTS = 0x04000000
 CGROUP_CPU = "/sys/fs/cgroup/cpu"
@@ -44,12 +50,14 @@ class Network:
     def _in_switch(self, *command):
         run("ip", "netns", "exec", self.switch, *command)
 
-    def add(self, name, cpu):
-        """A host whose processes together get `cpu` cores (a fraction is fine)."""
-        host = Host(self, name, len(self.hosts) + 1, cpu)
+    def add(self, name, cpu, rate_mbit=None):
+        """A host whose processes together get `cpu` cores (a fraction is fine), on a link as fast as the others or of its own rate."""
+        host = Host(self, name, len(self.hosts) + 1, cpu, rate_mbit or self.rate_mbit)
         self.hosts.append(host)
+        host.connect()
         return host
 
+    @undisturbed()
     def close(self):
         for host in self.hosts:
             host.close()
@@ -57,12 +65,15 @@ class Network:
 
 
 class Host:
-    def __init__(self, network, name, number, cpu):
-        self.network, self.name, self.cpu = network, name, cpu
+    def __init__(self, network, name, number, cpu, rate_mbit):
+        self.network, self.name, self.number, self.cpu, self.rate_mbit = network, name, number, cpu, rate_mbit
         self.namespace = f"{network.tag}-{name}"
         self.address = f"{SUBNET}.{number}"
+        self.cgroup = os.path.join(CGROUP_CPU, self.namespace)
         self.processes = []
-        far = f"v{number}"
+
+    def connect(self):
+        network, far = self.network, f"v{self.number}"
         run("ip", "netns", "add", self.namespace)
         run("ip", "link", "add", "eth0", "netns", self.namespace, "type", "veth", "peer", "name", far, "netns",
             network.switch)
@@ -72,16 +83,15 @@ class Host:
         network._in_switch("ip", "link", "set", far, "master", "br0", "up")
         self._shape(self._inside, "eth0")
         self._shape(network._in_switch, far)
-        self.cgroup = os.path.join(CGROUP_CPU, self.namespace)
         os.makedirs(self.cgroup, exist_ok=True)
         self._write_cgroup("cpu.cfs_period_us", CGROUP_PERIOD_US)
-        self._write_cgroup("cpu.cfs_quota_us", int(cpu * CGROUP_PERIOD_US))
+        self._write_cgroup("cpu.cfs_quota_us", int(self.cpu * CGROUP_PERIOD_US))
 
     def _inside(self, *command):
         run("ip", "netns", "exec", self.namespace, *command)
 
     def _shape(self, where, device):
-        rate = f"{self.network.rate_mbit}mbit"
+        rate = f"{self.rate_mbit}mbit"
         where("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
         where("tc", "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", "rate", rate, "burst",
               "256k", "cburst", "256k")
@@ -107,7 +117,7 @@ class Host:
 
     def start(self, *command, log):
         """Starts a daemon that is ended with the host."""
-        process = self.popen(*command, stdout=open(log, "ab"), stderr=subprocess.STDOUT)
+        process = self.popen(*command, stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
         self.processes.append(process)
         return process
 
@@ -118,6 +128,27 @@ class Host:
         if process.returncode != 0:
             raise RuntimeError(f"{self.name}: {' '.join(command)} ended with {process.returncode}\n{err}")
         return out
+
+    def _cgroups(self):
+        """Its own and those that elements have made for kernels, which stay where an element was killed; the innermost first."""
+        return [group for group, _, _ in os.walk(self.cgroup, topdown=False)]
+
+    def kill(self):
+        """All that runs on this host ends at once, as by kill -9."""
+        for _ in range(500):
+            left = []
+            for group in self._cgroups():
+                with open(os.path.join(group, "cgroup.procs")) as file:
+                    left += map(int, file)
+            if not left:
+                return
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            for process in self.processes:
+                process.poll()
+            time.sleep(0.01)
+        raise RuntimeError(f"{self.name}: processes {left} stay")
 
     def counters(self):
         """Bytes this host has sent and received over its link."""
@@ -145,12 +176,12 @@ class Host:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.kill()
         run("ip", "netns", "del", self.namespace, check=False)
         for _ in range(50):
             try:
-                os.rmdir(self.cgroup)
-                return
-            except FileNotFoundError:
+                for group in self._cgroups():
+                    os.rmdir(group)
                 return
             except OSError:
                 time.sleep(0.1)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from hosts import Network, wait
+from hosts import Network, undisturbed, wait
 import figures
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -33,30 +33,36 @@ def say(text):
 class Array:
     """Server, elements and a mounting client, each on a host of its own."""
 
-    def __init__(self, options, folder):
-        self.options, self.folder = options, folder
+    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on"):
+        self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
-        self.network = Network("tidemill", options.rate_mbit)
-        self.client = self.network.add("client", options.client_cores)
-        self.server = self.network.add("server", options.host_cores)
-        self.elements = [self.network.add(f"element{i}", options.element_cores) for i in range(options.elements)]
         self.mount_point = os.path.join(folder, "mnt")
         self.mount_process = None
-        self.url = f"https://{self.server.address}:{PORT}"
         self.token = os.path.join(folder, "server", "token")
-        self._start()
+        self.network = Network(f"tidemill{os.getpid()}", options.rate_mbit)
+        try:
+            self.client = self.network.add("client", options.client_cores, client_mbit)
+            self.server = self.network.add("server", options.host_cores)
+            self.elements = [self.network.add(f"element{i}", options.element_cores) for i in range(options.elements)]
+            scheme = "https" if tls == "on" else "http"
+            url = f"{scheme}://{self.server.address}:{PORT}"
+            self.program = [options.binary, "--tls", tls, "--server", url, "--token-file", self.token]
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self):
-        server = [self.options.binary, "server", "--folder", os.path.join(self.folder, "server"), "--listen",
-                  f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0"]
+        server = [self.options.binary, "--tls", self.tls, "server", "--folder", os.path.join(self.folder, "server"), "--listen",
+                  f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0",
+                  *self.server_flags]
         self.server.start(*server, log=self._log("server"))
         wait("the server", lambda: os.path.exists(self.token))
         for number, host in enumerate(self.elements):
-            host.start(self.options.binary, "--server", self.url, "--token-file", self.token, "element", "--id",
-                       str(number), "--folder", os.path.join(self.folder, f"element{number}"), "--listen",
-                       f"{host.address}:{PORT}", "--cores", "1", "--link", str(self.options.rate_mbit * 125_000),
-                       log=self._log(f"element{number}"))
+            host.start(*self.program, "element", "--id", str(number), "--folder",
+                       os.path.join(self.folder, f"element{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
+                       "--link", str(self.options.rate_mbit * 125_000), log=self._log(f"element{number}"))
         up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1
         wait("the elements", up)
 
@@ -64,21 +70,22 @@ class Array:
         return os.path.join(self.folder, f"{name}.log")
 
     def tidemill(self, *args):
-        return self.client.call(self.options.binary, "--server", self.url, "--token-file", self.token, *args)
+        return self.client.call(*self.program, *args)
 
     def ask(self, *args):
         return json.loads(self.tidemill("--json", *args))
 
     def mount(self):
         os.makedirs(self.mount_point, exist_ok=True)
-        self.mount_process = self.client.start(self.options.binary, "--server", self.url, "--token-file", self.token,
-                                               "mount", "--path", self.mount_point, log=self._log("mount"))
+        self.mount_process = self.client.start(*self.program, "mount", "--path", self.mount_point, log=self._log("mount"))
         wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
 
     def unmount(self):
         self.mount_process.terminate()
-        self.mount_process.wait(timeout=60)
-        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
+        try:
+            self.mount_process.wait(timeout=60)
+        finally:
+            subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
 
     def fill(self, data):
         """Copies the input files in through the mount and mounts again, so that nothing is cached."""
@@ -90,9 +97,19 @@ class Array:
     def sent(self):
         return {host.name: host.counters()["sent"] for host in self.network.hosts}
 
+    @undisturbed()
     def close(self):
-        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
-        self.network.close()
+        try:
+            if self.mount_process:
+                self.unmount()
+        finally:
+            self.network.close()
+
+    @undisturbed()
+    def remove(self):
+        """Ends all, and takes the folder away."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def bytes_since(array, before):

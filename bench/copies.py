@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""What a writer sees of copies that are made in the background: folders with two copies against folders with one.
+
+  cargo build --release && bench/copies.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
+
+Written through the mount: 64 files of 16 MiB in pieces of 1 MiB, then small files of 4 KiB, each closed before the next
+is begun; timed to the last close. `local`: four elements on this host, whose disk and processors the copies share with
+the writer. `links`: client, server and each element on a host and a link of its own (the testbed's, 1 Gbit/s). Rounds of both
+alternate, and each begins when no copy and no removal is under way. Prints JSON lines with medians; `ratio` above 1 is
+faster than one copy, `copied_s` is how long after the last close all copies were there. Needs root.
+"""
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
+import testbed  # noqa: E402
+from local_array import BINARY, Array  # noqa: E402
+from mount import MIB, Bench, create, timed, write  # noqa: E402
+
+GOAL = 0.9
+LARGE_BYTES = 16 * MIB
+PATIENCE_S = 600
+# Files of a round whose copies are looked at.
+LOOKED_AT = 5
+
+
+def quiet(ask):
+    """Waits until there is nothing to copy and nothing to remove."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        labels = ask("labels")
+        if not (ask("status")["copies"]["short"] or labels["pending"] or labels["labels"]):
+            return
+        if time.monotonic() > end:
+            raise SystemExit(f"copies or removals are still under way after {PATIENCE_S} s: {labels}")
+        time.sleep(0.05)
+
+
+def have_two(ask, folder):
+    for name in os.listdir(folder)[:LOOKED_AT]:
+        copies = ask("layout", f"/two/{name}")["parts"][0]["copies"]
+        if [copy["state"] for copy in copies] != ["current"] * 2:
+            raise SystemExit(f"/two/{name}: {copies}")
+
+
+def measure(options, label, mount_point, ask):
+    kinds = {"large": (lambda folder: [write(f"{folder}/{number}", LARGE_BYTES, MIB) for number in range(options.large)],
+                       options.large * LARGE_BYTES, 0, f"{options.large} files of 16 MiB"),
+             "small": (lambda folder: create(folder, options.small), 0, options.small, f"{options.small} files of 4 KiB")}
+    times = {kind: {"ours": [], "peer": []} for kind in kinds}
+    copied = {kind: [] for kind in kinds}
+    folders = {"ours": f"{mount_point}/two", "peer": f"{mount_point}/one"}
+    for _ in range(options.rounds):
+        for kind, (action, *_) in kinds.items():
+            for side, folder in folders.items():
+                os.mkdir(folder)
+                os.setxattr(folder, "user.tidemill.copies", b"2" if side == "ours" else b"1")
+                quiet(ask)
+                times[kind][side].append(timed(lambda: action(folder)))
+                after = timed(lambda: quiet(ask))
+                if side == "ours":
+                    copied[kind].append(after)
+                    have_two(ask, folder)
+                shutil.rmtree(folder)
+                os.sync()
+    for kind, (_, size, operations, what) in kinds.items():
+        Bench.print(f"2 copies, {label}, {what}", "1 copy", times[kind], size, operations, GOAL,
+                    copied_s=round(statistics.median(copied[kind]), 2))
+
+
+def local(options):
+    with Array(elements=options.elements, cores=1, mount=True, folder=options.folder, binary=options.binary) as array:
+        measure(options, "one host", array.mount_point, array.json)
+
+
+def links(options):
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        array = testbed.Array(options, f"{folder}/array")
+        try:
+            array.mount()
+            measure(options, f"links of {options.rate_mbit} Mbit/s", array.mount_point, array.ask)
+        finally:
+            array.remove()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--large", type=int, default=64)
+    parser.add_argument("--small", type=int, default=5000)
+    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--only", default="local,links")
+    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--quick", action="store_true", help="1 round of 4 and 100 files, on one host only")
+    parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.large, options.small, options.only = 1, 4, 100, "local"
+    options.client_cores = options.host_cores = options.element_cores = os.cpu_count()
+    for part in options.only.split(","):
+        {"local": local, "links": links}[part](options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

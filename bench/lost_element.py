@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""A job while an element is killed and stays away, all files with two copies, against the same job without that.
+
+  bench/testbed/prepare.sh montage bench/out/montage
+  cargo build --release && bench/lost_element.py [bench/out/montage] [--rounds 3] [--copies 2] [--elements 4]
+
+Arrays are those of the testbed: hosts in network namespaces, each on a link of its own. Rounds of both alternate, each on
+a fresh array whose inputs have their copies when the job is submitted. Half-way through the time that the undisturbed run
+took, all processes of one element's host are killed, another's each round. Prints a JSON line a round, with the tasks that each element
+ended, and one of all;
+`ratio` is the undisturbed time to the other: 0.77 is 1.3 times as long. Three of four elements can't be faster than 0.86, and
+what the lost one had to do waits for --element-timeout first. Ends with 1 if a run failed or its result differs by a byte.
+Needs root.
+"""
+import argparse
+import collections
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
+import testbed  # noqa: E402
+from hosts import wait  # noqa: E402
+from local_array import BINARY  # noqa: E402
+from mount import Bench  # noqa: E402
+
+LONGER_AT_MOST = 1.3
+
+
+def run(options, folder, lost=None, after_s=0.0):
+    """Runs the job on a fresh array; the element `lost` is killed so long after the start."""
+    flags = ("--copies", str(options.copies), "--element-timeout", str(options.element_timeout))
+    array = testbed.Array(options, os.path.join(folder, "array"), flags)
+    try:
+        array.fill(os.path.join(options.workload, "data"))
+        wait("the copies of the inputs", lambda: array.ask("status")["copies"]["short"] == 0)
+        script = os.path.join(options.workload, "job.conf")
+        job = str(array.ask("submit", "--no-cache", script, "--policy", options.policy)["job"])
+        if lost is not None:
+            time.sleep(after_s)
+            array.elements[lost].kill()
+        state = ended(array, job, options.give_up)
+        result = os.path.join(folder, "result")
+        array.tidemill("get", options.result, result)
+        with open(result, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+        return {"s": (state["ended"] - state["submitted"]) / 1e9, "digest": digest,
+                "tasks": dict(collections.Counter(task["element"] for task in state["tasks"]))}
+    finally:
+        array.remove()
+
+
+def ended(array, job, give_up_s):
+    for _ in range(int(give_up_s / 0.2)):
+        state = array.ask("jobs", job)
+        if state["state"] == "done":
+            return state
+        if state["state"] not in ("running", "waiting"):
+            raise SystemExit(f"the job: {state['state']}\n{array.tidemill('logs', job)}")
+        time.sleep(0.2)
+    left = {task["name"]: task["state"] for task in state["tasks"] if task["state"] != "done"}
+    raise SystemExit(f"the job is not done after {give_up_s} s: {left}\n{array.tidemill('explain', job)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", nargs="?", type=os.path.abspath, default=os.path.join(HERE, "out/montage"))
+    parser.add_argument("--result", default="/work/mosaic.fits", help="the file that is to be the same")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--element-timeout", type=int, default=10, help="the server's")
+    parser.add_argument("--policy", default="min-wait")
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--element-cores", type=float, default=0.25)
+    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--give-up", type=float, default=600, help="seconds for a job")
+    parser.add_argument("--quick", action="store_true", help="one round on faster elements, given up after 2 s")
+    parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.element_cores, options.host_cores, options.element_timeout, options.give_up = 1, 1.0, 1.0, 2, 60
+    times, digests = {"ours": [], "peer": []}, set()
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+            whole = run(options, folder)
+            lost = run(options, folder, number % options.elements, whole["s"] / 2)
+        print(json.dumps({"round": number, "undisturbed": whole, "lost": lost}), flush=True)
+        times["ours"].append(lost["s"]), times["peer"].append(whole["s"])
+        digests |= {whole["digest"], lost["digest"]}
+    name = f"{os.path.basename(options.workload)}, {options.copies} copies, 1 of {options.elements} elements killed half-way"
+    Bench.print(name, "none killed", times, 0, 0, round(1 / LONGER_AT_MOST, 3), same_bytes=len(digests) == 1)
+    return len(digests) != 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

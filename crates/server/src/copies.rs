@@ -13,7 +13,8 @@ use crate::moves;
 use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::copies::{
-    COMING, CURRENT, MOVES, leaves, look_again, others, remove_copy, state_of_first, switch_first,
+    COMING, CURRENT, MOVES, NEW, leaves, look_again, others, remove_copy, state_of_first,
+    switch_first,
 };
 use crate::names::leaving::Leaving;
 use crate::names::parts;
@@ -39,6 +40,11 @@ const PAGE_MAX: u32 = 4096;
 const ALL: i64 = i64::MAX;
 /// Files that are named of those that can't be had.
 const LOST_NAMED_MAX: i64 = 10;
+/// Files that are sealed one after the other, with no more than this between, are copied when that ends: who writes them would
+/// be slower.
+const GIVE_WAY_NS: i64 = 200_000_000;
+/// Or when the first of them has waited for so long.
+const GIVE_WAY_NS_MAX: i64 = 5 * 1_000_000_000;
 /// How long a version is left alone of which no copy could be made.
 pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
@@ -227,7 +233,8 @@ pub(crate) async fn watch(
     let mut gone = BTreeSet::new();
     loop {
         tokio::time::sleep(PERIOD).await;
-        let due = database.read(|db| Ok(!due(db, clock::now_ns(), 1)?.is_empty()));
+        let now = clock::now_ns();
+        let due = database.read(|db| Ok(!due(db, (now, now), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
         let look = due.unwrap_or(false) || before != gone;
         if look && driver.send(Incoming::Copies).is_err() {
@@ -259,14 +266,23 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     })
 }
 
-/// Those to be looked at until `now`, which have the fewest copies first.
-pub(crate) fn due(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
+/// Those to be looked at up to `until`, which have the fewest copies first; not what is new while more comes.
+pub(crate) fn due(db: &Connection, (now, until): (i64, i64), max: usize) -> Result<Vec<i64>, Fault> {
+    let sql = "SELECT min(at), max(at) FROM short WHERE has = ?1 AND at <= ?2";
+    let mut ends = db.prepare_cached(sql)?;
+    let ends = ends.query_row([NEW, now], |row| {
+        Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?))
+    });
+    let waits = match ends? {
+        (Some(first), Some(last)) => now - last < GIVE_WAY_NS && now - first < GIVE_WAY_NS_MAX,
+        _ => false,
+    };
     let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let mut objects = Vec::new();
-    for has in 0..=MOVES {
+    for has in (0..=MOVES).filter(|&has| !(waits && has == NEW)) {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
-        let rows = statement.query_map(params![has, now, left], |row| row.get(0))?;
+        let rows = statement.query_map(params![has, until, left], |row| row.get(0))?;
         objects.extend(rows.collect::<Result<Vec<i64>, _>>()?);
     }
     Ok(objects)

@@ -553,7 +553,9 @@ async fn a_seal_waits_for_copies_where_they_are_wanted_now_and_can_be_made() {
     // What can't be made nobody waits for, and it is wanted all the same.
     let (label, _) = copy(&mut two.other).await;
     assert!(waits(&client, ino, object).await.unwrap());
-    two.other.finished(label, failure("input", "it is not there")).await;
+    two.other
+        .finished(label, failure("input", "it is not there"))
+        .await;
     two.other.acknowledged(vec![label]).await;
     assert!(!waits(&client, ino, object).await.unwrap());
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");

@@ -331,10 +331,11 @@ impl Driver {
         let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(Step::List));
-        let until = clock::now_ns().max(self.woken);
+        let now = clock::now_ns();
+        let until = now.max(self.woken);
         let due = self
             .database
-            .read(|db| copies::due(db, until, copies::VERSIONS_MAX));
+            .read(|db| copies::due(db, (now, until), copies::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "copies are put off");
             Vec::new()

@@ -43,14 +43,15 @@ impl Tx<'_> {
     }
 
     /// Has copies made of a version that was just recorded.
-    pub(crate) fn want_copies(&self, node: &Node) -> Result<(), Fault> {
+    pub(crate) fn want_copies(&self, node: &Node, now: bool) -> Result<(), Fault> {
+        let at = if now { AT_ONCE } else { self.now };
         if !node.has_parts() {
-            return look_again(self.db, node.object, self.now);
+            return look_again(self.db, node.object, at);
         }
         let parts = parts::parts(self.db, node.object)?;
         let parts = parts.into_iter().flat_map(|(_, parts)| parts);
         for part in parts {
-            look_again(self.db, part.object, self.now)?;
+            look_again(self.db, part.object, at)?;
         }
         Ok(())
     }
@@ -252,6 +253,10 @@ pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fa
     Ok(())
 }
 
+/// How many copies a version has that was just sealed (`short.has`).
+pub(crate) const NEW: i64 = 1;
+/// When a version was due that somebody waits for (`short.at`): it was long ago.
+const AT_ONCE: i64 = 0;
 /// What has to be done for a version is only to move it: nothing of it is missing, and it is looked at after all that
 /// has too few copies (`short.has`).
 pub(crate) const MOVES: i64 = COPIES_MAX as i64 + 1;

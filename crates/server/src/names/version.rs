@@ -460,7 +460,7 @@ impl Tx<'_> {
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
         if wanted.copies > 1 {
-            self.want_copies(node)?;
+            self.want_copies(node, wanted.now)?;
         }
         if !self.shared.leaving.moving() {
             return Ok(());

@@ -207,17 +207,30 @@ for _ in range(int(path[1])):
     fcntl.flock(f, fcntl.LOCK_UN)
 ";
 
+/// As [`APPEND`], as logs are written: open only to append to it, every third time anew.
+const LOG: &str = "
+for n in range(int(path[1])):
+    if n % 3 == 0: f = open(path[0] + '/log', 'a')
+    fcntl.flock(f, fcntl.LOCK_EX)
+    f.write('line' + path[0][-1] + '\\n')
+    f.flush()
+    fcntl.flock(f, fcntl.LOCK_UN)
+";
+
 #[test]
 fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
     if !can_mount() {
         return;
     }
     let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
-        count(APPEND, pair, 15);
-        let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
-        assert_eq!(log.lines().count(), 60 * (number + 1));
-        assert!(log.lines().all(|line| line.len() == 5), "{log}");
+    for pair in mounts(&mut array) {
+        for script in [APPEND, LOG] {
+            count(script, &pair, 15);
+            let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
+            assert_eq!(log.lines().count(), 60);
+            assert!(log.lines().all(|line| line.len() == 5), "{log}");
+            std::fs::remove_file(pair[0].join("log")).unwrap();
+        }
     }
 }
 

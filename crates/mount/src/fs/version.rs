@@ -302,7 +302,7 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        (mode, how): (u32, OpenHow),
+        mode: u32,
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
         let create = |ino, object| {
@@ -330,8 +330,7 @@ impl Fs {
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
             // What the kernel writes by itself can't be told to others.
-            let shared = opened.others && how.may_be_shared();
-            let direct = self.is_direct(&object) && !shared;
+            let direct = self.is_direct(&object) && !opened.others;
             state.bind_new(object.clone(), direct);
         }
         self.touched(parent, time, 0);
@@ -408,7 +407,6 @@ impl Fs {
     ) -> Result<bool, Error> {
         let truncate = how.truncate;
         let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
-        let knows = self.locks.knows(node.ino);
         {
             // What is cut is not handed on to others at the same time.
             let turn = truncate.then(|| Self::write_turn(node, pace));
@@ -444,8 +442,7 @@ impl Fs {
             self.follow(node, &begun.object);
             state = node.state.lock();
         }
-        let others = begun.others && (how.may_be_shared() || knows);
-        let shared = others || state.attr.locked;
+        let shared = begun.others || state.attr.locked;
         let direct = self.is_direct(&begun.object) && !shared;
         if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with

@@ -207,17 +207,30 @@ for _ in range(int(path[1])):
     fcntl.flock(f, fcntl.LOCK_UN)
 ";
 
+/// As [`APPEND`], as logs are written: open only to append to it, every third time anew.
+const LOG: &str = "
+for n in range(int(path[1])):
+    if n % 3 == 0: f = open(path[0] + '/log', 'a')
+    fcntl.flock(f, fcntl.LOCK_EX)
+    f.write('line' + path[0][-1] + '\\n')
+    f.flush()
+    fcntl.flock(f, fcntl.LOCK_UN)
+";
+
 #[test]
 fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
     if !can_mount() {
         return;
     }
     let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
-        count(APPEND, pair, 15);
-        let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
-        assert_eq!(log.lines().count(), 60 * (number + 1));
-        assert!(log.lines().all(|line| line.len() == 5), "{log}");
+    for pair in mounts(&mut array) {
+        for script in [APPEND, LOG] {
+            count(script, &pair, 15);
+            let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
+            assert_eq!(log.lines().count(), 60);
+            assert!(log.lines().all(|line| line.len() == 5), "{log}");
+            std::fs::remove_file(pair[0].join("log")).unwrap();
+        }
     }
 }
 
@@ -588,36 +601,62 @@ fn locks_survive_a_restart_of_the_server() {
     }
     let mut array = Array::start();
     let (here, there) = (array.mount(true), array.mount(false));
-    let hold = "
-f = open(path[0], 'a')
+    for how in ["'a'", "'r+'", "'r'"] {
+        let hold = format!(
+            "
+f = open(path[0], {how})
 fcntl.flock(f, fcntl.LOCK_EX)
 say('held')
 wait()
 open(path[1], 'w').write('done')
 fcntl.flock(f, fcntl.LOCK_UN)
 wait()
-";
-    let waits = "
-f = open(path[0], 'a')
+"
+        );
+        let waits = format!(
+            "
+f = open(path[0], {how})
 say('waits')
 fcntl.flock(f, fcntl.LOCK_EX)
 say(open(path[1]).read())
-";
-    let mut holder = Program::start(hold, &[&here.join("lock"), &here.join("data")]);
-    assert_eq!(holder.says(), "held");
-    let mut waiter = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
-    assert_eq!(waiter.says(), "waits");
+"
+        );
+        std::fs::write(here.join("lock"), "").unwrap();
+        std::fs::write(here.join("data"), "").unwrap();
+        let mut holder = Program::start(&hold, &[&here.join("lock"), &here.join("data")]);
+        assert_eq!(holder.says(), "held");
+        let mut waiter = Program::start(&waits, &[&there.join("lock"), &there.join("data")]);
+        assert_eq!(waiter.says(), "waits");
+        array.stop_server();
+        array.start_server();
+        array.wait_elements(2);
+        let mut late = Program::start(&waits, &[&there.join("lock"), &there.join("data")]);
+        assert_eq!(late.says(), "waits");
+        holder.go_on();
+        assert_eq!((waiter.says(), late.says()), ("done".into(), "done".into()));
+        waiter.ends();
+        late.ends();
+        holder.go_on();
+        holder.ends();
+    }
+}
+
+#[test]
+fn a_mount_that_has_no_locks_any_more_keeps_nobody_waiting_after_a_restart_of_the_server() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(true));
+    for name in ["f", "g"] {
+        std::fs::write(here.join(name), "").unwrap();
+    }
+    assert!(is_free(&here.join("f"), (0, 0), true));
+    // Its table goes there: nothing is left here.
+    assert!(is_free(&there.join("f"), (0, 0), true));
     array.stop_server();
     array.start_server();
-    array.wait_elements(2);
-    let mut late = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
-    assert_eq!(late.says(), "waits");
-    holder.go_on();
-    assert_eq!((waiter.says(), late.says()), ("done".into(), "done".into()));
-    waiter.ends();
-    late.ends();
-    holder.go_on();
-    holder.ends();
+    assert!(is_free(&there.join("g"), (0, 0), true));
 }
 
 #[test]

@@ -82,15 +82,6 @@ pub(crate) struct OpenHow {
     /// For reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
-    /// What is written goes to the end.
-    pub(crate) append: bool,
-}
-
-impl OpenHow {
-    /// Whether other mounts that are there may want to write it, too: not what is only appended to.
-    pub(super) fn may_be_shared(self) -> bool {
-        self.update || !self.append
-    }
 }
 
 /// What the kernel is told about an open file.
@@ -183,7 +174,7 @@ impl Fs {
     ) -> Result<(Found, Opened), Error> {
         super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
-        let (node, found) = self.create_open(caller, parent, name, (mode, how))?;
+        let (node, found) = self.create_open(caller, parent, name, mode)?;
         let opened = self.opened(caller, (found.key, node), how, false)?;
         Ok((found, opened))
     }

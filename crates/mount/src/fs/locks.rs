@@ -585,8 +585,8 @@ impl Fs {
         let mut inner = self.locks.inner.lock();
         (inner.joined, inner.broken) = (false, false);
         inner.stream += 1;
-        // Programs may wait for what could not be decided meanwhile.
-        if !inner.holder.is_empty() || !inner.askers.is_empty() {
+        // A server that starts anew waits for all that ever had locks: whoever has none any more says so, too.
+        if inner.renewing {
             inner.queue.push_back(Op::Renew(v1::Empty {}));
             self.send_locks(&mut inner);
         }

@@ -302,7 +302,7 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        (mode, how): (u32, OpenHow),
+        mode: u32,
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
         let create = |ino, object| {
@@ -330,8 +330,7 @@ impl Fs {
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
             // What the kernel writes by itself can't be told to others.
-            let shared = opened.others && how.may_be_shared();
-            state.bind_new(object.clone(), self.way(&object, shared));
+            state.bind_new(object.clone(), self.way(&object, opened.others));
         }
         self.touched(parent, time, 0);
         // Written here, so known here: `writing` marks what somebody else is about to change.
@@ -407,7 +406,6 @@ impl Fs {
     ) -> Result<bool, Error> {
         let truncate = how.truncate;
         let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
-        let knows = self.locks.knows(node.ino);
         {
             // What is cut is not handed on to others at the same time.
             let turn = truncate.then(|| Self::write_turn(node, pace));
@@ -443,8 +441,7 @@ impl Fs {
             self.follow(node, &begun.object);
             state = node.state.lock();
         }
-        let others = begun.others && (how.may_be_shared() || knows);
-        let shared = others || state.attr.locked;
+        let shared = begun.others || state.attr.locked;
         let way = self.way(&begun.object, shared);
         if let Err(error) = state.bind(key, &begun.object, way) {
             // The version before is open here in a way that this one can't be: the kernel comes again with

@@ -415,7 +415,6 @@ impl Filesystem for Adapter {
             write: flags.acc_mode() != OpenAccMode::O_RDONLY,
             update: flags.acc_mode() == OpenAccMode::O_RDWR,
             truncate: flags.0 & libc::O_TRUNC != 0,
-            append: flags.0 & libc::O_APPEND != 0,
         };
         if key.is_special() {
             return match self.0.fs.control_open(caller, key.ino, how.write) {
@@ -455,7 +454,6 @@ impl Filesystem for Adapter {
             write: true,
             update: flags & libc::O_ACCMODE == libc::O_RDWR,
             truncate: false,
-            append: flags & libc::O_APPEND != 0,
         };
         self.serve(
             caller.pid,

@@ -169,8 +169,10 @@ impl Recalls {
         let asked = Asked::of(&request);
         let publishes = publishes(&request);
         let invites = asked.writes.map(|ino| (ino, request.clone()));
-        if let Some(ino) = pieces_of_closed(&request) {
-            self.settle_all(asked.session, ino).await?;
+        if let Some(ino) = pieces_of_closed(&request).or(self.joins(asked)?)
+            && self.settle_all(asked.session, ino).await? == Settled::Unknown
+        {
+            return Err(Fault::Unsettled);
         }
         let mut results = self.0.names.apply(request).await?;
         if let Some((ino, request)) = invites.filter(|_| is_busy(&results))
@@ -254,6 +256,17 @@ impl Recalls {
             }
         }
         Ok(())
+    }
+
+    /// The file that others write together, if the request is to write it, too: what was closed is told before, so that it
+    /// doesn't lie over what is written from now on.
+    fn joins(&self, asked: Asked) -> Result<Option<u64>, Fault> {
+        let Some(ino) = asked.writes else {
+            return Ok(None);
+        };
+        let writers = self.0.names.written(ino)?;
+        let is_open = writers.iter().any(|writer| writer.together);
+        Ok(is_open.then_some(ino))
     }
 
     /// The files that a request opens for writing, and the mounts that have to know before it is answered.
@@ -429,7 +442,9 @@ impl Recalls {
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             let writers = self.0.names.written(ino)?;
-            if !writers.contains(&first) {
+            let is_first =
+                |writer: &Written| (writer.object, writer.session) == (first.object, first.session);
+            if !writers.iter().any(is_first) {
                 // Its mount may have let others write the same.
                 let together = writers.iter().any(|writer| writer.session == first.session);
                 let state = if together {

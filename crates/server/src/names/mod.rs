@@ -178,6 +178,8 @@ pub struct Written {
     pub object: u64,
     /// The mount that writes it; 0 if it is none.
     pub session: u64,
+    /// Others may write the same version, too.
+    pub together: bool,
 }
 
 /// A version that a mount was writing when it went away.

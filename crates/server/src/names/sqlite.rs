@@ -270,8 +270,8 @@ impl Names for SqliteNames {
 
     fn written(&self, ino: u64) -> Result<Vec<Written>, Fault> {
         self.database.read(|db| {
-            let sql = "SELECT writing.object, session FROM inode CROSS JOIN writing ON writing.object = inode.writing \
-                       WHERE inode.ino = ?1 UNION ALL SELECT writing.object, session FROM inode \
+            let sql = "SELECT writing.object, session, 0 FROM inode CROSS JOIN writing ON writing.object = inode.writing \
+                       WHERE inode.ino = ?1 UNION ALL SELECT writing.object, session, 1 FROM inode \
                        CROSS JOIN part ON part.object = inode.writing \
                        CROSS JOIN writing ON writing.object = part.part WHERE inode.ino = ?1";
             let mut statement = db.prepare_cached(sql)?;
@@ -279,6 +279,7 @@ impl Names for SqliteNames {
                 Ok(Written {
                     object: row.get::<_, i64>(0)?.cast_unsigned(),
                     session: row.get::<_, i64>(1)?.cast_unsigned(),
+                    together: row.get(2)?,
                 })
             })?;
             Ok(found.collect::<Result<_, _>>()?)

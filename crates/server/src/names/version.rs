@@ -341,6 +341,12 @@ impl Tx<'_> {
         Ok((node, uid))
     }
 
+    fn is_version(&self, ino: u64, object: u64) -> Result<bool, Fault> {
+        let sql = "SELECT 1 FROM version WHERE object = ?1 AND ino = ?2";
+        let key = params![object.cast_signed(), ino.cast_signed()];
+        Ok(self.db.prepare_cached(sql)?.exists(key)?)
+    }
+
     pub(crate) fn seal(&mut self, op: &v1::Seal) -> Result<Answer, Fault> {
         if op.size > SIZE_MAX {
             return Err(Fault::Malformed("no file has as many bytes as that"));
@@ -363,7 +369,11 @@ impl Tx<'_> {
         }
         let element = self.writing_element(op.object)?;
         let (Some(element), true) = (element, node.writing == op.object) else {
-            return Err(Fault::Stale(op.object));
+            // A later version may have been sealed since.
+            return match self.is_version(op.ino, op.object)? {
+                true => Ok(Answer::Attr(node.attr())),
+                false => Err(Fault::Stale(op.object)),
+            };
         };
         let size = match element {
             NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,

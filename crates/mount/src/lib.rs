@@ -8,6 +8,7 @@ pub mod error;
 mod fs;
 mod fuse;
 pub mod mountpoint;
+pub mod pieces;
 pub mod session;
 
 pub use error::Error;

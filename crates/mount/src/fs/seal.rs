@@ -396,7 +396,12 @@ impl Worker {
                 None
             }
             (None, _) => None,
-            (Some(_), Answer::Attr(attr)) => Some(attr),
+            (Some(_), Answer::Attr(attr)) => {
+                if let Some(together) = version.job.object.together() {
+                    together.part_sealed();
+                }
+                Some(attr)
+            }
             (Some((size, mtime)), _) => {
                 let job = &version.job;
                 let known = self.table.get(job.ino);

@@ -9,6 +9,7 @@ use super::right::Right;
 use super::version::object_path;
 use super::{Caller, Pace};
 use crate::error::Error;
+use crate::pieces::{Log, Visible, all_of};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -16,10 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_core::layout::{
-    Extent, Extents, Layout, Part, PartOf, Within, decode_pieces, encode_pieces,
-};
-use tidemill_wire::convert;
+use tidemill_core::layout::{Extent, Part, PartOf};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Pieces that were written here and not told yet, before they are told without being asked for.
@@ -41,14 +39,8 @@ pub(crate) struct Together {
 /// What is visible to all.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The version; 0: the server may not know yet that others may write, too.
-    version: u64,
-    extents: Extents,
+    visible: Visible,
     parts: Vec<Arc<Object>>,
-    /// The number of what was published last.
-    last: u64,
-    mtime: i64,
-    sealed: bool,
 }
 
 /// The part that is written here.
@@ -58,64 +50,12 @@ struct Own {
     /// Of the mount that wrote the file alone: with so many bytes its object began, and they are the file's.
     base: Option<u64>,
     log: Mutex<Log>,
+    /// The server has sealed it: all that was written here is visible to all.
+    sealed: AtomicBool,
     /// Held, shared, while something is written: what is told is all written.
     turn: RwLock<()>,
     /// Held while something is told.
     telling: Mutex<()>,
-}
-
-#[derive(Debug)]
-struct Log {
-    /// Which of the parts.
-    index: usize,
-    /// Where the object ends.
-    end: u64,
-    /// Written, and not told.
-    pending: Extents,
-    /// Told, and not answered: it is told again.
-    told: Vec<(v1::Told, Extents)>,
-    /// The number of what was told last.
-    number: u64,
-    mtime: i64,
-}
-
-impl Log {
-    fn new(index: usize, end: u64) -> Self {
-        Self {
-            index,
-            end,
-            pending: pending(index),
-            told: Vec::new(),
-            number: 0,
-            mtime: now_ns(),
-        }
-    }
-
-    /// What was written since is about to be told; with `cut` the file is that long then.
-    fn tell(&mut self, cut: Option<u64>) {
-        if self.pending.count() == 0 && cut.is_none() {
-            return;
-        }
-        let pieces = std::mem::replace(&mut self.pending, pending(self.index));
-        self.number += 1;
-        let told = v1::Told {
-            number: self.number,
-            pieces: encode_pieces(pieces.pieces()),
-            cut,
-            mtime: self.mtime,
-        };
-        let mut pieces = pieces;
-        if let Some(cut) = cut {
-            pieces.set_size(cut);
-        }
-        self.told.push((told, pieces));
-    }
-}
-
-/// Nothing of a part.
-fn pending(index: usize) -> Extents {
-    let part = Part::on(ObjectId(0), 0, ElementId(0));
-    Extents::with_parts(vec![part; index + 1])
 }
 
 impl Together {
@@ -126,25 +66,20 @@ impl Together {
         object: Arc<Object>,
         stat: Stat,
     ) -> Self {
-        let mut seen = Seen {
-            mtime: stat.mtime,
-            ..Seen::default()
-        };
+        let mut seen = Seen::default();
+        seen.visible.mtime = stat.mtime;
         let (id, element) = (ObjectId(object.id), ElementId(object.element));
-        seen.extents.parts.push(Part::on(id, stat.size, element));
+        let extents = &mut seen.visible.extents;
+        extents.parts.push(Part::on(id, stat.size, element));
         seen.parts.push(object.clone());
-        let all = Extent {
-            offset: 0,
-            length: stat.size,
-            at: Within { part: 0, offset: 0 },
-        };
-        if stat.size > 0 && seen.extents.put(all).is_err() {
+        if all_of(stat.size).is_some_and(|all| extents.put(all).is_err()) {
             tracing::error!(ino, size = stat.size, "a file of an impossible size");
         }
         let own = Own {
             object,
             base: Some(stat.size),
-            log: Mutex::new(Log::new(0, stat.size)),
+            log: Mutex::new(Log::new(0, stat.size, now_ns())),
+            sealed: AtomicBool::new(false),
             turn: RwLock::default(),
             telling: Mutex::default(),
         };
@@ -169,7 +104,8 @@ impl Together {
         let own = own.map(|object| Own {
             object,
             base: None,
-            log: Mutex::new(Log::new(index, 0)),
+            log: Mutex::new(Log::new(index, 0, now_ns())),
+            sealed: AtomicBool::new(false),
             turn: RwLock::default(),
             telling: Mutex::default(),
         });
@@ -210,7 +146,7 @@ impl Together {
     /// What that is of the version, if the server has said so.
     pub(crate) fn part_of(&self) -> Option<PartOf> {
         let index = self.own.as_ref()?.log.lock().index as u64;
-        let version = self.seen.read().version;
+        let version = self.seen.read().visible.version;
         (version != 0).then_some(PartOf {
             version: ObjectId(version),
             index,
@@ -224,6 +160,14 @@ impl Together {
         self.stale.store(true, Ordering::Release);
     }
 
+    /// The server has sealed the part. Who has the file open here still, reads what others write over it.
+    pub(crate) fn part_sealed(&self) {
+        if let Some(own) = &self.own {
+            own.sealed.store(true, Ordering::Release);
+            self.mark_stale();
+        }
+    }
+
     pub(crate) fn is_stale(&self) -> bool {
         self.stale.load(Ordering::Acquire)
     }
@@ -231,7 +175,7 @@ impl Together {
     /// Learns what others have made visible; with `closed` also what they have closed, or written before now.
     pub(crate) fn refresh(&self, closed: bool) -> Result<(), Error> {
         let (version, since) = {
-            let seen = self.seen.read();
+            let seen = &self.seen.read().visible;
             if seen.sealed {
                 return Ok(());
             }
@@ -240,6 +184,8 @@ impl Together {
         if version == 0 {
             return self.publish();
         }
+        let own = self.own.as_ref();
+        let own = own.filter(|own| own.sealed.load(Ordering::Acquire));
         // Before it is asked: what comes meanwhile is asked for again.
         self.stale.store(false, Ordering::Release);
         let pieces = v1::Pieces {
@@ -259,7 +205,11 @@ impl Together {
                 return Err(error);
             }
         };
-        self.adopt(told).inspect_err(|_| self.mark_stale())
+        self.adopt(told).inspect_err(|_| self.mark_stale())?;
+        if let Some(own) = own {
+            own.log.lock().all_heard();
+        }
+        Ok(())
     }
 
     /// Tells what was written here, and makes it visible to all.
@@ -277,22 +227,18 @@ impl Together {
             own.log.lock().tell(cut);
         }
         let (version, since) = {
-            let seen = self.seen.read();
+            let seen = &self.seen.read().visible;
             (seen.version, seen.last)
         };
-        let told: Vec<v1::Told> = {
-            let log = own.log.lock();
-            log.told.iter().map(|(told, _)| told.clone()).collect()
-        };
+        let told = own.log.lock().told();
         if told.is_empty() && version != 0 {
             return Ok(());
         }
         own.object.flush()?;
-        let (last, object) = (told.last().map(|told| told.number), own.object.id);
         let publish = v1::Publish {
             ino: self.ino,
-            object,
-            told,
+            object: own.object.id,
+            told: told.clone(),
             since,
             base: own.base,
         };
@@ -305,8 +251,7 @@ impl Together {
         };
         let adopted = news.and_then(|news| self.adopt(news));
         adopted.inspect_err(|_| self.mark_stale())?;
-        let mut log = own.log.lock();
-        log.told.retain(|(told, _)| Some(told.number) > last);
+        own.log.lock().heard(&told);
         Ok(())
     }
 
@@ -318,64 +263,26 @@ impl Together {
         };
         let mut log = own.log.lock();
         log.tell(None);
-        let told = log.told.iter().map(|(told, _)| told.clone()).collect();
-        (told, own.base)
+        (log.told(), own.base)
     }
 
     /// Takes over what the server says.
     fn adopt(&self, told: v1::Together) -> Result<(), Error> {
         let mut seen = self.seen.write();
-        if seen.version == 0 {
+        let is_first = seen.visible.version == 0;
+        let wrong = |_| ClientError::Answer("Pieces");
+        let is_newer = seen.visible.adopt(&told).map_err(wrong)?;
+        if is_first {
             self.backend.enter_together(told.version);
-            seen.version = told.version;
         }
-        if let Some(layout) = &told.sealed {
-            let wrong = |_| ClientError::Answer("Pieces");
-            let Layout::Extents(extents) = convert::layout(layout, told.size).map_err(wrong)?
-            else {
-                return Err(ClientError::Answer("Pieces").into());
+        if is_newer {
+            let (sealed, parts) = match &told.sealed {
+                Some(layout) => (true, &layout.parts),
+                None => (false, &told.parts),
             };
-            let parts = self.opened(&seen, (told.version, true), &layout.parts);
-            *seen = Seen {
-                version: told.version,
-                extents,
-                parts,
-                last: u64::MAX,
-                mtime: seen.mtime.max(told.mtime),
-                sealed: true,
-            };
+            seen.parts = self.opened(&seen, (told.version, sealed), parts);
             seen.grow();
-            return Ok(());
         }
-        // Another answer may have come first, with more.
-        if seen.sealed || told.last < seen.last {
-            return Ok(());
-        }
-        seen.parts = self.opened(&seen, (told.version, false), &told.parts);
-        for part in &told.parts[seen.extents.parts.len().min(told.parts.len())..] {
-            let part = Part::on(ObjectId(part.object), 0, ElementId(part.element));
-            seen.extents.parts.push(part);
-        }
-        for news in &told.news {
-            if news.number <= seen.last {
-                continue;
-            }
-            let wrong = |_| ClientError::Answer("Pieces");
-            if news.all {
-                seen.extents.set_size(0);
-            }
-            for piece in decode_pieces(&news.pieces).map_err(wrong)? {
-                seen.extents.put(piece).map_err(wrong)?;
-            }
-            if let Some(cut) = news.cut {
-                seen.extents.set_size(cut);
-            }
-            seen.last = news.number;
-        }
-        seen.last = seen.last.max(told.last);
-        seen.extents.set_size(told.size);
-        seen.mtime = seen.mtime.max(told.mtime);
-        seen.grow();
         Ok(())
     }
 
@@ -428,7 +335,7 @@ impl Together {
         }
         match self.read_seen(offset, length) {
             // Its parts may have changed with the seal.
-            Err(error) if !error.is(Errno::HOSTUNREACH) && !self.seen.read().sealed => {
+            Err(error) if !error.is(Errno::HOSTUNREACH) && !self.seen.read().visible.sealed => {
                 tracing::debug!(ino = self.ino, "what others write is read again: {error}");
                 self.refresh(false)?;
                 self.read_seen(offset, length)
@@ -444,7 +351,7 @@ impl Together {
         }
         let mut bytes = vec![0; length_of(&(offset..end))];
         let seen = self.seen.read();
-        let pieces: Vec<Extent> = seen.extents.within(offset..end).collect();
+        let pieces: Vec<Extent> = seen.visible.extents.within(offset..end).collect();
         for piece in pieces.iter().skip(1) {
             if let Data::Remote(remote) = &seen.parts[piece.at.part].data {
                 remote.ask_for(piece.at.offset..piece.end_within());
@@ -458,16 +365,7 @@ impl Together {
             return Ok(bytes);
         };
         // Not while it is read: who writes has to wait for that otherwise.
-        let over: Vec<(Option<u64>, Vec<Extent>)> = {
-            let log = own.log.lock();
-            let told = log.told.iter();
-            let told = told.map(|(told, pieces)| (told.cut, pieces));
-            let all = told.chain([(None, &log.pending)]);
-            let within = |(cut, pieces): (Option<u64>, &Extents)| {
-                (cut, pieces.within(offset..end).collect())
-            };
-            all.map(within).collect()
-        };
+        let over = own.log.lock().over(&(offset..end));
         for (cut, pieces) in over {
             if let Some(cut) = cut.filter(|&cut| cut < end) {
                 let from = usize::try_from(cut.saturating_sub(offset)).unwrap_or(0);
@@ -487,32 +385,17 @@ impl Together {
             return Ok(());
         }
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        if own.log.lock().pending.count() >= PENDING_MAX {
+        if own.log.lock().count() >= PENDING_MAX {
             self.publish()?;
         }
         let _turn = own.turn.read();
-        let (at, is_new) = {
-            let mut log = own.log.lock();
-            match log.pending.covering(&(offset..end)) {
-                Some(piece) => (piece.at.offset + (offset - piece.offset), false),
-                None => {
-                    let at = log.end;
-                    log.end += length;
-                    (at, true)
-                }
-            }
-        };
+        let (at, is_new) = own.log.lock().place(&(offset..end));
         own.object.write(at, bytes)?;
         let mut log = own.log.lock();
         log.mtime = now_ns();
         if is_new {
-            let part = log.index;
-            let piece = Extent {
-                offset,
-                length,
-                at: Within { part, offset: at },
-            };
-            log.pending.put(piece).map_err(|_| Errno::FBIG)?;
+            let noted = log.written(&(offset..end), at);
+            noted.map_err(|_| Errno::FBIG)?;
         }
         Ok(())
     }
@@ -532,27 +415,21 @@ impl Together {
     }
 
     fn size(&self) -> u64 {
-        let seen = self.seen.read().extents.size;
+        let seen = self.seen.read().visible.extents.size;
         self.size_over(seen)
     }
 
     /// The length of the file for who writes here, if that is what all see.
     fn size_over(&self, seen: u64) -> u64 {
-        let mut size = seen;
-        let Some(own) = &self.own else {
-            return size;
-        };
-        let log = own.log.lock();
-        for (told, pieces) in &log.told {
-            size = told.cut.unwrap_or_else(|| size.max(pieces.size));
-        }
-        size.max(log.pending.size)
+        let own = self.own.as_ref();
+        own.map_or(seen, |own| own.log.lock().size_over(seen))
     }
 
     pub(crate) fn stat(&self) -> Stat {
-        let seen = self.seen.read();
-        let (size, mtime) = (seen.extents.size, seen.mtime);
-        drop(seen);
+        let (size, mtime) = {
+            let seen = &self.seen.read().visible;
+            (seen.extents.size, seen.mtime)
+        };
         self.stat_over(size, mtime)
     }
 
@@ -591,7 +468,7 @@ impl Together {
 impl Seen {
     /// As much of each part can be read as is known to be in it.
     fn grow(&self) {
-        for (part, told) in self.parts.iter().zip(&self.extents.parts) {
+        for (part, told) in self.parts.iter().zip(&self.visible.extents.parts) {
             if let Data::Remote(remote) = &part.data {
                 remote.grow(told.size);
             }
@@ -601,7 +478,7 @@ impl Seen {
 
 impl Drop for Together {
     fn drop(&mut self) {
-        let object = self.seen.read().version;
+        let object = self.seen.read().visible.version;
         if object != 0 {
             self.backend.leave_together(self.ino, object);
         }

@@ -991,6 +991,10 @@ impl State {
             });
         }
         self.objects.push(Arc::downgrade(&begun.object));
+        if let Some(together) = begun.object.together() {
+            // What others made visible before it was in the table is not known.
+            together.mark_stale();
+        }
         self.writing = Some(Writing::open(
             begun.object.clone(),
             writers,

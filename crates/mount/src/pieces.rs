@@ -1,0 +1,225 @@
+//! What a mount knows of a version that several mounts write, or have written: which bytes of the file are where. Knows neither
+//! clock nor network: who uses it says what the server has answered, and brings the bytes to where they belong
+//! (`docs/decisions/0026-several-writers.md`).
+
+use std::ops::Range;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::{
+    Extent, Extents, Layout, LayoutError, Part, Within, decode_pieces, encode_pieces,
+};
+use tidemill_wire::convert;
+use tidemill_wire::v1;
+
+/// What is visible to all.
+#[derive(Debug, Default)]
+pub struct Visible {
+    /// The version; 0: the server may not know yet that others may write, too.
+    pub version: u64,
+    /// Its bytes.
+    pub extents: Extents,
+    /// The number of what was published last.
+    pub last: u64,
+    /// When it was changed last, in nanoseconds since the epoch.
+    pub mtime: i64,
+    /// Nothing more will be published.
+    pub sealed: bool,
+}
+
+/// An answer that no server gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("these are no pieces of a file")]
+pub struct Wrong;
+
+impl From<LayoutError> for Wrong {
+    fn from(_: LayoutError) -> Self {
+        Self
+    }
+}
+
+/// What one mount has written of a file of `size` bytes: all of it.
+#[must_use]
+pub fn all_of(size: u64) -> Option<Extent> {
+    let at = Within { part: 0, offset: 0 };
+    (size > 0).then_some(Extent {
+        offset: 0,
+        length: size,
+        at,
+    })
+}
+
+impl Visible {
+    /// Takes over what the server says. Says whether there was more in it than is known.
+    ///
+    /// # Errors
+    /// If no server says that.
+    pub fn adopt(&mut self, told: &v1::Together) -> Result<bool, Wrong> {
+        if let Some(layout) = &told.sealed {
+            let layout = convert::layout(layout, told.size).map_err(|_| Wrong)?;
+            let Layout::Extents(extents) = layout else {
+                return Err(Wrong);
+            };
+            *self = Self {
+                version: told.version,
+                extents,
+                last: u64::MAX,
+                mtime: self.mtime.max(told.mtime),
+                sealed: true,
+            };
+            return Ok(true);
+        }
+        if self.version == 0 {
+            self.version = told.version;
+        }
+        // Another answer may have come first, with more.
+        if self.sealed || told.last < self.last {
+            return Ok(false);
+        }
+        for part in &told.parts[self.extents.parts.len().min(told.parts.len())..] {
+            let part = Part::on(ObjectId(part.object), 0, ElementId(part.element));
+            self.extents.parts.push(part);
+        }
+        for news in &told.news {
+            if news.number <= self.last {
+                continue;
+            }
+            if news.all {
+                self.extents.set_size(0);
+            }
+            for piece in decode_pieces(&news.pieces)? {
+                self.extents.put(piece)?;
+            }
+            if let Some(cut) = news.cut {
+                self.extents.set_size(cut);
+            }
+            self.last = news.number;
+        }
+        self.last = self.last.max(told.last);
+        self.extents.set_size(told.size);
+        self.mtime = self.mtime.max(told.mtime);
+        Ok(true)
+    }
+}
+
+/// What is written here of a version, and not known to be visible to all. Bytes that were told are never written again.
+#[derive(Debug)]
+pub struct Log {
+    /// Which of the parts.
+    pub index: usize,
+    /// When it was written last, in nanoseconds since the epoch.
+    pub mtime: i64,
+    /// Where the object ends.
+    end: u64,
+    /// Written, and not told.
+    pending: Extents,
+    /// Told, and not answered: it is told again.
+    told: Vec<(v1::Told, Extents)>,
+    /// The number of what was told last.
+    number: u64,
+}
+
+/// Nothing of a part.
+fn pending(index: usize) -> Extents {
+    let part = Part::on(ObjectId(0), 0, ElementId(0));
+    Extents::with_parts(vec![part; index + 1])
+}
+
+impl Log {
+    /// Nothing is written yet; the part's object has `end` bytes.
+    #[must_use]
+    pub fn new(index: usize, end: u64, mtime: i64) -> Self {
+        Self {
+            index,
+            mtime,
+            end,
+            pending: pending(index),
+            told: Vec::new(),
+            number: 0,
+        }
+    }
+
+    /// How many pieces are not told.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.pending.count()
+    }
+
+    /// Where in the part these bytes of the file are to be written, and whether [`Self::written`] is to be told of it.
+    pub fn place(&mut self, range: &Range<u64>) -> (u64, bool) {
+        if let Some(piece) = self.pending.covering(range) {
+            return (piece.at.offset + (range.start - piece.offset), false);
+        }
+        let at = self.end;
+        self.end += range.end - range.start;
+        (at, true)
+    }
+
+    /// These bytes of the file were written there.
+    ///
+    /// # Errors
+    /// If there are too many pieces, or such bytes can't be.
+    pub fn written(&mut self, range: &Range<u64>, at: u64) -> Result<(), LayoutError> {
+        let part = self.index;
+        self.pending.put(Extent {
+            offset: range.start,
+            length: range.end - range.start,
+            at: Within { part, offset: at },
+        })
+    }
+
+    /// What was written since is about to be told; with `cut` the file is that long then.
+    pub fn tell(&mut self, cut: Option<u64>) {
+        if self.pending.count() == 0 && cut.is_none() {
+            return;
+        }
+        let mut pieces = std::mem::replace(&mut self.pending, pending(self.index));
+        self.number += 1;
+        let told = v1::Told {
+            number: self.number,
+            pieces: encode_pieces(pieces.pieces()),
+            cut,
+            mtime: self.mtime,
+        };
+        if let Some(cut) = cut {
+            pieces.set_size(cut);
+        }
+        self.told.push((told, pieces));
+    }
+
+    /// What is to be told.
+    #[must_use]
+    pub fn told(&self) -> Vec<v1::Told> {
+        self.told.iter().map(|(told, _)| told.clone()).collect()
+    }
+
+    /// The server has heard of this, and what it answered is adopted.
+    pub fn heard(&mut self, told: &[v1::Told]) {
+        let last = told.last().map(|told| told.number);
+        self.told.retain(|(told, _)| Some(told.number) > last);
+    }
+
+    /// The part is sealed, and what is visible since then is adopted.
+    pub fn all_heard(&mut self) {
+        self.told.clear();
+    }
+
+    /// What lies over the visible bytes of a range, in order: first the file is as long as that, then these pieces.
+    #[must_use]
+    pub fn over(&self, range: &Range<u64>) -> Vec<(Option<u64>, Vec<Extent>)> {
+        let told = self.told.iter();
+        let told = told.map(|(told, pieces)| (told.cut, pieces));
+        let all = told.chain([(None, &self.pending)]);
+        let within =
+            |(cut, pieces): (Option<u64>, &Extents)| (cut, pieces.within(range.clone()).collect());
+        all.map(within).collect()
+    }
+
+    /// The length of the file for who writes here, if that is what all see.
+    #[must_use]
+    pub fn size_over(&self, seen: u64) -> u64 {
+        let mut size = seen;
+        for (told, pieces) in &self.told {
+            size = told.cut.unwrap_or_else(|| size.max(pieces.size));
+        }
+        size.max(self.pending.size)
+    }
+}

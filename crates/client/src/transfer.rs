@@ -198,16 +198,7 @@ impl Transfer {
 
     /// Seals a version, and waits for the copies that are to be waited for.
     pub(crate) async fn sealed(&self, seal: v1::Seal) -> Result<(), Error> {
-        let mut copying = false;
-        loop {
-            match self.one(Op::Seal(seal.clone())).await {
-                Ok(Answer::Copying(_)) => copying = true,
-                // Somebody has written a version after it, or removed it: nobody needs copies of this one.
-                Err(error) if copying && (error.is(Errno::STALE) || error.is(Errno::NOENT)) => {
-                    break;
-                }
-                answer => return answer.map(|_| ()),
-            }
+        while let Answer::Copying(_) = self.one(Op::Seal(seal.clone())).await? {
             tokio::time::sleep(COPYING).await;
         }
         Ok(())

@@ -267,7 +267,11 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
 }
 
 /// Those to be looked at up to `until`, which have the fewest copies first; not what is new while more comes.
-pub(crate) fn due(db: &Connection, (now, until): (i64, i64), max: usize) -> Result<Vec<i64>, Fault> {
+pub(crate) fn due(
+    db: &Connection,
+    (now, until): (i64, i64),
+    max: usize,
+) -> Result<Vec<i64>, Fault> {
     let sql = "SELECT min(at), max(at) FROM short WHERE has = ?1 AND at <= ?2";
     let mut ends = db.prepare_cached(sql)?;
     let ends = ends.query_row([NEW, now], |row| {

@@ -95,8 +95,6 @@ struct Version {
     pause: Duration,
     /// It is asked for in a request of its own: one with others was refused.
     alone: bool,
-    /// It is sealed, and waits for copies.
-    copying: bool,
 }
 
 impl Sealer {
@@ -130,7 +128,6 @@ impl Sealer {
             sealed: None,
             pause: PAUSE_MIN,
             alone: false,
-            copying: false,
         };
         if version.job.object.waits() && version.job.ending == Ending::Seal {
             // Bytes on their way must not hold up what has arrived.
@@ -379,18 +376,15 @@ impl Worker {
         }
     }
 
-    fn conclude(self: &Arc<Self>, mut version: Version, answer: Answer) {
+    fn conclude(self: &Arc<Self>, version: Version, answer: Answer) {
         let attr = match (version.sealed, answer) {
-            (_, Answer::Copying(_)) => {
-                version.copying = true;
-                return self.after(vec![version], COPYING);
-            }
+            (_, Answer::Copying(_)) => return self.after(vec![version], COPYING),
             (_, Answer::Error(error)) if !is_final(error.errno) => {
                 return self.later(vec![version], &ClientError::from(error));
             }
             (sealed, Answer::Error(error)) => {
                 // A file that was removed meanwhile needs no seal.
-                if sealed.is_some() && error.errno != libc::ENOENT && !version.copying {
+                if sealed.is_some() && error.errno != libc::ENOENT {
                     self.say_lost(&version.job, &error.message);
                 }
                 None

@@ -227,7 +227,7 @@ pub(crate) async fn watch(
     let mut gone = BTreeSet::new();
     loop {
         tokio::time::sleep(PERIOD).await;
-        let due = database.read(|db| Ok(!due(db, clock::now_ns(), 1)?.is_empty()));
+        let due = database.read(|db| Ok(!due(db, clock::now_ns(), &array.up(), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
         let look = due.unwrap_or(false) || before != gone;
         if look && driver.send(Incoming::Copies).is_err() {
@@ -259,14 +259,19 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     })
 }
 
-/// Those to be looked at until `now`, which have the fewest copies first.
-pub(crate) fn due(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
-    let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 ORDER BY at LIMIT ?3";
+/// Those to be looked at until `now`, which have the fewest copies first. While an element that is up makes a copy of one there
+/// is nothing to be done for it.
+pub(crate) fn due(db: &Connection, now: i64, up: &[u32], max: usize) -> Result<Vec<i64>, Fault> {
+    let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 AND NOT EXISTS \
+               (SELECT 1 FROM copy WHERE copy.object = short.object AND state = ?4 \
+               AND element IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
+    let up = json(&up);
     let mut objects = Vec::new();
     for has in 0..=MOVES {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
-        let rows = statement.query_map(params![has, now, left], |row| row.get(0))?;
+        let row = params![has, now, left, COMING, up];
+        let rows = statement.query_map(row, |row| row.get(0))?;
         objects.extend(rows.collect::<Result<Vec<i64>, _>>()?);
     }
     Ok(objects)

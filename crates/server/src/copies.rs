@@ -650,4 +650,23 @@ mod tests {
         );
         assert!(database.read(|db| holders(db, 7)).unwrap().is_empty());
     }
+
+    #[test]
+    fn what_an_element_that_is_up_is_making_is_not_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let database = names.database();
+        let kept = |db: &Connection| {
+            db.execute_batch(
+                "INSERT INTO short VALUES (7, 1, 0), (8, 1, 0), (9, 9, 0), (10, 1, 2);
+                 INSERT INTO copy VALUES (7, 1, 0), (8, 1, 1)",
+            )?;
+            Ok(())
+        };
+        database.write_blocking(kept).unwrap();
+        for (up, expected) in [(1, &[8, 9][..]), (2, &[7, 8, 9])] {
+            let found = database.read(|db| due(db, 1, &[up], 10)).unwrap();
+            assert_eq!(found, expected, "{up}");
+        }
+    }
 }

@@ -666,6 +666,10 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
+        // Jobs read what waits to be removed elsewhere rather than nothing.
+        let read = damaged.iter().map(|one| one.object);
+        let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
+        self.tell_copies(&read, steps, outbox);
         for one in damaged {
             self.untell_copies(one.object, &[element], steps, outbox);
             self.damaged.insert(one.object);

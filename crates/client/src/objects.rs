@@ -10,6 +10,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::copies::{self, CopyItem};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
@@ -233,29 +234,11 @@ impl Objects {
         url: &Arc<str>,
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, Error> {
-        let remote = Remote {
-            element,
-            url: Arc::clone(url),
-            object: ObjectId::STATUS,
-            capability: Vec::new(),
-        };
-        let body = serde_json::to_vec(items).map_err(|_| Error::Answer("seal"))?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("{}{}", address(&remote), route::SEAL_ALL))
-            // Nobody gets in without one; those of the others are looked at when they are read.
-            .header(
-                CAPABILITY_HEADER,
-                items.first().map_or("", |item| &item.capability),
-            )
-            .header("content-type", "application/json");
-        let response = self.send(&remote, request, body.into()).await?;
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|e| lost(&remote, &e))?
-            .to_bytes();
+        let capability = items.first().map_or("", |item| &item.capability);
+        let to = (element, url);
+        let bytes = self
+            .post_all(to, route::SEAL_ALL, capability, serde_json::to_vec(items))
+            .await?;
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
@@ -274,6 +257,50 @@ impl Objects {
             Err(Error::ElementRefused { status: 409, .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// What is needed to copy many small objects of one element (at most `copies::OBJECTS_MAX`), as
+    /// `tidemill_wire::copies` says: their hashes and perhaps their bytes.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses the whole request.
+    pub async fn copies(
+        &self,
+        element: ElementId,
+        url: &Arc<str>,
+        items: &[CopyItem],
+        with_bytes: bool,
+    ) -> Result<Bytes, Error> {
+        let capability = items.first().map_or("", |item| &item.capability);
+        let path = format!("{}?bytes={with_bytes}", copies::COPIES);
+        self.post_all((element, url), &path, capability, serde_json::to_vec(items))
+            .await
+    }
+
+    /// Sends what is about many objects of one element; gives the answer.
+    async fn post_all(
+        &self,
+        (element, url): (ElementId, &Arc<str>),
+        path: &str,
+        capability: &str,
+        body: serde_json::Result<Vec<u8>>,
+    ) -> Result<Bytes, Error> {
+        let remote = Remote {
+            element,
+            url: Arc::clone(url),
+            object: ObjectId::STATUS,
+            capability: Vec::new(),
+        };
+        let body = body.map_err(|_| Error::Answer("list"))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}{path}", address(&remote)))
+            // Nobody gets in without one; those of the others are looked at when they are read.
+            .header(CAPABILITY_HEADER, capability)
+            .header("content-type", "application/json");
+        let response = self.send(&remote, request, body.into()).await?;
+        let body = response.into_body().collect().await;
+        Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
     }
 
     /// Reads an object that is damaged, as [`Self::read_all`].

@@ -292,6 +292,22 @@ impl Kept {
         }
     }
 
+    /// These are about to be removed from now on, and this one that stays is the first.
+    pub fn go(&mut self, goes: &[ElementId], first: ElementId) {
+        for (element, state) in &mut self.holders {
+            if goes.contains(element) {
+                *state = CopyState::Going;
+            }
+        }
+        if let Some(at) = self
+            .holders
+            .iter()
+            .position(|(element, _)| *element == first)
+        {
+            self.holders.swap(0, at);
+        }
+    }
+
     /// A number for each object and element: copies of many objects spread over elements that are alike.
     fn draw(&self, element: ElementId) -> u64 {
         let element = Source::seeded(element.0.into()).next_u64();
@@ -572,11 +588,7 @@ mod tests {
             let end = loop {
                 match one.next(&sites) {
                     Next::Make { to, .. } => one.holders.push((to, Current)),
-                    Next::Remove { goes, first } => {
-                        one.holders.retain(|(element, _)| !goes.contains(element));
-                        let at = one.holders.iter().position(|one| one.0 == first).unwrap();
-                        one.holders.swap(0, at);
-                    }
+                    Next::Remove { goes, first } => one.go(&goes, first),
                     end => break end,
                 }
                 assert!(one.has() > 0, "seed {seed}");

@@ -157,6 +157,8 @@ pub enum Event {
         element: ElementId,
         /// Which.
         label: LabelId,
+        /// What it does.
+        operation: Operation,
     },
 }
 

@@ -4,10 +4,11 @@
 //! Which label is next, and that how it ended is kept and reported, is in [`crate::labels`]; what one label does is
 //! in [`crate::task`].
 
+use crate::copies;
 use crate::db::Db;
 use crate::error::Error;
 use crate::flash_model::FlashModel;
-use crate::labels::{Labels, failed};
+use crate::labels::{Labels, Live, failed};
 use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::records;
@@ -170,32 +171,46 @@ fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
     if lane == Lane::Verify {
         scrub::be_nice();
     }
-    while let Some((id, live)) = labels.next(lane) {
-        let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let phase = |phase| labels.on_phase(id, phase);
-            match &live.label.operation {
-                Operation::Verify { idle, objects, .. } => {
-                    phase("running");
-                    scrub::verify(parts, &live, labels, *idle, objects)
-                }
-                _ => task::run(parts, &live, &phase),
+    while let Some(next) = labels.next(lane) {
+        let taken = match lane {
+            Lane::Copy => copies::make(parts, labels, copies::with_more(labels, next)),
+            _ => vec![next],
+        };
+        for (id, live) in taken {
+            if !run(parts, labels, (id, &live)) {
+                return;
             }
-        }))
-        .unwrap_or_else(|_| {
-            let message = "the element itself failed on this label; see its log".to_owned();
-            let mut outcome = failed(live.start, FailureKind::Device, message);
-            outcome.end = task::now();
-            Work::without_effect(outcome)
-        });
-        if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
-            // Before its end is told, so that the server knows better when it places the task anew.
-            parts.look_for_programs();
         }
-        if !labels.end(id, work) {
-            return;
-        }
-        task::clean(parts, id);
     }
+}
+
+/// Runs a label. Gives whether more can be run.
+fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> bool {
+    let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let phase = |phase| labels.on_phase(id, phase);
+        match &live.label.operation {
+            Operation::Verify { idle, objects, .. } => {
+                phase("running");
+                scrub::verify(parts, live, labels, *idle, objects)
+            }
+            _ => task::run(parts, live, &phase),
+        }
+    }))
+    .unwrap_or_else(|_| {
+        let message = "the element itself failed on this label; see its log".to_owned();
+        let mut outcome = failed(live.start, FailureKind::Device, message);
+        outcome.end = task::now();
+        Work::without_effect(outcome)
+    });
+    if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
+        // Before its end is told, so that the server knows better when it places the task anew.
+        parts.look_for_programs();
+    }
+    if !labels.end(id, work) {
+        return false;
+    }
+    task::clean(parts, id);
+    true
 }
 
 /// Empties a folder that tasks may pass through but not read.
@@ -251,7 +266,7 @@ impl Parts {
     }
 
     /// Removes an object that the database does not have; whether it was there.
-    fn remove_if_unkept(&self, object: ObjectId) -> bool {
+    pub(crate) fn remove_if_unkept(&self, object: ObjectId) -> bool {
         let kept = self
             .db
             .read(|connection| records::has_object(connection, object));

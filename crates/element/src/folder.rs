@@ -283,6 +283,18 @@ impl Quota {
         Ok(())
     }
 
+    /// Takes `size` for what is to be an object's file: its label may have run before, and what its first try left is replaced.
+    fn replace(&self, object: ObjectId, path: &Path, size: u64) -> Result<(), StoreError> {
+        let before = path.symlink_metadata().map_or(0, |m| m.len());
+        self.give_back(before);
+        if let Err(full) = self.take(size) {
+            self.used_bytes.fetch_add(before, Ordering::Relaxed);
+            return Err(full);
+        }
+        self.unsealed.lock().remove(&object);
+        Ok(())
+    }
+
     /// Counts an unsealed object with exactly `size`, be there room or not.
     fn set(&self, object: ObjectId, size: u64) {
         let mut unsealed = self.unsealed.lock();
@@ -518,14 +530,7 @@ impl Store for FolderStore {
         let file = made.file();
         let size = made.size().map_err(error)?;
         if let Some(quota) = &self.quota {
-            // The label may have run before: what its first try left is replaced.
-            let before = path.symlink_metadata().map_or(0, |m| m.len());
-            quota.give_back(before);
-            if let Err(full) = quota.take(size) {
-                quota.used_bytes.fetch_add(before, Ordering::Relaxed);
-                return Err(full);
-            }
-            quota.unsealed.lock().remove(&object);
+            quota.replace(object, &path, size)?;
         }
         close_for_ever(file).map_err(error)?;
         // The processes of its kernel have ended, so where the system does not tell there is no writer.
@@ -540,6 +545,42 @@ impl Store for FolderStore {
             }
         }
         Ok(size)
+    }
+
+    fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.path(object);
+        let size = bytes.len() as u64;
+        if let Some(quota) = &self.quota {
+            quota.replace(object, &path, size)?;
+        }
+        let put = || {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            // Where it is to stay: a file system keeps what is in one folder together.
+            let mut options = OpenOptions::new();
+            let options = options.write(true).create_new(true).mode(UNSEALED_MODE);
+            let file = options.open(&path)?;
+            file.write_all_at(bytes, 0)?;
+            close_for_ever(&file)
+        };
+        put().map_err(|error| {
+            // The error of the write is the one to tell.
+            let _ = std::fs::remove_file(&path);
+            if let Some(quota) = &self.quota {
+                quota.give_back(size);
+            }
+            StoreError::from_io(object, &path, error)
+        })
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        let synced = File::open(&self.folder).and_then(|folder| Ok(rustix::fs::syncfs(&folder)?));
+        synced.map_err(|source| StoreError::Device {
+            path: self.folder.clone(),
+            source,
+        })
     }
 
     fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {

@@ -33,6 +33,7 @@ use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
+use tidemill_wire::copies::{COPIES, CopyItem, OBJECTS_MAX, encode};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
     SealResult,
@@ -131,6 +132,7 @@ fn router(node: Arc<Node>) -> axum::Router {
             get(attribute).put(set_attribute),
         )
         .route(route::SEAL_ALL, post(seal_all))
+        .route(COPIES, post(copies))
         .route("/status", get(status))
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
@@ -552,6 +554,39 @@ async fn seal_all(
         }
     }
     Ok(axum::Json(results).into_response())
+}
+
+#[derive(serde::Deserialize)]
+struct WithBytes {
+    bytes: bool,
+}
+
+/// What another element needs to copy many objects.
+async fn copies(
+    State(context): State<Context>,
+    Query(WithBytes { bytes }): Query<WithBytes>,
+    Extension(shown): Extension<Capability>,
+    body: Body,
+) -> Answer {
+    let _turn = context.bodies.take(shown.uid).await?;
+    let body = collect(body, BODY_BYTES_MAX).await?;
+    let items: Vec<CopyItem> = serde_json::from_slice(&body)
+        .map_err(|_| Refused::Bad("the body is no list of CopyItem in JSON"))?;
+    if items.len() > OBJECTS_MAX {
+        return Err(Refused::Bad(
+            "more objects than one request may have copied",
+        ));
+    }
+    let mut objects = Vec::with_capacity(items.len());
+    for item in items {
+        let object = ObjectId(item.object);
+        let shown = context.read(item.capability.as_bytes()).await;
+        let allowed = shown.and_then(|shown| context.check(&shown, object, rights::READ));
+        objects.push(allowed.is_ok().then_some(object));
+    }
+    let node = Arc::clone(&context.node);
+    let given = move || encode(&crate::copies::give(node.parts(), &objects, bytes));
+    Ok(tokio::task::spawn_blocking(given).await?.into_response())
 }
 
 fn refuse(result: &mut SealResult, refused: &Refused) {

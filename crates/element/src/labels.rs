@@ -100,6 +100,13 @@ pub struct Live {
     pub control: Arc<Control>,
 }
 
+impl Live {
+    /// What is shown to the element that has an input.
+    pub(crate) fn capability(&self, index: usize) -> &[u8] {
+        self.ways.get(index).map_or(&[], |way| &way.capability)
+    }
+}
+
 impl Labels {
     /// Takes up what was queued when an element that now offers this stopped.
     ///
@@ -531,7 +538,9 @@ impl Labels {
             effects.keep(connection)?;
             records::end_label(connection, id, &message)
         };
-        self.db.submit(false, change, move |kept| match kept {
+        // What a copy is made for may be removed elsewhere as soon as it is told.
+        let durable = work.is_copy();
+        self.db.submit(durable, change, move |kept| match kept {
             Ok(()) => {
                 {
                     let mut state = labels.state.lock();

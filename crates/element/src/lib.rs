@@ -11,6 +11,7 @@
 mod attach;
 mod bytes_out;
 pub mod config;
+mod copies;
 pub mod db;
 pub mod error;
 pub mod executor;

@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read as _, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,8 @@ use tidemill_client::{Objects, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Input;
 use tidemill_core::layout::{Layout, Part, Selected, SelectedSpan, Selection, SelectionError};
-use tidemill_wire::{convert, v1};
+use tidemill_wire::copies::{self, CopyItem, OBJECT_BYTES_MAX};
+use tidemill_wire::{convert, route, v1};
 
 /// A pull in which no byte arrives for this long is given up.
 const STALL_MAX: Duration = Duration::from_secs(30);
@@ -413,7 +414,7 @@ impl Pulls {
             let read = async {
                 tokio::select! {
                     bytes = objects.read(remote, at, length) => bytes.map_err(PullError::from),
-                    error = watch(&arrived, remote, cancelled) => Err(error),
+                    error = watch(&arrived, &remote.url, cancelled) => Err(error),
                 }
             };
             match self.runtime.block_on(read) {
@@ -500,6 +501,55 @@ impl Pulls {
     ) -> Result<u64, PullError> {
         self.fetch(input, capability, path, false, cancelled)
             .map(|fetched| fetched.size)
+    }
+
+    /// Brings small objects of one element, as far as they can be had at once: `take` is given the index of each, the hash that
+    /// its element says it has, and its bytes.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn many(
+        &self,
+        element: ElementId,
+        wanted: &[(&Input, &[u8])],
+        cancelled: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(usize, &Hash, &[u8]),
+    ) -> Result<(), PullError> {
+        let peer = self.peers.lock().get(&element).cloned();
+        let peer = peer.ok_or(PullError::Unknown(element))?;
+        let in_place = self.in_place && peer.host == self.host;
+        let item = |(input, capability): &(&Input, &[u8])| CopyItem {
+            object: input.object.0,
+            capability: route::hex(capability),
+        };
+        let items: Vec<CopyItem> = wanted.iter().map(item).collect();
+        let objects = self.objects.lock().clone();
+        let arrived = AtomicU64::new(0);
+        let given = self.runtime.block_on(async {
+            tokio::select! {
+                given = objects.copies(element, &peer.url, &items, !in_place) => given.map_err(PullError::from),
+                error = watch(&arrived, &peer.url, cancelled) => Err(error),
+            }
+        })?;
+        let (mut rest, mut buffer) = (&*given, Vec::new());
+        for (index, (input, _)) in wanted.iter().enumerate() {
+            let wrong = tidemill_client::Error::Answer("copies");
+            let (one, after) = copies::decode(rest).ok_or(wrong)?;
+            rest = after;
+            let Some((hash, bytes)) = one else { continue };
+            if !in_place {
+                take(index, hash, bytes);
+                continue;
+            }
+            let path = peer.folder.join(input.object.relative_path());
+            buffer.clear();
+            let read = sealed_file(&path)
+                .and_then(|file| file.take(OBJECT_BYTES_MAX + 1).read_to_end(&mut buffer));
+            if read.is_ok() {
+                take(index, hash, &buffer);
+            }
+        }
+        Ok(())
     }
 
     /// Whether an object is one with this hash where it was copied from.
@@ -752,7 +802,7 @@ impl Pulls {
                 tidemill_client::Error::Local { source, .. } => device(source),
                 error => error.into(),
             })?,
-            error = watch(&arrived, remote, cancelled) => return Err(error),
+            error = watch(&arrived, &remote.url, cancelled) => return Err(error),
         };
         let file = file.into_inner().map_err(|e| device(e.into_error()))?;
         close_for_ever(&file).map_err(device)?;
@@ -841,7 +891,7 @@ impl Drop for Pulled {
 }
 
 /// Ends when a pull is to be given up, and says why.
-async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> bool) -> PullError {
+async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool) -> PullError {
     let mut seen = 0;
     let mut since = Instant::now();
     loop {
@@ -855,7 +905,7 @@ async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> boo
             since = Instant::now();
         } else if since.elapsed() > STALL_MAX {
             return PullError::Stalled {
-                url: remote.url.to_string(),
+                url: url.to_string(),
             };
         }
     }

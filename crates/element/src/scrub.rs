@@ -185,6 +185,23 @@ fn hash_through(
     }
 }
 
+/// The bytes of an object that is as long as it was sealed.
+pub(crate) fn read_whole(
+    parts: &Parts,
+    object: ObjectId,
+    sum: &Sum,
+) -> Result<Vec<u8>, StoreError> {
+    let opened = parts.store.open(object)?;
+    let mut bytes = vec![0; usize::try_from(sum.size).unwrap_or(0)];
+    let read = opened.bytes.read_at(0, &mut bytes);
+    match read {
+        Ok(count) if opened.stat.sealed && opened.stat.size == sum.size && count == bytes.len() => {
+            Ok(bytes)
+        }
+        _ => Err(StoreError::NotFound { object }),
+    }
+}
+
 /// What the bytes of a file hash to.
 pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
     let file = File::open(path)?;

@@ -85,6 +85,18 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError>;
 
+    /// Makes a sealed object of these bytes, of which nothing was kept here before. If it can't, there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] or [`StoreError::Device`].
+    fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Makes all objects that are sealed, and their names, survive power loss.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn flush(&self) -> Result<(), StoreError>;
+
     /// Opens an object for reading. It stays readable through this even if it is removed.
     ///
     /// # Errors

@@ -61,6 +61,12 @@ impl Work {
         }
     }
 
+    /// Whether there is another copy of an object now.
+    pub(crate) fn is_copy(&self) -> bool {
+        let copies = |label: &Label| matches!(label.operation, Operation::Copy { .. });
+        !self.made.is_empty() && self.label.as_deref().is_some_and(copies)
+    }
+
     /// Keeps the effects in the database.
     ///
     /// # Errors
@@ -445,7 +451,7 @@ impl Running<'_> {
         let size = self
             .local(input.object)
             .map_or(input.size, |(_, size)| size);
-        Ok(Lies::whole(input, size, self.capability(index)))
+        Ok(Lies::whole(input, size, self.live.capability(index)))
     }
 
     fn take_pulled(&mut self, got: Pulled) -> (PathBuf, u64) {
@@ -460,8 +466,7 @@ impl Running<'_> {
         let layout = way.and_then(|way| way.layout.as_ref());
         let Some(layout) = layout.filter(|_| self.local(input.object).is_none()) else {
             let live = self.live;
-            let capability = live.ways.get(index).map(|way| way.capability.as_slice());
-            return self.fetch_object(input, capability.unwrap_or_default());
+            return self.fetch_object(input, live.capability(index));
         };
         let here = |object| self.parts.store.local_path(object);
         let cancelled = || self.live.control.is_cancelled();
@@ -500,11 +505,6 @@ impl Running<'_> {
             )
         };
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
-    }
-
-    fn capability(&self, index: usize) -> &[u8] {
-        let way = self.live.ways.get(index);
-        way.map_or(&[], |way| way.capability.as_slice())
     }
 
     /// Takes the outputs one after the other, each as it is found: the kernel has ended, and its folder comes back with the
@@ -569,7 +569,7 @@ impl Running<'_> {
             None => self
                 .parts
                 .pulls
-                .copy(from, self.capability(0), &own, &|| {
+                .copy(from, self.live.capability(0), &own, &|| {
                     self.live.control.is_cancelled()
                 })
                 .map_err(|error| {
@@ -595,6 +595,11 @@ impl Running<'_> {
             // The error of the store is the one to tell.
             let _ = std::fs::remove_file(&own);
         })?;
+        // What it is made of may be removed as soon as this is told.
+        self.parts.store.sync(to.object).map_err(|error| {
+            self.parts.remove_if_unkept(to.object);
+            store_failure(&error)
+        })?;
         self.outcome.read_bytes = size;
         self.outcome.written_bytes = size;
         self.made.push(ObjectRecord {
@@ -618,7 +623,10 @@ impl Running<'_> {
         let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
         let cancelled = || self.live.control.is_cancelled();
         let same = if pulled {
-            let asked = self.parts.pulls.confirm(from, self.capability(0), &hash);
+            let asked = self
+                .parts
+                .pulls
+                .confirm(from, self.live.capability(0), &hash);
             asked.map_err(|error| failure(FailureKind::Input, error.to_string()))?
         } else {
             scrub::confirm(self.parts, from.object, &hash, &cancelled)

@@ -234,7 +234,7 @@ pub(crate) async fn watch(
     loop {
         tokio::time::sleep(PERIOD).await;
         let now = clock::now_ns();
-        let due = database.read(|db| Ok(!due(db, (now, now), 1)?.is_empty()));
+        let due = database.read(|db| Ok(!due(db, (now, now), &array.up(), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
         let look = due.unwrap_or(false) || before != gone;
         if look && driver.send(Incoming::Copies).is_err() {
@@ -266,10 +266,12 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     })
 }
 
-/// Those to be looked at up to `until`, which have the fewest copies first; not what is new while more comes.
+/// Those to be looked at up to `until`, which have the fewest copies first; not what is new while more comes. While an element
+/// that is up makes a copy of one there is nothing to be done for it.
 pub(crate) fn due(
     db: &Connection,
     (now, until): (i64, i64),
+    up: &[u32],
     max: usize,
 ) -> Result<Vec<i64>, Fault> {
     let sql = "SELECT min(at), max(at) FROM short WHERE has = ?1 AND at <= ?2";
@@ -281,12 +283,16 @@ pub(crate) fn due(
         (Some(first), Some(last)) => now - last < GIVE_WAY_NS && now - first < GIVE_WAY_NS_MAX,
         _ => false,
     };
-    let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 ORDER BY at LIMIT ?3";
+    let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 AND NOT EXISTS \
+               (SELECT 1 FROM copy WHERE copy.object = short.object AND state = ?4 \
+               AND element IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
+    let up = json(&up);
     let mut objects = Vec::new();
     for has in (0..=MOVES).filter(|&has| !(waits && has == NEW)) {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
-        let rows = statement.query_map(params![has, until, left], |row| row.get(0))?;
+        let row = params![has, until, left, COMING, up];
+        let rows = statement.query_map(row, |row| row.get(0))?;
         objects.extend(rows.collect::<Result<Vec<i64>, _>>()?);
     }
     Ok(objects)
@@ -664,5 +670,24 @@ mod tests {
             [1, 2].map(|element| (ObjectId(8), ElementId(element)))
         );
         assert!(database.read(|db| holders(db, 7)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_an_element_that_is_up_is_making_is_not_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let database = names.database();
+        let kept = |db: &Connection| {
+            db.execute_batch(
+                "INSERT INTO short VALUES (7, 1, 0), (8, 1, 0), (9, 9, 0), (10, 1, 2);
+                 INSERT INTO copy VALUES (7, 1, 0), (8, 1, 1)",
+            )?;
+            Ok(())
+        };
+        database.write_blocking(kept).unwrap();
+        for (up, expected) in [(1, &[8, 9][..]), (2, &[7, 8, 9])] {
+            let found = database.read(|db| due(db, 1, &[up], 10)).unwrap();
+            assert_eq!(found, expected, "{up}");
+        }
     }
 }

@@ -7,6 +7,7 @@ pub mod bounded;
 pub mod capability;
 pub mod control;
 pub mod convert;
+pub mod copies;
 pub mod lineage;
 pub mod local;
 pub mod route;

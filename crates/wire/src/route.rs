@@ -13,6 +13,7 @@
 //! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and if it has another one: `409` |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
+//! | `POST /copies?bytes=B` | what is needed to copy many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |

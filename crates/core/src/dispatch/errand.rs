@@ -1,22 +1,82 @@
 //! Errands: labels that belong to no job, such as removals and copies. They are for one element, whatever becomes of
 //! it, and take no core of it; so they are in no line and in no estimate.
 
-use super::{Dispatcher, ERRANDS_MAX};
+use super::{COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Dispatcher, ERRANDS_MAX};
 use crate::id::{ElementId, LabelId};
 use crate::label::{Label, Lane, Operation, Owner};
+use std::collections::BTreeMap;
+
+/// Those under way.
+#[derive(Debug, Default)]
+pub(super) struct Errands {
+    labels: BTreeMap<LabelId, (ElementId, Lane, u64)>,
+    /// How many they are, and the bytes that are copied.
+    sums: BTreeMap<(ElementId, Lane), (usize, u64)>,
+}
+
+impl Errands {
+    fn add(&mut self, id: LabelId, element: ElementId, operation: &Operation) {
+        let bytes = match operation {
+            Operation::Copy { from, .. } => from.size,
+            _ => 0,
+        };
+        let lane = operation.lane();
+        if self.labels.insert(id, (element, lane, bytes)).is_none() {
+            let (count, sum) = self.sums.entry((element, lane)).or_default();
+            (*count, *sum) = (*count + 1, sum.saturating_add(bytes));
+        }
+    }
+
+    pub(super) fn contains(&self, id: LabelId) -> bool {
+        self.labels.contains_key(&id)
+    }
+
+    /// One has ended on an element; whether it was under way there.
+    pub(super) fn end(&mut self, id: LabelId, on: ElementId) -> bool {
+        let Some(&(element, lane, bytes)) =
+            self.labels.get(&id).filter(|(element, ..)| *element == on)
+        else {
+            return false;
+        };
+        self.labels.remove(&id);
+        if let Some((count, sum)) = self.sums.get_mut(&(element, lane)) {
+            (*count, *sum) = (*count - 1, sum.saturating_sub(bytes));
+        }
+        true
+    }
+
+    fn sum(&self, element: ElementId, lane: Lane) -> (usize, u64) {
+        self.sums.get(&(element, lane)).copied().unwrap_or_default()
+    }
+}
 
 impl Dispatcher {
-    /// Whether an element takes another errand of this lane now. Those that take long leave room for the others: copies for a
-    /// removal, reading what is there for a copy, too.
+    /// Whether an element takes another errand of this lane now. Of copies it has as many that it need not wait for the next;
+    /// reading what is there leaves room for removals.
     #[must_use]
     pub fn takes_errand(&self, element: ElementId, lane: Lane) -> bool {
-        let under_way = self.errands.values().filter(|&&on| on == element).count();
-        let spared = match lane {
-            Lane::Verify => 2,
-            Lane::Copy => 1,
-            Lane::Kernel | Lane::Light | Lane::Remove => 0,
+        let (copies, bytes) = self.errands.sum(element, Lane::Copy);
+        let count = |lane| self.errands.sum(element, lane).0;
+        let others = count(Lane::Remove) + count(Lane::Verify);
+        let takes = match lane {
+            Lane::Copy => {
+                copies < COPY_LABELS_MIN
+                    || (copies < COPY_LABELS_MAX && bytes < COPY_LABELS_BYTES_MAX)
+            }
+            Lane::Verify => others + 2 < ERRANDS_MAX,
+            Lane::Kernel | Lane::Light | Lane::Remove => others < ERRANDS_MAX,
         };
-        self.up(element) && under_way + spared < ERRANDS_MAX
+        takes && self.up(element)
+    }
+
+    /// Such a label is under way from before a restart.
+    pub(super) fn on_errand_sent(
+        &mut self,
+        element: ElementId,
+        id: LabelId,
+        operation: &Operation,
+    ) {
+        self.errands.add(id, element, operation);
     }
 
     /// What can't be sent now is not kept: who asked asks again.
@@ -25,7 +85,7 @@ impl Dispatcher {
             return;
         }
         let id = self.ids.label();
-        self.errands.insert(id, element);
+        self.errands.add(id, element, &operation);
         let label = Label {
             id,
             owner,
@@ -40,6 +100,6 @@ impl Dispatcher {
     /// Whether a label that was sent is still to be executed: it is the try of its task that counts, or an errand.
     #[must_use]
     pub fn wants(&self, label: LabelId) -> bool {
-        self.live(label) || self.errands.contains_key(&label)
+        self.live(label) || self.errands.contains(label)
     }
 }

@@ -56,6 +56,7 @@ use class::Classes;
 use copies::Copies;
 use element::{Element, Presence};
 use elements::Elements;
+use errand::Errands;
 use learned::Learned;
 use place::Reads;
 use short::Short;
@@ -84,8 +85,14 @@ pub const IDLE_ASKS_MAX: usize = 4;
 /// Tasks waiting for an element that got room and that would rather go elsewhere by now, per event: after these
 /// the others wait for the next event, unless a core has nothing to do.
 pub const LINE_ASKS_MAX: usize = 4;
-/// Errands of one element that may be under way.
+/// Errands of one element that may be under way, beside copies.
 pub const ERRANDS_MAX: usize = 4;
+/// Copies that an element may be making or have before it: so many of any length,
+pub const COPY_LABELS_MIN: usize = 3;
+/// so many of small objects, which are made many at once,
+pub const COPY_LABELS_MAX: usize = 256;
+/// and no more than these while they have so many bytes.
+pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
 /// What a run counts for that no element has a history of: so much that such runs spread over elements as long as
@@ -135,7 +142,7 @@ pub struct Dispatcher {
     elements: Elements,
     labels: Table<LabelId, Issued>,
     /// Labels that belong to no task, and where they are.
-    errands: BTreeMap<LabelId, ElementId>,
+    errands: Errands,
     learned: Learned,
     classes: Classes,
     copies: Copies,
@@ -194,7 +201,7 @@ impl Dispatcher {
             tasks: Table::default(),
             elements: Elements::default(),
             labels: Table::default(),
-            errands: BTreeMap::new(),
+            errands: Errands::default(),
             learned: Learned::default(),
             classes: Classes::default(),
             copies: Copies::default(),
@@ -275,9 +282,11 @@ impl Dispatcher {
             } => self.on_copied(object, element, there, turn),
             Event::Parted { object, layout } => self.copies.part(object, layout),
             Event::Emptied { element, emptied } => self.on_emptied(element, emptied),
-            Event::ErrandSent { element, label } => {
-                self.errands.insert(label, element);
-            }
+            Event::ErrandSent {
+                element,
+                label,
+                operation,
+            } => self.on_errand_sent(element, label, &operation),
         }
         self.pump(turn);
         self.recall(turn);

@@ -35,8 +35,7 @@ impl Dispatcher {
         outcome: Box<Outcome>,
         turn: &mut Turn<'_>,
     ) {
-        if self.errands.get(&label) == Some(&element) {
-            self.errands.remove(&label);
+        if self.errands.end(label, element) {
             return;
         }
         if self

@@ -4,7 +4,8 @@ use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{
-    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
+    COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Config, ERRANDS_MAX, LOSSES_MAX,
+    QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
 };
 use tidemill_core::event::*;
 use tidemill_core::id::*;
@@ -373,7 +374,11 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
         world.on(errand(remove(object)));
     }
     let sent = world.wanted(element);
-    assert_eq!(sent.len(), ERRANDS_MAX, "the others are asked for again");
+    assert_eq!(
+        sent.len(),
+        1 + ERRANDS_MAX,
+        "the others are asked for again"
+    );
     assert!(!world.dispatcher.takes_errand(element, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
@@ -387,13 +392,67 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
     for (on, left) in [(ElementId(0), sent.len()), (element, sent.len() - 1)] {
         world.on(Event::Finished {
             element: on,
-            label: sent[0].id,
+            label: sent[1].id,
             outcome: failed(FailureKind::Device),
         });
         assert_eq!(world.wanted(element).len(), left);
     }
     assert!(world.dispatcher.takes_errand(element, Lane::Remove));
     world.dispatcher.check();
+}
+
+#[test]
+fn an_element_has_many_small_copies_before_it_and_few_large_ones() {
+    for (size, expected) in [
+        (0, COPY_LABELS_MAX),
+        (COPY_LABELS_BYTES_MAX / 16, 16),
+        (COPY_LABELS_BYTES_MAX, COPY_LABELS_MIN),
+    ] {
+        let mut world = array(2);
+        let element = ElementId(1);
+        let copy = |object| Operation::Copy {
+            from: Input {
+                name: String::new(),
+                object: ObjectId(object),
+                element: ElementId(0),
+                size,
+                selection: Selection::WHOLE,
+            },
+            to: Output {
+                name: String::new(),
+                object: ObjectId(object),
+                inode: Inode(9),
+                path: "/f".into(),
+            },
+            part: None,
+        };
+        let errand = |operation| Event::Errand {
+            element,
+            owner: Owner::default(),
+            operation,
+        };
+        for object in 0..2 * COPY_LABELS_MAX as u64 {
+            world.on(errand(copy(object)));
+        }
+        let sent = world.wanted(element);
+        assert_eq!(sent.len(), expected, "{size}");
+        // Removals wait for none of them.
+        world.on(errand(Operation::Remove {
+            objects: vec![ObjectId(1)],
+        }));
+        assert_eq!(world.wanted(element).len(), expected + 1);
+        // Those that were under way before a restart count.
+        let mut again = array(2);
+        for label in sent {
+            again.on(Event::ErrandSent {
+                element,
+                label: label.id,
+                operation: label.operation,
+            });
+        }
+        assert!(!again.dispatcher.takes_errand(element, Lane::Copy));
+        assert!(again.dispatcher.takes_errand(ElementId(0), Lane::Copy));
+    }
 }
 
 /// t1 reads a file on element 1 and runs on element 0 (pinned), t2 follows on element 1.

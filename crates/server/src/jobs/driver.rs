@@ -257,7 +257,11 @@ impl Driver {
         }
         self.moved = self.database.read(moves::any)?;
         for (element, label) in self.database.read(outbox::errands)? {
-            let event = Event::ErrandSent { element, label };
+            let event = Event::ErrandSent {
+                element,
+                label: label.id,
+                operation: label.operation,
+            };
             self.feed(event, &mut steps, &mut outbox);
         }
         self.first = (steps, outbox);
@@ -335,7 +339,7 @@ impl Driver {
         let until = now.max(self.woken);
         let due = self
             .database
-            .read(|db| copies::due(db, (now, until), copies::VERSIONS_MAX));
+            .read(|db| copies::due(db, (now, until), &self.array.up(), copies::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "copies are put off");
             Vec::new()
@@ -411,8 +415,12 @@ impl Driver {
                 Next::Enough => return Went::Found(Found::Enough),
                 Next::Wait => return Went::On,
                 Next::Remove { goes, first } => {
-                    self.untell_copies(short.kept.object, &goes, steps, outbox);
-                    return Went::Found(Found::Surplus { goes, first });
+                    let object = short.kept.object;
+                    self.untell_copies(object, &goes, steps, outbox);
+                    // Mostly nothing is left to be done then.
+                    short.kept.go(&goes, first);
+                    let found = Found::Surplus { goes, first };
+                    steps.push(Step::Copies { object, found });
                 }
                 Next::Stay => return Went::Found(Found::Stay),
                 Next::NoSource | Next::NoPlace => return rest(&short.kept),
@@ -476,7 +484,7 @@ impl Driver {
                 message: format!("element {} was taken out of the array", element.0),
             };
             let outcome = Outcome::at(clock::now(), Err(failure));
-            self.on_finished(element, label, outcome, steps, outbox);
+            self.on_finished(element, label.id, outcome, steps, outbox);
         }
     }
 
@@ -504,6 +512,12 @@ impl Driver {
 
     /// Makes labels of what is to be removed.
     fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        // That they may go has to be known after a power loss, too: a copy elsewhere may be all that is left.
+        let kept = self.database.write_here(true, |_| Ok(()));
+        if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
+            tracing::warn!(%fault, "removals are put off");
+            return;
+        }
         for element in self.array.up() {
             let (id, mut last) = (ElementId(element), ObjectId(0));
             while self.dispatcher.takes_errand(id, Lane::Remove) {
@@ -653,6 +667,10 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
+        // Jobs read what waits to be removed elsewhere rather than nothing.
+        let read = damaged.iter().map(|one| one.object);
+        let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
+        self.tell_copies(&read, steps, outbox);
         for one in damaged {
             self.untell_copies(one.object, &[element], steps, outbox);
             self.damaged.insert(one.object);

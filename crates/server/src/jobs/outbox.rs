@@ -4,7 +4,7 @@
 use crate::names::Fault;
 use crate::{copies, damage, removal, scrub};
 use prost::Message;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 use tidemill_wire::v1;
@@ -93,24 +93,22 @@ pub(crate) fn of(
     let sql =
         "SELECT element, label, body FROM label WHERE ?1 IS NULL OR element = ?1 ORDER BY label";
     let mut statement = db.prepare_cached(sql)?;
-    let mut rows = statement.query([element.map(|element| element.0)])?;
+    all(statement.query([element.map(|element| element.0)])?)
+}
+
+/// The labels that belong to no task, and where they are.
+pub(crate) fn errands(db: &Connection) -> Result<Vec<(ElementId, Label)>, Fault> {
+    let sql = "SELECT element, label, body FROM label WHERE task = 0 ORDER BY label";
+    all(db.prepare(sql)?.query([])?)
+}
+
+fn all(mut rows: Rows<'_>) -> Result<Vec<(ElementId, Label)>, Fault> {
     let mut labels = Vec::new();
     while let Some(row) = rows.next()? {
         let label = parse(row.get(1)?, &row.get::<_, Vec<u8>>(2)?)?;
         labels.push((ElementId(row.get(0)?), label));
     }
     Ok(labels)
-}
-
-/// The labels that belong to no task, and where they are.
-pub(crate) fn errands(db: &Connection) -> Result<Vec<(ElementId, LabelId)>, Fault> {
-    let mut statement =
-        db.prepare("SELECT element, label FROM label WHERE task = 0 ORDER BY label")?;
-    let errands = statement.query_map([], |row| {
-        let label = LabelId(row.get::<_, i64>(1)?.cast_unsigned());
-        Ok((ElementId(row.get(0)?), label))
-    })?;
-    Ok(errands.collect::<Result<_, _>>()?)
 }
 
 /// Takes a label out: its end is known. Gives what it was to do if it belonged to no job.

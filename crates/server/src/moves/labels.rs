@@ -26,10 +26,8 @@ pub(crate) fn list(
     removed: &BTreeSet<u32>,
 ) -> Result<Vec<v1::Errand>, Fault> {
     let mut errands = Vec::new();
-    for (element, id) in outbox::errands(db)? {
-        let Some((_, label)) = outbox::find(db, id)? else {
-            continue;
-        };
+    for (element, label) in outbox::errands(db)? {
+        let id = label.id;
         let sql = "SELECT at FROM label WHERE label = ?1";
         let mut at = db.prepare_cached(sql)?;
         let mut errand = v1::Errand {

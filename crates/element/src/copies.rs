@@ -1,0 +1,187 @@
+//! Copies of small objects, many at once: one request to the element that has them, one sync of the device for all.
+//!
+//! What can't be done in this way (the source is away, lacks one, or has other bytes than it said; there is no room) is left
+//! to be done one by one, which tells why it fails. So here nothing fails.
+
+use crate::executor::Parts;
+use crate::labels::{Labels, Live, failed};
+use crate::records::{self, Hash, ObjectRecord};
+use crate::scrub;
+use crate::task::{Work, now};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::label::{FailureKind, Input, Lane, Operation, Sealed};
+use tidemill_wire::copies::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
+
+/// A label that was taken.
+pub(crate) type Taken = (LabelId, Live);
+
+/// The next labels that copy small objects, after one that was taken.
+pub(crate) fn with_more(labels: &Labels, first: Taken) -> Vec<Taken> {
+    let mut bytes = small(&first.1).unwrap_or(OBJECTS_BYTES_MAX);
+    let mut taken = vec![first];
+    while bytes < OBJECTS_BYTES_MAX && taken.len() < OBJECTS_MAX {
+        let Some(next) = labels.try_next(Lane::Copy) else {
+            break;
+        };
+        // One that is large is the last, so that nothing waits for it.
+        bytes += small(&next.1).unwrap_or(OBJECTS_BYTES_MAX);
+        taken.push(next);
+    }
+    taken
+}
+
+/// The length of a small object of another element.
+fn small(live: &Live) -> Option<u64> {
+    let Operation::Copy { from, to, .. } = &live.label.operation else {
+        return None;
+    };
+    let small = from.object == to.object && from.size <= OBJECT_BYTES_MAX;
+    small.then_some(from.size)
+}
+
+/// Makes what copies it can; gives the labels that are left.
+pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Vec<Taken> {
+    let new = |(_, live): &&Taken| {
+        let Operation::Copy { from, .. } = &live.label.operation else {
+            return false;
+        };
+        // A damaged one is made anew in its place, and what is here is not brought.
+        let known = |db: &rusqlite::Connection| records::has_object(db, from.object);
+        small(live).is_some()
+            && from.element != parts.element
+            && !parts.db.read(known).unwrap_or(true)
+    };
+    let mut sources: BTreeMap<ElementId, Vec<&Taken>> = BTreeMap::new();
+    if taken.len() > 1 {
+        for one in taken.iter().filter(new) {
+            if let Operation::Copy { from, .. } = &one.1.label.operation {
+                sources.entry(from.element).or_default().push(one);
+            }
+        }
+    }
+    let mut made = BTreeMap::new();
+    for (element, wanted) in sources {
+        bring(parts, element, &wanted, &mut made);
+    }
+    if !made.is_empty()
+        && let Err(error) = parts.store.flush()
+    {
+        tracing::warn!(%error, "copies are made one by one");
+        made.clear();
+    }
+    let mut left = Vec::new();
+    for (id, live) in taken {
+        match made.remove(&id) {
+            Some(work) => drop(labels.end(id, work)),
+            None => left.push((id, live)),
+        }
+    }
+    left
+}
+
+/// Brings objects of one element.
+fn bring(parts: &Parts, element: ElementId, wanted: &[&Taken], made: &mut BTreeMap<LabelId, Work>) {
+    let objects: Vec<(&Input, &[u8])> = wanted
+        .iter()
+        .filter_map(|(_, live)| match &live.label.operation {
+            Operation::Copy { from, .. } => Some((from, live.capability(0))),
+            _ => None,
+        })
+        .collect();
+    let cancelled = || wanted.iter().all(|(_, live)| live.control.is_cancelled());
+    let take = &mut |index: usize, said: &Hash, bytes: &[u8]| {
+        let (id, live): &Taken = wanted[index];
+        let hash: Hash = blake3::hash(bytes).into();
+        if hash != *said || live.control.is_cancelled() {
+            return;
+        }
+        if let Some(work) = keep(parts, live, bytes, hash) {
+            made.insert(*id, work);
+        }
+    };
+    if let Err(error) = parts.pulls.many(element, &objects, &cancelled, take) {
+        tracing::debug!(%error, "copies are made one by one");
+    }
+}
+
+/// Puts the bytes of a copy in their place.
+fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
+    let Operation::Copy { to, part, .. } = &live.label.operation else {
+        return None;
+    };
+    parts.store.put(to.object, bytes).ok()?;
+    let size = bytes.len() as u64;
+    parts.counters.on_written(size);
+    let mut outcome = failed(live.start, FailureKind::Device, String::new());
+    outcome.kernel_start = live.start;
+    outcome.end = now();
+    (
+        outcome.moved_bytes,
+        outcome.read_bytes,
+        outcome.written_bytes,
+    ) = (size, size, size);
+    outcome.result = Ok(vec![Sealed::file(to.object, size)]);
+    let record = ObjectRecord {
+        id: to.object,
+        size,
+        owner: live.label.owner,
+        inode: to.inode.0,
+        path: to.path.clone(),
+        mode: None,
+        task: None,
+        sealed_at: outcome.end,
+        part: *part,
+        hash: Some(hash),
+    };
+    let mut work = Work::without_effect(outcome);
+    work.label = Some(Arc::clone(&live.label));
+    work.made.push(record);
+    Some(work)
+}
+
+/// What another element is given of objects that it copies, in their order; of one that it may not have, or that it is to ask
+/// for alone, that there is none.
+pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool) -> Vec<Given> {
+    let sums = parts.db.read(|db| {
+        let sum = |object: &Option<ObjectId>| match object {
+            Some(object) => records::sum(db, *object),
+            None => Ok(None),
+        };
+        objects.iter().map(sum).collect::<Result<Vec<_>, _>>()
+    });
+    let (mut given, mut new, mut total) = (Vec::with_capacity(objects.len()), Vec::new(), 0);
+    for (object, sum) in objects.iter().zip(sums.unwrap_or_default()) {
+        let one = object.zip(sum).and_then(|(object, sum)| {
+            total = sum.size.saturating_add(total);
+            let fits = sum.size <= OBJECT_BYTES_MAX && total <= 2 * OBJECTS_BYTES_MAX;
+            if !fits || sum.damage.is_some() {
+                return None;
+            }
+            let read = with_bytes || sum.hash.is_none();
+            let bytes = read
+                .then(|| scrub::read_whole(parts, object, &sum))
+                .transpose()
+                .ok()?;
+            let bytes = bytes.unwrap_or_default();
+            let hash = sum.hash.unwrap_or_else(|| {
+                let hash = blake3::hash(&bytes).into();
+                new.push((object, hash));
+                hash
+            });
+            let bytes = if with_bytes { bytes } else { Vec::new() };
+            Some((hash, bytes))
+        });
+        given.push(one);
+    }
+    if !new.is_empty() {
+        let keep = move |db: &rusqlite::Connection| {
+            new.iter()
+                .try_for_each(|(object, hash)| records::set_hash(db, *object, hash))
+        };
+        // It is hashed again later.
+        parts.db.submit(false, keep, drop);
+    }
+    given
+}

@@ -1,0 +1,86 @@
+//! What one element is given by another of objects that it copies, many at once (`POST /copies`).
+
+/// Objects of one request.
+pub const OBJECTS_MAX: usize = 64;
+
+/// Bytes of an object that is given so; a larger one is asked for alone.
+pub const OBJECT_BYTES_MAX: u64 = 1 << 20;
+
+/// Bytes after which no more objects are asked for at once.
+pub const OBJECTS_BYTES_MAX: u64 = 8 << 20;
+
+/// The path that gives many objects at once.
+pub const COPIES: &str = "/copies";
+
+/// One of the objects.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CopyItem {
+    /// The object.
+    pub object: u64,
+    /// Its capability in hexadecimal.
+    pub capability: String,
+}
+
+/// What is given of one: the BLAKE3 of what was sealed and, if that was wanted, its bytes. `None`: it is to be asked for alone.
+pub type Given = Option<([u8; 32], Vec<u8>)>;
+
+/// Instead of a length: nothing is given.
+const NONE: u32 = u32::MAX;
+
+/// The body of an answer: for each object the number of its bytes (`u32`, little-endian; 0xffffffff: it is not given), the
+/// hash and the bytes.
+#[must_use]
+pub fn encode(given: &[Given]) -> Vec<u8> {
+    let length = |one: &Given| 4 + one.as_ref().map_or(0, |(_, bytes)| 32 + bytes.len());
+    let mut body = Vec::with_capacity(given.iter().map(length).sum());
+    for one in given {
+        let Some((hash, bytes)) = one else {
+            body.extend(NONE.to_le_bytes());
+            continue;
+        };
+        let length = u32::try_from(bytes.len()).unwrap_or(NONE);
+        body.extend(length.to_le_bytes());
+        if length != NONE {
+            body.extend(hash);
+            body.extend(bytes);
+        }
+    }
+    body
+}
+
+/// The first object of a body, and the rest of it; `None`: it is no such body.
+#[must_use]
+pub fn decode(body: &[u8]) -> Option<(Option<(&[u8; 32], &[u8])>, &[u8])> {
+    let (length, rest) = body.split_first_chunk()?;
+    let length = u32::from_le_bytes(*length);
+    if length == NONE {
+        return Some((None, rest));
+    }
+    let (hash, rest) = rest.split_first_chunk()?;
+    let (bytes, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+    Some((Some((hash, bytes)), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_is_what_comes_and_no_part_of_it_is() {
+        let given = [
+            Some(([1; 32], vec![7; 5])),
+            None,
+            Some(([2; 32], Vec::new())),
+        ];
+        let body = encode(&given);
+        let mut rest = body.as_slice();
+        for one in &given {
+            let (came, after) = decode(rest).unwrap();
+            assert_eq!(came.map(|(hash, bytes)| (*hash, bytes.to_vec())), *one);
+            rest = after;
+        }
+        assert_eq!(rest, []);
+        let first = 4 + 32 + 5;
+        assert!((0..first).all(|length| decode(&body[..length]).is_none()));
+    }
+}

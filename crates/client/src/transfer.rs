@@ -5,7 +5,6 @@ use crate::objects::Remote;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};

@@ -686,8 +686,34 @@ mod tests {
         };
         database.write_blocking(kept).unwrap();
         for (up, expected) in [(1, &[8, 9][..]), (2, &[7, 8, 9])] {
-            let found = database.read(|db| due(db, 1, &[up], 10)).unwrap();
+            let times = (GIVE_WAY_NS, 1);
+            let found = database.read(|db| due(db, times, &[up], 10)).unwrap();
             assert_eq!(found, expected, "{up}");
         }
+    }
+
+    #[test]
+    fn what_is_new_waits_while_more_comes_but_not_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let database = names.database();
+        let last = GIVE_WAY_NS_MAX;
+        let kept = move |db: &Connection| {
+            let sql = "INSERT INTO short VALUES (7, 1, 1), (8, 1, ?1), (9, 2, ?1)";
+            Ok(db.execute(sql, [last])?)
+        };
+        database.write_blocking(kept).unwrap();
+        let due = |now| {
+            database
+                .read(move |db| due(db, (now, now), &[], 10))
+                .unwrap()
+        };
+        assert_eq!(due(last), [9]);
+        assert_eq!(due(last + 1), [7, 8, 9]);
+        let kept =
+            |db: &Connection| Ok(db.execute("UPDATE short SET at = 2 WHERE object = 7", [])?);
+        database.write_blocking(kept).unwrap();
+        assert_eq!(due(last + 1), [9]);
+        assert_eq!(due(last + GIVE_WAY_NS), [7, 8, 9]);
     }
 }

@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(came.map(|(hash, bytes)| (*hash, bytes.to_vec())), *one);
             rest = after;
         }
-        assert_eq!(rest, []);
+        assert!(rest.is_empty());
         let first = 4 + 32 + 5;
         assert!((0..first).all(|length| decode(&body[..length]).is_none()));
     }

@@ -686,7 +686,7 @@ mod tests {
         };
         database.write_blocking(kept).unwrap();
         for (up, expected) in [(1, &[8, 9][..]), (2, &[7, 8, 9])] {
-            let times = (GIVE_WAY_NS, 1);
+            let times = (2 * GIVE_WAY_NS, 1);
             let found = database.read(|db| due(db, times, &[up], 10)).unwrap();
             assert_eq!(found, expected, "{up}");
         }

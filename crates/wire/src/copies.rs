@@ -24,6 +24,9 @@ pub struct CopyItem {
 /// What is given of one: the BLAKE3 of what was sealed and, if that was wanted, its bytes. `None`: it is to be asked for alone.
 pub type Given = Option<([u8; 32], Vec<u8>)>;
 
+/// The same, within the body of an answer.
+pub type Came<'a> = Option<(&'a [u8; 32], &'a [u8])>;
+
 /// Instead of a length: nothing is given.
 const NONE: u32 = u32::MAX;
 
@@ -50,7 +53,7 @@ pub fn encode(given: &[Given]) -> Vec<u8> {
 
 /// The first object of a body, and the rest of it; `None`: it is no such body.
 #[must_use]
-pub fn decode(body: &[u8]) -> Option<(Option<(&[u8; 32], &[u8])>, &[u8])> {
+pub fn decode(body: &[u8]) -> Option<(Came<'_>, &[u8])> {
     let (length, rest) = body.split_first_chunk()?;
     let length = u32::from_le_bytes(*length);
     if length == NONE {

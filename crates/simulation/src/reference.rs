@@ -246,7 +246,8 @@ impl Reference {
     fn sealed(&mut self, op: &v1::Seal, result: &Named, elements: &[Element]) {
         let Named::Attr(attr) = result else { return };
         let held = elements.iter().find(|element| element.id == attr.element);
-        if self.objects.get(&op.ino) == Some(&op.object) {
+        // Asked for again, and perhaps replaced since.
+        if self.objects.get(&op.ino) == Some(&op.object) || attr.object != op.object {
             return;
         }
         let bytes = held.and_then(|element| element.store.read(op.object));

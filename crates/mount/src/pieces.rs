@@ -3,6 +3,7 @@
 //! (`docs/decisions/0026-several-writers.md`).
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{
     Extent, Extents, Layout, LayoutError, Part, Within, decode_pieces, encode_pieces,
@@ -23,6 +24,38 @@ pub struct Visible {
     pub mtime: i64,
     /// Nothing more will be published.
     pub sealed: bool,
+}
+
+/// Whether others have made something visible since the server was last asked for it. It is not before the answer is adopted: who
+/// reads meanwhile asks, too.
+#[derive(Debug, Default)]
+pub struct Freshness {
+    /// How often something may have been made visible.
+    marks: AtomicU64,
+    /// How many of these an answer has come after.
+    answered: AtomicU64,
+}
+
+impl Freshness {
+    /// Others have made something visible.
+    pub fn mark(&self) {
+        self.marks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What an answer will say that is asked for now, for [`Self::answered`].
+    pub fn asks(&self) -> u64 {
+        self.marks.load(Ordering::Acquire)
+    }
+
+    /// The answer is adopted.
+    pub fn answered(&self, asked: u64) {
+        self.answered.fetch_max(asked, Ordering::AcqRel);
+    }
+
+    /// Whether there may be more than is known.
+    pub fn is_stale(&self) -> bool {
+        self.answered.load(Ordering::Acquire) < self.marks.load(Ordering::Acquire)
+    }
 }
 
 /// An answer that no server gives.
@@ -221,5 +254,29 @@ impl Log {
             size = told.cut.unwrap_or_else(|| size.max(pieces.size));
         }
         size.max(self.pending.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Freshness;
+
+    #[test]
+    fn who_reads_while_it_is_asked_asks_too() {
+        let freshness = Freshness::default();
+        assert!(!freshness.is_stale());
+        freshness.mark();
+        let asked = freshness.asks();
+        assert!(freshness.is_stale(), "nothing is adopted yet");
+        freshness.mark();
+        freshness.answered(asked);
+        assert!(freshness.is_stale(), "more was made visible meanwhile");
+        freshness.answered(freshness.asks());
+        assert!(!freshness.is_stale());
+        freshness.answered(asked);
+        assert!(
+            !freshness.is_stale(),
+            "an answer that comes late takes nothing back"
+        );
     }
 }

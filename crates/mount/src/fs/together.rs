@@ -9,7 +9,7 @@ use super::right::Right;
 use super::version::object_path;
 use super::{Caller, Pace};
 use crate::error::Error;
-use crate::pieces::{Log, Visible, all_of};
+use crate::pieces::{Freshness, Log, Visible, all_of};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -32,8 +32,7 @@ pub(crate) struct Together {
     /// What is written here, if this mount is one of the writers.
     own: Option<Own>,
     seen: RwLock<Seen>,
-    /// Others have made something visible since.
-    stale: AtomicBool,
+    freshness: Freshness,
 }
 
 /// What is visible to all.
@@ -89,7 +88,7 @@ impl Together {
             backend,
             own: Some(own),
             seen: RwLock::new(seen),
-            stale: AtomicBool::new(false),
+            freshness: Freshness::default(),
         }
     }
 
@@ -115,7 +114,7 @@ impl Together {
             backend,
             own,
             seen: RwLock::default(),
-            stale: AtomicBool::new(false),
+            freshness: Freshness::default(),
         };
         together.adopt(told)?;
         Ok(together)
@@ -157,7 +156,7 @@ impl Together {
 
     /// Others have made something visible.
     pub(crate) fn mark_stale(&self) {
-        self.stale.store(true, Ordering::Release);
+        self.freshness.mark();
     }
 
     /// The server has sealed the part. Who has the file open here still, reads what others write over it.
@@ -169,7 +168,7 @@ impl Together {
     }
 
     pub(crate) fn is_stale(&self) -> bool {
-        self.stale.load(Ordering::Acquire)
+        self.freshness.is_stale()
     }
 
     /// Learns what others have made visible; with `closed` also what they have closed, or written before now.
@@ -187,7 +186,7 @@ impl Together {
         let own = self.own.as_ref();
         let own = own.filter(|own| own.sealed.load(Ordering::Acquire));
         // Before it is asked: what comes meanwhile is asked for again.
-        self.stale.store(false, Ordering::Release);
+        let asks = self.freshness.asks();
         let pieces = v1::Pieces {
             ino: self.ino,
             version,
@@ -195,20 +194,20 @@ impl Together {
             closed,
         };
         let asked = self.backend.one(self.caller, Op::Pieces(pieces));
-        let told = match asked {
-            Ok(Answer::Together(told)) => told,
+        match asked {
+            Ok(Answer::Together(told)) => self.adopt(told)?,
             Ok(_) => return Err(ClientError::Answer("Pieces").into()),
             // A later version has taken its place: it is read as it was.
-            Err(error) if error.is(Errno::STALE) || error.is(Errno::NOENT) => return Ok(()),
-            Err(error) => {
-                self.mark_stale();
-                return Err(error);
+            Err(error) if error.is(Errno::STALE) || error.is(Errno::NOENT) => {
+                self.freshness.answered(asks);
+                return Ok(());
             }
-        };
-        self.adopt(told).inspect_err(|_| self.mark_stale())?;
+            Err(error) => return Err(error),
+        }
         if let Some(own) = own {
             own.log.lock().all_heard();
         }
+        self.freshness.answered(asks);
         Ok(())
     }
 
@@ -243,15 +242,13 @@ impl Together {
             base: own.base,
         };
         // The answer has what others have made visible, too. What comes meanwhile is asked for again.
-        self.stale.store(false, Ordering::Release);
-        let news = match self.backend.one(self.caller, Op::Publish(publish)) {
-            Ok(Answer::Together(news)) => Ok(news),
-            Ok(_) => Err(ClientError::Answer("Publish").into()),
-            Err(error) => Err(error),
+        let asks = self.freshness.asks();
+        let Answer::Together(news) = self.backend.one(self.caller, Op::Publish(publish))? else {
+            return Err(ClientError::Answer("Publish").into());
         };
-        let adopted = news.and_then(|news| self.adopt(news));
-        adopted.inspect_err(|_| self.mark_stale())?;
+        self.adopt(news)?;
         own.log.lock().heard(&told);
+        self.freshness.answered(asks);
         Ok(())
     }
 

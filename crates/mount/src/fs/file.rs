@@ -145,7 +145,11 @@ impl Fs {
             let object = self.reading_object(caller, node, pace)?;
             if let Some(together) = object.together() {
                 pace.wait()?;
-                together.refresh(true)?;
+                // If the server has sealed what is being sealed here, others may have written a later version.
+                if !together.refresh(true)? && node.state.lock().is_sealing() {
+                    self.wait_sealed(node)?;
+                    continue;
+                }
             }
             let mut state = node.state.lock();
             tries += 1;
@@ -154,8 +158,7 @@ impl Fs {
                 // What others lock may have to be shown in a later version.
                 let shared = state.attr.locked || object.together().is_some();
                 state.bind(key, &object, self.way(&object, shared))?;
-                let sealing = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Sealing);
-                if sealing && object.waits() {
+                if state.is_sealing() && object.waits() {
                     self.hold_after_seal(caller, node.clone(), object.id);
                 }
                 return Ok(());

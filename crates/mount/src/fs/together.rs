@@ -171,17 +171,19 @@ impl Together {
         self.freshness.is_stale()
     }
 
-    /// Learns what others have made visible; with `closed` also what they have closed, or written before now.
-    pub(crate) fn refresh(&self, closed: bool) -> Result<(), Error> {
+    /// Learns what others have made visible; with `closed` also what they have closed, or written before now. Says whether
+    /// more may be written to it.
+    pub(crate) fn refresh(&self, closed: bool) -> Result<bool, Error> {
         let (version, since) = {
             let seen = &self.seen.read().visible;
             if seen.sealed {
-                return Ok(());
+                return Ok(false);
             }
             (seen.version, seen.last)
         };
         if version == 0 {
-            return self.publish();
+            self.publish()?;
+            return Ok(true);
         }
         let own = self.own.as_ref();
         let own = own.filter(|own| own.sealed.load(Ordering::Acquire));
@@ -200,7 +202,7 @@ impl Together {
             // A later version has taken its place: it is read as it was.
             Err(error) if error.is(Errno::STALE) || error.is(Errno::NOENT) => {
                 self.freshness.answered(asks);
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => return Err(error),
         }
@@ -208,7 +210,7 @@ impl Together {
             own.log.lock().all_heard();
         }
         self.freshness.answered(asks);
-        Ok(())
+        Ok(!self.seen.read().visible.sealed)
     }
 
     /// Tells what was written here, and makes it visible to all.

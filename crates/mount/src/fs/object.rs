@@ -92,6 +92,14 @@ impl Object {
         asks(self) || self.parts().any(asks)
     }
 
+    /// The version that it is, or is a part of.
+    pub(crate) fn version(&self) -> u64 {
+        match self.together().map(Together::version) {
+            None | Some(0) => self.id,
+            Some(version) => version,
+        }
+    }
+
     /// What several mounts write, or have written.
     pub(crate) fn together(&self) -> Option<&Together> {
         match &self.data {

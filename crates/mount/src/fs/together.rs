@@ -142,10 +142,15 @@ impl Together {
         self.own.as_ref().map(|own| &own.object)
     }
 
+    /// The version that it is of, if the server has said so.
+    pub(crate) fn version(&self) -> u64 {
+        self.seen.read().visible.version
+    }
+
     /// What that is of the version, if the server has said so.
     pub(crate) fn part_of(&self) -> Option<PartOf> {
         let index = self.own.as_ref()?.log.lock().index as u64;
-        let version = self.seen.read().visible.version;
+        let version = self.version();
         (version != 0).then_some(PartOf {
             version: ObjectId(version),
             index,
@@ -174,6 +179,19 @@ impl Together {
     /// Learns what others have made visible; with `closed` also what they have closed, or written before now. Says whether
     /// more may be written to it.
     pub(crate) fn refresh(&self, closed: bool) -> Result<bool, Error> {
+        // A later version has taken its place: it is read as it was.
+        let is_over = |error: &Error| error.is(Errno::STALE) || error.is(Errno::NOENT);
+        // Before it is asked: what comes meanwhile is asked for again.
+        let asks = self.freshness.asks();
+        let over = || {
+            self.freshness.answered(asks);
+            Ok(false)
+        };
+        if self.version() == 0
+            && let Err(error) = self.publish()
+        {
+            return if is_over(&error) { over() } else { Err(error) };
+        }
         let (version, since) = {
             let seen = &self.seen.read().visible;
             if seen.sealed {
@@ -181,14 +199,8 @@ impl Together {
             }
             (seen.version, seen.last)
         };
-        if version == 0 {
-            self.publish()?;
-            return Ok(true);
-        }
         let own = self.own.as_ref();
         let own = own.filter(|own| own.sealed.load(Ordering::Acquire));
-        // Before it is asked: what comes meanwhile is asked for again.
-        let asks = self.freshness.asks();
         let pieces = v1::Pieces {
             ino: self.ino,
             version,
@@ -199,11 +211,7 @@ impl Together {
         match asked {
             Ok(Answer::Together(told)) => self.adopt(told)?,
             Ok(_) => return Err(ClientError::Answer("Pieces").into()),
-            // A later version has taken its place: it is read as it was.
-            Err(error) if error.is(Errno::STALE) || error.is(Errno::NOENT) => {
-                self.freshness.answered(asks);
-                return Ok(false);
-            }
+            Err(error) if is_over(&error) => return over(),
             Err(error) => return Err(error),
         }
         if let Some(own) = own {
@@ -477,7 +485,7 @@ impl Seen {
 
 impl Drop for Together {
     fn drop(&mut self) {
-        let object = self.seen.read().visible.version;
+        let object = self.version();
         if object != 0 {
             self.backend.leave_together(self.ino, object);
         }

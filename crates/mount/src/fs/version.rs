@@ -43,7 +43,7 @@ pub(super) struct Begun {
     pub(super) object: Arc<Object>,
     /// What its mtime was set to, if one can see by it later whether it was written to.
     untouched: Option<i64>,
-    /// The version before.
+    /// The version before, or that others write, too.
     base: u64,
     /// The object of the version before that programs here have open, if its file is the new version's now.
     taken: Option<Arc<Object>>,
@@ -589,6 +589,7 @@ impl Fs {
         reader: Option<(Arc<Object>, bool)>,
     ) -> Result<Begun, Error> {
         if let Some(told) = opened.together.clone() {
+            let version = told.version;
             let object = self.writable_together(caller, opened, told)?;
             if keep == 0 {
                 object.truncate(0)?;
@@ -596,7 +597,7 @@ impl Fs {
             return Ok(Begun {
                 object: Arc::new(object),
                 untouched: None,
-                base: base.object,
+                base: version,
                 taken: None,
                 others: true,
             });
@@ -977,7 +978,7 @@ impl State {
         for bound in self.bound.values_mut() {
             let follows = match &begun.taken {
                 Some(taken) => Arc::ptr_eq(taken, &bound.object),
-                None => !bound.is_direct() && bound.object.id == begun.base,
+                None => !bound.is_direct() && bound.object.version() == begun.base,
             };
             if follows {
                 bound.object = begun.object.clone();

@@ -504,19 +504,14 @@ impl Tx<'_> {
         self.leave_together(&mut node, &member, &op.copies)
     }
 
-    /// A part will not be sealed. What was told of it are holes then; if nothing was, it goes.
+    /// A part will not be sealed. What was told of it are holes then; if nothing was, it goes with the last seal: until then
+    /// mounts know the parts after it by their numbers.
     pub(crate) fn abandon_together(
         &mut self,
         op: &v1::Abandon,
         member: &Member,
     ) -> Result<Answer, Fault> {
         let (mut node, _) = self.written(op.ino, op.object)?;
-        if node.nlink > 0 && member.told == 0 && member.index > 0 {
-            self.db
-                .prepare_cached("DELETE FROM part WHERE part = ?1")?
-                .execute([member.part.cast_signed()])?;
-            self.drop_object(member.part, member.element.into())?;
-        }
         self.leave_together(&mut node, member, "")
     }
 
@@ -885,6 +880,30 @@ mod tests {
         assert_eq!(pieces, [extent(0, 60, 0, 0)]);
         assert_eq!(layout.parts[0].object.0, two);
         assert_eq!(bench.removed(), [one, three]);
+    }
+
+    #[test]
+    fn a_part_that_is_given_up_leaves_the_numbers_of_the_others() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(100), vec![]).unwrap();
+        let (two, _) = bench.join(6, ino);
+        let (three, _) = bench.join(7, ino);
+        let abandon = v1::Abandon { ino, object: two };
+        bench.ask(6, Op::Abandon(abandon)).unwrap();
+        let (four, seen) = bench.join(8, ino);
+        let parts: Vec<u64> = seen.parts.iter().map(|part| part.object).collect();
+        assert_eq!((parts, seen.mine), (vec![one, two, three, four], 3));
+        let over = vec![told(1, &[extent(0, 10, 2, 0)])];
+        bench.publish((7, ino, three), None, over).unwrap();
+        bench.seal((5, ino, one), 100, vec![]).unwrap();
+        bench.seal((7, ino, three), 10, vec![]).unwrap();
+        let over = vec![told(1, &[extent(10, 10, 3, 0)])];
+        let attr = bench.seal((8, ino, four), 10, over).unwrap();
+        let layout = bench.layout(&attr);
+        let parts: Vec<u64> = layout.parts.iter().map(|part| part.object.0).collect();
+        assert_eq!(parts, [one, three, four]);
+        assert_eq!(bench.removed(), [two]);
     }
 
     #[test]

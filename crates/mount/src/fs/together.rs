@@ -395,6 +395,16 @@ impl Together {
         if own.log.lock().count() >= PENDING_MAX {
             self.publish()?;
         }
+        // From now on bytes lie elsewhere in the object than in the file: as long as the server doesn't know that, it would
+        // seal them so if this mount died.
+        if self.version() == 0
+            && let Err(error) = self.publish()
+        {
+            tracing::debug!(
+                ino = self.ino,
+                "the server does not know yet that others may write, too: {error}"
+            );
+        }
         let _turn = own.turn.read();
         let (at, is_new) = own.log.lock().place(&(offset..end));
         own.object.write(at, bytes)?;

@@ -241,6 +241,29 @@ fn what_was_closed_is_seen_though_others_go_on() {
     }
 }
 
+#[test]
+fn a_reader_sees_what_is_begun_to_be_written_beside_it() {
+    let Some(three) = Three::start(false) else {
+        return;
+    };
+    let others = [1, 2].map(|mount| three.open(mount, "f"));
+    others[0].write_all_at(b"first", 0).unwrap();
+    others[0].sync_all().unwrap();
+    let reader = File::open(three.at(0, "f")).unwrap();
+    reads_some(&reader, 0, b"first", "what another mount has told");
+    for (bytes, what) in [(b"later", "a writer here"), (b"third", "another one")] {
+        let writer = three.open(0, "f");
+        writer.write_all_at(bytes, 0).unwrap();
+        reads_some(&reader, 0, bytes, what);
+        drop(writer);
+        // The part is sealed, the file is not.
+        same(&three.at(1, "f"), bytes, "what was closed");
+    }
+    others[1].write_all_at(b"other", 0).unwrap();
+    others[1].sync_all().unwrap();
+    reads_some(&reader, 0, b"other", "what another mount has told");
+}
+
 /// Locks count for what several write, too: who gets one sees what was written under the one before.
 #[test]
 fn counting_under_locks_counts_all() {

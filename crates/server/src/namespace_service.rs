@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tidemill_wire::v1;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc::Receiver;
 use tonic::{Request, Response, Status};
 
 /// Invalidations a mount may be behind.
@@ -93,46 +94,59 @@ impl v1::names_server::Names for NamespaceService {
         request: Request<v1::WatchRequest>,
     ) -> Result<Response<Invalidations>, Status> {
         self.access.need_trusted(&request)?;
-        // Before the session is given out, so that no change can fall between.
-        let mut changes = self.names.changes();
-        let v1::WatchRequest {
-            session,
-            host,
-            path,
-        } = request.into_inner();
-        let session = match session {
-            0 => self
-                .names
-                .new_session()
-                .await
-                .map_err(|fault| refused(&fault))?,
-            known => known,
-        };
-        changes.leave_out(session);
-        let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
-        let presence = self.sessions.arrive(v1::Mount {
-            session,
-            host,
-            path,
-            since: clock::now_ns(),
-        });
-        let recalls = self.recalls.clone();
-        tokio::spawn(async move {
-            let first = v1::Invalidation {
-                session,
-                ..v1::Invalidation::default()
-            };
-            let news = recalls.locks().listen(session);
-            if sender.send(Ok(first)).await.is_ok() {
-                let _reachable = recalls.reach(session, sender.clone());
-                forward(changes, news, &sender).await;
-            }
-            drop(presence);
-        });
+        let watched = watch(
+            &*self.names,
+            &self.recalls,
+            &self.sessions,
+            request.into_inner(),
+        );
+        let receiver = watched.await.map_err(|fault| refused(&fault))?;
         Ok(Response::new(Box::pin(
             tokio_stream::wrappers::ReceiverStream::new(receiver),
         )))
     }
+}
+
+/// Opens a mount's stream of changes; the first message says which session it has.
+pub(crate) async fn watch(
+    names: &dyn Names,
+    recalls: &Recalls,
+    sessions: &Sessions,
+    request: v1::WatchRequest,
+) -> Result<Receiver<Result<v1::Invalidation, Status>>, Fault> {
+    // Before the session is given out, so that no change can fall between.
+    let mut changes = names.changes();
+    let v1::WatchRequest {
+        session,
+        host,
+        path,
+    } = request;
+    let session = match session {
+        0 => names.new_session().await?,
+        known => known,
+    };
+    changes.leave_out(session);
+    let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
+    let presence = sessions.arrive(v1::Mount {
+        session,
+        host,
+        path,
+        since: clock::now_ns(),
+    });
+    let recalls = recalls.clone();
+    tokio::spawn(async move {
+        let first = v1::Invalidation {
+            session,
+            ..v1::Invalidation::default()
+        };
+        let news = recalls.locks().listen(session);
+        if sender.send(Ok(first)).await.is_ok() {
+            let _reachable = recalls.reach(session, sender.clone());
+            forward(changes, news, &sender).await;
+        }
+        drop(presence);
+    });
+    Ok(receiver)
 }
 
 async fn forward(

@@ -18,7 +18,7 @@ use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
-use crate::{copies, notes, scrub};
+use crate::{copies, namespace_service, notes, scrub};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -137,6 +137,20 @@ pub struct Link {
     pub ended: watch::Receiver<bool>,
 }
 
+/// The answer to a mount's request.
+pub type Answered = oneshot::Receiver<Result<Vec<v1::NameResult>, Fault>>;
+
+/// A mount's stream of changes.
+#[derive(Debug)]
+pub struct Changes(mpsc::Receiver<Result<v1::Invalidation, tonic::Status>>);
+
+impl Changes {
+    /// What came next, if there is something.
+    pub fn next_now(&mut self) -> Option<v1::Invalidation> {
+        self.0.try_recv().ok()?.ok()
+    }
+}
+
 /// The answer to a submission: the job's number, or why there is none.
 pub type Submitted = oneshot::Receiver<Result<u64, String>>;
 
@@ -145,6 +159,7 @@ pub type Submitted = oneshot::Receiver<Result<u64, String>>;
 pub struct Simulated {
     names: Arc<SqliteNames>,
     recalls: Recalls,
+    sessions: Sessions,
     array: Arc<Array>,
     driver: Driver,
     inbox: Inbox,
@@ -189,7 +204,7 @@ impl Simulated {
                 // Mounts of the simulation take no locks, so there are none to be read.
                 let sessions = Sessions::new(Duration::MAX);
                 let names_of_locks = names.clone() as Arc<dyn Names>;
-                let locks = match Locks::new(names_of_locks, sessions) {
+                let locks = match Locks::new(names_of_locks, sessions.clone()) {
                     Ok(locks) => locks,
                     Err(fault) => return Err((names.database().take_connection(), fault.into())),
                 };
@@ -198,6 +213,7 @@ impl Simulated {
                 Ok(Self {
                     names,
                     recalls,
+                    sessions,
                     array,
                     driver,
                     inbox: Inbox::new(incoming),
@@ -324,6 +340,31 @@ impl Simulated {
     pub fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
         let _entered = self.runtime.enter();
         self.names.apply_blocking(request)
+    }
+
+    /// Begins to carry out a mount's request as [`crate::recall`] does it; the answer comes as time passes.
+    pub fn ask(&self, request: Request) -> Answered {
+        let (answer, answered) = oneshot::channel();
+        let recalls = self.recalls.clone();
+        self.runtime.spawn(async move {
+            // Who asked may have gone away.
+            let _ = answer.send(recalls.apply(request).await);
+        });
+        answered
+    }
+
+    /// A mount opens its stream of changes.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn watch(&self, session: u64) -> Result<Changes, Fault> {
+        let request = v1::WatchRequest {
+            session,
+            ..v1::WatchRequest::default()
+        };
+        let (names, recalls) = (&*self.names, &self.recalls);
+        let watched = namespace_service::watch(names, recalls, &self.sessions, request);
+        self.runtime.block_on(watched).map(Changes)
     }
 
     /// Reserves ids for a mount.

@@ -1,6 +1,7 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
-//! `--rot` to have some copies change or vanish, `--drains` to have elements emptied.
+//! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
+//! several mounts write the same files instead of all else.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together]"
         );
         return ExitCode::FAILURE;
     };
@@ -31,17 +32,19 @@ fn main() -> ExitCode {
         copies: value("--copies").map_or(1, |copies| copies.parse().unwrap_or(1)),
         rot: has("--rot"),
         drains: has("--drains"),
+        together: has("--together"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
-    let (mut events, mut jobs, mut outputs, mut defects) = (0, 0, 0, 0);
+    let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);
     for seed in first..end {
         match run(seed, &options) {
             Ok(summary) => {
                 events += summary.events;
                 jobs += summary.jobs;
                 outputs += summary.outputs;
+                reads += summary.reads;
             }
             Err(defect) => {
                 println!("{defect}");
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     if defects == 0 {
         ExitCode::SUCCESS

@@ -60,7 +60,10 @@ impl World {
             let (number, ops) = (question.0, ops.clone());
             let late = delay + self.dice.roll(100);
             self.later(late, "request comes twice", move |world| {
-                let _ = world.apply(number, session, &ops);
+                match world.together {
+                    Some(_) => world.ask_names(session, &ops, None),
+                    None => drop(world.apply(number, session, &ops)),
+                }
             });
         }
         self.later(delay, "request", move |world| {
@@ -83,6 +86,10 @@ impl World {
             return self.lose(question);
         };
         let answer = match ask {
+            Ask::Names(ops) if self.together.is_some() => {
+                return self.ask_names(session, &ops, Some(question));
+            }
+            Ask::Watch => self.watch(number, life),
             Ask::Names(ops) => self.apply(number, session, &ops),
             Ask::Ids => {
                 let ids = server.reserve(1, 1);
@@ -111,6 +118,12 @@ impl World {
             }
             Ask::Element(..) | Ask::Sleep(_) => Answer::Done,
         };
+        self.send_answer(question, answer);
+    }
+
+    /// An answer of the server goes on its way.
+    pub(crate) fn send_answer(&mut self, question: Question, answer: Answer) {
+        let (number, life, ticket) = question;
         if self.dice.chance(self.weather.lost) {
             return self.lose(question);
         }
@@ -170,6 +183,13 @@ impl World {
             self.slots[number].port.answer(ticket, of(written));
             return true;
         }
+        if self.slots[number].in_place
+            && let OfElement::Put(..) | OfElement::Fetch(_) = &what
+        {
+            let answer = self.put_or_fetch(element, &what);
+            self.slots[number].port.answer(ticket, answer);
+            return true;
+        }
         if self.dice.chance(self.weather.lost) {
             self.lose(question);
             return false;
@@ -192,6 +212,7 @@ impl World {
             OfElement::Write(object, bytes) => {
                 of(self.elements[element].store.write(object, bytes))
             }
+            OfElement::Put(..) | OfElement::Fetch(_) => self.put_or_fetch(element, &what),
             OfElement::Read(object) => self.read(number, element, object),
             OfElement::Seal(object, body) => {
                 // Unless it is kept before, or the element is killed.
@@ -207,6 +228,29 @@ impl World {
         self.later(delay, "answer of element", move |world| {
             world.answer(number, life, ticket, answer);
         });
+    }
+
+    fn put_or_fetch(&mut self, element: usize, what: &OfElement) -> Answer {
+        let store = &mut self.elements[element].store;
+        match (what, &mut self.together) {
+            (OfElement::Put(object, content), Some(together)) => {
+                let is_sealed = store.objects.get(object).is_some_and(|known| known.sealed);
+                let is_written = !is_sealed && !store.full;
+                if is_written {
+                    let written = store.write(*object, together.put(*object, content));
+                    written.expect("it is not sealed and has room");
+                }
+                if is_written {
+                    Answer::Done
+                } else {
+                    Answer::Refused
+                }
+            }
+            (OfElement::Fetch(object), Some(together)) if store.objects.contains_key(object) => {
+                Answer::Content(together.content(*object))
+            }
+            _ => Answer::Refused,
+        }
     }
 
     /// What a client that has an object open reads must be what the object held when it was sealed.
@@ -249,6 +293,7 @@ impl World {
 
     /// Kills a client. Another one takes its place after a while.
     pub(crate) fn kill_client(&mut self, number: usize) {
+        self.end_mount(number);
         let slot = &mut self.slots[number];
         let session = std::mem::take(&mut slot.session);
         slot.running = None;
@@ -343,6 +388,7 @@ impl World {
             ..Request::default()
         };
         match server.apply(request) {
+            Ok(_) if self.together.is_some() => {}
             Ok(results) => self.reference.carried_out(&[op], &results, &self.elements),
             Err(_) => self.later(1000, "server tries again", move |world| {
                 world.finish(ino, object, element);

@@ -17,7 +17,7 @@ fn lines(db: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
 }
 
 impl World {
-    fn ask(&self, sql: &str) -> Vec<String> {
+    pub(crate) fn ask(&self, sql: &str) -> Vec<String> {
         let Some(server) = &self.server else {
             return vec!["there is no server".into()];
         };
@@ -144,6 +144,7 @@ impl World {
             "tasks failed for no reason: {unexplained:?}"
         );
         self.check_jobs();
+        self.check_together();
         self.check_objects();
         self.check_emptied();
     }
@@ -186,7 +187,7 @@ impl World {
             let id = element.id;
             let sql = format!(
                 "SELECT object FROM inode WHERE element = {id} AND object != 0 \
-                 UNION SELECT object FROM copy WHERE element = {id}"
+                 UNION SELECT object FROM copy WHERE element = {id} UNION SELECT part FROM part WHERE element = {id}"
             );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");

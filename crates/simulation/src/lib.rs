@@ -19,6 +19,7 @@ mod reference;
 mod rot;
 mod store;
 mod time;
+mod together;
 mod weather;
 mod world;
 
@@ -43,6 +44,8 @@ pub struct Summary {
     pub jobs: u64,
     /// Outputs that were published.
     pub outputs: u64,
+    /// Reads of files that several mounts write.
+    pub reads: u64,
     /// Lives of the server.
     pub servers: u64,
     /// Virtual time, in milliseconds.
@@ -91,6 +94,8 @@ pub struct Options {
     pub rot: bool,
     /// Elements are emptied now and then, while everything goes on.
     pub drains: bool,
+    /// Several mounts write the same files, instead of all else.
+    pub together: bool,
 }
 
 /// Simulates one seed.
@@ -106,6 +111,13 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
         world.rot = Some(dice::Dice::new(dice::mix(seed)));
     }
     world.drains = options.drains;
+    if options.together {
+        let together = together::Together::new(seed);
+        if together.is_prompt() {
+            world.weather.be_prompt();
+        }
+        world.together = Some(together);
+    }
     world.weather.leave_out(&options.without);
     let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
     match ran {

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use tidemill_wire::route::SealBody;
-use tidemill_wire::v1::{NameResult, name_op::Op};
+use tidemill_wire::v1::{Invalidation, NameResult, name_op::Op};
 
 /// What a client asks of the world.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub(crate) enum Ask {
     Ids,
     /// The server: a number for this mount.
     Session,
+    /// The server: its stream of changes.
+    Watch,
     /// The server: a job.
     Submit(Script),
     /// The server: to give up a job.
@@ -36,6 +38,10 @@ pub(crate) enum OfElement {
     Write(u64, Bytes),
     Seal(u64, SealBody),
     Read(u64),
+    /// An object is to hold this; what each byte is stands for which write it is of.
+    Put(u64, Rc<Vec<u64>>),
+    /// What an object holds.
+    Fetch(u64),
 }
 
 /// A job script and what comes of it.
@@ -66,6 +72,7 @@ pub(crate) enum Answer {
     Done,
     Sealed(u64),
     Read,
+    Content(Rc<Vec<u64>>),
     /// The other side did what it was asked, or not: nobody knows.
     Lost,
     /// The other side says that it could not.
@@ -76,6 +83,8 @@ pub(crate) enum Answer {
 struct Shared {
     asked: VecDeque<(u64, Ask)>,
     answers: BTreeMap<u64, Answer>,
+    /// What the stream of changes has brought; `None`: it broke.
+    news: VecDeque<Option<Invalidation>>,
     next: u64,
     dice: Dice,
 }
@@ -89,6 +98,7 @@ impl Port {
         let shared = Shared {
             asked: VecDeque::new(),
             answers: BTreeMap::new(),
+            news: VecDeque::new(),
             next: 0,
             dice,
         };
@@ -109,6 +119,19 @@ impl Port {
             None => Poll::Pending,
         })
         .await
+    }
+
+    /// What the stream of changes brings next; `None`: it broke.
+    pub(crate) async fn news(&self) -> Option<Invalidation> {
+        std::future::poll_fn(|_| match self.0.borrow_mut().news.pop_front() {
+            Some(news) => Poll::Ready(news),
+            None => Poll::Pending,
+        })
+        .await
+    }
+
+    pub(crate) fn tell(&self, news: Option<Invalidation>) {
+        self.0.borrow_mut().news.push_back(news);
     }
 
     pub(crate) async fn sleep(&self, ms: u64) {

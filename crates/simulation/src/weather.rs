@@ -92,6 +92,12 @@ impl Weather {
         }
     }
 
+    /// Nothing is late or lost, and the server stays.
+    pub(crate) fn be_prompt(&mut self) {
+        let names = ["kill-server", "kill-after-commit", "late", "lost"];
+        self.leave_out(&names.map(str::to_owned));
+    }
+
     /// The faults stop.
     pub(crate) fn clear(&mut self) {
         self.faults.clear();

@@ -9,6 +9,7 @@ use crate::port::{Answer, Port, Running};
 use crate::reference::Reference;
 use crate::store::Refusal;
 use crate::time;
+use crate::together::Together;
 use crate::weather::Weather;
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -122,6 +123,8 @@ pub(crate) struct World {
     pub(crate) rotted: BTreeSet<(usize, u64)>,
     /// Elements are emptied now and then.
     pub(crate) drains: bool,
+    /// Several mounts write the same files, instead of all else.
+    pub(crate) together: Option<Together>,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -200,6 +203,7 @@ impl World {
             rots: false,
             rotted: BTreeSet::new(),
             drains: false,
+            together: None,
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -229,8 +233,13 @@ impl World {
         for element in 0..self.elements.len() {
             self.start_element(element);
         }
-        for number in 0..1 + self.dice.roll(3) {
+        let clients = 1 + self.dice.roll(3);
+        let clients = self.together.as_mut().map_or(clients, Together::mounts);
+        for number in 0..clients {
             self.start_client(usize::try_from(number).unwrap_or(0));
+        }
+        if self.together.is_some() {
+            self.later(1, "a mount's stream breaks", World::cut_some);
         }
         self.later(1, "look", World::look);
         self.later(1, "driver looks", World::driver_looks);
@@ -346,6 +355,7 @@ impl World {
         }
         self.take_outboxes();
         self.take_submitted();
+        self.take_together();
     }
 
     /// Has an element emptied, or not any more, or all files moved to one, now and then; it is left to it whether that is done when the faults stop.
@@ -564,6 +574,7 @@ impl World {
             self.cut(wire);
         }
         self.take_submitted();
+        self.cut_streams();
         let delay = self.dice.between(1, self.weather.server_away_ms);
         self.later(delay, "start server", World::start_server);
     }
@@ -640,7 +651,7 @@ impl World {
         let client = Client::new(port.clone(), (number, life), habits, calm);
         let slot = Slot {
             port,
-            running: Some(Running::new(client.live())),
+            running: None,
             session: 0,
             life,
             holds: None,
@@ -651,6 +662,8 @@ impl World {
         } else {
             self.slots.push(slot);
         }
+        let mount = self.begin_mount(number);
+        self.slots[number].running = mount.or_else(|| Some(Running::new(client.live())));
         self.poll(number);
     }
 
@@ -666,6 +679,8 @@ impl World {
             if ended {
                 // It unmounts: what it did not know that it had open is closed.
                 slot.running = None;
+                self.end_mount(number);
+                let slot = &mut self.slots[number];
                 let session = std::mem::take(&mut slot.session);
                 self.expect_session(session);
             }
@@ -724,6 +739,7 @@ impl World {
             events: self.events,
             jobs: self.reference.accepted.len() as u64,
             outputs: self.reference.published,
+            reads: self.together.as_ref().map_or(0, Together::reads),
             servers: self.server_life,
             time_ms: self.now,
             fingerprint: self.fingerprint,
@@ -732,6 +748,9 @@ impl World {
 
     /// Compares the namespace with what it must be.
     pub(crate) fn compare(&mut self) {
+        if self.together.is_some() {
+            return;
+        }
         let Self {
             server,
             reference,

@@ -8,6 +8,10 @@ const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 /// rot, and whether elements are emptied.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
+    let (line, together) = match line.strip_suffix(" together") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
     let (line, drains) = match line.strip_suffix(" drains") {
         Some(line) => (line, true),
         None => (line, false),
@@ -32,6 +36,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
         copies: copies.trim().parse().ok()?,
         rot,
         drains,
+        together,
     };
     Some((first..end, options))
 }

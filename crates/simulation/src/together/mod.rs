@@ -1,0 +1,334 @@
+//! Files that several mounts write: their mounts, and what must be true of what those read.
+
+mod model;
+mod mount;
+mod program;
+
+use crate::dice::{Dice, mix};
+use crate::port::{Answer, Running};
+use crate::store::Bytes;
+use crate::world::World;
+use model::Model;
+use mount::{Mount, WrittenHere, fill};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use tidemill_core::layout::decode_pieces;
+use tidemill_server::names::{Caller, Fault, Request};
+use tidemill_server::simulated::{Answered, Changes};
+use tidemill_wire::v1::{self, name_op::Op};
+use tokio::sync::oneshot::error::TryRecvError;
+
+/// Longest pause between two streams of changes that break, in milliseconds.
+const CUT_PAUSE_MS: u64 = 20_000;
+
+/// A client's question: the client, its life, its ticket.
+type Question = (usize, u64, u64);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Together {
+    dice: Dice,
+    /// Nothing is late, lost or cut.
+    prompt: bool,
+    model: Rc<RefCell<Model>>,
+    /// What objects hold.
+    contents: BTreeMap<u64, Rc<Vec<u64>>>,
+    asked: Vec<(Answered, u64, Option<Question>)>,
+    mounts: BTreeMap<usize, Here>,
+    streams: u64,
+}
+
+/// What the world knows of a mount.
+#[derive(Debug, Default)]
+struct Here {
+    written: WrittenHere,
+    /// Its stream of changes, with a number.
+    stream: Option<(u64, Changes)>,
+    /// What was sent last arrives then.
+    arrives: u64,
+}
+
+impl Together {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(mix(!seed));
+        Self {
+            prompt: dice.chance(300),
+            dice,
+            model: Rc::default(),
+            contents: BTreeMap::new(),
+            asked: Vec::new(),
+            mounts: BTreeMap::new(),
+            streams: 0,
+        }
+    }
+
+    pub(crate) fn reads(&self) -> u64 {
+        self.model.borrow().reads
+    }
+
+    pub(crate) fn mounts(&mut self) -> u64 {
+        self.dice.between(2, 4)
+    }
+
+    pub(crate) fn is_prompt(&self) -> bool {
+        self.prompt
+    }
+
+    /// An object holds this; stands for it in the store of an element.
+    pub(crate) fn put(&mut self, object: u64, content: &Rc<Vec<u64>>) -> Bytes {
+        self.contents.insert(object, Rc::clone(content));
+        Bytes {
+            token: content
+                .iter()
+                .fold(mix(object), |sum, byte| mix(sum ^ byte)),
+            size: content.len() as u64,
+        }
+    }
+
+    pub(crate) fn content(&self, object: u64) -> Rc<Vec<u64>> {
+        self.contents.get(&object).cloned().unwrap_or_default()
+    }
+
+    /// Names and bytes are compared with what they must be by [`World::check_together`] instead.
+    fn forget(&mut self, number: usize) {
+        let Some(here) = self.mounts.get_mut(&number) else {
+            return;
+        };
+        here.stream = None;
+        let mut model = self.model.borrow_mut();
+        for written in here.written.borrow().values() {
+            model.lose(written.ino, written.opening);
+        }
+    }
+}
+
+impl World {
+    /// A mount begins.
+    pub(crate) fn begin_mount(&mut self, number: usize) -> Option<Running> {
+        let slot = &self.slots[number];
+        let together = self.together.as_mut()?;
+        let flags = (slot.in_place, together.prompt);
+        let model = Rc::clone(&together.model);
+        let (mount, written) = Mount::new(slot.port.clone(), model, Rc::clone(&self.calm), flags);
+        let here = Here {
+            written,
+            ..Here::default()
+        };
+        together.mounts.insert(number, here);
+        Some(Running::new(mount.live()))
+    }
+
+    /// A mount dies, or has ended.
+    pub(crate) fn end_mount(&mut self, number: usize) {
+        if let Some(together) = &mut self.together {
+            together.forget(number);
+        }
+    }
+
+    /// A mount opens its stream of changes.
+    pub(crate) fn watch(&mut self, number: usize, life: u64) -> Answer {
+        let (Some(server), Some(together)) = (&self.server, &mut self.together) else {
+            return Answer::Lost;
+        };
+        let slot = &mut self.slots[number];
+        if slot.life != life {
+            return Answer::Lost;
+        }
+        let watched = match slot.session {
+            0 => server.new_session(),
+            known => Ok(known),
+        };
+        let watched = watched.and_then(|session| Ok((session, server.watch(session)?)));
+        let Ok((session, changes)) = watched else {
+            return Answer::Refused;
+        };
+        slot.session = session;
+        together.streams += 1;
+        let here = together.mounts.entry(number).or_default();
+        here.stream = Some((together.streams, changes));
+        Answer::Session
+    }
+
+    /// The server begins to carry out what a mount asks for.
+    pub(crate) fn ask_names(&mut self, session: u64, ops: &[Op], question: Option<Question>) {
+        let (Some(server), Some(together)) = (&self.server, &mut self.together) else {
+            return;
+        };
+        let op = |op: &Op| v1::NameOp {
+            op: Some(op.clone()),
+        };
+        let request = Request {
+            caller: Caller {
+                uid: 1000,
+                gid: 1000,
+                groups: Vec::new(),
+                checked: true,
+                trusted: true,
+            },
+            session,
+            durable: false,
+            ops: ops.iter().map(op).collect(),
+        };
+        let asked = (server.ask(request), session, question);
+        together.asked.push(asked);
+    }
+
+    /// What the server has answered, and told mounts, goes on its way.
+    pub(crate) fn take_together(&mut self) {
+        let Some(together) = &mut self.together else {
+            return;
+        };
+        let mut answers = Vec::new();
+        let mut late = BTreeSet::new();
+        together.asked.retain_mut(|(answered, session, question)| {
+            let answer = match answered.try_recv() {
+                Err(TryRecvError::Empty) => return true,
+                Ok(Ok(results)) => Answer::Names(results),
+                Ok(Err(Fault::Closed)) | Err(TryRecvError::Closed) => Answer::Lost,
+                Ok(Err(_)) => Answer::Refused,
+            };
+            late.insert(*session);
+            answers.extend(question.map(|question| (question, answer)));
+            false
+        });
+        let mut news = Vec::new();
+        for (&number, here) in &mut together.mounts {
+            if let Some((stream, changes)) = &mut here.stream {
+                while let Some(message) = changes.next_now() {
+                    news.push((number, *stream, message));
+                }
+            }
+        }
+        // Who is gone may have been waiting until now.
+        late.retain(|&session| self.slots.iter().all(|slot| slot.session != session));
+        late.into_iter()
+            .for_each(|session| self.expect_session(session));
+        for (question, answer) in answers {
+            self.send_answer(question, answer);
+        }
+        for (number, stream, message) in news {
+            self.send_news(number, stream, message);
+        }
+    }
+
+    fn send_news(&mut self, number: usize, stream: u64, message: v1::Invalidation) {
+        let delay = self.weather.delay(&mut self.dice);
+        let now = self.now;
+        let Some(together) = &mut self.together else {
+            return;
+        };
+        let here = together.mounts.entry(number).or_default();
+        here.arrives = here.arrives.max(now + delay);
+        let wait = here.arrives - now;
+        self.later(wait, "to mount", move |world| {
+            let here = world
+                .together
+                .iter()
+                .flat_map(|all| all.mounts.get(&number));
+            let open = here
+                .flat_map(|here| &here.stream)
+                .any(|(known, _)| *known == stream);
+            if open {
+                world.slots[number].port.tell(Some(message));
+                world.poll(number);
+            }
+        });
+    }
+
+    /// A mount's stream breaks: what is on the way is lost.
+    pub(crate) fn cut_stream(&mut self, number: usize) {
+        let Some(together) = &mut self.together else {
+            return;
+        };
+        let Some(here) = together.mounts.get_mut(&number) else {
+            return;
+        };
+        if here.stream.take().is_none() {
+            return;
+        }
+        let life = self.slots[number].life;
+        let delay = self.dice.roll(self.weather.notice_ms.min(2000));
+        self.later(delay, "mount notices", move |world| {
+            if world.slots[number].life == life {
+                world.slots[number].port.tell(None);
+                world.poll(number);
+            }
+        });
+    }
+
+    pub(crate) fn cut_streams(&mut self) {
+        let all = self.together.iter().flat_map(|all| all.mounts.keys());
+        for number in all.copied().collect::<Vec<_>>() {
+            self.cut_stream(number);
+        }
+    }
+
+    /// Streams of mounts break now and then.
+    pub(crate) fn cut_some(&mut self) {
+        let Some(together) = &mut self.together else {
+            return;
+        };
+        if self.calm.get() || together.prompt {
+            return;
+        }
+        let number = together.dice.roll(self.slots.len() as u64);
+        let delay = 1 + together.dice.roll(CUT_PAUSE_MS);
+        self.cut_stream(usize::try_from(number).unwrap_or(0));
+        self.later(delay, "a mount's stream breaks", World::cut_some);
+    }
+
+    /// What is kept of each file in the end is what all must see; nothing is left of how it was written.
+    pub(crate) fn check_together(&self) {
+        let (Some(together), Some(server)) = (&self.together, &self.server) else {
+            return;
+        };
+        let mut model = together.model.borrow_mut();
+        model.end();
+        let files = server.read(files).expect("the server's tables can be read");
+        for (ino, object, size, pieces, parts) in files {
+            let bytes = match pieces {
+                None => together.content(object).to_vec(),
+                Some(pieces) => {
+                    let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+                    for piece in decode_pieces(&pieces).expect("pieces can be read") {
+                        fill(&mut bytes, &piece, &together.content(parts[piece.at.part]));
+                    }
+                    bytes
+                }
+            };
+            assert_eq!(bytes.len() as u64, size, "inode {ino} has another length");
+            model.holds(object, &bytes);
+            let now = model.tick();
+            model.read((ino, None), (now, now), &bytes, "the namespace");
+        }
+        let left = self.ask("SELECT * FROM publication");
+        assert!(left.is_empty(), "published, and never sealed: {left:?}");
+        let open = self.ask("SELECT ino FROM inode WHERE writing != 0");
+        assert!(open.is_empty(), "written by nobody: {open:?}");
+        assert!(together.asked.is_empty(), "requests wait for ever");
+    }
+}
+
+/// An inode, its version, the length of that, and if it is made of pieces those and its parts.
+type Kept = (u64, u64, u64, Option<Vec<u8>>, Vec<u64>);
+
+fn files(db: &rusqlite::Connection) -> rusqlite::Result<Vec<Kept>> {
+    let sql = "SELECT ino, inode.object, inode.size, pieces FROM inode LEFT JOIN layout ON layout.object = inode.object \
+               WHERE kind = 1 AND inode.object != 0 ORDER BY ino";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?, number(2)?, row.get(3)?, Vec::new()))
+    })?;
+    let mut files = rows.collect::<rusqlite::Result<Vec<Kept>>>()?;
+    let sql = "SELECT part FROM part WHERE object = ?1 ORDER BY seq";
+    let mut statement = db.prepare_cached(sql)?;
+    for (_, object, _, _, parts) in &mut files {
+        let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, i64>(0))?;
+        *parts = rows
+            .map(|row| row.map(i64::cast_unsigned))
+            .collect::<rusqlite::Result<_>>()?;
+    }
+    Ok(files)
+}

@@ -1,0 +1,207 @@
+//! What must be true of the bytes of files that several mounts write, in the terms of those who use them: when a program began to
+//! write each byte, since when all have to see it, and what must not be read any more because something newer has to be seen.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What is told of what was done to a file.
+const HISTORY_MAX: usize = 40;
+
+/// Of all writers of a file on one mount between its opening and its close.
+pub(crate) type Opening = u64;
+
+/// Bytes that were written at once.
+#[derive(Clone, Debug)]
+struct Write {
+    range: Range<u64>,
+    /// What the bytes are; 0: nothing, as behind the end of a file.
+    token: u64,
+    opening: Opening,
+    /// When its writer opened the file.
+    opened: u64,
+    start: u64,
+    /// Since then all see it.
+    shown: Option<u64>,
+    /// Who opens the file after that sees it.
+    closed: Option<u64>,
+    /// It stays, whatever fails.
+    firm: bool,
+}
+
+/// See the module. Time is counted in what happens.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    now: u64,
+    /// When each began.
+    openings: Vec<u64>,
+    files: BTreeMap<u64, Vec<Write>>,
+    /// What each sealed version holds.
+    sealed: BTreeMap<u64, Vec<u64>>,
+    /// What the server has published, by version and number: it is the same for all.
+    published: BTreeMap<(u64, u64), Vec<u8>>,
+    /// What was done to each file.
+    history: BTreeMap<u64, Vec<String>>,
+    /// Reads that were compared.
+    pub(crate) reads: u64,
+}
+
+impl Model {
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Something was done to a file.
+    pub(crate) fn note(&mut self, ino: u64, opening: Opening, what: &str) {
+        let now = self.tick();
+        let text = format!("{now} opening {opening}: {what}");
+        self.history.entry(ino).or_default().push(text);
+    }
+
+    fn told(&self, ino: u64) -> String {
+        let all = self.history.get(&ino).map_or(&[][..], Vec::as_slice);
+        all[all.len().saturating_sub(HISTORY_MAX)..].join("\n")
+    }
+
+    pub(crate) fn opening(&mut self) -> Opening {
+        let now = self.tick();
+        self.openings.push(now);
+        self.openings.len() as u64 - 1
+    }
+
+    /// It begins only now.
+    pub(crate) fn reopen(&mut self, opening: Opening) -> u64 {
+        let now = self.tick();
+        self.openings[usize::try_from(opening).unwrap_or(0)] = now;
+        now
+    }
+
+    /// Somebody writes bytes; gives what they are.
+    pub(crate) fn write(&mut self, ino: u64, opening: Opening, range: Range<u64>) -> u64 {
+        self.record(ino, opening, range, true)
+    }
+
+    /// Somebody makes a file end there.
+    pub(crate) fn cut(&mut self, ino: u64, opening: Opening, size: u64) {
+        self.record(ino, opening, size..u64::MAX, false);
+    }
+
+    fn record(&mut self, ino: u64, opening: Opening, range: Range<u64>, bytes: bool) -> u64 {
+        let start = self.tick();
+        let token = if bytes { start } else { 0 };
+        self.files.entry(ino).or_default().push(Write {
+            range,
+            token,
+            opening,
+            opened: self.openings[usize::try_from(opening).unwrap_or(0)],
+            start,
+            shown: None,
+            closed: None,
+            firm: false,
+        });
+        token
+    }
+
+    fn of(&mut self, ino: u64, opening: Opening, until: u64) -> impl Iterator<Item = &mut Write> {
+        let writes = self.files.entry(ino).or_default().iter_mut();
+        writes.filter(move |write| write.opening == opening && write.start <= until)
+    }
+
+    /// All that was written up to then is seen by who looks from now on.
+    pub(crate) fn show(&mut self, ino: u64, opening: Opening, until: u64) {
+        let now = self.tick();
+        for write in self.of(ino, opening, until) {
+            write.shown.get_or_insert(now);
+        }
+    }
+
+    /// All that was written is seen by who opens the file from now on.
+    pub(crate) fn close(&mut self, ino: u64, opening: Opening) {
+        let now = self.tick();
+        for write in self.of(ino, opening, u64::MAX) {
+            write.closed = Some(now);
+        }
+    }
+
+    /// All that was written up to then stays.
+    pub(crate) fn keep(&mut self, ino: u64, opening: Opening, until: u64) {
+        self.of(ino, opening, until)
+            .for_each(|write| write.firm = true);
+    }
+
+    /// A mount died: what it had closed and not brought to the server need not be seen.
+    pub(crate) fn lose(&mut self, ino: u64, opening: Opening) {
+        let all = self.of(ino, opening, u64::MAX);
+        all.filter(|write| !write.firm)
+            .for_each(|write| write.closed = None);
+    }
+
+    /// Bytes were read, by somebody who opened the file then and must see what all saw `since`, and what was written in an
+    /// opening of his own before a time.
+    pub(crate) fn read(
+        &mut self,
+        (ino, own): (u64, Option<(Opening, u64)>),
+        (opened, since): (u64, u64),
+        bytes: &[u64],
+        by: &str,
+    ) {
+        self.reads += 1;
+        let writes = self.files.get(&ino).map_or(&[][..], Vec::as_slice);
+        let is_seen = |write: &Write| {
+            let before = |time: Option<u64>, end| time.is_some_and(|time| time < end);
+            let is_own =
+                own.is_some_and(|(own, began)| own == write.opening && write.start < began);
+            // A cut that is not told yet may be under way.
+            is_own && write.token != 0 || before(write.shown, since) || before(write.closed, opened)
+        };
+        let is_over = |new: &Write, old: &Write| match new.opening == old.opening {
+            true => new.start > old.start,
+            false => {
+                let shown = old.shown.is_some_and(|shown| shown < new.start);
+                shown || old.closed.is_some_and(|closed| closed < new.opened)
+            }
+        };
+        // Behind the end, too: what had to be there is missing otherwise.
+        let ends = writes.iter().filter(|write| write.token != 0);
+        let end = ends.map(|write| write.range.end).max().unwrap_or(0);
+        for at in 0..end.max(bytes.len() as u64) {
+            let token = usize::try_from(at).ok().and_then(|at| bytes.get(at));
+            let token = token.copied().unwrap_or(0);
+            let covers = |write: &&Write| write.range.contains(&at);
+            let seen = || writes.iter().filter(covers).filter(|write| is_seen(write));
+            let mut found = writes.iter().filter(covers).filter(|w| w.token == token);
+            let newest = |old: &Write| !seen().any(|new| is_over(new, old));
+            let is_good = found.any(newest) || token == 0 && seen().next().is_none();
+            if !is_good {
+                let all: Vec<&Write> = writes.iter().filter(covers).collect();
+                let told = self.told(ino);
+                panic!(
+                    "inode {ino}, byte {at}: {by} reads {token}, opened {opened}, since {since}; {all:?}\n{told}"
+                );
+            }
+        }
+    }
+
+    /// What stays is what all see in the end.
+    pub(crate) fn end(&mut self) {
+        let now = self.tick();
+        for write in self.files.values_mut().flatten() {
+            if write.firm && write.shown.is_none() && write.closed.is_none() {
+                write.closed = Some(now);
+            }
+        }
+    }
+
+    /// A sealed version holds this, and will for ever.
+    pub(crate) fn holds(&mut self, version: u64, bytes: &[u64]) {
+        let known = self.sealed.entry(version).or_insert_with(|| bytes.into());
+        assert_eq!(known, bytes, "version {version} changed");
+    }
+
+    /// The server says that this was published.
+    pub(crate) fn published(&mut self, version: u64, number: u64, pieces: &[u8]) {
+        let known = self.published.entry((version, number));
+        let known = known.or_insert_with(|| pieces.into());
+        assert_eq!(known, pieces, "publication {number} of {version} changed");
+    }
+}

@@ -1,0 +1,705 @@
+//! A mount whose programs read and write files that others write, too. Which bytes are where it knows by the production code
+//! (`tidemill_mount::pieces`); when it asks, tells and seals follows `mount/src/fs/{together,sharing,seal,version,watch}.rs`.
+
+use super::model::{Model, Opening};
+use crate::dice::Dice;
+use crate::port::{Answer, Ask, OfElement, Port};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::Poll;
+use tidemill_core::layout::Extent;
+use tidemill_mount::pieces::{Freshness, Log, Visible, all_of};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// The errnos that a mount tells apart.
+pub(super) const NOENT: i32 = 2;
+pub(super) const BUSY: i32 = 26;
+pub(super) const STALE: i32 = 116;
+/// It can't be kept now, or nobody can say: `EIO`, `ENOSPC`, `ETIMEDOUT`, `EHOSTUNREACH`.
+const RETRIED: [i32; 4] = [5, 28, 110, 113];
+/// Programs on each mount.
+const PROGRAMS: u64 = 2;
+/// Tries to get at a file that changes meanwhile, or that somebody else writes.
+pub(super) const TRIES: u32 = 8;
+pub(super) const PAUSE_MS: u64 = 300;
+
+/// What can be read of a version that is made of pieces.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    visible: RefCell<Visible>,
+    pub(super) freshness: Freshness,
+    /// When the server was last asked for what is visible.
+    pub(super) asked: Cell<u64>,
+    /// Who has it open goes on with what is written here since.
+    next: RefCell<Option<Rc<Written>>>,
+}
+
+impl Seen {
+    pub(super) fn version(&self) -> u64 {
+        self.visible.borrow().version
+    }
+}
+
+/// What is noted of what is written here, since others may write, too.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) seen: Rc<Seen>,
+    pub(super) log: RefCell<Log>,
+    base: Option<u64>,
+    /// The server has sealed the part.
+    pub(super) sealed: Cell<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    #[default]
+    Starting,
+    Open,
+    Sealing,
+}
+
+/// A version that is written here.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) ino: u64,
+    pub(super) opening: Opening,
+    pub(super) object: u64,
+    pub(super) element: Cell<u32>,
+    /// Since when what others have made visible is to be seen.
+    pub(super) opened: Cell<u64>,
+    pub(super) phase: Cell<Phase>,
+    pub(super) content: RefCell<Rc<Vec<u64>>>,
+    /// What of that has reached the element.
+    arrived: RefCell<Option<Rc<Vec<u64>>>>,
+    pub(super) shared: RefCell<Option<Rc<Shared>>>,
+    /// Somebody brings it there, or tells.
+    flushing: Cell<bool>,
+    telling: Cell<bool>,
+}
+
+impl Written {
+    pub(super) fn new(ino: u64, object: u64, opening: Opening) -> Self {
+        Self {
+            ino,
+            opening,
+            object,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.borrow().is_some()
+    }
+
+    /// The length of the file as its writer sees it.
+    pub(super) fn size(&self) -> u64 {
+        match &*self.shared.borrow() {
+            Some(shared) => {
+                let seen = shared.seen.visible.borrow().extents.size;
+                shared.log.borrow().size_over(seen)
+            }
+            None => self.content.borrow().len() as u64,
+        }
+    }
+
+    /// What is told with the seal.
+    pub(super) fn last_word(&self) -> (Vec<v1::Told>, Option<u64>) {
+        let shared = self.shared.borrow();
+        shared.as_ref().map_or((Vec::new(), None), |shared| {
+            let mut log = shared.log.borrow_mut();
+            log.tell(None);
+            (log.told(), shared.base)
+        })
+    }
+}
+
+/// What a program has open.
+pub(super) enum File {
+    Nothing,
+    Whole(u64, u32),
+    Pieces(Rc<Seen>),
+    Here(Rc<Written>),
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Mount(pub(super) Rc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) port: Port,
+    pub(super) model: Rc<RefCell<Model>>,
+    pub(super) calm: Rc<Cell<bool>>,
+    /// It writes and reads objects in place.
+    pub(super) in_place: bool,
+    /// Nothing is late or lost: what was made visible is seen by those who have it open, at once.
+    prompt: bool,
+    pub(super) written: WrittenHere,
+    seen: RefCell<Vec<(u64, Weak<Seen>)>>,
+    /// The server has said which session it is.
+    pub(super) hears: Cell<bool>,
+    begun: RefCell<Vec<Task>>,
+}
+
+/// What a mount is writing, for those who have to know when it dies.
+pub(super) type WrittenHere = Rc<RefCell<BTreeMap<u64, Rc<Written>>>>;
+
+impl Mount {
+    pub(super) fn new(
+        port: Port,
+        model: Rc<RefCell<Model>>,
+        calm: Rc<Cell<bool>>,
+        (in_place, prompt): (bool, bool),
+    ) -> (Self, WrittenHere) {
+        let written = WrittenHere::default();
+        let inner = Inner {
+            port,
+            model,
+            calm,
+            in_place,
+            prompt,
+            written: Rc::clone(&written),
+            seen: RefCell::default(),
+            hears: Cell::default(),
+            begun: RefCell::default(),
+        };
+        (Self(Rc::new(inner)), written)
+    }
+
+    /// What a mount does until its programs have ended and all is sealed.
+    pub(crate) async fn live(self) {
+        let me = self.clone();
+        self.begin(async move { me.listen().await });
+        let mut programs: Vec<Task> = Vec::new();
+        for _ in 0..PROGRAMS {
+            let me = self.clone();
+            programs.push(Box::pin(async move { me.program().await }));
+        }
+        let mut others: Vec<Task> = Vec::new();
+        std::future::poll_fn(move |context| {
+            programs.retain_mut(|task| task.as_mut().poll(context).is_pending());
+            // What those begin begins at once.
+            loop {
+                others.append(&mut self.0.begun.borrow_mut());
+                others.retain_mut(|task| task.as_mut().poll(context).is_pending());
+                if self.0.begun.borrow().is_empty() {
+                    break;
+                }
+            }
+            let is_over = programs.is_empty() && self.0.written.borrow().is_empty();
+            if is_over {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    pub(super) fn begin(&self, task: impl Future<Output = ()> + 'static) {
+        self.0.begun.borrow_mut().push(Box::pin(task));
+    }
+
+    fn dice<T>(&self, with: impl FnOnce(&mut Dice) -> T) -> T {
+        self.0.port.dice(with)
+    }
+
+    pub(super) fn roll(&self, sides: u64) -> u64 {
+        self.dice(|dice| dice.roll(sides))
+    }
+
+    pub(super) fn tick(&self) -> u64 {
+        self.0.model.borrow_mut().tick()
+    }
+
+    pub(super) fn say(&self, written: &Written, what: &str) {
+        let mut model = self.0.model.borrow_mut();
+        model.note(written.ino, written.opening, what);
+    }
+
+    pub(super) async fn pause(&self, longest: u64) {
+        let time = self.roll(longest.max(1)) + 1;
+        self.0.port.sleep(time).await;
+    }
+
+    /// The answer to one operation, asked for until there is one. The error is an errno.
+    pub(super) async fn one(&self, op: Op) -> Result<Named, i32> {
+        loop {
+            if let Answer::Names(mut results) = self.0.port.ask(Ask::Names(vec![op.clone()])).await
+            {
+                match results.pop().and_then(|result| result.result) {
+                    Some(Named::Error(error)) if RETRIED.contains(&error.errno) => {}
+                    Some(Named::Error(error)) => return Err(error.errno),
+                    Some(answer) => return Ok(answer),
+                    None => {}
+                }
+            }
+            self.pause(PAUSE_MS).await;
+        }
+    }
+
+    /// Listens to the server for ever.
+    async fn listen(&self) {
+        loop {
+            while !matches!(self.0.port.ask(Ask::Watch).await, Answer::Session) {
+                self.pause(PAUSE_MS).await;
+            }
+            while let Some(news) = self.0.port.news().await {
+                let all = news.session != 0 || news.everything;
+                self.0.hears.set(true);
+                if news.question != 0 {
+                    let me = self.clone();
+                    self.begin(async move { me.answer(&news).await });
+                    continue;
+                }
+                self.doubt(|ino| all || ino == news.ino);
+                if news.receipt != 0 {
+                    self.tell(news.receipt, false);
+                }
+            }
+            self.doubt(|_| true);
+        }
+    }
+
+    fn doubt(&self, of: impl Fn(u64) -> bool) {
+        let mut known = self.0.seen.borrow_mut();
+        known.retain(|(_, seen)| seen.strong_count() > 0);
+        for (_, seen) in known.iter().filter(|(ino, _)| of(*ino)) {
+            seen.upgrade().iter().for_each(|seen| seen.freshness.mark());
+        }
+    }
+
+    fn tell(&self, question: u64, open: bool) {
+        let me = self.clone();
+        let op = Op::Answer(v1::Answer { question, open });
+        self.begin(async move { drop(me.0.port.ask(Ask::Names(vec![op])).await) });
+    }
+
+    /// Somebody elsewhere asks for a file that may be written here.
+    async fn answer(&self, news: &v1::Invalidation) {
+        let of = || self.0.written.borrow().get(&news.ino).cloned();
+        if let Some(written) = of().filter(|written| written.phase.get() == Phase::Open) {
+            if news.share {
+                self.share(&written);
+            }
+            let shared = written.shared.borrow().is_some();
+            if shared {
+                self.publish(&written, None).await;
+            }
+        }
+        match of().map(|written| written.phase.get()) {
+            Some(Phase::Sealing) => {}
+            phase => self.tell(news.question, phase.is_some()),
+        }
+    }
+
+    /// From now on it is noted what is written.
+    fn share(&self, written: &Written) {
+        if written.shared.borrow().is_some() {
+            return;
+        }
+        let size = written.content.borrow().len() as u64;
+        self.say(written, "is shared");
+        let seen = Rc::new(Seen::default());
+        {
+            let extents = &mut seen.visible.borrow_mut().extents;
+            let part = tidemill_core::layout::Part::on(
+                tidemill_core::id::ObjectId(written.object),
+                size,
+                tidemill_core::id::ElementId(written.element.get()),
+            );
+            extents.parts.push(part);
+            all_of(size).map(|all| extents.put(all));
+        }
+        self.note(written, seen, Log::new(0, size, 0), Some(size));
+    }
+
+    pub(super) fn note(&self, written: &Written, seen: Rc<Seen>, log: Log, base: Option<u64>) {
+        let mut known = self.0.seen.borrow_mut();
+        known.push((written.ino, Rc::downgrade(&seen)));
+        let log = RefCell::new(log);
+        *written.shared.borrow_mut() = Some(Rc::new(Shared {
+            seen,
+            log,
+            base,
+            sealed: Cell::new(false),
+        }));
+    }
+
+    /// Who has a version open here goes on with what is begun to be written of it.
+    pub(super) fn follow(&self, ino: u64, version: u64, written: &Rc<Written>) {
+        for (_, seen) in self.0.seen.borrow().iter().filter(|(of, _)| *of == ino) {
+            let seen = seen.upgrade().filter(|seen| seen.version() == version);
+            let known = written.shared.borrow();
+            let own = known.as_ref().map(|shared| &shared.seen);
+            if let Some(seen) = seen.filter(|seen| own.is_none_or(|own| !Rc::ptr_eq(own, seen))) {
+                *seen.next.borrow_mut() = Some(Rc::clone(written));
+            }
+        }
+    }
+
+    pub(super) fn adopt(&self, seen: &Seen, told: &v1::Together) {
+        for news in &told.news {
+            if !news.all {
+                let mut model = self.0.model.borrow_mut();
+                model.published(told.version, news.number, &news.pieces);
+            }
+        }
+        let adopted = seen.visible.borrow_mut().adopt(told);
+        adopted.expect("a server's answer can be adopted");
+    }
+
+    /// Learns what others have made visible.
+    async fn refresh(
+        &self,
+        ino: u64,
+        seen: &Seen,
+        own: Option<&Rc<Written>>,
+        closed: bool,
+    ) -> bool {
+        if let Some(own) = own.filter(|_| seen.version() == 0) {
+            self.publish(own, None).await;
+        }
+        let (version, since) = {
+            let visible = seen.visible.borrow();
+            if visible.sealed {
+                return true;
+            }
+            (visible.version, visible.last)
+        };
+        if version == 0 {
+            return true;
+        }
+        let asks = seen.freshness.asks();
+        let asked = self.tick();
+        let pieces = v1::Pieces {
+            ino,
+            version,
+            since,
+            closed,
+        };
+        match self.one(Op::Pieces(pieces)).await {
+            Ok(Named::Together(told)) => {
+                self.adopt(seen, &told);
+                seen.freshness.answered(asks);
+                // A later version may be written when one is sealed.
+                if told.sealed.is_none() {
+                    seen.asked.set(asked.max(seen.asked.get()));
+                }
+                true
+            }
+            // A later version has taken its place: it is read as it was.
+            _ => false,
+        }
+    }
+
+    /// Tells what was written here, and makes it visible to all.
+    pub(super) async fn publish(&self, written: &Rc<Written>, cut: Option<u64>) {
+        let Some(shared) = written.shared.borrow().clone() else {
+            return;
+        };
+        while written.telling.replace(true) {
+            self.pause(5).await;
+        }
+        shared.log.borrow_mut().tell(cut);
+        let (version, since) = {
+            let visible = shared.seen.visible.borrow();
+            (visible.version, visible.last)
+        };
+        let told = shared.log.borrow().told();
+        if !told.is_empty() || version == 0 {
+            self.flush(written).await;
+            let publish = v1::Publish {
+                ino: written.ino,
+                object: written.object,
+                told: told.clone(),
+                since,
+                base: shared.base,
+            };
+            let asks = shared.seen.freshness.asks();
+            let asked = self.tick();
+            match self.one(Op::Publish(publish)).await {
+                Ok(Named::Together(news)) => {
+                    self.adopt(&shared.seen, &news);
+                    shared.log.borrow_mut().heard(&told);
+                    self.say(written, &format!("told {}, cut {cut:?}", told.len()));
+                    shared.seen.freshness.answered(asks);
+                    shared.seen.asked.set(asked);
+                }
+                // It was told with the seal.
+                Err(STALE | NOENT) if written.phase.get() == Phase::Sealing => {}
+                other => panic!(
+                    "what was written to {} can't be told: {other:?}",
+                    written.ino
+                ),
+            }
+        }
+        written.telling.set(false);
+    }
+
+    /// Brings what was written to its element.
+    pub(super) async fn flush(&self, written: &Written) {
+        while written.flushing.replace(true) {
+            self.pause(2).await;
+        }
+        loop {
+            let content = Rc::clone(&written.content.borrow());
+            let arrived = written.arrived.borrow().clone();
+            if arrived.is_some_and(|arrived| Rc::ptr_eq(&arrived, &content)) {
+                break;
+            }
+            let put = OfElement::Put(written.object, Rc::clone(&content));
+            let ask = Ask::Element(written.element.get(), put);
+            if let Answer::Done = self.0.port.ask(ask).await {
+                *written.arrived.borrow_mut() = Some(content);
+                break;
+            }
+            self.pause(PAUSE_MS).await;
+        }
+        written.flushing.set(false);
+    }
+
+    pub(super) async fn fetch(&self, element: u32, object: u64) -> Option<Rc<Vec<u64>>> {
+        for _ in 0..TRIES {
+            let ask = Ask::Element(element, OfElement::Fetch(object));
+            if let Answer::Content(content) = self.0.port.ask(ask).await {
+                return Some(content);
+            }
+            self.pause(PAUSE_MS).await;
+        }
+        None
+    }
+
+    /// The bytes of a version of pieces, with what is written here and not told over them; when the server had been asked for
+    /// these, and whether they are sealed.
+    pub(super) async fn read_pieces(
+        &self,
+        ino: u64,
+        seen: &Seen,
+        own: Option<&Rc<Written>>,
+    ) -> Option<(Vec<u64>, u64, bool)> {
+        for _ in 0..2 {
+            let shared = own.and_then(|own| own.shared.borrow().clone());
+            let ended = shared.as_ref().filter(|shared| shared.sealed.get());
+            let is_old = seen.freshness.is_stale()
+                || ended.is_some_and(|all| !all.log.borrow().told().is_empty());
+            if is_old && !self.refresh(ino, seen, own, false).await {
+                return None;
+            }
+            if let Some(ended) = ended.filter(|_| seen.version() != 0) {
+                ended.log.borrow_mut().all_heard();
+            }
+            let (extents, sealed) = {
+                let visible = seen.visible.borrow();
+                (visible.extents.clone(), visible.sealed)
+            };
+            let asked = seen.asked.get();
+            let log = shared.as_ref().map(|shared| shared.log.borrow());
+            let size = log
+                .as_ref()
+                .map_or(extents.size, |log| log.size_over(extents.size));
+            let over = log
+                .as_ref()
+                .map(|log| log.over(&(0..size)))
+                .unwrap_or_default();
+            drop(log);
+            let here = own.map(|own| (own.object, Rc::clone(&own.content.borrow())));
+            let mut bytes = vec![0; index(size)];
+            let mut all = true;
+            for piece in extents.within(0..size) {
+                let part = &extents.parts[piece.at.part];
+                let held = here.as_ref().filter(|(object, _)| *object == part.object.0);
+                let held = match held {
+                    Some((_, content)) => Some(Rc::clone(content)),
+                    None => self.fetch(part.copies[0].element.0, part.object.0).await,
+                };
+                match held {
+                    Some(content) => fill(&mut bytes, &piece, &content),
+                    None => all = false,
+                }
+            }
+            for (cut, pieces) in over {
+                bytes
+                    .iter_mut()
+                    .skip(index(cut.unwrap_or(size)))
+                    .for_each(|byte| *byte = 0);
+                for piece in pieces {
+                    let (_, content) = here.as_ref()?;
+                    fill(&mut bytes, &piece, content);
+                }
+            }
+            if all && sealed && own.is_none() {
+                let version = seen.visible.borrow().version;
+                self.0.model.borrow_mut().holds(version, &bytes);
+            }
+            if all {
+                return Some((bytes, asked, sealed));
+            }
+            // Its parts may have changed with the seal.
+            seen.freshness.mark();
+        }
+        None
+    }
+
+    pub(super) async fn find(&self, path: &str) -> Option<v1::Attr> {
+        let resolve = v1::Resolve {
+            path: path.as_bytes().to_vec(),
+            ..v1::Resolve::default()
+        };
+        match self.one(Op::Resolve(resolve)).await {
+            Ok(Named::Entry(entry)) => entry.attr,
+            _ => None,
+        }
+    }
+
+    /// Opens a file for reading: what is written here, or what the server says is to be read. Since when all is seen, too.
+    pub(super) async fn open(&self, ino: u64) -> Option<(File, u64)> {
+        for _ in 0..TRIES {
+            let asked = self.tick();
+            let here = self.0.written.borrow().get(&ino).cloned();
+            let is_open = |written: &Written| match written.phase.get() {
+                Phase::Starting => false,
+                Phase::Open => true,
+                // What is being sealed is read as it was written.
+                Phase::Sealing => written.is_shared(),
+            };
+            if let Some(written) = here {
+                if !is_open(&written) {
+                    self.pause(PAUSE_MS).await;
+                    continue;
+                }
+                let shared = written.shared.borrow().clone();
+                if let Some(shared) = shared
+                    && (!self.refresh(ino, &shared.seen, Some(&written), true).await
+                        || shared.seen.visible.borrow().sealed)
+                {
+                    self.pause(PAUSE_MS).await;
+                    continue;
+                }
+                return Some((File::Here(written), asked));
+            }
+            let content = true;
+            let attr = match self.one(Op::GetAttr(v1::GetAttr { ino, content })).await {
+                // What was closed after it lost its last name is nobody's.
+                Ok(Named::Attr(attr)) if attr.nlink > 0 => attr,
+                _ => return None,
+            };
+            let id = if attr.together == 0 {
+                attr.object
+            } else {
+                attr.together
+            };
+            if id == 0 {
+                return Some((File::Nothing, asked));
+            }
+            let open = v1::Open {
+                ino,
+                together: true,
+                ..v1::Open::default()
+            };
+            let Ok(Named::Opened(opened)) = self.one(Op::Open(open)).await else {
+                return None;
+            };
+            if opened.object != id || opened.attr.is_some_and(|attr| attr.nlink == 0) {
+                self.release(ino, opened.object);
+                continue;
+            }
+            let told = match (opened.together, opened.layout) {
+                (Some(told), _) => told,
+                (None, None) => return Some((File::Whole(id, opened.element), asked)),
+                (None, sealed) => v1::Together {
+                    version: id,
+                    size: opened.size,
+                    sealed,
+                    ..v1::Together::default()
+                },
+            };
+            let seen = Rc::new(Seen::default());
+            let mut known = self.0.seen.borrow_mut();
+            known.push((ino, Rc::downgrade(&seen)));
+            drop(known);
+            self.adopt(&seen, &told);
+            seen.asked.set(asked);
+            if self.refresh(ino, &seen, None, true).await {
+                return Some((File::Pieces(seen), asked));
+            }
+        }
+        None
+    }
+
+    pub(super) fn release(&self, ino: u64, object: u64) {
+        let me = self.clone();
+        let op = Op::Release(v1::Release { ino, object });
+        self.begin(async move { drop(me.one(op).await) });
+    }
+
+    /// Reads a file that is open, and compares.
+    pub(super) async fn read(&self, ino: u64, file: &File, opened: u64) {
+        let next = match file {
+            File::Pieces(seen) => seen.next.borrow().clone(),
+            File::Here(written) => {
+                let shared = written.shared.borrow();
+                shared
+                    .as_ref()
+                    .and_then(|shared| shared.seen.next.borrow().clone())
+            }
+            File::Nothing | File::Whole(..) => None,
+        };
+        if let Some(next) = next {
+            return Box::pin(self.read(ino, &File::Here(next), opened)).await;
+        }
+        let began = self.tick();
+        let mut since = opened;
+        let mut of_pieces = |read: Option<(Vec<u64>, u64, bool)>| {
+            let (bytes, asked, sealed) = read?;
+            let at_once = self.0.prompt && !sealed;
+            since = opened.max(if at_once { began } else { asked });
+            Some(bytes)
+        };
+        let mut own = None;
+        let bytes = match file {
+            File::Nothing => Some(Vec::new()),
+            File::Whole(object, element) => {
+                let content = self.fetch(*element, *object).await;
+                if let Some(content) = &content {
+                    self.0.model.borrow_mut().holds(*object, content);
+                }
+                content.map(|content| content.to_vec())
+            }
+            File::Pieces(seen) => of_pieces(self.read_pieces(ino, seen, None).await),
+            File::Here(written) => {
+                own = Some((written.opening, began));
+                let shared = written.shared.borrow().clone();
+                match shared {
+                    Some(shared) => {
+                        of_pieces(self.read_pieces(ino, &shared.seen, Some(written)).await)
+                    }
+                    None => Some(written.content.borrow().to_vec()),
+                }
+            }
+        };
+        if let Some(bytes) = bytes {
+            let mut model = self.0.model.borrow_mut();
+            let by = match own {
+                Some(_) => "who writes it",
+                None => "who opened it",
+            };
+            model.read((ino, own), (opened, since), &bytes, by);
+        }
+    }
+}
+
+pub(super) fn index(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+/// Puts the bytes of a piece where they belong; what the part does not have are holes.
+pub(super) fn fill(bytes: &mut [u64], piece: &Extent, content: &[u64]) {
+    for byte in 0..piece.length {
+        let held = content.get(index(piece.at.offset + byte));
+        bytes[index(piece.offset + byte)] = held.copied().unwrap_or(0);
+    }
+}

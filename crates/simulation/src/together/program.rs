@@ -1,0 +1,382 @@
+//! What programs do with files that others write, too.
+
+use super::mount::{
+    BUSY, File, Mount, NOENT, PAUSE_MS, Phase, STALE, Seen, Shared, TRIES, Written, index,
+};
+use crate::port::{Answer, Ask, OfElement};
+use std::rc::Rc;
+use tidemill_mount::pieces::Log;
+use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// Files that all programs work on.
+const FILES: u64 = 3;
+/// Where files end at most, but for what is appended.
+const SIZE: u64 = 48;
+
+/// How a file is opened for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Keep,
+    Truncate,
+}
+
+impl Mount {
+    /// One of the mount's programs.
+    pub(super) async fn program(&self) {
+        while !self.0.hears.get() {
+            self.pause(PAUSE_MS).await;
+        }
+        while !self.0.calm.get() {
+            self.pause(400).await;
+            let path = format!("/a/f{}", self.roll(FILES));
+            match self.roll(20) {
+                0 => self.rename(&path).await,
+                1 => self.unlink(&path).await,
+                2..=8 => self.look(&path).await,
+                9..=11 => self.write(&path, How::Truncate).await,
+                _ => self.write(&path, How::Keep).await,
+            }
+        }
+    }
+
+    async fn rename(&self, path: &str) {
+        let Some(parent) = self.find("/a").await else {
+            return;
+        };
+        let name = |path: &str| path.as_bytes()["/a/".len()..].to_vec();
+        let rename = v1::Rename {
+            parent: parent.ino,
+            name: name(path),
+            new_parent: parent.ino,
+            new_name: format!("f{}", self.roll(FILES)).into_bytes(),
+            ..v1::Rename::default()
+        };
+        // Not asked again: it may have been done.
+        self.0.port.ask(Ask::Names(vec![Op::Rename(rename)])).await;
+    }
+
+    async fn unlink(&self, path: &str) {
+        let Some(parent) = self.find("/a").await else {
+            return;
+        };
+        let unlink = v1::Unlink {
+            parent: parent.ino,
+            name: path.as_bytes()["/a/".len()..].to_vec(),
+            ..v1::Unlink::default()
+        };
+        self.0.port.ask(Ask::Names(vec![Op::Unlink(unlink)])).await;
+    }
+
+    /// Reads a file some times while it is open.
+    async fn look(&self, path: &str) {
+        let Some(attr) = self.find(path).await else {
+            return;
+        };
+        let Some((file, opened)) = self.open(attr.ino).await else {
+            return;
+        };
+        for _ in 0..1 + self.roll(4) {
+            self.read(attr.ino, &file, opened).await;
+            self.pause(300).await;
+        }
+        match file {
+            File::Whole(object, _) => self.release(attr.ino, object),
+            File::Pieces(seen) => self.release(attr.ino, seen.version()),
+            File::Nothing | File::Here(_) => {}
+        }
+    }
+
+    /// Writes to a file for a while.
+    async fn write(&self, path: &str, how: How) {
+        let Some(written) = self.open_for_writing(path, how).await else {
+            return;
+        };
+        for _ in 0..1 + self.roll(8) {
+            match self.roll(12) {
+                0 | 1 => self.sync(&written).await,
+                2 => self.truncate(&written, self.roll(SIZE)).await,
+                3 | 4 => {
+                    let opened = written.opened.get();
+                    self.read(written.ino, &File::Here(Rc::clone(&written)), opened)
+                        .await;
+                }
+                5 => self.put(&written, written.size()).await,
+                _ => self.put(&written, self.roll(SIZE)).await,
+            }
+            if self.roll(2) == 0 {
+                self.pause(200).await;
+            }
+        }
+        self.close(&written);
+    }
+
+    async fn ids(&self) -> (u64, u64) {
+        loop {
+            if let Answer::Ids(inode, object) = self.0.port.ask(Ask::Ids).await {
+                return (inode, object);
+            }
+            self.pause(PAUSE_MS).await;
+        }
+    }
+
+    /// Asks to write a file, and makes its object.
+    async fn open_for_writing(&self, path: &str, how: How) -> Option<Rc<Written>> {
+        let (inode, object) = self.ids().await;
+        let attr = self.find(path).await;
+        let ino = attr.map_or(inode, |attr| attr.ino);
+        if self.0.written.borrow().contains_key(&ino) {
+            return None;
+        }
+        let opening = self.0.model.borrow_mut().opening();
+        let written = Rc::new(Written::new(ino, object, opening));
+        let mut all = self.0.written.borrow_mut();
+        all.insert(ino, Rc::clone(&written));
+        drop(all);
+        let begun = self
+            .begin_version(path, attr.is_some(), &written, how)
+            .await;
+        if begun.is_none() {
+            self.0.written.borrow_mut().remove(&ino);
+        }
+        begun.map(|()| written)
+    }
+
+    async fn begin_version(
+        &self,
+        path: &str,
+        is_there: bool,
+        written: &Rc<Written>,
+        how: How,
+    ) -> Option<()> {
+        let (ino, object) = (written.ino, written.object);
+        let near = (self.roll(2) == 0).then_some(u32::try_from(self.roll(3)).unwrap_or(0));
+        let op = match is_there {
+            true => Op::NewVersion(v1::NewVersion {
+                ino,
+                object,
+                near,
+                ..v1::NewVersion::default()
+            }),
+            false => Op::Create(v1::Create {
+                name: path.as_bytes().to_vec(),
+                kind: v1::Kind::File.into(),
+                mode: 0o666,
+                ino,
+                object,
+                ..v1::Create::default()
+            }),
+        };
+        let mut tries = 0;
+        let opened = loop {
+            let opened = self.0.model.borrow_mut().reopen(written.opening);
+            written.opened.set(opened);
+            match self.one(op.clone()).await {
+                Ok(Named::Opened(opened)) => break opened,
+                Err(BUSY) if tries < TRIES => self.pause(PAUSE_MS).await,
+                _ => return None,
+            }
+            tries += 1;
+        };
+        written.element.set(opened.element);
+        if opened.attr.is_some_and(|attr| attr.nlink == 0) {
+            let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+            return None;
+        }
+        if let Some(told) = opened.together {
+            self.flush(written).await;
+            let index = index(told.mine);
+            let seen = Rc::<Seen>::default();
+            self.adopt(&seen, &told);
+            seen.asked.set(written.opened.get());
+            self.note(written, seen, Log::new(index, 0, 0), None);
+            self.follow(ino, told.version, written);
+        } else if how == How::Keep {
+            let base = opened.attr.unwrap_or_default();
+            match self.base(&base).await {
+                Some(bytes) => *written.content.borrow_mut() = Rc::new(bytes),
+                None => {
+                    let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+                    return None;
+                }
+            }
+            self.flush(written).await;
+        } else {
+            self.0.model.borrow_mut().cut(ino, written.opening, 0);
+            self.flush(written).await;
+        }
+        written.phase.set(Phase::Open);
+        let shared = written.is_shared();
+        self.say(written, &format!("opened, {how:?}, shared {shared}"));
+        if how == How::Truncate && written.is_shared() {
+            self.truncate(written, 0).await;
+        }
+        // What others made visible before it was listened to is not known.
+        if let Some(shared) = &*written.shared.borrow() {
+            shared.seen.freshness.mark();
+        }
+        Some(())
+    }
+
+    /// What a file had before.
+    async fn base(&self, attr: &v1::Attr) -> Option<Vec<u64>> {
+        if attr.object == 0 {
+            return Some(Vec::new());
+        }
+        let open = v1::Open {
+            ino: attr.ino,
+            together: true,
+            ..v1::Open::default()
+        };
+        let Ok(Named::Opened(opened)) = self.one(Op::Open(open)).await else {
+            return None;
+        };
+        let bytes = match opened.layout {
+            _ if opened.object != attr.object => None,
+            None => {
+                let held = self.fetch(opened.element, opened.object).await;
+                held.map(|content| content.to_vec())
+            }
+            sealed => {
+                let told = v1::Together {
+                    version: opened.object,
+                    size: opened.size,
+                    sealed,
+                    ..v1::Together::default()
+                };
+                let seen = Rc::<Seen>::default();
+                self.adopt(&seen, &told);
+                let read = self.read_pieces(attr.ino, &seen, None).await;
+                read.map(|(bytes, ..)| bytes)
+            }
+        };
+        self.release(attr.ino, opened.object);
+        bytes
+    }
+
+    /// Writes some bytes.
+    async fn put(&self, written: &Rc<Written>, offset: u64) {
+        let range = offset..offset + 1 + self.roll(12);
+        let is_unheard = |shared: &Rc<Shared>| shared.seen.version() == 0;
+        if written.shared.borrow().as_ref().is_some_and(is_unheard) {
+            self.publish(written, None).await;
+        }
+        let mut model = self.0.model.borrow_mut();
+        let token = model.write(written.ino, written.opening, range.clone());
+        drop(model);
+        let mut content = written.content.borrow().to_vec();
+        let at = match &*written.shared.borrow() {
+            None => range.start,
+            Some(shared) => {
+                let mut log = shared.log.borrow_mut();
+                let (at, is_new) = log.place(&range);
+                if is_new {
+                    log.written(&range, at).expect("there are few pieces");
+                }
+                at
+            }
+        };
+        let (from, end) = (index(at), index(at + range.end - range.start));
+        content.resize(content.len().max(end), 0);
+        content[from..end].fill(token);
+        *written.content.borrow_mut() = Rc::new(content);
+        if self.0.in_place {
+            self.flush(written).await;
+        } else if self.roll(2) == 0 {
+            let (me, written) = (self.clone(), Rc::clone(written));
+            self.begin(async move { me.flush(&written).await });
+        }
+    }
+
+    async fn sync(&self, written: &Rc<Written>) {
+        let until = self.tick();
+        self.flush(written).await;
+        if written.is_shared() {
+            self.publish(written, None).await;
+            let mut model = self.0.model.borrow_mut();
+            model.show(written.ino, written.opening, until);
+            drop(model);
+        }
+        let mut model = self.0.model.borrow_mut();
+        model.keep(written.ino, written.opening, until);
+    }
+
+    async fn truncate(&self, written: &Rc<Written>, size: u64) {
+        let mut model = self.0.model.borrow_mut();
+        model.cut(written.ino, written.opening, size);
+        let until = model.tick();
+        drop(model);
+        if written.is_shared() {
+            self.publish(written, Some(size)).await;
+            let mut model = self.0.model.borrow_mut();
+            model.show(written.ino, written.opening, until);
+            model.keep(written.ino, written.opening, until);
+        } else {
+            let mut content = written.content.borrow().to_vec();
+            content.resize(index(size), 0);
+            *written.content.borrow_mut() = Rc::new(content);
+        }
+    }
+
+    /// The last writer is gone: what was written is sealed in its own time.
+    fn close(&self, written: &Rc<Written>) {
+        let mut model = self.0.model.borrow_mut();
+        model.close(written.ino, written.opening);
+        drop(model);
+        written.phase.set(Phase::Sealing);
+        self.say(written, "closed");
+        let (me, written) = (self.clone(), Rc::clone(written));
+        self.begin(async move {
+            me.seal(&written).await;
+            me.0.written.borrow_mut().remove(&written.ino);
+        });
+    }
+
+    async fn seal(&self, written: &Written) {
+        self.pause(50).await;
+        self.flush(written).await;
+        let (ino, object) = (written.ino, written.object);
+        let body = SealBody {
+            inode: ino,
+            path: String::new(),
+            uid: 1000,
+            gid: 1000,
+            mode: 0o666,
+            durable: false,
+            lost: false,
+            part: None,
+        };
+        let size = loop {
+            let ask = OfElement::Seal(object, body.clone());
+            let ask = Ask::Element(written.element.get(), ask);
+            match self.0.port.ask(ask).await {
+                Answer::Sealed(size) => break size,
+                _ => self.pause(PAUSE_MS).await,
+            }
+        };
+        let (told, base) = written.last_word();
+        let seal = v1::Seal {
+            ino,
+            object,
+            size,
+            told,
+            base,
+            ..v1::Seal::default()
+        };
+        match self.one(Op::Seal(seal)).await {
+            Ok(_) => {
+                let mut model = self.0.model.borrow_mut();
+                model.keep(ino, written.opening, u64::MAX);
+                model.note(ino, written.opening, "sealed");
+            }
+            // It was removed meanwhile, or this is asked again and later versions have taken its place.
+            Err(NOENT | STALE) => {}
+            other => panic!("what was written to {ino} is not sealed: {other:?}"),
+        }
+        if let Some(shared) = &*written.shared.borrow() {
+            shared.sealed.set(true);
+            shared.seen.freshness.mark();
+            self.release(ino, shared.seen.version());
+        }
+    }
+}

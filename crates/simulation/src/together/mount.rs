@@ -618,9 +618,8 @@ impl Mount {
                 },
             };
             let seen = Rc::new(Seen::default());
-            let mut known = self.0.seen.borrow_mut();
-            known.push((ino, Rc::downgrade(&seen)));
-            drop(known);
+            let known = (ino, Rc::downgrade(&seen));
+            self.0.seen.borrow_mut().push(known);
             self.adopt(&seen, &told);
             seen.asked.set(asked);
             if self.refresh(ino, &seen, None, true).await {

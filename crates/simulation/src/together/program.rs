@@ -130,9 +130,8 @@ impl Mount {
         }
         let opening = self.0.model.borrow_mut().opening();
         let written = Rc::new(Written::new(ino, object, opening));
-        let mut all = self.0.written.borrow_mut();
-        all.insert(ino, Rc::clone(&written));
-        drop(all);
+        let new = Rc::clone(&written);
+        self.0.written.borrow_mut().insert(ino, new);
         let begun = self
             .begin_version(path, attr.is_some(), &written, how)
             .await;
@@ -261,9 +260,10 @@ impl Mount {
         if written.shared.borrow().as_ref().is_some_and(is_unheard) {
             self.publish(written, None).await;
         }
-        let mut model = self.0.model.borrow_mut();
-        let token = model.write(written.ino, written.opening, range.clone());
-        drop(model);
+        let token = {
+            let mut model = self.0.model.borrow_mut();
+            model.write(written.ino, written.opening, range.clone())
+        };
         let mut content = written.content.borrow().to_vec();
         let at = match &*written.shared.borrow() {
             None => range.start,
@@ -302,10 +302,11 @@ impl Mount {
     }
 
     async fn truncate(&self, written: &Rc<Written>, size: u64) {
-        let mut model = self.0.model.borrow_mut();
-        model.cut(written.ino, written.opening, size);
-        let until = model.tick();
-        drop(model);
+        let until = {
+            let mut model = self.0.model.borrow_mut();
+            model.cut(written.ino, written.opening, size);
+            model.tick()
+        };
         if written.is_shared() {
             self.publish(written, Some(size)).await;
             let mut model = self.0.model.borrow_mut();

@@ -342,7 +342,7 @@ impl Simulated {
         self.names.apply_blocking(request)
     }
 
-    /// Begins to carry out a mount's request as [`crate::recall`] does it; the answer comes as time passes.
+    /// Begins to carry out a mount's request as `recall` does it; the answer comes as time passes.
     pub fn ask(&self, request: Request) -> Answered {
         let (answer, answered) = oneshot::channel();
         let recalls = self.recalls.clone();

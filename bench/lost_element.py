@@ -17,6 +17,7 @@ import collections
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -45,7 +46,9 @@ def run(options, folder, lost=None, after_s=0.0):
             array.elements[lost].kill()
         state = ended(array, job, options.give_up)
         result = os.path.join(folder, "result")
-        array.tidemill("get", options.result, result)
+        with open(script, encoding="utf-8") as file:
+            workdir = re.search(r'^workdir = "(.*)";', file.read(), re.M).group(1)
+        array.tidemill("get", f"{workdir}/{options.result}", result)
         with open(result, "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
         return {"s": (state["ended"] - state["submitted"]) / 1e9, "digest": digest,
@@ -69,7 +72,7 @@ def ended(array, job, give_up_s):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="?", type=os.path.abspath, default=os.path.join(HERE, "out/montage"))
-    parser.add_argument("--result", default="/work/mosaic.fits", help="the file that is to be the same")
+    parser.add_argument("--result", default="mosaic.fits", help="the file that is to be the same, in the job's workdir")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--elements", type=int, default=4)

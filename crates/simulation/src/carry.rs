@@ -23,6 +23,25 @@ fn repeatable(ops: &[Op]) -> bool {
         .any(|op| matches!(op, Op::Rename(_) | Op::Unlink(_) | Op::Open(_)))
 }
 
+/// What a mount asks for, as the user of all programs.
+pub(crate) fn request(session: u64, ops: &[Op]) -> Request {
+    let op = |op: &Op| v1::NameOp {
+        op: Some(op.clone()),
+    };
+    Request {
+        caller: Caller {
+            uid: 1000,
+            gid: 1000,
+            groups: Vec::new(),
+            checked: true,
+            trusted: true,
+        },
+        session,
+        durable: false,
+        ops: ops.iter().map(op).collect(),
+    }
+}
+
 impl World {
     /// Sends a question on its way; whether it was answered at once.
     pub(crate) fn carry(&mut self, number: usize, life: u64, ticket: u64, ask: Ask) -> bool {
@@ -139,24 +158,7 @@ impl World {
             return Answer::Lost;
         };
         let slot = &mut self.slots[number];
-        let request = Request {
-            caller: Caller {
-                uid: 1000,
-                gid: 1000,
-                groups: Vec::new(),
-                checked: true,
-                trusted: true,
-            },
-            session,
-            durable: false,
-            ops: ops
-                .iter()
-                .map(|op| v1::NameOp {
-                    op: Some(op.clone()),
-                })
-                .collect(),
-        };
-        match server.apply(request) {
+        match server.apply(request(session, ops)) {
             Ok(results) => {
                 if let (Some(Op::Open(_)), Some(Some(Named::Opened(opened)))) =
                     (ops.first(), results.first().map(|result| &result.result))

@@ -134,7 +134,6 @@ mod tests {
     use super::*;
     use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
     use tidemill_core::id::ElementId;
-    use tidemill_core::layout::Room;
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]
@@ -167,14 +166,7 @@ mod tests {
 
     /// A file with content that everybody may read; gives its number.
     fn shown_to_all(names: &SqliteNames) -> u64 {
-        let mut rooms = names.shared().rooms();
-        rooms.store.push(Room {
-            leaving: false,
-            element: ElementId(3),
-            free_bytes: 1 << 40,
-            answers: true,
-        });
-        names.shared().set_rooms(rooms);
+        names.add_element(ElementId(3));
         let ids = |db: &_| ids::reserve_for(db, &Caller::root(), 1, 1);
         let (ino, object) = names.database().write_blocking(ids).unwrap();
         let create = v1::Create {

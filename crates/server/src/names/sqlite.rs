@@ -317,6 +317,21 @@ impl Names for SqliteNames {
 }
 
 #[cfg(test)]
+impl SqliteNames {
+    /// There is an element that has room.
+    pub(super) fn add_element(&self, element: tidemill_core::id::ElementId) {
+        let mut rooms = self.shared().rooms();
+        rooms.store.push(tidemill_core::layout::Room {
+            leaving: false,
+            element,
+            free_bytes: 1 << 40,
+            answers: true,
+        });
+        self.shared().set_rooms(rooms);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use futures_util::FutureExt;

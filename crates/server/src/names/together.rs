@@ -600,7 +600,6 @@ mod tests {
     use crate::names::node::Caller;
     use crate::names::{Names as _, Request, SqliteNames};
     use rustix::io::Errno;
-    use tidemill_core::layout::Room;
     use tidemill_wire::v1::name_op::Op;
 
     /// A namespace with an element, and ids of objects.
@@ -614,15 +613,7 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-            let room = Room {
-                leaving: false,
-                element: ElementId(3),
-                free_bytes: 1 << 40,
-                answers: true,
-            };
-            let mut rooms = names.shared().rooms();
-            rooms.store.push(room);
-            names.shared().set_rooms(rooms);
+            names.add_element(ElementId(3));
             let all = names
                 .database()
                 .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 1, 100));

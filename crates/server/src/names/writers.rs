@@ -110,7 +110,6 @@ mod tests {
     use super::*;
     use crate::names::{Names as _, Request, SqliteNames};
     use tidemill_core::id::ElementId;
-    use tidemill_core::layout::Room;
     use tidemill_wire::v1::name_op::Op;
     use tidemill_wire::v1::name_result::Result as Answer;
 
@@ -151,15 +150,7 @@ mod tests {
     fn a_client_that_is_silent_for_too_long_is_given_up_and_one_that_says_so_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-        let room = Room {
-            leaving: false,
-            element: ElementId(3),
-            free_bytes: 1 << 40,
-            answers: true,
-        };
-        let mut rooms = names.shared().rooms();
-        rooms.store.push(room);
-        names.shared().set_rooms(rooms);
+        names.add_element(ElementId(3));
         let all = names
             .database()
             .write_blocking(|db| crate::names::ids::reserve_for(db, &Caller::root(), 3, 4));

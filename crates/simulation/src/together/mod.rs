@@ -4,6 +4,7 @@ mod model;
 mod mount;
 mod program;
 
+use crate::carry::request;
 use crate::dice::{Dice, mix};
 use crate::port::{Answer, Running};
 use crate::store::Bytes;
@@ -14,7 +15,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tidemill_core::layout::decode_pieces;
-use tidemill_server::names::{Caller, Fault, Request};
+use tidemill_server::names::Fault;
 use tidemill_server::simulated::{Answered, Changes};
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::oneshot::error::TryRecvError;
@@ -155,22 +156,7 @@ impl World {
         let (Some(server), Some(together)) = (&self.server, &mut self.together) else {
             return;
         };
-        let op = |op: &Op| v1::NameOp {
-            op: Some(op.clone()),
-        };
-        let request = Request {
-            caller: Caller {
-                uid: 1000,
-                gid: 1000,
-                groups: Vec::new(),
-                checked: true,
-                trusted: true,
-            },
-            session,
-            durable: false,
-            ops: ops.iter().map(op).collect(),
-        };
-        let asked = (server.ask(request), session, question);
+        let asked = (server.ask(request(session, ops)), session, question);
         together.asked.push(asked);
     }
 

@@ -43,6 +43,11 @@ const JOBS: &[(&str, &str, &str)] = &[
          { head -c 4096 tas.dat; part 1048576; part 3145728; } | cmp - ends && test -s sum0 && ! cmp -s sum0 sum1",
     ),
     (
+        "dscal",
+        "mkdir dscal; setfattr -n user.tidemill.stripe -v 64KiB,2 dscal; seq -f 'line %g' 40000 > dscal/x.dat",
+        "cd dscal; tr a-z A-Z < x.dat | cmp - y.dat && test \"$(awk '{ s += $1 } END { print s, NR }' counts)\" = '40000 2'",
+    ),
+    (
         "pack",
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",

@@ -6,6 +6,7 @@ mod array;
 mod away;
 mod by_url;
 mod chance;
+mod components;
 mod copies;
 mod dry_run;
 mod ends;

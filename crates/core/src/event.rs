@@ -4,7 +4,7 @@
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
-use crate::layout::{Layout, Selection};
+use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
 use crate::resources::{Needs, Offers};
 use crate::surroundings::Surroundings;
@@ -207,8 +207,23 @@ pub struct TaskSpec {
     pub limits: Limits,
     /// What it finds around it.
     pub surroundings: Surroundings,
+    /// What it is of the task that the script names.
+    pub share: Share,
     /// Set when the job comes back after a restart and the task had ended already.
     pub ended: Option<Ended>,
+}
+
+/// What a task is of the one that a script names (Active Storage §4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// All of it.
+    #[default]
+    All,
+    /// One of its components: it runs where its first input is.
+    Component,
+    /// Its outputs: files striped as its first input is, whose parts components have made. The other inputs are these, those
+    /// of the first output first. Nothing runs.
+    Join,
 }
 
 /// How a task had ended before a restart.
@@ -265,6 +280,8 @@ pub struct OutputSpec {
     pub path: String,
     /// The inode that the name will have; of a folder the first of as many as it takes ids.
     pub inode: Inode,
+    /// Whether it is a part of what will have the name, and has none itself.
+    pub part: bool,
 }
 
 impl OutputSpec {
@@ -274,11 +291,11 @@ impl OutputSpec {
         folder::is_folder(&self.name)
     }
 
-    /// What its job claims by it: a folder with a slash at the end, and all below it.
+    /// What its job claims by it: a folder with a slash at the end, and all below it. `None`: what it is a part of is claimed.
     #[must_use]
-    pub fn claimed(&self) -> String {
+    pub fn claimed(&self) -> Option<String> {
         let slash = if self.is_folder() { "/" } else { "" };
-        format!("{}{slash}", self.path)
+        (!self.part).then(|| format!("{}{slash}", self.path))
     }
 
     /// The files that it is, as outputs of their own: itself, or what of `sealed` lies in the folder that it is.
@@ -293,6 +310,7 @@ impl OutputSpec {
                 name: format!("{}{}", self.name, one.name),
                 path: format!("{}/{}", self.path, one.name),
                 inode: Inode(self.inode.0 + (one.object.0 - first.0)),
+                part: self.part,
             };
             let (object, size) = (one.object, one.size);
             let element = placed.element;
@@ -416,6 +434,16 @@ pub enum Action {
         label: LabelId,
         /// Its outputs in the order of the spec; a folder has the first of its ids and the bytes of all its files.
         outputs: Vec<Placed>,
+    },
+    /// All components of a task have ended well: publish the names of its outputs, whose parts they have made. As often as
+    /// [`Self::Publish`].
+    Join {
+        /// The task that joins them.
+        task: TaskId,
+        /// Its outputs, each with the element of its first part.
+        outputs: Vec<Placed>,
+        /// What each of them is made of.
+        layouts: Vec<Striped>,
     },
     /// A task's state changed.
     Task {

@@ -30,6 +30,7 @@ mod reserve;
 mod revoked;
 pub mod runner;
 mod scrub;
+mod seams;
 mod shown;
 pub mod status;
 pub mod store;

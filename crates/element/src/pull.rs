@@ -14,12 +14,14 @@
 use crate::flash_model::FlashModel;
 use crate::folder::close_for_ever;
 use crate::records::Hash;
+use crate::seams::Seams;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufWriter, Read as _, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +31,9 @@ use tidemill_client::objects::Remote;
 use tidemill_client::{Objects, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Input;
-use tidemill_core::layout::{Layout, Part, Selected, SelectedSpan, Selection, SelectionError};
+use tidemill_core::layout::{
+    Layout, Part, Records, Selected, SelectedSpan, Selection, SelectionError,
+};
 use tidemill_wire::copies::{self, CopyItem, OBJECT_BYTES_MAX};
 use tidemill_wire::{convert, route, v1};
 
@@ -287,6 +291,39 @@ impl Pulls {
         })
     }
 
+    /// What is selected of an input, and whether that is its bytes: of records that end elsewhere than stripes do it is others.
+    /// `here` is where objects are that this element has.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn selected<'a>(
+        self: &Arc<Self>,
+        input: &Input,
+        lies: &'a Lies,
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(Selected<'a>, bool), PullError> {
+        let size = lies.layout.size();
+        let found = match input.selection.records() {
+            None => None,
+            Some(Records::Bytes(bytes)) => {
+                let begin = |at: u64| {
+                    Ok::<_, PullError>(at.div_ceil(*bytes).saturating_mul(*bytes).min(size))
+                };
+                lies.layout.records(&input.selection, begin)?
+            }
+            Some(Records::Until(end)) => {
+                let mut seams = Seams::new(self, lies, (here, cancelled));
+                lies.layout
+                    .records(&input.selection, |at| seams.begin(at, end))?
+            }
+        };
+        Ok(match found {
+            Some(selected) => (selected, false),
+            None => (lies.layout.selected(&input.selection)?, true),
+        })
+    }
+
     /// Brings the selected bytes of an input here, one after the other in one file, or shares that with a label that has.
     /// `here` is where objects are that this element has.
     ///
@@ -295,14 +332,13 @@ impl Pulls {
     pub fn select(
         self: &Arc<Self>,
         input: &Input,
-        lies: &Lies,
+        (lies, selected, exact): (&Lies, &Selected<'_>, bool),
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Pulled, PullError> {
-        let selected = lies.layout.selected(&input.selection)?;
         let wanted = (input.object, input.selection.clone());
         self.shared(wanted, cancelled, |path| {
-            let whole = input.selection.of_part().is_none();
+            let whole = exact && input.selection.of_part().is_none();
             let brought = match self.ready(input.object).filter(|_| whole) {
                 // Another label has all of it.
                 Some(all) => {
@@ -311,7 +347,7 @@ impl Pulls {
                     let selected = lies.layout.selected(&input.selection)?;
                     self.gather((&lies, &selected), path, &found, cancelled)
                 }
-                None => self.gather((lies, &selected), path, here, cancelled),
+                None => self.gather((lies, selected), path, here, cancelled),
             };
             if brought.is_err() {
                 // The error of the pull is the one to tell.
@@ -347,8 +383,10 @@ impl Pulls {
             };
             let length = span.bytes.end - span.bytes.start;
             match &source.from {
-                Reader::File(part) => read_span(part, &span, place, cancelled, device)?,
-                Reader::Element(remote) => self.receive_span(remote, &span, place, cancelled)?,
+                Reader::File(part) => read_span(part, &span.bytes, place, cancelled, device)?,
+                Reader::Element(remote) => {
+                    self.receive_span(remote, &span.bytes, place, cancelled)?
+                }
             }
             moved += if source.here { 0 } else { length };
         }
@@ -357,7 +395,7 @@ impl Pulls {
     }
 
     /// Where the bytes of a part are read: its file here or on this host, or its element.
-    fn source(
+    pub(crate) fn source(
         self: &Arc<Self>,
         lies: &Lies,
         part: usize,
@@ -399,16 +437,16 @@ impl Pulls {
     }
 
     /// Reads a span from its element, piece by piece.
-    fn receive_span(
+    pub(crate) fn receive_span(
         &self,
         remote: &Remote,
-        span: &SelectedSpan,
-        place: impl Fn(u64, &[u8]) -> Result<(), PullError>,
+        span: &Range<u64>,
+        mut place: impl FnMut(u64, &[u8]) -> Result<(), PullError>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PullError> {
-        let (mut at, mut tries) = (span.bytes.start, 0);
-        while at < span.bytes.end {
-            let length = (span.bytes.end - at).min(REQUEST_BYTES);
+        let (mut at, mut tries) = (span.start, 0);
+        while at < span.end {
+            let length = (span.end - at).min(REQUEST_BYTES);
             let objects = self.objects.lock().clone();
             let arrived = AtomicU64::new(0);
             let read = async {
@@ -870,8 +908,8 @@ enum Shared {
 
 /// Where the bytes of a part are read.
 #[derive(Debug)]
-struct Source {
-    from: Reader,
+pub(crate) struct Source {
+    pub(crate) from: Reader,
     /// Whether on this element: then nothing moves.
     here: bool,
     /// Keeps what was pulled from being removed.
@@ -879,7 +917,7 @@ struct Source {
 }
 
 #[derive(Debug)]
-enum Reader {
+pub(crate) enum Reader {
     File(File),
     Element(Remote),
 }
@@ -930,21 +968,21 @@ fn put_span(
 }
 
 /// Reads a span from a file, piece by piece.
-fn read_span(
+pub(crate) fn read_span(
     part: &File,
-    span: &SelectedSpan,
-    place: impl Fn(u64, &[u8]) -> Result<(), PullError>,
+    span: &Range<u64>,
+    mut place: impl FnMut(u64, &[u8]) -> Result<(), PullError>,
     cancelled: &dyn Fn() -> bool,
     device: impl Fn(std::io::Error) -> PullError,
 ) -> Result<(), PullError> {
-    let longest = (span.bytes.end - span.bytes.start).min(PIECE_BYTES as u64);
+    let longest = (span.end - span.start).min(PIECE_BYTES as u64);
     let mut buffer = vec![0; usize::try_from(longest).unwrap_or(PIECE_BYTES)];
-    let mut at = span.bytes.start;
-    while at < span.bytes.end {
+    let mut at = span.start;
+    while at < span.end {
         if cancelled() {
             return Err(PullError::Cancelled);
         }
-        let length = (span.bytes.end - at).min(longest);
+        let length = (span.end - at).min(longest);
         let piece = &mut buffer[..usize::try_from(length).unwrap_or(PIECE_BYTES)];
         part.read_exact_at(piece, at).map_err(&device)?;
         place(at, piece)?;

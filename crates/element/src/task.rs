@@ -423,21 +423,25 @@ impl Running<'_> {
         };
         let lies = self.lies(index, input);
         let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
-        let selected = lies.layout.selected(&input.selection);
-        // Another try would not find more.
-        let selected = selected.map_err(|error| failed(FailureKind::Kernel, &error.into()))?;
+        let here = |object| Some(self.local(object)?.0);
+        let cancelled = || self.live.control.is_cancelled();
+        let lost = |error: &PullError| failed(FailureKind::Input, error);
+        let selected = self.parts.pulls.selected(input, &lies, &here, &cancelled);
+        let (selected, exact) = selected.map_err(|error| match error {
+            // Another try would not find more.
+            PullError::Selection(_) => failed(FailureKind::Kernel, &error),
+            error => pull_failure(&error, lost),
+        })?;
         let part = input.selection.of_part();
-        let part = part.filter(|_| input.selection.byte_ranges().is_none());
+        let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
         let part = part.and_then(|part| lies.part(&input.name, part as usize));
         // One that lacks zeros at its end is made longer elsewhere.
         let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
         if let Some((part, capability)) = part {
             return self.fetch_object(&part, capability);
         }
-        let here = |object| Some(self.local(object)?.0);
-        let cancelled = || self.live.control.is_cancelled();
-        let got = self.parts.pulls.select(input, &lies, &here, &cancelled);
-        let lost = |error: &PullError| failed(FailureKind::Input, error);
+        let chosen = (&lies, &selected, exact);
+        let got = self.parts.pulls.select(input, chosen, &here, &cancelled);
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
     }
 

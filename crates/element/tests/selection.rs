@@ -134,7 +134,11 @@ fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> 
         end: range.end,
     };
     let ranges = ranges.iter().map(range).collect();
-    Some(v1::Selection { part, ranges })
+    Some(v1::Selection {
+        part,
+        ranges,
+        records: None,
+    })
 }
 
 /// A label that copies what is selected of the striped file.

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
-use tidemill_core::layout::{Extents, Layout, Part, PartOf, Selection, Striped, decode_pieces};
+use tidemill_core::layout::{
+    Extents, Layout, Part, PartOf, Records, Selection, Striped, decode_pieces,
+};
 use tidemill_core::locks::{Lock, Owner, Space};
 use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
 use tidemill_core::surroundings::Surroundings;
@@ -263,6 +265,10 @@ fn selection(selection: &Selection) -> Option<v1::Selection> {
     Some(v1::Selection {
         part: selection.of_part(),
         ranges: ranges.collect(),
+        records: selection.records().map(|records| match records {
+            Records::Bytes(bytes) => v1::selection::Records::Bytes(*bytes),
+            Records::Until(end) => v1::selection::Records::Until(end.to_vec()),
+        }),
     })
 }
 
@@ -270,12 +276,20 @@ impl TryFrom<&v1::Selection> for Selection {
     type Error = ConvertError;
 
     fn try_from(selection: &v1::Selection) -> Result<Self, ConvertError> {
+        let wrong = |_| ConvertError("input.selection");
+        let records = selection.records.as_ref().map(|records| match records {
+            v1::selection::Records::Bytes(bytes) => Records::of_bytes(*bytes),
+            v1::selection::Records::Until(end) => Records::until(end),
+        });
+        let records = records.transpose().map_err(wrong)?;
         if selection.ranges.is_empty() {
-            return Ok(selection.part.map_or(Self::WHOLE, Self::part));
+            let all = selection.part.map_or(Self::WHOLE, Self::part);
+            return Ok(all.of_records(records));
         }
         let ranges = selection.ranges.iter().map(|range| range.start..range.end);
         let ranges: Vec<_> = ranges.collect();
-        Self::ranges(selection.part, &ranges).map_err(|_| ConvertError("input.selection"))
+        let bytes = Self::ranges(selection.part, &ranges).map_err(wrong)?;
+        Ok(bytes.of_records(records))
     }
 }
 
@@ -808,7 +822,11 @@ mod tests {
         let selection = |part: Option<u32>, ranges: &[(u64, u64)]| {
             let range = |&(start, end): &(u64, u64)| v1::ByteRange { start, end };
             let ranges = ranges.iter().map(range).collect();
-            Some(v1::Selection { part, ranges })
+            Some(v1::Selection {
+                part,
+                ranges,
+                records: None,
+            })
         };
         // Labels of earlier releases have none.
         assert_eq!(with(None), Ok(Selection::WHOLE));

@@ -6,7 +6,7 @@
 //! an input can be had as long as an element with any of them is up.
 
 use crate::id::{ElementId, ObjectId};
-use crate::layout::{Layout, Selection};
+use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -89,6 +89,14 @@ impl Copies {
         }
         let layout = self.parts.get(&object)?;
         Some((0..layout.parts().len()).filter_map(|part| placed(layout, part)))
+    }
+
+    /// How an object is striped; `None`: it is not.
+    pub(super) fn striped(&self, object: ObjectId) -> Option<&Striped> {
+        match self.parts.get(&object)? {
+            Layout::Striped(striped) => Some(striped),
+            Layout::Whole(_) | Layout::Extents(_) => None,
+        }
     }
 
     /// The objects that have bytes of what is selected of one, and how many; `None`: it is all in one place.

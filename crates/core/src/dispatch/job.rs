@@ -1,8 +1,8 @@
 //! Jobs come, come back after a restart, are cancelled and are forgotten.
 
 use super::task::{Issued, is_end};
-use super::{Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
-use crate::event::{Action, Ended, JobSpec, JobState, Origin, TaskState};
+use super::{COMPONENTS, Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
+use crate::event::{Action, Ended, JobSpec, JobState, Origin, Share, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
@@ -16,6 +16,9 @@ impl Dispatcher {
         }
         let id = spec.job;
         let policy = self.known_policy(spec.policy);
+        if spec.tasks.iter().any(|task| task.share == Share::Component) {
+            self.known_policy(Some(COMPONENTS.to_owned()));
+        }
         let tasks: Vec<TaskId> = spec.tasks.iter().map(|task| task.task).collect();
         let mut job = Job {
             owner: spec.owner,

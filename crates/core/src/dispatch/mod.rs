@@ -32,6 +32,7 @@ mod elements;
 mod errand;
 mod inputs;
 mod job;
+mod join;
 mod learned;
 mod outcome;
 mod place;
@@ -107,6 +108,8 @@ pub const RECALLS_MAX: u32 = 4;
 pub const RECALL_LOOKS_MAX: usize = 16;
 /// Labels whose policy is asked per event whether they are to be taken back.
 pub const RECALL_ASKS_MAX: usize = 2;
+/// The policy of components.
+pub(super) const COMPONENTS: &str = "input-locality";
 /// The longest that a run counts for.
 pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
 

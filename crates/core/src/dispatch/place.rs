@@ -9,12 +9,12 @@ use super::element::{Element, expected_run};
 use super::learned::KernelNumber;
 use super::short::Short;
 use super::sight::{Lists, Sight};
-use super::task::{Issued, Wave};
+use super::task::{Issued, Job, Task, Wave};
 use super::{
-    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
+    COMPONENTS, Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
     MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
-use crate::event::{Action, Decision, Estimate, TaskState};
+use crate::event::{Action, Decision, Estimate, Share, TaskState};
 use crate::folder;
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
@@ -87,7 +87,9 @@ impl Dispatcher {
                 // What was touched stays so: the next event goes on here.
                 return;
             }
-            if let Some(element) = self.task(id).spec.element {
+            if self.task(id).spec.share == Share::Join {
+                self.join(id, turn);
+            } else if let Some(element) = self.task(id).spec.element {
                 let room = self.elements.get(&element).is_some_and(Element::room);
                 let class = self.task(id).class;
                 if room && self.is_barred(class, element) {
@@ -244,7 +246,7 @@ impl Dispatcher {
                 wave_left: wave.left,
                 wave_size: wave.size,
             };
-            let policy = job.and_then(|job| self.policies.get(&job.policy));
+            let policy = job.and_then(|job| self.policies.get(policy_of(task, job)));
             let choice = policy.and_then(|policy| policy.place(&request, &mut sight));
             debug_assert_eq!(
                 choice,
@@ -413,7 +415,8 @@ impl Dispatcher {
         let task = self.task(id);
         let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
         let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
-        if !waits || !pinned_here || task.avoid.contains(&element) {
+        if !waits || !pinned_here || task.spec.share == Share::Join || task.avoid.contains(&element)
+        {
             return None;
         }
         for maker in task.missing.keys() {
@@ -499,7 +502,7 @@ impl Dispatcher {
             .add(label, expected, needs, chained);
         self.count_idle(element);
         self.set_state(id, TaskState::Sent, turn);
-        let policy = self.commit(job, &choice);
+        let policy = self.commit((job, id), &choice);
         if self.explains {
             turn.out.push(Action::Decided(Box::new(Decision {
                 task: id,
@@ -544,13 +547,13 @@ impl Dispatcher {
     }
 
     /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
-    fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
+    fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
             return None;
         }
-        let name = &self.jobs.get(&job)?.policy;
+        let name = policy_of(self.tasks.get(&id)?, self.jobs.get(&job)?);
         self.policies.get_mut(name)?.chosen(choice);
-        self.explains.then(|| name.clone())
+        self.explains.then(|| name.to_owned())
     }
 
     /// What a label that is outstanding is expected to take on its element.
@@ -648,6 +651,14 @@ impl Dispatcher {
             after,
             operation: Operation::Analyse(Box::new(analysis)),
         })
+    }
+}
+
+/// The policy that places a task: components go where their bytes are, whatever the job says.
+fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
+    match task.spec.share {
+        Share::Component => COMPONENTS,
+        Share::All | Share::Join => &job.policy,
     }
 }
 

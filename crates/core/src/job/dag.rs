@@ -22,7 +22,8 @@ pub(super) fn detect(tasks: &mut [Task], errors: &mut Errors) -> Dag {
 fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
     let mut makers = Makers::new();
     for (index, task) in tasks.iter().enumerate() {
-        for (number, output) in task.outputs.iter().enumerate() {
+        let named = task.outputs.iter().enumerate();
+        for (number, output) in named.filter(|(_, output)| !output.part) {
             if let Some(&(other, at)) = makers.get(&output.path) {
                 // Twice in one task is the reader's error to report.
                 if other != index {
@@ -59,7 +60,8 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
     let folders: BTreeSet<&str> = folders.map(|(path, _)| path.as_str()).collect();
     for (index, task) in tasks.iter_mut().enumerate() {
         let name = task.name.clone();
-        for input in &mut task.inputs {
+        let found = |input: &&mut Input| input.source == Source::Outside;
+        for input in task.inputs.iter_mut().filter(found) {
             match makers.get(&input.path) {
                 Some(&(maker, _)) if maker == index => {
                     errors.add(

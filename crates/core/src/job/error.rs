@@ -343,6 +343,44 @@ pub enum Problem {
     /// An input that is to have a name which no input can have.
     #[error("\"{0}\" can't be what a kernel calls an input; give a name relative to \"workdir\"")]
     InputName(String),
+    /// An input whose file was written anew while the job was read.
+    #[error("input \"{0}\" was written anew just now; submit the job again")]
+    Changed(String),
+    /// What only components have.
+    #[error("\"{0}\" says what components of a file see: it needs \"per\"")]
+    OfComponents(String),
+    /// A halo that can't be.
+    #[error(
+        "\"halo\" is a number of bytes on both sides of a chunk: it needs per = \"chunk\", and no \"records\""
+    )]
+    Halo,
+    /// `per` without inputs.
+    #[error("\"per\" needs an input: the first one is what there are components of")]
+    NothingPer,
+    /// Components of what is not known.
+    #[error(
+        "\"{0}\" must be all of one file that is there, closed and readable when the job is submitted, or an output of a task \
+         above: there is a component for each of its parts or chunks"
+    )]
+    PerInput(String),
+    /// Components of a file of pieces.
+    #[error(
+        "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill stripe --rewrite` makes it one file again"
+    )]
+    PerPieces(String),
+    /// Chunks of a file that is not there.
+    #[error(
+        "how many chunks it will have is not known: a task of this job makes it; use per = \"part\""
+    )]
+    ChunksToCome,
+    /// `layout = "same"` that can't be.
+    #[error("\"layout\" = \"same\" makes a file that is striped as the input is: {0}")]
+    SameLayout(&'static str),
+    /// Components that would write one file.
+    #[error(
+        "all components would write \"{0}\": put %part, %chunk, %name or %stem in its name, or say layout = \"same\""
+    )]
+    ComponentOutput(String),
     /// Files whose bytes are selected one by one.
     #[error(
         "\"{0}\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)"

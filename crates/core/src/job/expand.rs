@@ -4,6 +4,7 @@
 //! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
 
 use super::MAX_TASKS;
+use super::components::Made;
 use super::error::{Errors, Problem};
 use super::path::{self, Named};
 use super::read::within;
@@ -23,6 +24,8 @@ const ALL_INPUTS: &str = "{inputs}";
 pub trait Files {
     /// The names in a folder, given by its full path, and whether each is a folder too. None if it can't be listed.
     fn list(&self, folder: &str) -> Vec<(String, bool)>;
+    /// What the sealed version of a file is made of that the job's owner may read, and that nobody writes.
+    fn made_of(&self, path: &str) -> Option<Made>;
 }
 
 /// An array without files.
@@ -32,6 +35,10 @@ pub struct NoFiles;
 impl Files for NoFiles {
     fn list(&self, _: &str) -> Vec<(String, bool)> {
         Vec::new()
+    }
+
+    fn made_of(&self, _: &str) -> Option<Made> {
+        None
     }
 }
 
@@ -58,6 +65,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
         listed: BTreeMap::new(),
         made: BTreeSet::new(),
         made_folders: BTreeSet::new(),
+        joined: BTreeMap::new(),
         bytes_left: MAX_EXPANDED_BYTES,
         compares_left: MAX_COMPARED,
     };
@@ -77,23 +85,23 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
 }
 
 /// What is wrong with a pattern, and where.
-struct Wrong {
+pub(super) struct Wrong {
     at: Position,
     problem: Problem,
 }
 
-fn wrong(at: Position, problem: Problem) -> Wrong {
+pub(super) fn wrong(at: Position, problem: Problem) -> Wrong {
     Wrong { at, problem }
 }
 
-fn text(value: &Value) -> Option<&str> {
+pub(super) fn text(value: &Value) -> Option<&str> {
     match &value.data {
         Data::Text(text) => Some(text),
         _ => None,
     }
 }
 
-fn group_of(value: &Value) -> Option<&Group> {
+pub(super) fn group_of(value: &Value) -> Option<&Group> {
     match &value.data {
         Data::Group(group) => Some(group),
         _ => None,
@@ -101,7 +109,7 @@ fn group_of(value: &Value) -> Option<&Group> {
 }
 
 /// The values of an array or list setting.
-fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
+pub(super) fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
     match group.get(name).map(|setting| &setting.value.data) {
         Some(Data::Array(values) | Data::List(values)) => values,
         _ => &[],
@@ -124,7 +132,8 @@ fn has_pattern(value: &Value) -> bool {
     };
     let mut inputs = values(task, "input").iter().filter_map(text);
     let mut args = values(task, "args").iter().filter_map(text);
-    task.get("foreach").is_some()
+    let expands = ["foreach", "per", "layout", "records", "halo"];
+    expands.iter().any(|name| task.get(name).is_some())
         || inputs.any(|input| input.contains('*') || input.ends_with('/'))
         || args.any(|arg| arg == ALL_INPUTS)
 }
@@ -132,13 +141,15 @@ fn has_pattern(value: &Value) -> bool {
 /// Names and what they stand for in one task.
 type Binding = Vec<(String, String)>;
 
-struct Expander<'a> {
-    workdir: String,
-    files: &'a dyn Files,
+pub(super) struct Expander<'a> {
+    pub(super) workdir: String,
+    pub(super) files: &'a dyn Files,
     listed: BTreeMap<String, Rc<Vec<(String, bool)>>>,
     /// Full paths of the outputs of the tasks so far, and of those of them that are folders.
-    made: BTreeSet<String>,
+    pub(super) made: BTreeSet<String>,
     made_folders: BTreeSet<String>,
+    /// Of those that components make together: of how many parts.
+    pub(super) joined: BTreeMap<String, usize>,
     bytes_left: usize,
     compares_left: usize,
 }
@@ -177,16 +188,28 @@ impl Expander<'_> {
                 self.substitute(&mut setting.value, binding)?;
             }
             self.inputs(&mut task)?;
-            for named in self.named(&task, "output") {
-                if folder::is_folder(&named.name) {
-                    self.made_folders.insert(named.path);
-                } else {
-                    self.made.insert(named.path);
-                }
-            }
-            let data = Data::Group(task);
-            expanded.push(Value { data, at: value.at });
+            self.add(task, value.at, expanded)?;
         }
+        Ok(())
+    }
+
+    /// Adds a task to those that are there.
+    pub(super) fn push(
+        &mut self,
+        task: Group,
+        at: Position,
+        expanded: &mut Vec<Value>,
+    ) -> Result<(), Wrong> {
+        self.spend(task.settings.len() * size_of::<Value>(), at)?;
+        for named in self.named(&task, "output") {
+            if folder::is_folder(&named.name) {
+                self.made_folders.insert(named.path);
+            } else {
+                self.made.insert(named.path);
+            }
+        }
+        let data = Data::Group(task);
+        expanded.push(Value { data, at });
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! array. [`resolve`] looks at the array through the trait [`Outside`] and makes what the dispatcher
 //! takes. Neither does any I/O. `docs/job-scripts.md` is the user's page about all this.
 
+mod components;
 mod dag;
 mod error;
 mod expand;
@@ -14,14 +15,16 @@ mod read;
 mod resolve;
 mod stack;
 
+pub use components::Made;
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
 pub use expand::{Files, NoFiles};
 pub use quantity::{duration, size};
 pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
 pub use stack::MAX_STAGES;
 
+use crate::event::Share;
 use crate::folder;
-use crate::id::ElementId;
+use crate::id::{ElementId, ObjectId};
 use crate::label::Limits;
 use crate::layout::Selection;
 use crate::resources::Needs;
@@ -110,6 +113,8 @@ pub struct Task {
     pub surroundings: Surroundings,
     /// How long its outputs are kept.
     pub lifetime: Lifetime,
+    /// What it is of the task that the script names.
+    pub share: Share,
 }
 
 impl Task {
@@ -180,6 +185,8 @@ pub struct Input {
     pub source: Source,
     /// What of it is read.
     pub selection: Selection,
+    /// The version that the script was read for, if it counts.
+    pub version: Option<ObjectId>,
     /// Where it stands in the script.
     pub at: Position,
 }
@@ -200,6 +207,8 @@ pub struct Output {
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
+    /// Whether it is a part of the file of this path.
+    pub part: bool,
     /// Where it stands in the script.
     pub at: Position,
 }
@@ -244,7 +253,7 @@ impl Job {
         Self::read(file, text, &NoFiles)
     }
 
-    /// Reads a script, whose patterns mean what is in `files`.
+    /// Reads a script, whose patterns mean what is in `files`, and whose components what that is made of.
     ///
     /// `file` is the name that errors give.
     ///

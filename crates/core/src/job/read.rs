@@ -1,5 +1,6 @@
 //! From a tree of values to a job: which settings there are, of which type, with which defaults.
 
+use super::components;
 use super::error::{Errors, Problem};
 use super::path;
 use super::stack;
@@ -9,9 +10,9 @@ use super::{
     StageName, Task, quantity,
 };
 use crate::folder;
-use crate::id::ElementId;
+use crate::id::{ElementId, ObjectId};
 use crate::label::Limits;
-use crate::layout::{Selection, byte_ranges};
+use crate::layout::{Records, Selection, SelectionError, byte_ranges};
 use crate::nearest::nearest;
 use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
@@ -39,9 +40,13 @@ const JOB_SETTINGS: [&str; 16] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 19] = [
+const TASK_SETTINGS: [&str; 23] = [
     "name",
     "foreach",
+    "per",
+    "layout",
+    "records",
+    "halo",
     "kernel",
     "input",
     "output",
@@ -60,7 +65,7 @@ const TASK_SETTINGS: [&str; 19] = [
     "path",
     "folders",
 ];
-const INPUT_SETTINGS: [&str; 4] = ["file", "part", "bytes", "name"];
+const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
@@ -252,7 +257,8 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let stdout = stream(fields, workdir, ["stdout", "output"], errors, |path| {
         outputs
             .iter()
-            .find(|output| output.path == path && !output.is_folder())
+            .filter(|output| !output.is_folder())
+            .find(|output| output.path == path || is_called(&output.name, workdir, path))
             .map(|output| output.name.clone())
     });
     let result = outputs.first().filter(|_| is_stack);
@@ -267,7 +273,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
             inputs
                 .iter()
                 .filter(|input| !folder::is_folder(&input.name))
-                .find(|input| input.path == path || is_called(input, workdir, path))
+                .find(|input| input.path == path || is_called(&input.name, workdir, path))
                 .map(|input| input.name.clone())
         }),
         stdout,
@@ -279,6 +285,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         limits,
         lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
         surroundings: surroundings(fields, &defaults.surroundings, errors),
+        share: components::share(fields.group),
         kernel,
         stages,
         inputs,
@@ -287,10 +294,10 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     Some(task)
 }
 
-/// Whether a path is that of an input as the kernel calls it.
-fn is_called(input: &Input, workdir: Option<&str>, path: &str) -> bool {
+/// Whether a path is that of a file as the kernel calls it.
+fn is_called(name: &str, workdir: Option<&str>, path: &str) -> bool {
     let below = workdir.and_then(|workdir| path.strip_prefix(workdir.trim_end_matches('/')));
-    below.and_then(|below| below.strip_prefix('/')) == Some(&input.name)
+    below.and_then(|below| below.strip_prefix('/')) == Some(name)
 }
 
 /// The kernel of a task, and its stages if it is a stack.
@@ -398,6 +405,7 @@ fn input(named: path::Named, at: Position) -> Input {
         path: named.path,
         source: Source::Outside,
         selection: Selection::WHOLE,
+        version: None,
         at,
     }
 }
@@ -464,12 +472,22 @@ fn selected(
         };
         found.name = named.name;
     }
+    found.version = components::number(group, components::VERSION).map(ObjectId);
+    let [task, output] = components::MADE_BY.map(|name| components::number(group, name));
+    if let Some((task, output)) = task.zip(output) {
+        let index = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        found.source = Source::Task(index(task), index(output));
+    }
     let part = fields.part(errors);
     let ranges = fields.byte_ranges(&found.path, errors);
     let selection = match ranges {
         Some(ranges) => Selection::ranges(part, &ranges),
         None => Ok(part.map_or(Selection::WHOLE, Selection::part)),
     };
+    let selection = selection.and_then(|selection| {
+        let records = fields.records(errors).transpose()?;
+        Ok(selection.of_records(records))
+    });
     match selection {
         Ok(selection) => found.selection = selection,
         Err(problem) => {
@@ -498,9 +516,14 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     for text in texts {
         match path::file_or_folder(workdir, text.value) {
             Ok(named) if named.inside => {
+                let part = components::number(fields.group, components::PART);
                 outputs.push(Output {
                     name: named.name,
-                    path: named.path,
+                    path: match part {
+                        Some(part) => components::part_path(&named.path, part),
+                        None => named.path,
+                    },
+                    part: part.is_some(),
                     at: text.at,
                 });
             }
@@ -871,7 +894,7 @@ impl<'a> Fields<'a> {
         for setting in &self.group.settings {
             if setting.name == "container" {
                 self.error(setting.at, Problem::Container, errors);
-            } else if !valid.contains(&setting.name.as_str()) {
+            } else if !valid.contains(&setting.name.as_str()) && !setting.name.starts_with(' ') {
                 let problem = Problem::UnknownSetting {
                     place: self.place,
                     name: setting.name.clone(),
@@ -979,6 +1002,21 @@ impl<'a> Fields<'a> {
             self.type_error("part", "the number of a part", value, errors);
         }
         part
+    }
+
+    /// `records`: bytes of each, `"lines"`, or what each ends with.
+    fn records(&self, errors: &mut Errors) -> Option<Result<Records, SelectionError>> {
+        let value = self.get("records")?;
+        match &value.data {
+            Data::Integer(bytes) => Some(Records::of_bytes(u64::try_from(*bytes).unwrap_or(0))),
+            Data::Text(text) if text == "lines" => Some(Records::until(b"\n")),
+            Data::Text(text) => Some(Records::until(text.as_bytes())),
+            _ => {
+                let expected = "bytes of a record, \"lines\", or what a record ends with";
+                self.type_error("records", expected, value, errors);
+                None
+            }
+        }
     }
 
     /// `bytes`: ranges as one text or as several.

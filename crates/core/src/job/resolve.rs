@@ -4,7 +4,7 @@
 use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
-use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
+use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, Share, TaskSpec};
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
@@ -97,6 +97,14 @@ pub fn resolve(
     for task in &job.tasks {
         check(job, task, &mut view, &mut errors);
         let found = kernel(task, &mut view);
+        let found = match task.share {
+            // It is that of its components, one of which says what is wrong with it.
+            Share::Join => Ok(found.map_or(
+                (Kernel::Builtin(String::new()), Vec::new()),
+                |(kernel, _)| (kernel, Vec::new()),
+            )),
+            Share::All | Share::Component => found,
+        };
         match found.and_then(|found| makes_folders(task, &found.0).map(|()| found)) {
             Ok(found) => {
                 if let Some(why) = nowhere.why(task, &found.0) {
@@ -209,6 +217,13 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
             Look::Unsealed if job.strict => Problem::Unsealed(path()),
             Look::Folder => Problem::FolderPath(path()),
             Look::Denied => Problem::Denied(path()),
+            Look::Sealed(found)
+                if input
+                    .version
+                    .is_some_and(|version| version != found.placed.object) =>
+            {
+                Problem::Changed(path())
+            }
             Look::Sealed(found) if !input.selection.is_whole() => {
                 let layout = view.outside.layout(found.placed);
                 let Err(problem) = layout.selected(&input.selection) else {
@@ -223,7 +238,7 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         };
         errors.add(input.at, Some(&task.name), problem);
     }
-    for output in &task.outputs {
+    for output in task.outputs.iter().filter(|output| !output.part) {
         let path = || output.path.clone();
         let problem = match view.look(&output.path) {
             Look::Nothing => continue,
@@ -565,9 +580,10 @@ fn spec(
     let outputs = task.outputs.iter().map(|output| OutputSpec {
         name: output.name.clone(),
         path: output.path.clone(),
+        part: output.part,
         // What is there was found to be replaceable.
         inode: match view.look(&output.path) {
-            Look::Sealed(found) if !output.is_folder() => found.inode,
+            Look::Sealed(found) if !output.is_folder() && !output.part => found.inode,
             _ => ids.inodes(folder::ids(&output.name)),
         },
     });
@@ -587,6 +603,7 @@ fn spec(
         retries: task.retries,
         limits: task.limits,
         surroundings: task.surroundings.clone(),
+        share: task.share,
         ended: None,
     }
 }

@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::event::{JobSpec, Origin};
-use crate::id::{Inode, JobId, ObjectId, TaskId};
+use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
-use crate::layout::{Layout, Part, Striped};
+use crate::layout::{Layout, Part, Striped, UNIT_GRAIN};
 use crate::object::Placed;
 use crate::resources::{Offers, Place};
 use crate::surroundings;
@@ -356,6 +356,26 @@ impl Files for Folder<'_> {
             .collect();
         names.into_iter().collect()
     }
+
+    /// Files called so are striped over three elements; all others are one object.
+    fn made_of(&self, path: &str) -> Option<Made> {
+        let size = 10 * UNIT_GRAIN + 5;
+        let on = |index: u32| {
+            let size = Striped::part_size(UNIT_GRAIN, 3, size, index as usize);
+            Part::on(ObjectId(u64::from(index)), size, ElementId(index))
+        };
+        let layout = match path.ends_with("striped") {
+            true => Layout::Striped(Striped {
+                unit: UNIT_GRAIN,
+                size,
+                parts: (0..3).map(on).collect(),
+            }),
+            false => Layout::Whole(on(0)),
+        };
+        let object = ObjectId(7);
+        let there = self.0.contains(&path);
+        there.then_some(Made { object, layout })
+    }
 }
 
 /// The tasks of a job in an array with these files: names, inputs, outputs and arguments.
@@ -456,9 +476,80 @@ fn a_folder_that_a_task_makes_is_one_input_of_others() {
         (folder.path.as_str(), folder.is_folder()),
         ("/w/out/a.zarr", true)
     );
-    assert_eq!(folder.claimed(), "/w/out/a.zarr/");
+    assert_eq!(folder.claimed().unwrap(), "/w/out/a.zarr/");
     // All that may lie in it has numbers of its own.
     assert_eq!(outputs[1].inode.0 - folder.inode.0, 1 + folder::FILES_MAX);
+}
+
+#[test]
+fn components_are_tasks_of_parts_chunks_and_files() {
+    let files = ["/w/striped", "/w/plain", "/w/raw/a.nc", "/w/raw/b.nc"];
+    let tasks = r#"
+        { name = "s"; per = "part"; kernel = "k"; args = [ "%part" ]; input = [ "striped", "plain" ]; output = [ "s.%part" ]; },
+        { name = "c"; per = "chunk"; kernel = "k"; input = [ "striped" ]; output = [ "c/%chunk" ]; },
+        { name = "one"; per = "chunk"; kernel = "k"; input = [ "plain" ]; output = [ "one" ]; },
+        { name = "%stem"; per = "file"; kernel = "k"; input = [ "raw/*.nc" ]; output = [ "%name.mean" ]; },
+        { name = "same"; per = "part"; layout = "same"; kernel = "k"; input = [ "striped" ]; output = [ "x", "y" ]; },
+        { name = "next"; per = "part"; layout = "same"; kernel = "k"; input = [ "y" ]; output = [ "z" ]; }"#;
+    let text = with_tasks(tasks);
+    let job = Job::read("job.conf", text.as_bytes(), &Folder(&files)).unwrap();
+    let told = job.tasks.iter().map(|task| {
+        let input =
+            |input: &Input| format!("{} {} {:?}", input.name, input.selection, input.source);
+        let inputs: Vec<String> = task.inputs.iter().map(input).collect();
+        let outputs: Vec<&str> = task
+            .outputs
+            .iter()
+            .map(|output| output.path.as_str())
+            .collect();
+        (
+            task.name.as_str(),
+            inputs.join("; "),
+            outputs.join(" "),
+            task.share,
+        )
+    });
+    let told: Vec<_> = told.collect();
+    let outside = |input: &str| format!("{input} Outside");
+    let both = |part| format!("striped part {part} Outside; plain  Outside");
+    for part in 0..3 {
+        let name = ["s[0]", "s[1]", "s[2]"][part];
+        let output = ["/w/s.0", "/w/s.1", "/w/s.2"][part].to_owned();
+        assert_eq!(told[part], (name, both(part), output, Share::Component));
+        assert_eq!(job.tasks[part].args, [part.to_string()]);
+        assert_eq!(job.tasks[part].inputs[0].version, Some(ObjectId(7)));
+    }
+    assert_eq!(told[3].1, outside("striped bytes 0-4095"));
+    assert_eq!(told[13].1, outside("striped bytes 40960-40964"));
+    assert_eq!((told[3].0, told[13].2.as_str()), ("c[00]", "/w/c/10"));
+    assert_eq!(
+        told[14],
+        (
+            "one",
+            outside("plain "),
+            "/w/one".to_owned(),
+            Share::Component
+        )
+    );
+    assert_eq!((told[15].0, told[16].2.as_str()), ("a", "/w/b.nc.mean"));
+    let part = (
+        "same[2]",
+        outside("striped part 2"),
+        "/w/x[2] /w/y[2]".to_owned(),
+        Share::Component,
+    );
+    assert_eq!(told[19], part);
+    let made = |output| (17..20).map(move |task| format!("Task({task}, {output})"));
+    let all: Vec<String> = made(0).chain(made(1)).collect();
+    assert_eq!((told[20].0, told[20].3), ("same", Share::Join));
+    for made in &all {
+        assert!(told[20].1.contains(made), "{}", told[20].1);
+    }
+    assert_eq!(told[21].1, "y part 0 Task(20, 1)");
+    assert_eq!(job.dag.dependencies[24], [20, 21, 22, 23]);
+    // None of this can be written by hand.
+    let by_hand = with_tasks(r#"{ name = "a"; kernel = "k"; output = [ "o" ]; " share" = 1; }"#);
+    assert!(parse(&by_hand).is_err());
 }
 
 #[test]
@@ -716,12 +807,13 @@ fn the_documented_examples_are_right() {
         "/calibrate/raw/a.fits",
         "/calibrate/raw/b.fits",
         "/calibrate/flat",
+        "/dscal/x.dat",
     ]);
     let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
     let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 3, 3, 2, 2]);
-    assert_eq!(jobs[4].dag.order, [0, 1]);
+    assert_eq!(tasks, [3, 2, 3, 3, 3, 2, 2]);
+    assert_eq!(jobs[5].dag.order, [0, 1]);
 }
 
 #[test]
@@ -810,7 +902,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",
@@ -994,7 +1086,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ("{ part = 2; }", "an input needs the setting \"file\""),
     (
         "{ file = \"i\"; parts = 2; }",
-        "an input has no setting \"parts\"; did you mean \"part\"? It may have: file, part, bytes, name",
+        "an input has no setting \"parts\"; did you mean \"part\"? It may have: file, part, bytes, records, name",
     ),
     (
         "{ file = \"i\"; part = -1; }",

@@ -10,6 +10,12 @@ use std::sync::Arc;
 
 /// Most ranges of one input.
 pub const RANGES_MAX: usize = 1024;
+/// Longest record, in bytes.
+pub const RECORD_BYTES_MAX: u64 = 64 << 20;
+/// Most bytes that a record ends with.
+const RECORD_END_BYTES_MAX: usize = 64;
+/// Most runs of stripes whose records one input is.
+const RUNS_MAX: u64 = 1 << 20;
 /// Characters shown of what is no selection.
 const TEXT_SHOWN_MAX: usize = 60;
 
@@ -20,6 +26,68 @@ pub struct Selection {
     part: Option<u32>,
     /// Begins and ends of ranges of it, in order; none is empty, and none touches the next. `None`: all its bytes.
     ranges: Option<Arc<[(u64, u64)]>>,
+    /// Not these bytes but the records that begin in them, wherever they end.
+    records: Option<Records>,
+}
+
+/// What the records of a file are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Records {
+    /// So many bytes each; the last one may have fewer.
+    Bytes(u64),
+    /// Each ends with these bytes; the last one may end without. Every place behind such bytes begins one.
+    Until(Arc<[u8]>),
+}
+
+impl Records {
+    /// Records of so many bytes.
+    ///
+    /// # Errors
+    /// If there can't be such.
+    pub fn of_bytes(bytes: u64) -> Result<Self, SelectionError> {
+        match bytes {
+            1..=RECORD_BYTES_MAX => Ok(Self::Bytes(bytes)),
+            _ => Err(SelectionError::RecordBytes(bytes)),
+        }
+    }
+
+    /// Records that end with these bytes.
+    ///
+    /// # Errors
+    /// If these are none, or too many.
+    pub fn until(end: &[u8]) -> Result<Self, SelectionError> {
+        match end.len() {
+            1..=RECORD_END_BYTES_MAX => Ok(Self::Until(end.into())),
+            length => Err(SelectionError::RecordEnd(length)),
+        }
+    }
+}
+
+/// `records 8`, or `records until 0a`: the bytes in hexadecimal.
+impl fmt::Display for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "records {bytes}"),
+            Self::Until(end) => {
+                f.write_str("records until ")?;
+                end.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+impl FromStr for Records {
+    type Err = SelectionError;
+
+    fn from_str(text: &str) -> Result<Self, SelectionError> {
+        let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
+        let Some(digits) = text.strip_prefix("until ") else {
+            return Self::of_bytes(text.parse().map_err(|_| wrong())?);
+        };
+        let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
+        Self::until(&bytes.ok_or_else(wrong)?)
+    }
 }
 
 /// A selection that can't be, or that a version does not have.
@@ -39,6 +107,22 @@ pub enum SelectionError {
         "the range of bytes that begins at {0} overlaps the one before it, or should stand before it"
     )]
     Order(u64),
+    /// Records of so many bytes.
+    #[error("records of {0} bytes can't be: give 1 to {RECORD_BYTES_MAX}")]
+    RecordBytes(u64),
+    /// Records that end with so many bytes.
+    #[error("records can't end with {0} bytes: give 1 to {RECORD_END_BYTES_MAX}, or \"lines\"")]
+    RecordEnd(usize),
+    /// A record that is too long.
+    #[error(
+        "the record that begins before byte {0} does not end within {RECORD_BYTES_MAX} bytes: is that what records end with?"
+    )]
+    RecordLength(u64),
+    /// Too many stripes.
+    #[error(
+        "a part of {0} stripes is too many to look for its records: at most {RUNS_MAX}; stripe the file in larger units"
+    )]
+    Runs(u64),
     /// No text of a selection.
     #[error("`{0}` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between")]
     Text(String),
@@ -67,6 +151,7 @@ impl Selection {
     pub const WHOLE: Self = Self {
         part: None,
         ranges: None,
+        records: None,
     };
 
     /// All bytes of a part.
@@ -74,7 +159,7 @@ impl Selection {
     pub fn part(part: u32) -> Self {
         Self {
             part: Some(part),
-            ranges: None,
+            ..Self::WHOLE
         }
     }
 
@@ -106,7 +191,26 @@ impl Selection {
         Ok(Self {
             part,
             ranges: Some(joined.into()),
+            records: None,
         })
+    }
+
+    /// The records that begin in it, in place of its bytes.
+    #[must_use]
+    pub fn of_records(self, records: Option<Records>) -> Self {
+        Self { records, ..self }
+    }
+
+    /// What its records are, if it is such as begin somewhere.
+    #[must_use]
+    pub fn records(&self) -> Option<&Records> {
+        self.records.as_ref()
+    }
+
+    /// The bytes that its records begin in; itself, if it is not of records.
+    #[must_use]
+    pub fn bytes(&self) -> Self {
+        self.clone().of_records(None)
     }
 
     /// Whether it is all of a version.
@@ -132,7 +236,7 @@ impl Selection {
     pub fn of_whole(&self) -> Self {
         Self {
             part: None,
-            ranges: self.ranges.clone(),
+            ..self.clone()
         }
     }
 
@@ -165,25 +269,19 @@ impl Selection {
     }
 }
 
-/// `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`. Nothing for all of a version.
+/// `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`; with ` records 8` or ` records until 0a` behind for the
+/// records that begin there. Nothing for all of a version.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(part) = self.part {
-            write!(f, "part {part}")?;
+        let mut words = Vec::new();
+        words.extend(self.part.map(|part| format!("part {part}")));
+        if let Some(ranges) = &self.ranges {
+            let range = |(start, end): &(u64, u64)| format!("{start}-{}", end - 1);
+            let ranges: Vec<String> = ranges.iter().map(range).collect();
+            words.push(format!("bytes {}", ranges.join(",")));
         }
-        let Some(ranges) = &self.ranges else {
-            return Ok(());
-        };
-        f.write_str(if self.part.is_some() {
-            " bytes "
-        } else {
-            "bytes "
-        })?;
-        for (index, (start, end)) in ranges.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{start}-{}", end - 1)?;
-        }
-        Ok(())
+        words.extend(self.records.as_ref().map(Records::to_string));
+        f.write_str(&words.join(" "))
     }
 }
 
@@ -193,6 +291,10 @@ impl FromStr for Selection {
 
     fn from_str(text: &str) -> Result<Self, SelectionError> {
         let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
+        if let Some((rest, records)) = text.rsplit_once("records ") {
+            let bytes: Self = rest.trim_end_matches(' ').parse()?;
+            return Ok(bytes.of_records(Some(records.parse()?)));
+        }
         let (part, rest) = match text.strip_prefix("part ") {
             None => (None, text),
             Some(rest) => {
@@ -202,7 +304,10 @@ impl FromStr for Selection {
         };
         match rest.strip_prefix("bytes ") {
             Some(ranges) => Self::ranges(part, &byte_ranges(ranges)?),
-            None if rest.is_empty() => Ok(Self { part, ranges: None }),
+            None if rest.is_empty() => Ok(Self {
+                part,
+                ..Self::WHOLE
+            }),
             None => Err(wrong()),
         }
     }
@@ -237,7 +342,7 @@ pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
 pub struct Selected<'a> {
     layout: &'a Layout,
     part: Option<usize>,
-    ranges: Vec<Range<u64>>,
+    pub(super) ranges: Vec<Range<u64>>,
 }
 
 /// Selected bytes that follow each other in a part: what its element is asked for.
@@ -253,7 +358,7 @@ pub struct SelectedSpan {
 }
 
 impl Layout {
-    /// What is selected of the version.
+    /// What is selected of the version; of records the bytes that they begin in.
     ///
     /// # Errors
     /// If the version has no such part, or not all of the bytes.
@@ -273,6 +378,71 @@ impl Layout {
             part,
             ranges: selection.within(size)?,
         })
+    }
+
+    /// The bytes of the file that are selected, in order; of records those that they begin in.
+    pub(super) fn runs(&self, selection: &Selection) -> Result<Vec<Range<u64>>, SelectionError> {
+        let selected = self.selected(selection)?;
+        let Some(part) = selected.part else {
+            return Ok(selected.ranges);
+        };
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for range in selected.ranges {
+            if let Self::Striped(striped) = self
+                && striped.parts.len() > 1
+                && (range.end - range.start) / striped.unit > RUNS_MAX
+            {
+                return Err(SelectionError::Runs(
+                    (range.end - range.start) / striped.unit,
+                ));
+            }
+            let pieces = match self {
+                // What its object lacks at its end is zeros.
+                Self::Striped(striped) => striped.pieces_of(part, range),
+                Self::Whole(_) | Self::Extents(_) => self.pieces_of(part, range),
+            };
+            for piece in pieces {
+                let end = piece.offset + piece.length;
+                match runs.last_mut() {
+                    Some(last) if last.end == piece.offset => last.end = end,
+                    _ => runs.push(piece.offset..end),
+                }
+            }
+        }
+        runs.sort_unstable_by_key(|run| run.start);
+        Ok(runs)
+    }
+
+    /// The selected records: those that begin in the selected bytes. `begin` gives the first record that begins at a byte
+    /// or behind it, the end of the file if none does. `None`: no record begins elsewhere than the bytes do, or ends so.
+    ///
+    /// # Errors
+    /// What `begin` says, and if the version has not the bytes.
+    pub fn records<E: From<SelectionError>>(
+        &self,
+        selection: &Selection,
+        mut begin: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Result<Option<Selected<'_>>, E> {
+        let runs = self.runs(selection)?;
+        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(runs.len());
+        let mut same = true;
+        for run in runs {
+            let found = begin(run.start)?..begin(run.end)?;
+            same &= found == run;
+            match ranges.last_mut() {
+                _ if found.is_empty() => {}
+                Some(last) if last.end == found.start => last.end = found.end,
+                _ => ranges.push(found),
+            }
+        }
+        let part = None;
+        let layout = self;
+        let selected = Selected {
+            layout,
+            part,
+            ranges,
+        };
+        Ok((!same).then_some(selected))
     }
 
     /// How many bytes a part stands for in the file: what its object lacks of them is zeros.

@@ -212,12 +212,37 @@ impl Striped {
         Some(end)
     }
 
+    /// The stripe unit and the length of a file that is made of it part by part, each having so many bytes: as many as there are
+    /// here, or all the same fraction or multiple.
+    ///
+    /// # Errors
+    /// The first part that has another number of bytes than its place in that file.
+    pub fn scaled(&self, sizes: &[u64]) -> Result<(u64, u64), usize> {
+        let made = sizes
+            .iter()
+            .fold(0, |sum: u64, &size| sum.saturating_add(size));
+        let unit = match self.size {
+            0 => Some(u128::from(self.unit)),
+            size => Some(u128::from(self.unit) * u128::from(made) / u128::from(size)),
+        };
+        let unit = unit.and_then(|unit| u64::try_from(unit).ok()).unwrap_or(0);
+        // Of nothing there are stripes of any length.
+        let unit = if made == 0 { self.unit } else { unit };
+        let place = |part| Self::part_size(unit, self.parts.len(), made, part);
+        let wrong = |unit: u64| Self::check_form(unit, sizes.len()).is_err();
+        let other = |&part: &usize| wrong(unit) || place(part) != sizes[part];
+        match (0..sizes.len()).find(other) {
+            Some(part) => Err(part),
+            None => Ok((unit, made)),
+        }
+    }
+
     fn width(&self) -> u64 {
         self.parts.len() as u64
     }
 
     /// How many bytes one of its parts stands for.
-    pub(super) fn length_of(&self, part: usize) -> u64 {
+    pub(crate) fn length_of(&self, part: usize) -> u64 {
         Self::part_size(self.unit, self.parts.len(), self.size, part)
     }
 

@@ -520,6 +520,96 @@ proptest! {
     }
 }
 
+/// Where the records of a file begin, as one who reads it from its begin finds them.
+fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
+    let is = |at: usize| match records {
+        Records::Bytes(length) => (at as u64).is_multiple_of(*length),
+        Records::Until(end) => at == 0 || bytes[..at].ends_with(end),
+    };
+    let begins = (0..bytes.len()).filter(|&at| is(at));
+    begins.map(|at| at as u64).collect()
+}
+
+proptest! {
+    /// All parts together have every record once, each with the part that it begins in; so have all chunks.
+    #[test]
+    fn every_record_is_of_the_part_that_it_begins_in(
+        unit in 1..9_u64,
+        width in 1..5_u32,
+        bytes in proptest::collection::vec(0..3_u8, 0..90),
+        length in 0..12_u64,
+        end in proptest::collection::vec(0..3_u8, 1..4),
+    ) {
+        let size = bytes.len() as u64;
+        let layout = striped(unit, width as usize, size);
+        let records = match length {
+            0 => Records::until(&end).unwrap(),
+            bytes => Records::of_bytes(bytes).unwrap(),
+        };
+        let begins = begins(&bytes, &records);
+        let begin = |at: u64| Ok::<_, SelectionError>(begins.iter().copied().find(|&begin| begin >= at).unwrap_or(size));
+        let ends = begins.iter().skip(1).copied().chain([size]);
+        let all: Vec<Range<u64>> = begins.iter().copied().zip(ends).map(|(begin, end)| begin..end).collect();
+        let chunk = |at: u64| {
+            let range = at * unit..((at + 1) * unit).min(size);
+            Selection::ranges(None, std::slice::from_ref(&range)).unwrap()
+        };
+        let parts = (0..width).map(Selection::part).collect();
+        let chunks = (0..size.div_ceil(unit)).map(chunk).collect();
+        let at = |at: u64| usize::try_from(at).unwrap();
+        let taken = |range: &Range<u64>| &bytes[at(range.start)..at(range.end)];
+        for selections in [parts, chunks] {
+            let selections: Vec<Selection> = selections;
+            let mut seen = Vec::new();
+            for selection in selections {
+                let of_bytes = layout.runs(&selection).unwrap();
+                let selection = selection.of_records(Some(records.clone()));
+                prop_assert_eq!(selection.to_string().parse(), Ok(selection.clone()));
+                let found = layout.records(&selection, begin).unwrap();
+                let ranges = found.map_or_else(|| of_bytes.clone(), |selected| selected.ranges);
+                let own: Vec<_> = all.iter().filter(|record| of_bytes.iter().any(|run| run.contains(&record.start))).collect();
+                let read: Vec<u8> = ranges.iter().flat_map(taken).copied().collect();
+                let expected: Vec<u8> = own.iter().copied().flat_map(taken).copied().collect();
+                prop_assert_eq!(read, expected);
+                seen.extend(own);
+            }
+            prop_assert_eq!(seen.len(), all.len());
+        }
+    }
+}
+
+#[test]
+fn records_that_can_not_be_are_refused() {
+    for wrong in [
+        "records",
+        "records ",
+        "records 0",
+        "records -1",
+        "records until",
+        "records until ",
+        "records until 0",
+        "records until 0g",
+        "records until é",
+        "records 67108865",
+        "records 8 part 1",
+    ] {
+        assert!(wrong.parse::<Selection>().is_err(), "{wrong}");
+    }
+    let long = format!("records until {}", "0a".repeat(65));
+    assert_eq!(
+        long.parse::<Selection>(),
+        Err(SelectionError::RecordEnd(65))
+    );
+    let many = striped(4096, 1, 1 << 50);
+    let lines = Selection::part(0).of_records(Some(Records::until(b"\n").unwrap()));
+    // One element's stripes are one run; those of several would be too many.
+    assert!(many.records(&lines, Ok::<_, SelectionError>).is_ok());
+    let many = striped(4096, 2, 1 << 50)
+        .records(&lines, Ok::<_, SelectionError>)
+        .err();
+    assert_eq!(many, Some(SelectionError::Runs(1 << 37)));
+}
+
 /// Bounds of numbers are no bounds of files that lie in them.
 #[test]
 fn the_greatest_files_overflow_nothing() {

@@ -9,7 +9,7 @@ use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
-use tidemill_core::layout::Selection;
+use tidemill_core::layout::{Layout, Part, Selection, Striped, UNIT_GRAIN};
 use tidemill_core::object::Placed;
 use tidemill_core::resources::{Ledger, Needs, Offers};
 use tidemill_core::time::{Span, Time};
@@ -108,6 +108,8 @@ pub(crate) struct World {
     queue: BTreeMap<LabelId, (ElementId, Label)>,
     /// Objects that exist, and where.
     objects: BTreeMap<ObjectId, ElementId>,
+    /// Those of them that lie in others.
+    parted: BTreeMap<ObjectId, Layout>,
     /// Files that jobs wait for.
     pub(crate) unwritten: Vec<(String, Placed)>,
     ids: Ids,
@@ -158,11 +160,29 @@ impl World {
             tasks: BTreeMap::new(),
             queue: BTreeMap::new(),
             objects: BTreeMap::new(),
+            parted: BTreeMap::new(),
             unwritten: Vec::new(),
             ids,
             config,
             faults,
         }
+    }
+
+    /// A striped file that is there before any job, with a stripe on each of these elements.
+    pub(crate) fn striped(&mut self, elements: &[ElementId]) -> Placed {
+        let parts = elements.iter().map(|&element| {
+            let placed = self.file(element, UNIT_GRAIN);
+            Part::on(placed.object, placed.size, element)
+        });
+        let parts: Vec<Part> = parts.collect();
+        let size = UNIT_GRAIN * elements.len() as u64;
+        let whole = self.file(elements[0], size);
+        let unit = UNIT_GRAIN;
+        let layout = Layout::Striped(Striped { unit, size, parts });
+        self.parted.insert(whole.object, layout.clone());
+        let object = whole.object;
+        self.on(Event::Parted { object, layout });
+        whole
     }
 
     /// A file that is there before any job.
@@ -261,20 +281,19 @@ impl World {
                 self.forward(*element, action);
             }
             Action::Publish { task, outputs, .. } => {
-                let kept = self.tasks.entry(*task).or_default();
-                assert!(
-                    kept.published.is_none() || kept.reopened,
-                    "{task:?} was published twice"
-                );
-                kept.published = Some(outputs.clone());
-                kept.reopened = false;
+                self.publish(*task, outputs);
                 for output in outputs {
-                    assert_eq!(
-                        self.objects.get(&output.object),
-                        Some(&output.element),
-                        "{output:?}"
-                    );
+                    let there = self.objects.get(&output.object);
+                    assert_eq!(there, Some(&output.element), "{output:?}");
                 }
+            }
+            Action::Join {
+                task,
+                outputs,
+                layouts,
+            } => {
+                self.publish(*task, outputs);
+                self.join(outputs, layouts);
             }
             Action::Task {
                 task, state, tries, ..
@@ -305,6 +324,26 @@ impl World {
                 }
             }
             Action::Decided(_) => {}
+        }
+    }
+
+    fn publish(&mut self, task: TaskId, outputs: &[Placed]) {
+        let kept = self.tasks.entry(task).or_default();
+        let first = kept.published.is_none() || kept.reopened;
+        assert!(first, "{task:?} was published twice");
+        kept.published = Some(outputs.to_vec());
+        kept.reopened = false;
+    }
+
+    fn join(&mut self, outputs: &[Placed], layouts: &[Striped]) {
+        for part in layouts.iter().flat_map(|layout| &layout.parts) {
+            let first = part.copies.first().map(|copy| copy.element);
+            assert_eq!(self.objects.get(&part.object).copied(), first, "{part:?}");
+        }
+        for (output, layout) in outputs.iter().zip(layouts) {
+            let layout = Layout::Striped(layout.clone());
+            self.parted.insert(output.object, layout);
+            self.objects.insert(output.object, output.element);
         }
     }
 
@@ -416,6 +455,9 @@ impl World {
                 0 if early => self.declare_down(id),
                 _ => late.push(id),
             }
+        }
+        for (object, layout) in self.parted.clone() {
+            self.on(Event::Parted { object, layout });
         }
         for job in jobs {
             self.on(Event::Submitted(Box::new(job)));
@@ -578,6 +620,7 @@ impl World {
                 return self.dice.chance(10).then(|| failed(FailureKind::Input));
             }
             match self.objects.get(&input.object) {
+                Some(_) if self.parted.contains_key(&input.object) => {}
                 Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
                 // Overtaken, and what it reads was discarded; its outcome must not count.
                 None if !self.dispatcher.wants(label) => return Some(failed(FailureKind::Input)),
@@ -602,7 +645,11 @@ impl World {
                 self.objects.insert(output.object, id).is_none(),
                 "{output:?} was made twice"
             );
-            sealed.push(Sealed::file(output.object, self.dice.roll(1 << 20)));
+            let size = match output.name == PART {
+                true => UNIT_GRAIN * 2,
+                false => self.dice.roll(1 << 20),
+            };
+            sealed.push(Sealed::file(output.object, size));
         }
         Some(Box::new(Outcome {
             result: Ok(sealed),
@@ -722,6 +769,8 @@ impl World {
 
 /// What some tasks want of elements.
 pub(crate) const PROGRAM: &str = "simulate";
+/// What components write.
+pub(crate) const PART: &str = "part";
 pub(crate) const GPUS_MAX: u64 = 2;
 pub(crate) const MEMORY_BYTES: u64 = 100;
 
@@ -807,6 +856,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
             name: "out".into(),
             path: format!("/t{id}/out"),
             inode: Inode(100 + id),
+            part: false,
         }],
         stdin: None,
         stdout: None,
@@ -816,6 +866,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         programs: vec![],
         limits: Limits::default(),
         surroundings: tidemill_core::surroundings::Surroundings::default(),
+        share: Share::All,
         ended: None,
     }
 }

@@ -6,10 +6,11 @@ use crate::array::{self, Dice, Faults, World, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
 use tidemill_core::event::{
-    Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, TaskSpec,
+    Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, Share, TaskSpec,
 };
 use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
 use tidemill_core::label::{FailureKind, Kernel};
+use tidemill_core::layout::Selection;
 use tidemill_core::policy;
 
 /// Labels that elements gave back.
@@ -87,6 +88,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
                 path: format!("/t{task_id}/second"),
                 name,
                 inode: Inode(task_id),
+                part: false,
             });
         }
         want(&mut world.dice, &mut spec);
@@ -108,8 +110,34 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
         }
         tasks.push(spec);
     }
+    if world.dice.chance(30) {
+        components(world, id * 1000 + count, stores, &mut tasks);
+    }
     let policy = policy::NAMES[world.dice.roll(policy::NAMES.len() as u64) as usize];
     job(id, policy, tasks)
+}
+
+/// Components of a striped file, the task that joins what they make, and one that reads that.
+fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSpec>) {
+    let width = 1 + world.dice.roll(4);
+    let lies = |_| ElementId(world.dice.roll(stores) as u32);
+    let lies: Vec<ElementId> = (0..width).map(lies).collect();
+    let file = Origin::File(world.striped(&lies));
+    let mut makers = vec![file];
+    for part in 0..width {
+        let mut component = task(first + part, "a", vec![file]);
+        component.share = Share::Component;
+        component.inputs[0].selection = Selection::part(part as u32);
+        component.outputs[0].name = array::PART.to_owned();
+        component.outputs[0].part = true;
+        makers.push(Origin::Task(component.task, 0));
+        tasks.push(component);
+    }
+    let mut join = task(first + width, "a", makers);
+    join.share = Share::Join;
+    let joined = Origin::Task(join.task, 0);
+    tasks.push(join);
+    tasks.push(task(first + width + 1, "max", vec![joined]));
 }
 
 /// Some tasks need more than a core, some less, some a program.
@@ -205,7 +233,7 @@ fn without_faults_every_task_is_published_exactly_once() {
         let world = run(seed, QUIET, 100);
         let mut published = std::collections::BTreeSet::new();
         for action in &world.log {
-            if let Action::Publish { task, .. } = action {
+            if let Action::Publish { task, .. } | Action::Join { task, .. } = action {
                 assert!(published.insert(*task), "{task:?} twice");
             }
         }

@@ -386,6 +386,7 @@ impl<'a> Engine<'a> {
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
+                | Action::Join { .. }
                 | Action::Task { .. }
                 | Action::Discard { .. } => {}
             }

@@ -8,7 +8,7 @@ use super::workflow::{Task, Workflow};
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{
-    Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskSpec,
+    Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, Share, TaskSpec,
 };
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
@@ -156,6 +156,7 @@ impl<'a> Simulation<'a> {
                 name: String::new(),
                 path: String::new(),
                 inode: Inode(0),
+                part: false,
             };
             tasks.push(TaskSpec {
                 task: TaskId(id),
@@ -172,6 +173,7 @@ impl<'a> Simulation<'a> {
                 programs: self.programs(task),
                 limits: Limits::default(),
                 surroundings: tidemill_core::surroundings::Surroundings::default(),
+                share: Share::All,
                 ended: None,
             });
         }

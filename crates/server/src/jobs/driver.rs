@@ -46,6 +46,7 @@ use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputS
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
+use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_core::pace::Pace;
 use tidemill_core::time::{Span, Time};
@@ -589,8 +590,8 @@ impl Driver {
         }
         for task in &job.spec.tasks {
             self.owners.insert(task.task, job.spec.job);
-            for output in &task.outputs {
-                self.shared.claims.again(job.spec.job, &output.claimed());
+            for claimed in task.outputs.iter().filter_map(OutputSpec::claimed) {
+                self.shared.claims.again(job.spec.job, &claimed);
             }
             for input in task
                 .inputs
@@ -812,7 +813,7 @@ impl Driver {
         let caller = publish::caller(memo.owner, &memo.groups);
         let checked = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
-            for output in outputs {
+            for output in outputs.iter().filter(|output| !output.part) {
                 let obstacle = if output.is_folder() {
                     publish::folder_obstacle(&tx, &output.path, memo.replace)?
                 } else {
@@ -938,7 +939,12 @@ impl Driver {
                 task,
                 label,
                 outputs,
-            } => self.publish(task, label, &outputs, steps),
+            } => self.publish(task, Some(label), (&outputs, Vec::new()), steps),
+            Action::Join {
+                task,
+                outputs,
+                layouts,
+            } => self.publish(task, None, (&outputs, layouts), steps),
             Action::Task {
                 task,
                 state,
@@ -1169,7 +1175,13 @@ impl Driver {
         })
     }
 
-    fn publish(&mut self, task: TaskId, label: LabelId, outputs: &[Placed], steps: &mut Vec<Step>) {
+    fn publish(
+        &mut self,
+        task: TaskId,
+        label: Option<LabelId>,
+        (outputs, layouts): (&[Placed], Vec<Striped>),
+        steps: &mut Vec<Step>,
+    ) {
         let Some(&job) = self.owners.get(&task) else {
             return;
         };
@@ -1179,7 +1191,7 @@ impl Driver {
         let Some(of) = memo.tasks.get(&task) else {
             return;
         };
-        let unsettled = self.unsettled.get(&label);
+        let unsettled = label.and_then(|label| self.unsettled.get(&label));
         let sealed = unsettled.and_then(|unsettled| unsettled.outcome.result.as_ref().ok());
         let sealed = sealed.map(Vec::as_slice).unwrap_or_default();
         let files = of.outputs.iter().zip(outputs);
@@ -1190,18 +1202,20 @@ impl Driver {
             self.shared.pin(placed.object.0);
         }
         let folders = of.outputs.iter().filter(|output| output.is_folder());
-        let offered = self.offered.remove(&label).unwrap_or_default();
+        let offered = label.and_then(|label| self.offered.remove(&label));
+        let offered = offered.unwrap_or_default();
         let was_reused = unsettled.is_some_and(|unsettled| unsettled.outcome.reused.is_some());
         let contents = unsettled.map(|unsettled| unsettled.outcome.contents.clone());
         let reused = if was_reused { offered } else { Vec::new() };
         let publishing = Publishing {
             job,
             task,
-            label,
+            label: label.unwrap_or_default(),
             owner: memo.owner,
             groups: memo.groups.clone(),
             folders: folders.cloned().collect(),
             outputs: files.clone(),
+            layouts,
             lifetime: of.lifetime,
             replace: memo.replace,
             reused,
@@ -1222,7 +1236,7 @@ impl Driver {
         };
         outbox.unpinned.extend(&memo.pins);
         let outputs = memo.tasks.values().flat_map(|task| &task.outputs);
-        let claimed: Vec<String> = outputs.map(OutputSpec::claimed).collect();
+        let claimed: Vec<String> = outputs.filter_map(OutputSpec::claimed).collect();
         let claimed = claimed.iter().map(String::as_str);
         self.shared.claims.release(job, claimed);
         for task in memo.tasks.keys() {

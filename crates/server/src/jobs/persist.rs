@@ -1,6 +1,7 @@
 //! Everything that a batch of events decided is written in one transaction, before any of it is sent or
 //! acknowledged.
 
+use super::joins;
 use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
@@ -112,6 +113,14 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
     };
     for (index, step) in batch.steps.iter().enumerate() {
         writer.step(step, last.contains(&index))?;
+    }
+    // The last of its components is told only now how long it took.
+    for step in &batch.steps {
+        if let Step::Publish(publishing) = step
+            && !publishing.layouts.is_empty()
+        {
+            joins::measure(db, publishing.task)?;
+        }
     }
     Ok(writer.changes)
 }

@@ -1,9 +1,11 @@
 //! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
 
 use super::Files;
+use super::joins;
 use super::outbox;
 use super::results;
-use crate::names::node::{Caller, Node};
+use crate::names::node::{Caller, NO_ELEMENT, Node};
+use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::transaction::{Tx, check_free};
 use crate::names::{Change, Fault, ids};
@@ -12,6 +14,7 @@ use tidemill_core::event::OutputSpec;
 use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Input, Operation, Owner};
+use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
@@ -28,6 +31,8 @@ pub(crate) struct Publishing {
     pub(crate) groups: Vec<u32>,
     /// The files that it has made, each as an output of its own.
     pub(crate) outputs: Files,
+    /// What the outputs are made of if components have made their parts; else none.
+    pub(crate) layouts: Vec<Striped>,
     /// Those of its outputs that are folders, in which some of the files lie.
     pub(crate) folders: Vec<OutputSpec>,
     pub(crate) lifetime: Lifetime,
@@ -137,7 +142,15 @@ pub(crate) fn publish(
             tx.make_way(publishing, folder, &mut outputs)?;
         }
     }
-    for (output, placed) in &mut outputs {
+    for (index, (output, placed)) in outputs.iter_mut().enumerate() {
+        if output.part {
+            // Until it is joined nothing but its job needs it.
+            tx.drop_object(placed.object.0, placed.element.0.into())?;
+            continue;
+        }
+        if let Some(striped) = publishing.layouts.get(index) {
+            tx.lay_out(placed.object, striped)?;
+        }
         if publishing.replace && is_gone(db, output.inode)? {
             output.inode = Inode(ids::reserve(db, "inode", 1)?);
         }
@@ -153,7 +166,9 @@ pub(crate) fn publish(
             placed.element.0,
             placed.size.cast_signed(),
         ])?;
-        if let Lifetime::After(span) = publishing.lifetime {
+        if let Lifetime::After(span) = publishing.lifetime
+            && !output.part
+        {
             let at = now.saturating_add_unsigned(span.0);
             expire(db, output.inode.0, placed.object.0, at)?;
         }
@@ -184,6 +199,12 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
 
 /// Records what a task has read, and remembers its result.
 fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
+    if publishing.outputs.iter().any(|(output, _)| output.part) {
+        return Ok(());
+    }
+    if !publishing.layouts.is_empty() {
+        return joins::record(db, publishing.task);
+    }
     let Some((_, label)) = outbox::find(db, publishing.label)? else {
         return Ok(());
     };
@@ -247,7 +268,7 @@ impl Tx<'_> {
         }
         if published(self.db, of.task)? {
             // The file was removed since. It stays so; only the job reads what was made again.
-            return self.keep_unnamed(self.output_node(of.owner, output, placed), of);
+            return self.keep_unnamed(self.output_node(of.owner, output, placed)?, of);
         }
         let named = self.name_output(of.owner, output, placed, &output.path);
         let named = match named {
@@ -285,13 +306,13 @@ impl Tx<'_> {
         let replaces = of.replace && !published(self.db, of.task)?;
         if !(ours || replaces) {
             // It was written to since: what its user made of it is not replaced.
-            self.fill(&mut node, placed);
+            self.fill(&mut node, placed)?;
             return self.keep_unnamed(node, of);
         }
         let before = node.object;
         self.drop_object(node.object, node.element)?;
         node.version += 1;
-        self.fill(&mut node, placed);
+        self.fill(&mut node, placed)?;
         let had_none = node.version > 1 && before == 0;
         self.record_version(&node, of.owner.uid, of.task.0)?;
         node.update(self.db)?;
@@ -311,15 +332,25 @@ impl Tx<'_> {
         self.drop_object(node.object, node.element)
     }
 
-    fn fill(&self, node: &mut Node, placed: &Placed) {
+    fn fill(&self, node: &mut Node, placed: &Placed) -> Result<(), Fault> {
+        let parted = self.shared.parts() && parts::parts(self.db, placed.object.0)?.is_some();
         node.object = placed.object.0;
-        node.element = i64::from(placed.element.0);
+        node.element = match parted {
+            true => NO_ELEMENT,
+            false => i64::from(placed.element.0),
+        };
         node.size = placed.size;
         node.mtime = self.now;
         node.ctime = self.now;
+        Ok(())
     }
 
-    fn output_node(&self, owner: Owner, output: &OutputSpec, placed: &Placed) -> Node {
+    fn output_node(
+        &self,
+        owner: Owner,
+        output: &OutputSpec,
+        placed: &Placed,
+    ) -> Result<Node, Fault> {
         let mut node = Node {
             ino: output.inode.0,
             kind: Kind::File,
@@ -339,8 +370,8 @@ impl Tx<'_> {
             parent: 0,
             target: Vec::new(),
         };
-        self.fill(&mut node, placed);
-        node
+        self.fill(&mut node, placed)?;
+        Ok(node)
     }
 
     fn name_output(
@@ -357,7 +388,7 @@ impl Tx<'_> {
         if Node::child(self.db, parent.ino, name.as_bytes())?.is_some() {
             return Err(Fault::Exists(path.into()));
         }
-        let mut node = self.output_node(owner, output, placed);
+        let mut node = self.output_node(owner, output, placed)?;
         if parent.mode & crate::names::node::SETGID != 0 {
             node.gid = parent.gid;
         }

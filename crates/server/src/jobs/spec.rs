@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
+use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, Share, TaskSpec};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
@@ -42,6 +42,26 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
     #[serde(with = "StoredSurroundings")]
     pub(crate) surroundings: Surroundings,
+    /// What it is of the task in the script: nothing if it is that.
+    #[serde(default, skip_serializing_if = "StoredShare::is_all")]
+    pub(crate) share: StoredShare,
+}
+
+/// As `Share`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StoredShare {
+    #[default]
+    All,
+    Component,
+    Join,
+}
+
+impl StoredShare {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    fn is_all(&self) -> bool {
+        *self == Self::All
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -59,6 +79,11 @@ pub(crate) fn shown(path: String, name: &str) -> String {
     } else {
         path
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
@@ -111,6 +136,9 @@ pub(crate) struct StoredOutput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) ino: u64,
+    /// Whether it is a part of what has the path.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) part: bool,
 }
 
 /// What a stored task is called when it is damaged.
@@ -151,6 +179,11 @@ impl StoredTask {
                 Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
             },
             surroundings: task.surroundings.clone(),
+            share: match task.share {
+                Share::All => StoredShare::All,
+                Share::Component => StoredShare::Component,
+                Share::Join => StoredShare::Join,
+            },
         }
     }
 
@@ -176,6 +209,7 @@ impl StoredTask {
             resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
             surroundings: Surroundings::default(),
+            share: StoredShare::All,
         }
     }
 
@@ -246,6 +280,11 @@ impl StoredTask {
                 cores: self.cores,
             },
             surroundings: self.surroundings.clone(),
+            share: match self.share {
+                StoredShare::All => Share::All,
+                StoredShare::Component => Share::Component,
+                StoredShare::Join => Share::Join,
+            },
             ended,
         })
     }
@@ -335,6 +374,7 @@ fn output_to_store(output: &OutputSpec) -> StoredOutput {
         name: output.name.clone(),
         path: output.path.clone(),
         ino: output.inode.0,
+        part: output.part,
     }
 }
 
@@ -343,5 +383,6 @@ fn output_from_store(output: &StoredOutput) -> OutputSpec {
         name: output.name.clone(),
         path: output.path.clone(),
         inode: Inode(output.ino),
+        part: output.part,
     }
 }

@@ -206,6 +206,7 @@ pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
         let output = OutputSpec {
             name: row.get(3)?,
             path: String::new(),
+            part: false,
             inode: Inode(row.get::<_, i64>(4)?.cast_unsigned()),
         };
         Ok((output, placed(row)?))

@@ -18,7 +18,8 @@ use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
-    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, awaited, resolve,
+    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Outside, Problem, awaited,
+    resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
@@ -159,7 +160,15 @@ async fn read(
     };
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
-    let (job, source) = parsed(names, &caller, &what)?;
+    let mut writing = RefCell::default();
+    let mut found = parsed(names, &caller, &what, &writing);
+    let open = std::mem::take(writing.get_mut());
+    if !open.is_empty() {
+        // What is open after all counts as it was sealed before.
+        join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
+        found = parsed(names, &caller, &what, &writing);
+    }
+    let (job, source) = found?;
     if what.bounded && !has_room(names, what.caller.uid)? {
         return Err(one(format!(
             "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
@@ -186,6 +195,7 @@ fn parsed(
     names: &SqliteNames,
     caller: &Caller,
     what: &Submission,
+    writing: &RefCell<BTreeSet<u64>>,
 ) -> Result<(Job, String), Refused> {
     let one = |text: String| Refused::Script(vec![text]);
     let source = if what.source.is_empty() {
@@ -193,7 +203,11 @@ fn parsed(
     } else {
         what.source.clone()
     };
-    let folders = Folders { names, caller };
+    let folders = Folders {
+        names,
+        caller,
+        writing,
+    };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
     job.cache &= !what.no_cache;
@@ -212,7 +226,7 @@ fn parsed(
 /// What a job claims, in the order of its outputs.
 fn outputs(spec: &JobSpec) -> Vec<String> {
     let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
-    paths.map(OutputSpec::claimed).collect()
+    paths.filter_map(OutputSpec::claimed).collect()
 }
 
 /// Notes that a job is going to write its outputs; refused if another one is.
@@ -226,7 +240,7 @@ fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>,
 /// Outputs that other jobs are to write, a line each.
 fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<String> {
     let outputs = job.tasks.iter().flat_map(|task| {
-        let outputs = task.outputs.iter();
+        let outputs = task.outputs.iter().filter(|output| !output.part);
         outputs.map(move |output| (task, output))
     });
     let errors = outputs.zip(paths).filter_map(|((task, output), claimed)| {
@@ -330,7 +344,8 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut errors = Vec::new();
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
-        for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
+        let outputs = task.outputs.iter().zip(&issued.outputs);
+        for (output, issued) in outputs.filter(|(_, issued)| !issued.part) {
             if issued.is_folder() {
                 let found = publish::folder_obstacle(tx, &output.path, job.replace);
                 if let Ok(Some(message)) = found {
@@ -449,6 +464,8 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
 struct Folders<'a> {
     names: &'a SqliteNames,
     caller: &'a Caller,
+    /// Files whose parts count and that are being written.
+    writing: &'a RefCell<BTreeSet<u64>>,
 }
 
 impl Files for Folders<'_> {
@@ -464,6 +481,25 @@ impl Files for Folders<'_> {
         });
         let named = |(name, kind)| (name, kind == Kind::Directory);
         listed.into_iter().map(named).collect()
+    }
+
+    fn made_of(&self, path: &str) -> Option<Made> {
+        let made = self.names.database().read(|db| {
+            let now = clock::now_ns();
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
+            let (look, writing) = look(&tx, path);
+            self.writing.borrow_mut().extend(writing);
+            let Look::Sealed(found) = look else {
+                return Ok(None);
+            };
+            let object = found.placed.object;
+            let layout = layout(db, found.placed);
+            Ok(Some(Made { object, layout }))
+        });
+        made.unwrap_or_else(|fault| {
+            tracing::debug!(path, %fault, "what it is made of is not known");
+            None
+        })
     }
 }
 

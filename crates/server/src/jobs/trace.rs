@@ -3,7 +3,7 @@
 //! What elements were like when a job was taken on is kept with the job, since histories and links have changed by
 //! the time somebody asks. All else is read from the tables of jobs and lineage.
 
-use super::spec::{SPEC, StoredOrigin, StoredTask};
+use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
 use super::{Accepted, store, view};
 use crate::names::{Fault, parts};
@@ -135,6 +135,12 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         let id = row.get::<_, i64>(0)?.cast_unsigned();
         let text: String = row.get(1)?;
         let stored: StoredTask = parse(&text, SPEC, id)?;
+        if stored.share == StoredShare::Join
+            && let Some(task) = job.tasks.get_mut(tasks.len())
+        {
+            // Its components take the time that it is said to take.
+            task.end = task.kernel_start;
+        }
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
         let sizes = store::outputs(&stored, &store::files(db, TaskId(id))?);
         tasks.push(v1::TracedTask {

@@ -164,7 +164,7 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         });
     };
     let (wanted, copied) = copies(db, node.object, element)?;
-    let layout = pieces(db, &node)?;
+    let layout = layout(db, &node)?;
     let whole = node.object != 0 && !node.has_parts();
     let elsewhere = whole && node.element != i64::from(element) && !copied;
     let mut names = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
@@ -204,14 +204,18 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
     })
 }
 
-/// What a version of pieces is made of.
-fn pieces(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
+/// What a version is made of that lies in several objects.
+fn layout(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
     let parts = match node.has_parts() {
         true => parts::parts(db, node.object)?,
         false => None,
     };
-    let Some((0, rows)) = parts else {
+    let Some((unit, rows)) = parts else {
         return Ok(None);
+    };
+    let pieces = match unit {
+        0 => together::pieces(db, node.object)?,
+        _ => Vec::new(),
     };
     let part = |row: parts::Row| v1::LayoutPart {
         object: row.object,
@@ -220,9 +224,9 @@ fn pieces(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
         capability: Vec::new(),
     };
     Ok(Some(v1::Layout {
-        unit: 0,
+        unit,
         parts: rows.into_iter().map(part).collect(),
-        pieces: together::pieces(db, node.object)?,
+        pieces,
     }))
 }
 

@@ -91,6 +91,27 @@ impl Tx<'_> {
         Ok(NO_ELEMENT)
     }
 
+    /// A version is made of objects that are sealed and that are its own from now on.
+    pub(crate) fn lay_out(&self, object: ObjectId, striped: &Striped) -> Result<(), Fault> {
+        self.shared.set_parts();
+        let version = object.0.cast_signed();
+        let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
+        let row = params![version, striped.unit.cast_signed()];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        let mut insert = self
+            .db
+            .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?;
+        let sql = "DELETE FROM removal WHERE object = ?1 AND element = ?2";
+        let mut keep = self.db.prepare_cached(sql)?;
+        for (seq, part) in (0_u32..).zip(&striped.parts) {
+            let element = part.copies.first().map_or(0, |copy| copy.element.0);
+            let (id, size) = (part.object.0.cast_signed(), part.size.cast_signed());
+            insert.execute(params![version, seq, id, element, size])?;
+            keep.execute(params![id, element])?;
+        }
+        Ok(())
+    }
+
     /// The layout of a version as one who may use its parts is told; `None`: it is one object. With `damaged` also where all
     /// copies of a part are damaged.
     pub(crate) fn opened_parts(

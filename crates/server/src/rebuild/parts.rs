@@ -8,7 +8,7 @@ use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::{PartOf, Striped};
-use tidemill_wire::v1::NameNote;
+use tidemill_wire::v1::{Layout, NameNote};
 
 /// A version as its parts tell of it.
 #[derive(Debug)]
@@ -26,28 +26,27 @@ pub(super) struct Gathered {
 
 /// All that elements have parts of, by the versions' own objects.
 pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
-    let pieces = of_pieces(all);
+    let noted = noted(all);
     let mut places = BTreeMap::new();
-    for (&version, note) in &pieces {
-        let layout = note.layout.iter().flat_map(|layout| &layout.parts);
-        for (index, part) in (0..).zip(layout) {
-            places.insert(part.object, (version, index));
+    for (&version, layout) in &noted {
+        for (index, part) in (0..).zip(&layout.1.parts) {
+            let part_of = PartOf {
+                version: ObjectId(version),
+                index,
+                width: layout.1.parts.len() as u64,
+                unit: layout.1.unit,
+            };
+            places.insert(part.object, part_of);
         }
     }
     let objects = all.iter().flat_map(|kept| &kept.objects);
     let parts = objects.filter_map(|object| {
-        if let Some(&(version, index)) = places.get(&object.id) {
-            let part = PartOf {
-                version: ObjectId(version),
-                index,
-                width: 0,
-                unit: 0,
-            };
+        if let Some(&part) = places.get(&object.id) {
             return Some((object, part));
         }
         // One of which no byte is the file's any more, if the version is known.
         let part = object.part?;
-        (part.unit > 0 || !pieces.contains_key(&part.version.0)).then_some((object, part))
+        (part.unit > 0 || !noted.contains_key(&part.version.0)).then_some((object, part))
     });
     let mut parts: Vec<_> = parts.collect();
     // The first copy is the one that was there first.
@@ -74,13 +73,16 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         gathered.whole = part.unit > 0 && gathered.parts.len() as u64 == part.width;
     }
     for (version, gathered) in &mut found {
+        if let Some((note, _)) = noted.get(version) {
+            // What a task's components made had other numbers.
+            gathered.version.inode = note.ino;
+        }
         if gathered.unit == 0 {
             // Without a note nobody knows which bytes are where.
-            if let Some(note) = pieces.get(version) {
+            if let Some((note, layout)) = noted.get(version) {
                 gathered.version.size = note.size;
-                let layout = note.layout.clone().unwrap_or_default();
                 gathered.whole = gathered.parts.len() == layout.parts.len();
-                gathered.pieces = Some(layout.pieces);
+                gathered.pieces = Some(layout.pieces.clone());
             }
             continue;
         }
@@ -92,14 +94,14 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     found
 }
 
-/// The last notes about files that are made of pieces, by their versions' own objects.
-fn of_pieces(all: &[Kept]) -> BTreeMap<u64, &NameNote> {
-    let mut found: BTreeMap<u64, &NameNote> = BTreeMap::new();
+/// The last notes about files that lie in several objects, with what they say of these, by their versions' own objects.
+fn noted(all: &[Kept]) -> BTreeMap<u64, (&NameNote, &Layout)> {
+    let mut found: BTreeMap<u64, (&NameNote, &Layout)> = BTreeMap::new();
     let notes = all.iter().flat_map(|kept| &kept.notes);
-    for note in notes.filter(|note| note.layout.is_some()) {
-        let known = found.entry(note.object).or_insert(note);
-        if note.change > known.change {
-            *known = note;
+    for (note, layout) in notes.filter_map(|note| Some((note, note.layout.as_ref()?))) {
+        let known = found.entry(note.object).or_insert((note, layout));
+        if note.change > known.0.change {
+            *known = (note, layout);
         }
     }
     found

@@ -1,0 +1,76 @@
+//! What components have made becomes files: each output of a task is striped as its first input is, and its parts are what
+//! the components made of the parts of that. Nothing runs, and no byte moves.
+
+use super::{Dispatcher, Turn};
+use crate::event::{Action, TaskState};
+use crate::id::TaskId;
+use crate::label::{Failure, FailureKind};
+use crate::layout::{Layout, Part, Striped};
+use crate::object::Placed;
+
+impl Dispatcher {
+    /// Ends a ready task that joins what others have made.
+    pub(super) fn join(&mut self, id: TaskId, turn: &mut Turn<'_>) {
+        let layouts = match self.joined(id) {
+            Ok(layouts) => layouts,
+            Err(message) => {
+                let kind = FailureKind::MissingOutput;
+                return self.give_up(id, TaskState::Failed, Failure { kind, message }, turn);
+            }
+        };
+        let mut outputs = Vec::with_capacity(layouts.len());
+        for striped in &layouts {
+            let first = striped.parts.first().and_then(|part| part.copies.first());
+            let Some(first) = first else { continue };
+            let placed = Placed {
+                object: self.ids.objects(1),
+                element: first.element,
+                size: striped.size,
+            };
+            self.copies
+                .part(placed.object, Layout::Striped(striped.clone()));
+            outputs.push(placed);
+        }
+        self.redone.remove(&id);
+        self.task_mut(id).outputs = Some(outputs.clone());
+        turn.out.push(Action::Join {
+            task: id,
+            outputs,
+            layouts,
+        });
+        self.set_state(id, TaskState::Done, turn);
+        self.release_dependents(id, turn);
+    }
+
+    /// What its outputs are made of; why they can't be, if so.
+    fn joined(&self, id: TaskId) -> Result<Vec<Striped>, String> {
+        let task = self.task(id);
+        let (source, made) = match task.ready_inputs.split_first() {
+            Some((source, made)) => (self.copies.striped(source.object), made),
+            None => (None, task.ready_inputs.as_slice()),
+        };
+        let source = source.ok_or_else(|| "its first input is no longer striped".to_owned())?;
+        let outputs = task
+            .spec
+            .outputs
+            .iter()
+            .zip(made.chunks(source.parts.len()));
+        let joined = outputs.map(|(output, made)| {
+            let sizes: Vec<u64> = made.iter().map(|part| part.size).collect();
+            let (unit, size) = source.scaled(&sizes).map_err(|part| {
+                format!(
+                    "part {part} of `{}` has {} bytes, made of {} of the input: with layout = \"same\" every component writes as \
+                     many bytes as it reads, or all the same fraction or multiple, and stripes stay multiples of {} bytes",
+                    output.path,
+                    sizes[part],
+                    source.length_of(part),
+                    crate::layout::UNIT_GRAIN
+                )
+            })?;
+            let part = |placed: &Placed| Part::on(placed.object, placed.size, placed.element);
+            let parts = made.iter().map(part).collect();
+            Ok(Striped { unit, size, parts })
+        });
+        joined.collect()
+    }
+}

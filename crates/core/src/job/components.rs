@@ -1,0 +1,457 @@
+//! Components: a task that says `per` becomes one for each part or chunk of its first input, or for each input, before
+//! anything else is read (Active Storage §4). With `layout = "same"` one more joins what they make.
+//!
+//! What is made of it is told to the reader by settings that no script can have: their names begin with a blank.
+
+use super::MAX_TASKS;
+use super::error::Problem;
+use super::expand::{Expander, Wrong, group_of, text, values, wrong};
+use super::path;
+use crate::event::Share;
+use crate::folder::is_folder;
+use crate::id::ObjectId;
+use crate::layout::Layout;
+use crate::script::{Data, Group, Position, Setting, Value};
+
+/// What a task is of the one in the script.
+const SHARE: &str = " share";
+/// Which parts the outputs of a task are.
+pub(super) const PART: &str = " part";
+/// The version that an input is to be.
+pub(super) const VERSION: &str = " version";
+/// The task that makes an input, and which of its outputs that is.
+pub(super) const MADE_BY: [&str; 2] = [" task", " output"];
+/// What stands for a component's own in the settings of its task.
+const WORDS: [&str; 4] = ["%part", "%chunk", "%name", "%stem"];
+
+/// What there is a component for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Per {
+    File,
+    Part,
+    Chunk,
+}
+
+/// What stands in the place of which word.
+type Words = Vec<(&'static str, String)>;
+
+/// The inputs of one component, and what it is called by.
+struct One {
+    inputs: Vec<Value>,
+    words: Words,
+}
+
+/// What a file that the job does not make is made of.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The version.
+    pub object: ObjectId,
+    /// Where its bytes are.
+    pub layout: Layout,
+}
+
+/// How the file of an input lies.
+enum Form {
+    /// A file of the array.
+    Made(Made),
+    /// A task of the job makes it, in one object, or striped with so many parts.
+    ToCome(Option<usize>),
+}
+
+impl Form {
+    fn parts(&self) -> Option<usize> {
+        match self {
+            Self::Made(Made {
+                layout: Layout::Striped(striped),
+                ..
+            }) => Some(striped.parts.len()),
+            Self::Made(_) => None,
+            Self::ToCome(parts) => *parts,
+        }
+    }
+}
+
+/// What the reader is told of a task.
+pub(super) fn share(task: &Group) -> Share {
+    match number(task, SHARE) {
+        Some(1) => Share::Component,
+        Some(2) => Share::Join,
+        _ => Share::All,
+    }
+}
+
+/// What it is told of by one of the settings.
+pub(super) fn number(group: &Group, name: &str) -> Option<u64> {
+    match group.get(name)?.value.data {
+        Data::Integer(number) => Some(number.cast_unsigned()),
+        _ => None,
+    }
+}
+
+fn told(name: &str, number: u64, at: Position) -> Setting {
+    setting(name, Data::Integer(number.cast_signed()), at)
+}
+
+fn setting(name: &str, data: Data, at: Position) -> Setting {
+    Setting {
+        name: name.to_owned(),
+        at,
+        value: Value { data, at },
+    }
+}
+
+fn said(text: impl Into<String>, at: Position) -> Value {
+    Value {
+        data: Data::Text(text.into()),
+        at,
+    }
+}
+
+/// What a part of a file is called that components make together.
+pub(super) fn part_path(path: &str, part: u64) -> String {
+    format!("{path}[{part}]")
+}
+
+/// Takes a setting out of a task.
+fn take(task: &mut Group, name: &str) -> Option<Setting> {
+    let mut settings = task.settings.iter();
+    let index = settings.position(|setting| setting.name == name)?;
+    Some(task.settings.remove(index))
+}
+
+fn set(task: &mut Group, name: &str, data: Data, at: Position) {
+    take(task, name);
+    task.settings.push(setting(name, data, at));
+}
+
+fn choice(setting: &Setting, valid: &[&'static str]) -> Result<usize, Wrong> {
+    let given = text(&setting.value).unwrap_or_else(|| setting.value.data.kind());
+    let known = valid.iter().position(|one| *one == given);
+    known.ok_or_else(|| {
+        let name = if setting.name == "per" {
+            "per"
+        } else {
+            "layout"
+        };
+        let problem = Problem::Choice {
+            name,
+            value: given.to_owned(),
+            nearest: crate::nearest::nearest(given, valid),
+            valid: valid.join(", "),
+        };
+        wrong(setting.value.at, problem)
+    })
+}
+
+/// Puts what stands for a component's own in the place of its words.
+fn fill(value: &mut Value, words: &Words) {
+    match &mut value.data {
+        Data::Text(text) => {
+            for (word, own) in words {
+                if text.contains(word) {
+                    *text = text.replace(word, own);
+                }
+            }
+        }
+        Data::Array(values) | Data::List(values) => {
+            values.iter_mut().for_each(|value| fill(value, words));
+        }
+        Data::Group(group) => {
+            let settings = group.settings.iter_mut();
+            settings.for_each(|setting| fill(&mut setting.value, words));
+        }
+        Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => {}
+    }
+}
+
+/// The number of one of so many, with zeros before it: names in their order are in the order of the numbers.
+fn padded(number: usize, count: usize) -> String {
+    let digits = count.saturating_sub(1).to_string().len();
+    format!("{number:0digits$}")
+}
+
+impl Expander<'_> {
+    /// Adds a task, or its components.
+    pub(super) fn add(
+        &mut self,
+        mut task: Group,
+        at: Position,
+        expanded: &mut Vec<Value>,
+    ) -> Result<(), Wrong> {
+        let layout = take(&mut task, "layout");
+        let same = layout.as_ref().map(|layout| choice(layout, &["same"]));
+        let same = same.transpose()?.is_some();
+        let seams = ["records", "halo"].map(|name| take(&mut task, name));
+        let Some(setting) = take(&mut task, "per") else {
+            if let Some(setting) = seams.into_iter().flatten().next() {
+                return Err(wrong(setting.at, Problem::OfComponents(setting.name)));
+            }
+            if same {
+                return Err(wrong(at, Problem::SameLayout("it needs per = \"part\"")));
+            }
+            return self.push(task, at, expanded);
+        };
+        let per = [Per::File, Per::Part, Per::Chunk];
+        let per = per[choice(&setting, &["file", "part", "chunk"])?];
+        if same && per != Per::Part {
+            return Err(wrong(at, Problem::SameLayout("it needs per = \"part\"")));
+        }
+        let mut outputs = values(&task, "output").iter().filter_map(text);
+        if same && outputs.any(is_folder) {
+            return Err(wrong(at, Problem::SameLayout("no folder can be")));
+        }
+        let Some(first) = values(&task, "input").first().cloned() else {
+            return Err(wrong(setting.at, Problem::NothingPer));
+        };
+        let (all, parts) = match per {
+            Per::File => (Self::files(&task), None),
+            Per::Part | Per::Chunk => self.pieces_of(&task, &first, per, &seams)?,
+        };
+        let count = expanded.len() + all.len() + 1;
+        if count > MAX_TASKS {
+            let what = "tasks";
+            let max = MAX_TASKS;
+            return Err(wrong(at, Problem::TooMany { what, count, max }));
+        }
+        let joined = parts.filter(|_| same);
+        if all.len() > 1 && joined.is_none() {
+            Self::check_outputs(&task)?;
+        }
+        let begin = expanded.len();
+        for (index, one) in all.iter().enumerate() {
+            let component = Self::component(&task, one, (index, all.len()), joined.is_some());
+            self.push(component, at, expanded)?;
+        }
+        match joined {
+            Some(parts) => self.join(task, &first, (begin, parts), at, expanded),
+            None => Ok(()),
+        }
+    }
+
+    /// Outputs of several components under one name would be written over.
+    fn check_outputs(task: &Group) -> Result<(), Wrong> {
+        let own = |value: &&Value| {
+            let given = text(value).unwrap_or_default();
+            !WORDS.iter().any(|word| given.contains(word))
+        };
+        match values(task, "output").iter().find(own) {
+            Some(value) => {
+                let given = text(value).unwrap_or_default().to_owned();
+                Err(wrong(value.at, Problem::ComponentOutput(given)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn component(task: &Group, one: &One, (index, count): (usize, usize), is_part: bool) -> Group {
+        let mut component = task.clone();
+        let at = one.inputs.first().map_or(Position::START, |input| input.at);
+        set(&mut component, "input", Data::List(one.inputs.clone()), at);
+        for setting in &mut component.settings {
+            let before = text(&setting.value).map(str::to_owned);
+            fill(&mut setting.value, &one.words);
+            let is_name = setting.name == "name" && text(&setting.value) == before.as_deref();
+            if let Data::Text(name) = &mut setting.value.data
+                && is_name
+                && (count > 1 || is_part)
+            {
+                *name = format!("{name}[{}]", padded(index, count));
+            }
+        }
+        component.settings.push(told(SHARE, 1, at));
+        if is_part {
+            component.settings.push(told(PART, index as u64, at));
+            // What is made of it has the task's.
+            set(
+                &mut component,
+                "lifetime",
+                Data::Text("keep".to_owned()),
+                at,
+            );
+        }
+        component
+    }
+
+    /// Each input by itself.
+    fn files(task: &Group) -> Vec<One> {
+        let one = |value: &Value| {
+            let file = group_of(value).and_then(|group| text(&group.get("file")?.value));
+            let file = file.or_else(|| text(value)).unwrap_or_default();
+            let name = file.rsplit('/').next().unwrap_or(file).to_owned();
+            let stem = name
+                .rsplit_once('.')
+                .map_or(name.as_str(), |(stem, _)| stem);
+            let stem = if stem.is_empty() { &name } else { stem }.to_owned();
+            One {
+                inputs: vec![value.clone()],
+                words: vec![("%name", name), ("%stem", stem)],
+            }
+        };
+        values(task, "input").iter().map(one).collect()
+    }
+
+    /// Each part or chunk of the first input, with all others; how many parts it has, if it is striped.
+    fn pieces_of(
+        &self,
+        task: &Group,
+        first: &Value,
+        per: Per,
+        [records, halo]: &[Option<Setting>; 2],
+    ) -> Result<(Vec<One>, Option<usize>), Wrong> {
+        let form = self.form(first)?;
+        let halo = match halo {
+            None => 0,
+            Some(setting) => halo_of(setting, per, records.is_some())?,
+        };
+        let parts = form.parts();
+        let (word, count) = match (per, &form) {
+            (Per::Chunk, Form::Made(made)) => ("%chunk", chunks(&made.layout)),
+            (Per::Chunk, Form::ToCome(Some(_))) => {
+                return Err(wrong(first.at, Problem::ChunksToCome));
+            }
+            (Per::Chunk, _) => ("%chunk", 1),
+            _ => ("%part", parts.unwrap_or(1)),
+        };
+        let others = values(task, "input").iter().skip(1);
+        let one = |index: usize| {
+            let (mut input, beside) = selected(first, &form, (per, index, halo));
+            if let (Data::Group(group), Some(records)) = (&mut input.data, records) {
+                group.settings.push(records.clone());
+            }
+            let [before, after] = beside.map(|bytes| bytes.to_string());
+            One {
+                inputs: std::iter::once(input)
+                    .chain(others.clone().cloned())
+                    .collect(),
+                words: vec![
+                    (word, padded(index, count)),
+                    ("%before", before),
+                    ("%after", after),
+                ],
+            }
+        };
+        Ok(((0..count).map(one).collect(), parts))
+    }
+
+    /// What the file of an input is made of.
+    fn form(&self, input: &Value) -> Result<Form, Wrong> {
+        let group = group_of(input);
+        let whole =
+            group.is_none_or(|group| group.get("part").is_none() && group.get("bytes").is_none());
+        let file = group.and_then(|group| text(&group.get("file")?.value));
+        let given = file.or_else(|| text(input)).unwrap_or_default();
+        let problem = || Problem::PerInput(given.to_owned());
+        let named = path::file(&self.workdir, given).ok();
+        let named = named
+            .filter(|_| whole)
+            .ok_or_else(|| wrong(input.at, problem()))?;
+        if self.made.contains(&named.path) {
+            return Ok(Form::ToCome(self.joined.get(&named.path).copied()));
+        }
+        let made = self.files.made_of(&named.path);
+        let made = made.ok_or_else(|| wrong(input.at, problem()))?;
+        match &made.layout {
+            Layout::Extents(_) => Err(wrong(input.at, Problem::PerPieces(given.to_owned()))),
+            Layout::Whole(_) | Layout::Striped(_) => Ok(Form::Made(made)),
+        }
+    }
+
+    /// Adds the task that makes files of what components have made: of each output a striped one.
+    fn join(
+        &mut self,
+        mut task: Group,
+        first: &Value,
+        (begin, parts): (usize, usize),
+        at: Position,
+        expanded: &mut Vec<Value>,
+    ) -> Result<(), Wrong> {
+        let outputs: Vec<Value> = values(&task, "output").to_vec();
+        let mut inputs = vec![first.clone()];
+        for (number, output) in outputs.iter().enumerate() {
+            let given = text(output).unwrap_or_default();
+            for part in 0..parts {
+                let name = part_path(given, part as u64);
+                let mut settings = vec![
+                    setting("file", Data::Text(name.clone()), at),
+                    setting("name", Data::Text(name), at),
+                ];
+                settings.push(told(MADE_BY[0], (begin + part) as u64, at));
+                settings.push(told(MADE_BY[1], number as u64, at));
+                let data = Data::Group(Group { settings });
+                inputs.push(Value { data, at });
+            }
+            if let Ok(named) = path::file(&self.workdir, given) {
+                self.joined.insert(named.path, parts);
+            }
+        }
+        for name in ["stdin", "stdout", "element"] {
+            take(&mut task, name);
+        }
+        set(&mut task, "input", Data::List(inputs), at);
+        task.settings.push(told(SHARE, 2, at));
+        self.push(task, at, expanded)
+    }
+}
+
+/// How many chunks a file has: stripes, one if it is not striped.
+fn chunks(layout: &Layout) -> usize {
+    match layout {
+        Layout::Striped(striped) => usize::try_from(striped.size.div_ceil(striped.unit))
+            .unwrap_or(usize::MAX)
+            .max(1),
+        Layout::Whole(_) | Layout::Extents(_) => 1,
+    }
+}
+
+/// How many bytes beside a chunk its component sees.
+fn halo_of(setting: &Setting, per: Per, records: bool) -> Result<u64, Wrong> {
+    let given = match &setting.value.data {
+        Data::Integer(bytes) => u64::try_from(*bytes).ok(),
+        Data::Text(text) => super::size(text),
+        _ => None,
+    };
+    let given = given.filter(|_| per == Per::Chunk && !records);
+    given.ok_or_else(|| wrong(setting.value.at, Problem::Halo))
+}
+
+/// One part or chunk of an input, and how many bytes before and behind the chunk it has besides.
+fn selected(
+    input: &Value,
+    form: &Form,
+    (per, index, halo): (Per, usize, u64),
+) -> (Value, [u64; 2]) {
+    let mut beside = [0; 2];
+    let at = input.at;
+    let mut group = match &input.data {
+        Data::Group(group) => group.clone(),
+        _ => Group {
+            settings: vec![setting("file", input.data.clone(), at)],
+        },
+    };
+    let made = match form {
+        Form::Made(made) => Some(made),
+        Form::ToCome(_) => None,
+    };
+    if let Some(made) = made {
+        group.settings.push(told(VERSION, made.object.0, at));
+    }
+    match (per, made.map(|made| &made.layout)) {
+        (Per::Chunk, Some(Layout::Striped(striped))) if striped.size > 0 => {
+            let begin = index as u64 * striped.unit;
+            let end = (begin + striped.unit).min(striped.size);
+            beside = [halo.min(begin), halo.min(striped.size - end)];
+            let (begin, last) = (begin - beside[0], end + beside[1] - 1);
+            group.settings.push(setting(
+                "bytes",
+                said(format!("{begin}-{last}"), at).data,
+                at,
+            ));
+        }
+        (Per::Part, _) if form.parts().is_some() => {
+            group.settings.push(told("part", index as u64, at));
+        }
+        _ => {}
+    }
+    let data = Data::Group(group);
+    (Value { data, at }, beside)
+}

@@ -1,0 +1,398 @@
+//! Components: a task for each part, chunk or file, and what they make together (Active Storage §4).
+
+use crate::array::{Array, Options, wait};
+use crate::chance::Chance;
+use serde_json::Value;
+use std::path::Path;
+
+/// Bytes of a stripe.
+const UNIT: usize = 64 << 10;
+
+/// An array with three elements and a file of stripes on them.
+fn with_stripes(remote: bool, size: usize) -> Option<(Array, Vec<u8>)> {
+    let array = Array::with(Options {
+        elements: 3,
+        remote,
+        ..Options::default()
+    })?;
+    let bytes = Chance(size as u64).bytes(size);
+    array.sh("mkdir d");
+    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(array.at("d/f"), &bytes).unwrap();
+    array.sh("sync d/f");
+    Some((array, bytes))
+}
+
+/// A job of one task.
+fn job(task: &str) -> String {
+    format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
+}
+
+fn got(array: &Array, path: &str) -> Vec<u8> {
+    let to = array.path("got");
+    let said = array.run(&["get", path, to.to_str().unwrap()]);
+    assert!(said.ok, "{path}: {}", said.err);
+    std::fs::read(to).unwrap()
+}
+
+fn elements(array: &Array, path: &str) -> Vec<u64> {
+    let layout = array.json(&["layout", path]);
+    let parts = layout["parts"].as_array().unwrap().iter();
+    let first = |part: &Value| part["copies"][0]["element"].as_u64().unwrap();
+    parts.map(first).collect()
+}
+
+fn upper(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| byte ^ 0x20).collect()
+}
+
+/// A program of one's own that turns bit 5 of each byte of a file, as it would anywhere.
+fn with_program(array: &Array) {
+    let script = "#!/usr/bin/python3\nimport sys\nd = open(sys.argv[1], 'rb').read()\n\
+                  open(sys.argv[2], 'wb').write(bytes(b ^ 32 for b in d))\n";
+    std::fs::write(array.at("turn"), script).unwrap();
+    array.sh("chmod +x turn");
+}
+
+const TURN: &str = r#"name = "turned"; kernel = "turn"; args = [ "d/f", "out" ]; per = "part"; layout = "same";
+    input = [ "d/f" ]; output = [ "out" ];"#;
+
+#[test]
+fn what_components_make_of_parts_is_striped_as_the_input_is_and_nothing_moves() {
+    for remote in [false, true] {
+        let Some((array, bytes)) = with_stripes(remote, (1 << 20) + 77) else {
+            return;
+        };
+        with_program(&array);
+        let id = array.submit(&job(TURN));
+        array.done(id);
+        assert!(got(&array, "/out") == upper(&bytes));
+        assert!(std::fs::read(array.at("out")).unwrap() == upper(&bytes));
+        let lies = elements(&array, "/d/f");
+        assert_eq!(elements(&array, "/out"), lies);
+        let told = array.json(&["jobs", &id.to_string()]);
+        let tasks = told["tasks"].as_array().unwrap();
+        assert_eq!(tasks.len(), 4, "three components and what joins them");
+        for (index, task) in tasks[..3].iter().enumerate() {
+            assert_eq!(task["name"], format!("turned[{index}]"));
+            assert_eq!(task["element"].as_u64(), Some(lies[index]), "{task:#}");
+        }
+        // A script that is kept in the array moves; the file does not.
+        let moved = |task: &Value| task["moved_bytes"].as_u64().unwrap();
+        assert!(tasks[..3].iter().map(moved).sum::<u64>() < 1000, "{told:#}");
+        // It is one task for who asks where the file comes from.
+        let lineage = array.json(&["lineage", "/out", "--format", "json"]);
+        let runs = lineage["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 1, "{lineage:#}");
+        assert_eq!(runs[0]["name"], "turned");
+        let read = runs[0]["read_bytes"].as_u64().unwrap();
+        let all = bytes.len() as u64;
+        assert!((all..all + 1000).contains(&read), "{lineage:#}");
+        assert!(lineage.to_string().contains("/d/f"), "{lineage:#}");
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}
+
+#[test]
+fn what_components_made_is_there_after_every_loss() {
+    let Some((mut array, bytes)) = with_stripes(false, 500_000) else {
+        return;
+    };
+    with_program(&array);
+    let id = array.submit(&job(TURN));
+    array.done(id);
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    assert!(got(&array, "/out") == upper(&bytes));
+    array.sh("setfattr -n user.tidemill.copies -v 2 /; true");
+    array.wait_for_notes();
+    let said = array.rebuild();
+    assert_eq!(said["missing"], Value::from([0; 0]), "{said}");
+    assert!(std::fs::read(array.at("out")).unwrap() == upper(&bytes));
+    assert_eq!(array.json(&["layout", "/out"])["layout"], "striped");
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+    // What it is made of goes with it, and nothing else does.
+    let before = objects(&array);
+    array.sh("rm out");
+    wait("its parts are gone", || objects(&array) == before - 3);
+    assert!(got(&array, "/d/f") == bytes);
+}
+
+/// Objects on all three elements.
+fn objects(array: &Array) -> usize {
+    let on = |index| files(&array.element_folder(index).join("objects"));
+    (0..3).map(on).sum()
+}
+
+/// Files below a folder.
+fn files(folder: &Path) -> usize {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    let below = entries.map(|entry| match entry.path() {
+        path if path.is_dir() => files(&path),
+        _ => 1,
+    });
+    below.sum()
+}
+
+#[test]
+fn a_chunk_of_a_file_becomes_a_file_of_its_own() {
+    let Some((array, bytes)) = with_stripes(false, 10 * UNIT + 5) else {
+        return;
+    };
+    let id = array.submit(&job(
+        r#"name = "sum"; kernel = "md5sum"; type = "program"; per = "chunk"; args = [ "d/f" ]; input = [ "d/f" ];
+           output = [ "sums/%chunk" ]; stdout = "sums/%chunk";"#,
+    ));
+    array.done(id);
+    let names = array.sh("ls sums");
+    let names: Vec<&str> = names.split_whitespace().collect();
+    assert_eq!(names.len(), 11);
+    assert_eq!(
+        (names[0], names[10]),
+        ("00", "10"),
+        "in the order of the chunks"
+    );
+    for (name, chunk) in names.iter().zip(bytes.chunks(UNIT)) {
+        std::fs::write(array.path("chunk"), chunk).unwrap();
+        let sum = array.sh(&format!("md5sum < {}", array.path("chunk").display()));
+        let said = std::fs::read_to_string(array.at(&format!("sums/{name}"))).unwrap();
+        assert_eq!(
+            said.split_whitespace().next(),
+            sum.split_whitespace().next()
+        );
+    }
+    let lies = elements(&array, "/d/f");
+    let told = array.json(&["jobs", &id.to_string()]);
+    for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(task["element"].as_u64(), Some(lies[index % 3]), "{task:#}");
+        assert_eq!(task["moved_bytes"], 0);
+    }
+}
+
+#[test]
+fn each_file_has_its_component_and_a_later_task_reads_them_all() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir raw; for i in a b c; do echo $i > raw/$i.txt; done");
+    let script = r#"name = "j"; workdir = "/"; tasks = (
+        { name = "up"; kernel = "tr"; type = "program"; args = [ "a-z", "A-Z" ]; per = "file"; input = [ "raw/*.txt" ];
+          stdin = "raw/%name"; output = [ "up/%stem.up" ]; stdout = "up/%stem.up"; },
+        { name = "all"; kernel = "cat"; type = "program"; args = [ "{inputs}" ]; input = [ "up/*" ]; output = [ "all" ]; stdout = "all"; } );"#;
+    let id = array.submit(script);
+    array.done(id);
+    assert_eq!(array.sh("cat all"), "A\nB\nC\n");
+}
+
+#[test]
+fn a_component_that_fails_is_tried_again_alone_and_what_is_left_of_a_failure_is_nothing() {
+    let Some((mut array, bytes)) = with_stripes(false, 3 * UNIT) else {
+        return;
+    };
+    // The second part begins with what the second stripe begins with; no other does.
+    let first = bytes[UNIT];
+    let script = format!(
+        "#!/usr/bin/python3\nimport sys\nd = open('d/f', 'rb').read()\n\
+         if d[0] == {first} and len(d) == {UNIT}: sys.exit('this one will not do')\nopen('out', 'wb').write(d)\n"
+    );
+    std::fs::write(array.at("turn"), script).unwrap();
+    array.sh("chmod +x turn");
+    let fails = TURN.replace("name = \"turned\"", "name = \"turned\"; retries = 1");
+    array.sh("sync turn");
+    let before = objects(&array);
+    let id = array.submit(&job(&fails));
+    let told = array.ended(id);
+    assert_eq!(told["state"], "failed", "{told:#}");
+    let told = array.json(&["jobs", &id.to_string()]);
+    let failed: Vec<&Value> = told["tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|task| task["state"] == "failed")
+        .collect();
+    assert_eq!(failed.len(), 1, "{told:#}");
+    assert_eq!(failed[0]["name"], "turned[1]");
+    assert_eq!(failed[0]["tries"], 2);
+    let logs = array.json(&["logs", &id.to_string()]);
+    assert!(
+        logs.to_string().contains("this one will not do"),
+        "{logs:#}"
+    );
+    assert!(!array.at("out").exists());
+    wait("what the others made is gone", || objects(&array) == before);
+    // An element that is killed in the middle is not noticed by what comes out.
+    let slow = "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\ntime.sleep(1)\n\
+                open('out', 'wb').write(bytes(b ^ 32 for b in d))\n";
+    std::fs::write(array.at("turn"), slow).unwrap();
+    array.sh("chmod +x turn");
+    let id = array.submit(&job(TURN));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    array.kill_element(1);
+    array.kill_server();
+    array.start_server();
+    array.start_element(1);
+    array.done(id);
+    assert!(got(&array, "/out") == upper(&bytes));
+}
+
+#[test]
+fn outputs_may_have_a_fraction_of_the_bytes_and_what_fits_no_stripes_is_refused() {
+    let Some((array, bytes)) = with_stripes(false, 7 * UNIT) else {
+        return;
+    };
+    let script = "#!/usr/bin/python3\nimport sys\nd = open('d/f', 'rb').read()\nopen('out', 'wb').write(d[::int(sys.argv[1])])\n";
+    std::fs::write(array.at("turn"), script).unwrap();
+    array.sh("chmod +x turn");
+    let every = |step: usize| job(&TURN.replace("\"d/f\", \"out\"", &format!("\"{step}\"")));
+    let id = array.submit(&every(2));
+    array.done(id);
+    let expected: Vec<u8> = bytes.iter().copied().step_by(2).collect();
+    assert!(got(&array, "/out") == expected);
+    assert_eq!(array.json(&["layout", "/out"])["unit"], UNIT / 2);
+    array.sh("rm out");
+    let id = array.submit(&every(3));
+    let told = array.ended(id);
+    assert_eq!(told["state"], "failed", "{told:#}");
+    let told = array.json(&["jobs", &id.to_string()]);
+    assert!(
+        told.to_string()
+            .contains("every component writes as many bytes as it reads"),
+        "{told:#}"
+    );
+    let refused = [
+        (
+            TURN.replace("per = \"part\";", ""),
+            "it needs per = \\\"part\\\"",
+        ),
+        (TURN.replace("part", "chunk"), "it needs per = \\\"part\\\""),
+        (
+            TURN.replace("layout = \"same\";", ""),
+            "all components would write \"out\"",
+        ),
+        (
+            TURN.replace("\"d/f\" ]; output", "\"d/g\" ]; output"),
+            "must be all of one file that is there",
+        ),
+        (TURN.replace("part", "prat"), "did you mean \"part\""),
+        (
+            TURN.replace("input = [ \"d/f\" ];", ""),
+            "\"per\" needs an input",
+        ),
+        (TURN.replace("[ \"out\" ]", "[ \"out/\" ]"), "no folder"),
+    ];
+    for (task, why) in refused {
+        let said = array.try_submit(&job(&task));
+        let why = why.replace('\\', "");
+        assert!(!said.ok && said.err.contains(&why), "{task}: {}", said.err);
+    }
+}
+
+/// Lines some of which are longer than a stripe; the last one has no end.
+fn lines_of_all_lengths() -> Vec<u8> {
+    let mut chance = Chance(77);
+    let mut text = Vec::new();
+    for line in 0..4000 {
+        let length = match line % 1000 {
+            999 => 2 * UNIT + 17,
+            _ => usize::try_from(chance.next(150)).unwrap(),
+        };
+        text.extend(format!("{line} {}\n", "x".repeat(length)).bytes());
+    }
+    text.extend(b"the last one");
+    text
+}
+
+fn lines_of(text: &[u8]) -> Vec<&[u8]> {
+    text.split_inclusive(|byte| *byte == b'\n').collect()
+}
+
+#[test]
+fn records_that_cross_stripes_are_read_once_and_whole() {
+    for remote in [false, true] {
+        let Some((array, _)) = with_stripes(remote, 10) else {
+            return;
+        };
+        let text = lines_of_all_lengths();
+        std::fs::write(array.at("d/t"), &text).unwrap();
+        array.sh("sync d/t");
+        let count = |records: &str, per: &str, output: &str| {
+            format!(
+                r#"name = "{output}"; kernel = "cat"; type = "program"; args = [ "d/t" ]; per = "{per}"; records = {records};
+                   input = [ "d/t" ]; output = [ "{output}/%{per}" ]; stdout = "{output}/%{per}";"#
+            )
+        };
+        let run = |records: &str, per: &str, output: &str| {
+            let id = array.submit(&job(&count(records, per, output)));
+            array.done(id);
+            id
+        };
+        let lines = run("\"lines\"", "part", "lines");
+        run("\"lines\"", "chunk", "chunked");
+        run("\"x\\n\"", "part", "ends");
+        run("777", "part", "fixed");
+        let all = lines_of(&text);
+        for folder in ["lines", "chunked"] {
+            let read = read_all(&array, folder);
+            let mut lines: Vec<&[u8]> = read.iter().flat_map(|bytes| lines_of(bytes)).collect();
+            lines.sort_by_key(|line| all.iter().position(|one| one == line));
+            assert!(lines == all, "{folder}");
+        }
+        assert!(
+            read_all(&array, "chunked").concat() == text,
+            "chunks are in order"
+        );
+        let fixed = read_all(&array, "fixed");
+        assert_eq!(fixed.iter().map(Vec::len).sum::<usize>(), text.len());
+        let odd: Vec<usize> = fixed
+            .iter()
+            .map(|bytes| bytes.len() % 777)
+            .filter(|rest| *rest != 0)
+            .collect();
+        assert_eq!(odd, [text.len() % 777], "only the last record is short");
+        assert_eq!(
+            read_all(&array, "ends").iter().map(Vec::len).sum::<usize>(),
+            text.len()
+        );
+        // Of the neighbours only what lies at the seams has moved: four times two stripes, and some lines.
+        assert!(moved(&array, lines) < 10 * UNIT as u64);
+        let said = array.try_submit(&job(
+            &count("\"lines\"", "part", "out").replace("per = \"part\";", "")
+        ));
+        assert!(said.err.contains("it needs \"per\""), "{}", said.err);
+    }
+}
+
+/// Bytes that the tasks of a job have moved.
+fn moved(array: &Array, job: u64) -> u64 {
+    let told = array.json(&["jobs", &job.to_string()]);
+    let tasks = told["tasks"].as_array().unwrap().iter();
+    tasks
+        .map(|task| task["moved_bytes"].as_u64().unwrap())
+        .sum()
+}
+
+/// What components have written to a folder, in the order of their names.
+fn read_all(array: &Array, folder: &str) -> Vec<Vec<u8>> {
+    let names = array.sh(&format!("ls {folder}"));
+    let names = names.split_whitespace();
+    names
+        .map(|name| std::fs::read(array.at(folder).join(name)).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_stencil_sees_beyond_its_chunk() {
+    let Some((array, bytes)) = with_stripes(false, 3 * UNIT + 100) else {
+        return;
+    };
+    let id = array.submit(&job(
+        r#"name = "s"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "chunk"; halo = 8;
+           input = [ "d/f" ]; output = [ "s/%chunk" ]; stdout = "s/%chunk";"#,
+    ));
+    array.done(id);
+    let read = read_all(&array, "s");
+    assert!(read[0] == [&bytes[..UNIT + 8], b"0 8\n"].concat());
+    assert!(read[1] == [&bytes[UNIT - 8..2 * UNIT + 8], b"8 8\n"].concat());
+    assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
+}

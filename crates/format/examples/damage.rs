@@ -1,0 +1,186 @@
+//! Reads damaged files, as many as one likes: `damage RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    dead_code,
+    reason = "a tool for tests, and a part of one"
+)]
+
+use std::cell::Cell;
+use std::io;
+use std::path::Path;
+
+use tidemill_format::{Bytes, Range, Store, pieces, read};
+
+/// Bytes that one reading of a header, or of an index of chunks, may fetch. What it looks at is bounded by half of it, and pages are
+/// fetched whole.
+const FETCHED_MAX: u64 = 2 << 30;
+/// Pieces that are looked at of each variable.
+const PIECES: usize = 64;
+
+/// Numbers that look random (xorshift).
+pub(crate) struct Chance(u64);
+
+impl Chance {
+    /// The same numbers for the same seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % end.max(1)
+    }
+}
+
+/// The files that are damaged, by their names.
+pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut files: Vec<(String, Vec<u8>)> = folder
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file() && path.extension().is_some_and(|end| end != "json"))
+        .map(|path| {
+            (
+                path.file_name().unwrap().to_string_lossy().into_owned(),
+                std::fs::read(path).unwrap(),
+            )
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// A file with some bytes changed, among them such as sizes are, or cut off. Most damage is near what looks like a header.
+pub(crate) fn damaged(file: &[u8], chance: &mut Chance) -> Vec<u8> {
+    let mut file = file.to_vec();
+    for _ in 0..=chance.below(6) {
+        let near = if chance.below(2) == 0 {
+            file.len()
+        } else {
+            file.len().min(4096)
+        };
+        let at = chance.below(near);
+        match chance.below(8) {
+            0 => file[at] = 0xff,
+            1 => file[at] = 0,
+            2 => file[at] ^= 1 << chance.below(8),
+            3 => {
+                let end = (at + 1 + chance.below(8)).min(file.len());
+                file[at..end].fill([0xff, 0x7f, 0x80, 0][chance.below(4)]);
+            }
+            4 => {
+                let (from, len) = (chance.below(file.len()), chance.below(16));
+                let len = len.min(file.len() - at).min(file.len() - from);
+                file.copy_within(from..from + len, at);
+            }
+            5 if chance.below(8) == 0 => file.truncate(at.max(1)),
+            _ => file[at] = u8::try_from(chance.below(256)).unwrap(),
+        }
+    }
+    file
+}
+
+struct Counted<'a> {
+    file: &'a Vec<u8>,
+    fetched: Cell<u64>,
+}
+
+impl Bytes for Counted<'_> {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.fetched.set(self.fetched.get() + into.len() as u64);
+        assert!(
+            offset + into.len() as u64 <= self.size(),
+            "a read past the end"
+        );
+        assert!(self.fetched.get() < FETCHED_MAX, "too much is read");
+        self.file.read_at(offset, into)
+    }
+}
+
+/// Reads all that there is to read of a file. Whether it had a header that could be read.
+pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
+    let counted = Counted {
+        file,
+        fetched: Cell::new(0),
+    };
+    let header = match read(&counted) {
+        Ok(header) => header,
+        Err(error) => {
+            assert!(!error.to_string().is_empty(), "{name}");
+            return false;
+        }
+    };
+    for variable in &header.variables {
+        counted.fetched.set(0);
+        let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+        let thin: Vec<Range> = all
+            .iter()
+            .map(|range| Range {
+                start: range.end / 3,
+                end: range.end,
+                step: 7,
+            })
+            .collect();
+        for ranges in [all, thin] {
+            let Ok(some) = pieces(variable, &ranges, Store::File(&counted), 1 << 16) else {
+                continue;
+            };
+            for piece in some.take(PIECES) {
+                let Ok(piece) = piece else { break };
+                let inside =
+                    |(range, size): (&Range, &u64)| range.end <= *size && range.start <= range.end;
+                assert!(
+                    piece.within.iter().zip(&piece.shape).all(inside),
+                    "{name}: {piece:?}"
+                );
+                assert!(
+                    piece
+                        .span
+                        .is_none_or(|span| span.offset + span.size <= file.size()),
+                    "{name}"
+                );
+            }
+        }
+    }
+    true
+}
+
+fn main() {
+    let mut arguments = std::env::args()
+        .skip(1)
+        .map(|argument| argument.parse::<u64>().unwrap());
+    let (runs, seed) = (
+        arguments.next().unwrap_or(100_000),
+        arguments.next().unwrap_or(1),
+    );
+    let files = fixtures();
+    let mut chance = Chance::new(seed);
+    let (mut done, mut read) = (0, 0_u64);
+    let start = std::time::Instant::now();
+    while done < runs {
+        let (name, file) = &files[usize::try_from(done).unwrap() % files.len()];
+        let damaged = damaged(file, &mut chance);
+        let keep = std::panic::catch_unwind(|| one(name, &damaged));
+        match keep {
+            Ok(whole) => read += u64::from(whole),
+            Err(_) => {
+                std::fs::write("damaged.bin", &damaged).unwrap();
+                panic!("{name}, run {done}, seed {seed}: see damaged.bin");
+            }
+        }
+        done += 1;
+    }
+    println!(
+        "{done} runs, {read} of them with a header that could be read, {:?}",
+        start.elapsed()
+    );
+}

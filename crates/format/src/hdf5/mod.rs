@@ -1,0 +1,238 @@
+//! HDF5, and netCDF-4 which is written in it.
+//!
+//! Read are superblocks 0 to 3, old and new groups, contiguous, compact and chunked datasets with all indices of chunks,
+//! filters, and attributes wherever they are kept. Links to other names and files are not followed. From the HDF5 file format
+//! specification, version 3; names of dimensions from the netCDF-4 data model's use of dimension scales.
+
+mod chunks;
+mod file;
+mod heap;
+mod message;
+mod object;
+mod tree;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{Bytes, Dimension, Error, Format, Group, Header, NAMES_MAX, Result, Value, Variable};
+use file::File;
+use object::{Dataset, Object};
+
+pub use chunks::{CHUNKS_MAX, chunks};
+pub use message::Index;
+
+/// How deep groups may lie within groups.
+const DEPTH_MAX: usize = 64;
+/// What the netCDF library puts before the name of a variable that has that of a dimension and is none.
+const NOT_COORDINATE: &str = "_nc4_non_coord_";
+/// Begins the name of a scale that is a dimension only.
+const ONLY_DIMENSION: &str = "This is a netCDF dimension but not a netCDF variable";
+
+/// Whether a file begins like HDF5 (or has HDF5 after 512, 1024, … bytes of something else).
+pub fn is(bytes: &dyn Bytes) -> bool {
+    file::signature(bytes).is_some()
+}
+
+/// Reads the header of an HDF5 file.
+///
+/// # Errors
+/// If it is none, or damaged, or has more than any real one.
+pub fn read(bytes: &dyn Bytes) -> Result<Header> {
+    let (mut file, root) = File::open(bytes)?;
+    let mut walk = Walk {
+        seen: BTreeSet::from([root]),
+        left: vec![(String::new(), root, 0)],
+        ..Walk::default()
+    };
+    while let Some((path, address, depth)) = walk.left.pop() {
+        walk.object(&mut file, path, address, depth)?;
+    }
+    walk.datasets.sort_by_key(|dataset| dataset.order);
+    let netcdf = walk.netcdf
+        || walk
+            .datasets
+            .iter()
+            .any(|dataset| dataset.dimension_id.is_some());
+    let format = if netcdf {
+        Format::Netcdf4
+    } else {
+        Format::Hdf5
+    };
+    let variables = name_dimensions(&mut file, walk.datasets)?;
+    Ok(Header {
+        format,
+        attributes: walk.attributes,
+        groups: walk.groups,
+        variables,
+    })
+}
+
+#[derive(Default)]
+struct Walk {
+    seen: BTreeSet<u64>,
+    left: Vec<(String, u64, usize)>,
+    netcdf: bool,
+    attributes: Vec<crate::Attribute>,
+    groups: Vec<Group>,
+    datasets: Vec<Dataset>,
+}
+
+impl Walk {
+    fn object(
+        &mut self,
+        file: &mut File<'_>,
+        path: String,
+        address: u64,
+        depth: usize,
+    ) -> Result<()> {
+        let order = self.seen.len() - self.left.len();
+        match object::read(file, &path, address)? {
+            Object::Dataset(mut dataset) => {
+                dataset.order = order;
+                self.datasets.push(*dataset);
+            }
+            Object::Other => {}
+            Object::Group {
+                links,
+                attributes,
+                netcdf,
+            } => {
+                self.netcdf |= netcdf;
+                if path.is_empty() {
+                    self.attributes = attributes;
+                } else {
+                    self.groups.push(Group {
+                        path: path.clone(),
+                        attributes,
+                    });
+                }
+                if depth >= DEPTH_MAX {
+                    return Err(Error::Limit {
+                        what: "groups within groups",
+                        limit: DEPTH_MAX as u64,
+                    });
+                }
+                for (name, address) in links.into_iter().rev() {
+                    if self.seen.insert(address) {
+                        let path = if path.is_empty() {
+                            name
+                        } else {
+                            format!("{path}/{name}")
+                        };
+                        file.source.charge(path.len() as u64)?;
+                        self.left.push((path, address, depth + 1));
+                    }
+                }
+                if self.seen.len() > NAMES_MAX {
+                    return Err(Error::Limit {
+                        what: "datasets and groups",
+                        limit: NAMES_MAX as u64,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the scale that is a dimension says.
+struct Scale {
+    name: String,
+    size: u64,
+    unlimited: bool,
+}
+
+fn base(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.strip_prefix(NOT_COORDINATE).unwrap_or(name)
+}
+
+/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may be more than what a dataset has yet.
+fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
+    let mut scales = BTreeMap::new();
+    let mut by_id = BTreeMap::new();
+    for dataset in datasets.iter().filter(|dataset| dataset.scale) {
+        if let Some(first) = dataset.variable.dimensions.first() {
+            let name = base(&dataset.variable.path).to_owned();
+            // A coordinate of several dimensions is the scale of its own, of which it has a dimension's number.
+            let own = dataset
+                .dimension_id
+                .and_then(|id| dataset.coordinates.iter().position(|other| *other == id));
+            let size = own
+                .and_then(|own| dataset.variable.dimensions.get(own))
+                .unwrap_or(first);
+            scales.insert(
+                dataset.address,
+                Scale {
+                    name,
+                    size: size.size,
+                    unlimited: size.unlimited,
+                },
+            );
+            if let Some(id) = dataset.dimension_id {
+                by_id.insert(id, dataset.address);
+            }
+        }
+    }
+    let scale_of = |dataset: &Dataset, position: usize| {
+        let listed = dataset.dimension_list.get(position).copied().flatten();
+        let numbered = dataset
+            .coordinates
+            .get(position)
+            .and_then(|id| by_id.get(id))
+            .copied();
+        let own =
+            (dataset.scale && dataset.variable.dimensions.len() == 1).then_some(dataset.address);
+        listed.or(numbered).or(own)
+    };
+    for dataset in &datasets {
+        for (position, dimension) in dataset.variable.dimensions.iter().enumerate() {
+            if let Some(scale) =
+                scale_of(dataset, position).and_then(|address| scales.get_mut(&address))
+                && scale.unlimited
+            {
+                scale.size = scale.size.max(dimension.size);
+            }
+        }
+    }
+    let mut variables = Vec::new();
+    for mut dataset in datasets {
+        for position in 0..dataset.variable.dimensions.len() {
+            if let Some(scale) =
+                scale_of(&dataset, position).and_then(|address| scales.get(&address))
+            {
+                let dimension = &mut dataset.variable.dimensions[position];
+                file.source.charge(scale.name.len() as u64)?;
+                let size = if dimension.unlimited {
+                    scale.size
+                } else {
+                    dimension.size
+                };
+                *dimension = Dimension {
+                    name: scale.name.clone(),
+                    size,
+                    unlimited: dimension.unlimited,
+                };
+            }
+        }
+        if !dataset.only_dimension {
+            let path = dataset.variable.path;
+            let parent = path
+                .rsplit_once('/')
+                .map_or(String::new(), |(parent, _)| format!("{parent}/"));
+            let path = format!("{parent}{}", base(&path));
+            variables.push(
+                Variable {
+                    path,
+                    ..dataset.variable
+                }
+                .checked()?,
+            );
+        }
+    }
+    Ok(variables)
+}
+
+/// Whether a scale's name says that it is no variable.
+fn is_only_dimension(name: &Value) -> bool {
+    matches!(name, Value::Text(name) if name.starts_with(ONLY_DIMENSION))
+}

@@ -1,0 +1,481 @@
+//! What a file says about itself, whatever its format.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, hdf5, zarr};
+
+/// Most dimensions that a variable may have: HDF5's own bound.
+pub const RANK_MAX: usize = 32;
+/// Most variables, dimensions or groups of a file.
+pub const NAMES_MAX: usize = 1 << 16;
+/// Longest attribute whose value is kept, in bytes.
+pub const ATTRIBUTE_BYTES_MAX: u64 = 1 << 20;
+/// Names that an error tells of.
+const NAMES_TOLD: usize = 20;
+
+/// A format that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// netCDF classic, by its version byte: 1, 2 (64-bit offset) or 5 (64-bit data).
+    Classic(u8),
+    /// HDF5 as the netCDF library writes it.
+    Netcdf4,
+    /// Any other HDF5.
+    Hdf5,
+    /// Zarr, version 2 or 3.
+    Zarr(u8),
+    /// FITS.
+    Fits,
+    /// Fixed records.
+    Columns,
+}
+
+/// A file's variables and what is said about all of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Which format it has.
+    pub format: Format,
+    /// Attributes of the file or its root group.
+    pub attributes: Vec<Attribute>,
+    /// Its groups but the root, by their paths.
+    pub groups: Vec<Group>,
+    /// All variables, in all groups.
+    pub variables: Vec<Variable>,
+}
+
+impl Header {
+    /// The variable of this name, or path if it is in a group.
+    ///
+    /// # Errors
+    /// [`Error::NoVariable`], with those that are there.
+    pub fn find(&self, name: &str) -> Result<&Variable> {
+        let wanted = name.trim_matches('/');
+        self.variables
+            .iter()
+            .find(|variable| variable.path == wanted)
+            .ok_or_else(|| Error::NoVariable {
+                name: name.into(),
+                there: self
+                    .variables
+                    .iter()
+                    .take(NAMES_TOLD)
+                    .map(|variable| variable.path.clone())
+                    .collect(),
+            })
+    }
+}
+
+/// A group below the root.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its path, without a slash at its ends.
+    pub path: String,
+    /// What is said about it.
+    pub attributes: Vec<Attribute>,
+}
+
+/// One variable (array, dataset, image).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Variable {
+    /// Its name, after the names of its groups and slashes.
+    pub path: String,
+    /// Its dimensions, the one whose index changes slowest first. None for a single value.
+    pub dimensions: Vec<Dimension>,
+    /// What an element is.
+    pub data_type: DataType,
+    /// What is said about it. What the format uses for itself (netCDF-4's dimension scales) is left out.
+    pub attributes: Vec<Attribute>,
+    /// Where its bytes are.
+    pub storage: Storage,
+    /// The bytes of an element that was never written, in the order of bytes of `data_type`; zeros if none.
+    pub fill: Option<Vec<u8>>,
+}
+
+/// One dimension of a variable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dimension {
+    /// Its name; `dim_0`, `dim_1`, … if the file has none.
+    pub name: String,
+    /// How many indices it has.
+    pub size: u64,
+    /// Whether it can grow.
+    pub unlimited: bool,
+}
+
+/// What an element is, and how many bytes it has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataType {
+    /// What the bytes mean.
+    pub kind: Kind,
+    /// Bytes of an element.
+    pub size: u32,
+    /// In which order the bytes of a number are.
+    pub order: Order,
+}
+
+/// What the bytes of an element mean.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A signed integer of two's complement.
+    Int,
+    /// An unsigned integer.
+    Uint,
+    /// IEEE 754.
+    Float,
+    /// Two of IEEE 754: real and imaginary part.
+    Complex,
+    /// One byte: 0 or 1.
+    Bool,
+    /// Text of fixed length, to its first zero.
+    Text,
+    /// Numbers of several names.
+    Compound(Vec<Member>),
+    /// Something else, such as text of any length, by name.
+    Other(String),
+}
+
+/// One member of a compound.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Bytes before it in an element.
+    pub offset: u32,
+    /// What it is.
+    pub data_type: DataType,
+}
+
+/// An order of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Least significant first.
+    Little,
+    /// Most significant first.
+    Big,
+}
+
+/// What is said about a variable, a group or a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Attribute {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: Value,
+}
+
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Value {
+    /// One text.
+    Text(String),
+    /// Several.
+    Texts(Vec<String>),
+    /// Signed integers.
+    Int(Vec<i64>),
+    /// Unsigned integers.
+    Uint(Vec<u64>),
+    /// Floating-point numbers.
+    Float(Vec<f64>),
+    /// Something that is not kept: references, compounds, or more than [`ATTRIBUTE_BYTES_MAX`].
+    Other,
+}
+
+impl Value {
+    /// All numbers, as floating point.
+    pub fn numbers(&self) -> Vec<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "that is what is asked for")]
+        match self {
+            Self::Int(numbers) => numbers.iter().map(|number| *number as f64).collect(),
+            Self::Uint(numbers) => numbers.iter().map(|number| *number as f64).collect(),
+            Self::Float(numbers) => numbers.clone(),
+            Self::Text(_) | Self::Texts(_) | Self::Other => Vec::new(),
+        }
+    }
+}
+
+/// Where the bytes of a variable are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Storage {
+    /// All elements one after the other.
+    Contiguous {
+        /// Byte of the file at which they begin.
+        offset: u64,
+    },
+    /// Each index of the first dimension one after the other, with the bytes of other variables between.
+    Records {
+        /// Byte of the file at which the first begins.
+        offset: u64,
+        /// Bytes from the beginning of one to that of the next.
+        stride: u64,
+    },
+    /// Pieces of one shape, each with its place.
+    Chunked(Chunked),
+    /// Nothing was ever written: all is fill value.
+    Absent,
+    /// Where this reader can't follow.
+    Elsewhere(String),
+}
+
+/// A variable in chunks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Chunked {
+    /// Elements of a chunk along each dimension. Chunks at the ends are as large as others.
+    pub shape: Vec<u64>,
+    /// What was done to a chunk when it was written, first to last.
+    pub filters: Vec<Filter>,
+    /// Where to look chunks up.
+    pub index: Index,
+}
+
+/// Where a file says where its chunks are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Index {
+    /// In an HDF5 file.
+    Hdf5(hdf5::Index),
+    /// In names of files.
+    Zarr(zarr::Index),
+}
+
+/// What was done to a chunk when it was written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "id")]
+pub enum Filter {
+    /// First bytes of all elements, then second bytes, …
+    Shuffle {
+        /// Bytes of an element.
+        element: u32,
+    },
+    /// A zlib stream.
+    Deflate,
+    /// A gzip file.
+    Gzip,
+    /// Four bytes of checksum at the end.
+    Fletcher32,
+    /// Four bytes of checksum (CRC-32C) at the end.
+    Crc32c,
+    /// Four bytes of checksum (CRC-32, Adler-32, …) as numcodecs writes them.
+    Checksum {
+        /// Which.
+        name: String,
+    },
+    /// libaec's extended Rice coding, as HDF5 calls it.
+    Szip {
+        /// HDF5's mask of options.
+        mask: u32,
+        /// Pixels of a block.
+        block: u32,
+        /// Bits of a pixel.
+        bits: u32,
+        /// Pixels of a scan line.
+        line: u32,
+    },
+    /// A Zstandard frame.
+    Zstd,
+    /// A Blosc frame, which says itself how it is compressed and shuffled.
+    Blosc,
+    /// A Blosc 2 frame.
+    Blosc2,
+    /// LZ4: HDF5's blocks with their lengths, or numcodecs' one block after its length.
+    Lz4 {
+        /// Whether it is HDF5's.
+        blocks: bool,
+    },
+    /// bzip2.
+    Bzip2,
+    /// LZF, as h5py has it.
+    Lzf,
+    /// Bits of one significance together, and LZ4 or Zstandard.
+    Bitshuffle {
+        /// Parameters as in the file.
+        parameters: Vec<u32>,
+    },
+    /// HDF5's integers of odd sizes.
+    Nbit {
+        /// Parameters as in the file.
+        parameters: Vec<u32>,
+    },
+    /// HDF5's scale and offset.
+    ScaleOffset {
+        /// Parameters as in the file.
+        parameters: Vec<u32>,
+    },
+    /// Dimensions in another order: the first that is stored is `order[0]`, ….
+    Transpose {
+        /// The order.
+        order: Vec<u32>,
+    },
+    /// Anything else.
+    Other {
+        /// Its name, or HDF5's number of it.
+        name: String,
+        /// Whether a chunk may lack it.
+        optional: bool,
+        /// Parameters as in the file.
+        parameters: Vec<u32>,
+    },
+}
+
+/// Where a chunk lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Its number among all there can be, the last dimension first.
+    pub number: u64,
+    /// First of its bytes.
+    pub offset: u64,
+    /// How many there are.
+    pub size: u64,
+    /// Bit *n* is set if filter *n* was not applied to it.
+    pub mask: u32,
+}
+
+/// What a variable's attributes say about its values.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Meaning {
+    /// `_FillValue`.
+    pub fill_value: Option<f64>,
+    /// `missing_value`: one or several.
+    pub missing_value: Vec<f64>,
+    /// `valid_min`, or the first of `valid_range`.
+    pub valid_min: Option<f64>,
+    /// `valid_max`, or the second of `valid_range`.
+    pub valid_max: Option<f64>,
+    /// `scale_factor`, or FITS's `BSCALE`.
+    pub scale_factor: Option<f64>,
+    /// `add_offset`, or FITS's `BZERO`.
+    pub add_offset: Option<f64>,
+    /// `_Unsigned = "true"`: a signed integer is to be read as an unsigned one.
+    pub unsigned: bool,
+}
+
+impl Variable {
+    /// The sizes of all dimensions.
+    pub fn shape(&self) -> Vec<u64> {
+        self.dimensions
+            .iter()
+            .map(|dimension| dimension.size)
+            .collect()
+    }
+
+    /// How many elements it has.
+    pub fn elements(&self) -> u64 {
+        self.dimensions.iter().fold(1, |product: u64, dimension| {
+            product.saturating_mul(dimension.size)
+        })
+    }
+
+    /// The attribute of this name.
+    pub fn attribute(&self, name: &str) -> Option<&Value> {
+        self.attributes
+            .iter()
+            .find(|attribute| attribute.name == name)
+            .map(|attribute| &attribute.value)
+    }
+
+    /// The attribute of this name if it is text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.attribute(name) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What its attributes say about its values.
+    pub fn meaning(&self) -> Meaning {
+        let all = |name| self.attribute(name).map(Value::numbers).unwrap_or_default();
+        let one = |name| all(name).first().copied();
+        let range = all("valid_range");
+        Meaning {
+            fill_value: one("_FillValue"),
+            missing_value: all("missing_value"),
+            valid_min: one("valid_min").or(range.first().copied()),
+            valid_max: one("valid_max").or(range.get(1).copied()),
+            scale_factor: one("scale_factor").or(one("BSCALE")),
+            add_offset: one("add_offset").or(one("BZERO")),
+            unsigned: self
+                .text("_Unsigned")
+                .is_some_and(|text| text.eq_ignore_ascii_case("true")),
+        }
+    }
+
+    /// Refuses what no file can hold, so that whoever multiplies later need not.
+    pub(crate) fn checked(self) -> Result<Self> {
+        let bytes = self
+            .dimensions
+            .iter()
+            .try_fold(u64::from(self.data_type.size), |product, dimension| {
+                product.checked_mul(dimension.size)
+            });
+        if self.dimensions.len() > RANK_MAX {
+            return Err(Error::Limit {
+                what: "dimensions of a variable",
+                limit: RANK_MAX as u64,
+            });
+        }
+        match bytes {
+            Some(bytes) if i64::try_from(bytes).is_ok() => Ok(self),
+            _ => Err(Error::Limit {
+                what: "bytes of a variable",
+                limit: i64::MAX.unsigned_abs(),
+            }),
+        }
+    }
+}
+
+/// A vector of numbers that lie in `bytes`, or texts.
+pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
+    let size = data_type.size as usize;
+    if size == 0 {
+        return Value::Other;
+    }
+    let words = bytes.chunks_exact(size);
+    match (&data_type.kind, size) {
+        (Kind::Int, 1 | 2 | 4 | 8) => {
+            Value::Int(words.map(|word| signed(word, data_type.order)).collect())
+        }
+        (Kind::Uint | Kind::Bool, 1 | 2 | 4 | 8) => {
+            Value::Uint(words.map(|word| unsigned(word, data_type.order)).collect())
+        }
+        (Kind::Float, 4) => Value::Float(
+            words
+                .map(|word| {
+                    f64::from(f32::from_bits(
+                        u32::try_from(unsigned(word, data_type.order)).unwrap_or_default(),
+                    ))
+                })
+                .collect(),
+        ),
+        (Kind::Float, 8) => Value::Float(
+            words
+                .map(|word| f64::from_bits(unsigned(word, data_type.order)))
+                .collect(),
+        ),
+        (Kind::Text, _) => {
+            let mut texts: Vec<String> = words.map(crate::bytes::text).collect();
+            if texts.len() == 1 {
+                Value::Text(texts.remove(0))
+            } else {
+                Value::Texts(texts)
+            }
+        }
+        _ => Value::Other,
+    }
+}
+
+fn unsigned(word: &[u8], order: Order) -> u64 {
+    let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
+    match order {
+        Order::Little => word.iter().rev().fold(0, join),
+        Order::Big => word.iter().fold(0, join),
+    }
+}
+
+fn signed(word: &[u8], order: Order) -> i64 {
+    let unused = 64 - 8 * word.len();
+    (unsigned(word, order) << unused).cast_signed() >> unused
+}

@@ -1,0 +1,550 @@
+//! From a selection of a variable to the pieces of the file that hold it.
+//!
+//! A piece is an array of its own: bytes that decode to a shape, what of that is wanted, and where it goes in the result.
+//! Pieces are made one at a time, in the order in which they lie in the result's outer dimensions, so that a selection
+//! of any size takes no memory to speak of.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Chunk, Index};
+use crate::{Bytes, Chunked, Error, Folder, Result, Storage, Variable, hdf5, zarr};
+
+/// Unwanted bytes that are read along, rather than making two pieces.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// Indices of one dimension: `start`, `start + step`, … before `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Range {
+    /// The first.
+    pub start: u64,
+    /// What comes after the last.
+    pub end: u64,
+    /// From one to the next; 1 for all.
+    pub step: u64,
+}
+
+impl Range {
+    /// All indices of a dimension.
+    pub fn all(size: u64) -> Self {
+        Self {
+            start: 0,
+            end: size,
+            step: 1,
+        }
+    }
+
+    /// How many indices these are.
+    pub fn count(&self) -> u64 {
+        self.end
+            .saturating_sub(self.start)
+            .div_ceil(self.step.max(1))
+    }
+
+    /// Bytes, or indices, from the first to the last, both included.
+    fn extent(&self) -> u64 {
+        (self.count().saturating_sub(1)) * self.step + u64::from(self.count() > 0)
+    }
+
+    /// The `count` indices from the `first`-th on.
+    fn slice(&self, first: u64, count: u64) -> Self {
+        let start = self.start + first * self.step;
+        Self {
+            start,
+            end: start + count.saturating_sub(1) * self.step + u64::from(count > 0),
+            step: self.step,
+        }
+    }
+
+    fn moved(&self, back: u64) -> Self {
+        Self {
+            start: self.start - back,
+            end: self.end - back,
+            step: self.step,
+        }
+    }
+
+    /// Those from `low` to before `high`, and how many come before them.
+    fn between(&self, low: u64, high: u64) -> (u64, Self) {
+        let before = low
+            .saturating_sub(self.start)
+            .div_ceil(self.step)
+            .min(self.count());
+        let up_to = high
+            .saturating_sub(self.start)
+            .div_ceil(self.step)
+            .min(self.count());
+        (before, self.slice(before, up_to.saturating_sub(before)))
+    }
+}
+
+/// Some bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// The file, where a variable is a folder of them.
+    pub file: Option<String>,
+    /// The first byte.
+    pub offset: u64,
+    /// How many.
+    pub size: u64,
+}
+
+/// A piece of a variable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Its number among the variable's chunks; 0 if it has none.
+    pub chunk: u64,
+    /// Where its bytes are; none if nothing was written, and all is fill value.
+    pub span: Option<Span>,
+    /// Filters that were not applied to it (see [`Chunk::mask`]).
+    pub mask: u32,
+    /// The array that its bytes decode to.
+    pub shape: Vec<u64>,
+    /// What is wanted of that array.
+    pub within: Vec<Range>,
+    /// Where the first of it goes in the result.
+    pub at: Vec<u64>,
+}
+
+/// Where a variable's bytes are looked up.
+#[derive(Clone, Copy)]
+pub enum Store<'a> {
+    /// In one file.
+    File(&'a dyn Bytes),
+    /// In a folder of files (or a zip file, which is one).
+    Folder(&'a dyn Folder),
+}
+
+impl std::fmt::Debug for Store<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::File(_) => "File",
+            Self::Folder(_) => "Folder",
+        })
+    }
+}
+
+/// The pieces of a selection, one after the other. Pieces of what is contiguous have at most `piece_bytes`, or one element.
+///
+/// # Errors
+/// If the selection is none of this variable, or its index of chunks can't be read.
+pub fn pieces<'a>(
+    variable: &'a Variable,
+    selection: &[Range],
+    store: Store<'a>,
+    piece_bytes: u64,
+) -> Result<Pieces<'a>> {
+    check(variable, selection)?;
+    // A longer step finds the first index alone, too.
+    let shortened = |(range, size): (&Range, u64)| Range {
+        step: range.step.min(size.max(1)),
+        ..*range
+    };
+    let selection: Vec<Range> = selection
+        .iter()
+        .zip(variable.shape())
+        .map(shortened)
+        .collect();
+    let selection = selection.as_slice();
+    let empty = selection.iter().any(|range| range.count() == 0);
+    let unsupported = |what: &str| Error::Unsupported {
+        variable: variable.path.clone(),
+        what: what.into(),
+    };
+    let ways = match (&variable.storage, store) {
+        (Storage::Elsewhere(what), _) => return Err(unsupported(what)),
+        _ if empty => Ways::Runs(Runs::default()),
+        (Storage::Contiguous { offset }, Store::File(bytes)) => Ways::Runs(Runs::new(
+            variable,
+            selection,
+            *offset,
+            None,
+            bytes.size(),
+            piece_bytes,
+        )),
+        (Storage::Records { offset, stride }, Store::File(bytes)) => Ways::Runs(Runs::new(
+            variable,
+            selection,
+            *offset,
+            Some(*stride),
+            bytes.size(),
+            piece_bytes,
+        )),
+        (Storage::Absent, _) => Ways::Absent(false),
+        (Storage::Chunked(chunked), store) => {
+            Ways::Chunks(Grid::new(variable, selection, chunked, store)?)
+        }
+        (_, Store::Folder(_)) => {
+            return Err(unsupported(
+                "storage in one file, of which this is a folder",
+            ));
+        }
+    };
+    Ok(Pieces {
+        variable,
+        selection: selection.to_vec(),
+        ways,
+    })
+}
+
+fn check(variable: &Variable, selection: &[Range]) -> Result<()> {
+    let wrong = |dimension: &str, why: String| Error::Selection {
+        variable: variable.path.clone(),
+        dimension: dimension.into(),
+        why,
+    };
+    if selection.len() != variable.dimensions.len() {
+        let why = format!(
+            "{} ranges for {} dimensions",
+            selection.len(),
+            variable.dimensions.len()
+        );
+        return Err(wrong("(all)", why));
+    }
+    for (range, dimension) in selection.iter().zip(&variable.dimensions) {
+        if range.step == 0 {
+            return Err(wrong(&dimension.name, "a step of 0".into()));
+        }
+        if range.start > range.end || range.end > dimension.size {
+            let why = format!(
+                "{} to {} of {} indices",
+                range.start, range.end, dimension.size
+            );
+            return Err(wrong(&dimension.name, why));
+        }
+    }
+    Ok(())
+}
+
+/// The pieces of a selection; see [`pieces`].
+#[derive(Debug)]
+pub struct Pieces<'a> {
+    variable: &'a Variable,
+    selection: Vec<Range>,
+    ways: Ways<'a>,
+}
+
+#[derive(Debug)]
+enum Ways<'a> {
+    Runs(Runs),
+    Chunks(Grid<'a>),
+    /// One piece for all, and whether it was told.
+    Absent(bool),
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.ways {
+            Ways::Runs(runs) => runs.next(self.variable, &self.selection),
+            Ways::Chunks(grid) => grid.next(self.variable, &self.selection),
+            Ways::Absent(told) => (!std::mem::replace(told, true)).then(|| {
+                let at = vec![0; self.selection.len()];
+                Ok(Piece {
+                    chunk: 0,
+                    span: None,
+                    mask: 0,
+                    shape: self.variable.shape(),
+                    within: self.selection.clone(),
+                    at,
+                })
+            }),
+        }
+    }
+}
+
+/// Pieces of what lies one after the other: boxes whose inner dimensions are taken at once.
+#[derive(Debug, Default)]
+struct Runs {
+    offset: u64,
+    file_size: u64,
+    /// Bytes from one index to the next, dimension by dimension.
+    strides: Vec<u64>,
+    /// The dimension that is cut: those before it are taken index by index, those after it whole.
+    cut: usize,
+    /// Indices of `cut` that make a piece.
+    rows: u64,
+    /// Which indices are next; `None` when there are no more.
+    next: Option<Vec<u64>>,
+}
+
+impl Runs {
+    fn new(
+        variable: &Variable,
+        selection: &[Range],
+        offset: u64,
+        record: Option<u64>,
+        file_size: u64,
+        piece_bytes: u64,
+    ) -> Self {
+        let shape = variable.shape();
+        let rank = shape.len();
+        let mut strides = vec![u64::from(variable.data_type.size); rank];
+        for inner in (1..rank).rev() {
+            strides[inner - 1] = strides[inner].saturating_mul(shape[inner]);
+        }
+        let dense = strides.first().copied();
+        if let (Some(record), Some(first)) = (record, strides.first_mut()) {
+            *first = record;
+        }
+        // Other variables lie between records: none are read with the next one.
+        let apart = record.is_some() && record != dense;
+        let mut cut = rank.saturating_sub(1);
+        while cut > usize::from(apart) {
+            let row = strides[cut - 1];
+            let whole = selection[cut] == Range::all(shape[cut]);
+            if row > piece_bytes || !(whole || row <= GAP_BYTES) {
+                break;
+            }
+            cut -= 1;
+        }
+        let rows = match (selection.get(cut), strides.get(cut)) {
+            (Some(_), Some(_)) if apart && cut == 0 => 1,
+            (Some(range), Some(stride))
+                if range.step == 1 || range.step.saturating_mul(*stride) <= GAP_BYTES =>
+            {
+                (piece_bytes / stride.saturating_mul(range.step).max(1)).max(1)
+            }
+            _ => 1,
+        };
+        Self {
+            offset,
+            file_size,
+            strides,
+            cut,
+            rows,
+            next: Some(vec![0; cut + usize::from(rank > 0)]),
+        }
+    }
+
+    fn next(&mut self, variable: &Variable, selection: &[Range]) -> Option<Result<Piece>> {
+        let at = self.next.clone()?;
+        let rank = selection.len();
+        let mut piece = Piece {
+            chunk: 0,
+            span: None,
+            mask: 0,
+            shape: vec![],
+            within: vec![],
+            at: vec![0; rank],
+        };
+        let mut offset = self.offset;
+        let mut size = u64::from(variable.data_type.size);
+        for (dimension, range) in selection.iter().enumerate() {
+            let taken = match dimension.cmp(&self.cut) {
+                std::cmp::Ordering::Less => range.slice(at[dimension], 1),
+                std::cmp::Ordering::Equal => {
+                    range.slice(at[dimension], self.rows.min(range.count() - at[dimension]))
+                }
+                std::cmp::Ordering::Greater => Range::all(variable.dimensions[dimension].size),
+            };
+            if dimension <= self.cut {
+                piece.at[dimension] = at[dimension];
+                offset = offset.saturating_add(taken.start.saturating_mul(self.strides[dimension]));
+                piece.shape.push(taken.extent());
+                piece.within.push(taken.moved(taken.start));
+            } else {
+                piece.shape.push(taken.end);
+                piece.within.push(*range);
+            }
+            size = size.saturating_mul(piece.shape[dimension]);
+        }
+        self.step(selection);
+        let end = offset.saturating_add(size);
+        if end > self.file_size {
+            self.next = None;
+            let what = "a variable's data";
+            return Some(Err(Error::Truncated {
+                what,
+                offset,
+                end,
+                size: self.file_size,
+            }));
+        }
+        piece.span = Some(Span {
+            file: None,
+            offset,
+            size,
+        });
+        Some(Ok(piece))
+    }
+
+    fn step(&mut self, selection: &[Range]) {
+        let Some(next) = &mut self.next else { return };
+        for dimension in (0..next.len()).rev() {
+            next[dimension] += if dimension == self.cut { self.rows } else { 1 };
+            if next[dimension] < selection[dimension].count() {
+                return;
+            }
+            next[dimension] = 0;
+        }
+        self.next = None;
+    }
+}
+
+/// Pieces that are chunks.
+#[derive(Debug)]
+struct Grid<'a> {
+    chunked: &'a Chunked,
+    /// How many chunks there are along each dimension.
+    counts: Vec<u64>,
+    places: Places<'a>,
+    /// The chunk that is next, by its place in the grid; `None` when there are no more.
+    next: Option<Vec<u64>>,
+}
+
+#[derive(Debug)]
+enum Places<'a> {
+    Table { chunks: Vec<Chunk>, file_size: u64 },
+    Files(zarr::Lookup<'a>),
+}
+
+impl<'a> Grid<'a> {
+    fn new(
+        variable: &Variable,
+        selection: &[Range],
+        chunked: &'a Chunked,
+        store: Store<'a>,
+    ) -> Result<Self> {
+        let places = match (&chunked.index, store) {
+            (Index::Hdf5(index), Store::File(bytes)) => Places::Table {
+                chunks: hdf5::chunks(variable, chunked, index, bytes)?,
+                file_size: bytes.size(),
+            },
+            (Index::Zarr(index), Store::Folder(folder)) => {
+                Places::Files(zarr::Lookup::new(index, folder))
+            }
+            _ => {
+                let what =
+                    "a folder where a file is to be, or a file where a folder is to be".into();
+                return Err(Error::Unsupported {
+                    variable: variable.path.clone(),
+                    what,
+                });
+            }
+        };
+        let counts = grid(variable, chunked)?;
+        let next = selection
+            .iter()
+            .zip(&chunked.shape)
+            .map(|(range, size)| range.start / size)
+            .collect();
+        Ok(Self {
+            chunked,
+            counts,
+            places,
+            next: Some(next),
+        })
+    }
+
+    fn next(&mut self, variable: &Variable, selection: &[Range]) -> Option<Result<Piece>> {
+        let place = self.next.clone()?;
+        let mut piece = Piece {
+            chunk: place
+                .iter()
+                .zip(&self.counts)
+                .fold(0, |number, (at, count)| number * count + at),
+            span: None,
+            mask: 0,
+            shape: self.chunked.shape.clone(),
+            within: vec![],
+            at: vec![],
+        };
+        for ((range, at), size) in selection.iter().zip(&place).zip(&self.chunked.shape) {
+            let low = at * size;
+            let (before, wanted) = range.between(low, low.saturating_add(*size));
+            piece.at.push(before);
+            piece.within.push(wanted.moved(low));
+        }
+        self.step(selection);
+        let found = self.places.find(&piece, &place, variable).map(|found| {
+            if let Some((span, mask)) = found {
+                (piece.span, piece.mask) = (Some(span), mask);
+            }
+            piece
+        });
+        if found.is_err() {
+            self.next = None;
+        }
+        Some(found)
+    }
+
+    /// To the next chunk of which something is wanted: steps may be longer than chunks.
+    fn step(&mut self, selection: &[Range]) {
+        let Some(next) = &mut self.next else { return };
+        for dimension in (0..next.len()).rev() {
+            let (range, size) = (&selection[dimension], self.chunked.shape[dimension]);
+            let (before, _) = range.between((next[dimension] + 1).saturating_mul(size), u64::MAX);
+            if before < range.count() {
+                next[dimension] = (range.start + before * range.step) / size;
+                return;
+            }
+            next[dimension] = range.start / size;
+        }
+        self.next = None;
+    }
+}
+
+impl Places<'_> {
+    fn find(
+        &mut self,
+        piece: &Piece,
+        place: &[u64],
+        variable: &Variable,
+    ) -> Result<Option<(Span, u32)>> {
+        match self {
+            Self::Files(lookup) => Ok(lookup.find(place)?.map(|span| (span, 0))),
+            Self::Table { chunks, file_size } => {
+                let Ok(found) = chunks.binary_search_by_key(&piece.chunk, |chunk| chunk.number)
+                else {
+                    return Ok(None);
+                };
+                let Chunk {
+                    offset, size, mask, ..
+                } = chunks[found];
+                let end = offset.saturating_add(size);
+                if end > *file_size {
+                    let why = format!(
+                        "chunk {place:?} of {} ends at {end} of {file_size} bytes",
+                        variable.path
+                    );
+                    return Err(Error::Corrupt {
+                        what: "index of chunks",
+                        offset,
+                        why,
+                    });
+                }
+                Ok(Some((
+                    Span {
+                        file: None,
+                        offset,
+                        size,
+                    },
+                    mask,
+                )))
+            }
+        }
+    }
+}
+
+/// How many chunks a variable has along each dimension.
+pub(crate) fn grid(variable: &Variable, chunked: &Chunked) -> Result<Vec<u64>> {
+    let wrong = |what: String| Error::Unsupported {
+        variable: variable.path.clone(),
+        what,
+    };
+    if chunked.shape.len() != variable.dimensions.len() || chunked.shape.contains(&0) {
+        return Err(wrong(format!("chunks of the shape {:?}", chunked.shape)));
+    }
+    let counts: Vec<u64> = variable
+        .shape()
+        .iter()
+        .zip(&chunked.shape)
+        .map(|(size, chunk)| size.div_ceil(*chunk))
+        .collect();
+    counts
+        .iter()
+        .try_fold(1_u64, |all, count| all.checked_mul(*count))
+        .map(|_| counts)
+        .ok_or_else(|| wrong("chunks that no number can count".into()))
+}

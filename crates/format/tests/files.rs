@@ -1,0 +1,268 @@
+//! What is read of files equals what the real libraries say of them: see `describe.py`, and `fixtures.py` for the files.
+
+mod decode;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+use tidemill_format::{Dimension, Header, Kind, Range, Storage, Store, Value, Variable, hdf5};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn numbers(json: &Json) -> Vec<u64> {
+    json.as_array()
+        .unwrap()
+        .iter()
+        .map(|number| number.as_u64().unwrap())
+        .collect()
+}
+
+fn same_attribute(found: &Value, json: &Json) -> bool {
+    if let Some(text) = json.get("text") {
+        return match found {
+            Value::Text(found) => found == text.as_str().unwrap(),
+            Value::Texts(found) => found.is_empty() && text == "",
+            _ => false,
+        };
+    }
+    if let Some(texts) = json.get("texts") {
+        let texts: Vec<&str> = texts
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap())
+            .collect();
+        return matches!(found, Value::Texts(found) if *found == texts);
+    }
+    let expected: Vec<Option<f64>> = json["numbers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Json::as_f64)
+        .collect();
+    let finite = |number: f64| number.is_finite().then_some(number);
+    *found == Value::Other
+        || found.numbers().into_iter().map(finite).collect::<Vec<_>>() == expected
+}
+
+fn attributes(found: &[tidemill_format::Attribute], json: &Json, of: &str) {
+    for (name, expected) in json.as_object().unwrap() {
+        // What the libraries show of dimension scales is kept from users here.
+        if ["CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"].contains(&name.as_str())
+            || expected.is_null()
+        {
+            continue;
+        }
+        let Some(found) = found.iter().find(|attribute| attribute.name == *name) else {
+            panic!("{of} lacks attribute {name}");
+        };
+        assert!(
+            same_attribute(&found.value, expected),
+            "{of}: {name} is {:?}, not {expected}",
+            found.value
+        );
+    }
+}
+
+fn dimensions(found: &[Dimension], json: &Json, of: &str) {
+    let expected = json.as_array().unwrap();
+    assert_eq!(found.len(), expected.len(), "{of}");
+    for (found, expected) in found.iter().zip(expected) {
+        if let Some(name) = expected[0].as_str() {
+            assert_eq!(found.name, name, "{of}");
+        }
+        assert_eq!(
+            (Some(found.size), Some(found.unlimited)),
+            (expected[1].as_u64(), expected[2].as_bool()),
+            "{of}"
+        );
+    }
+}
+
+/// The index of chunks, with each chunk's first element.
+fn chunks(variable: &Variable, json: &Json, bytes: &dyn tidemill_format::Bytes, of: &str) {
+    match (&variable.storage, &json["chunks"]) {
+        (Storage::Chunked(chunked), Json::Array(expected)) => {
+            let tidemill_format::Index::Hdf5(index) = &chunked.index else {
+                panic!("{of}")
+            };
+            let found = hdf5::chunks(variable, chunked, index, bytes).unwrap();
+            let counts: Vec<u64> = variable
+                .shape()
+                .iter()
+                .zip(&chunked.shape)
+                .map(|(size, chunk)| size.div_ceil(*chunk))
+                .collect();
+            let expected: Vec<Vec<u64>> = expected
+                .iter()
+                .map(|chunk| {
+                    let place = numbers(&chunk[0]);
+                    let place = place
+                        .iter()
+                        .zip(&chunked.shape)
+                        .map(|(first, size)| first / size);
+                    let number = place
+                        .zip(&counts)
+                        .fold(0, |number, (at, count)| number * count + at);
+                    let mut all = vec![number];
+                    all.extend(numbers(&Json::Array(
+                        chunk.as_array().unwrap()[1..].to_vec(),
+                    )));
+                    all
+                })
+                .collect();
+            let found: Vec<Vec<u64>> = found
+                .iter()
+                .map(|chunk| vec![chunk.number, chunk.offset, chunk.size, chunk.mask.into()])
+                .collect();
+            assert_eq!(found, expected, "{of}");
+        }
+        (Storage::Contiguous { offset }, Json::Null) => {
+            // Older libraries tell no place of what lies in the header.
+            assert!(
+                json["offset"].is_null() || json["offset"] == *offset,
+                "{of}"
+            );
+        }
+        (Storage::Absent, Json::Null) => assert!(json["offset"].is_null(), "{of}"),
+        (storage, chunks) => panic!("{of}: {storage:?} and {chunks}"),
+    }
+}
+
+fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usize {
+    dimensions(&variable.dimensions, &json["dimensions"], of);
+    attributes(&variable.attributes, &json["attributes"], of);
+    if let (Store::File(bytes), Some(_)) = (store, json.get("chunks")) {
+        chunks(variable, json, bytes, of);
+    }
+    let Some(kind) = json["kind"].as_str() else {
+        return 0;
+    };
+    let found = match variable.data_type.kind {
+        Kind::Int if kind == "b" => "b",
+        Kind::Int => "i",
+        Kind::Uint => "u",
+        Kind::Float => "f",
+        Kind::Complex => "c",
+        Kind::Bool => "b",
+        Kind::Text => "S",
+        _ => "other",
+    };
+    assert_eq!(
+        (found, Some(u64::from(variable.data_type.size))),
+        (kind, json["size"].as_u64()),
+        "{of}"
+    );
+    let mut compared = 0;
+    for selection in json["selections"].as_array().unwrap() {
+        let range = |range: &Json| {
+            let range = numbers(range);
+            Range {
+                start: range[0],
+                end: range[1],
+                step: range[2],
+            }
+        };
+        let ranges: Vec<Range> = selection["ranges"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(range)
+            .collect();
+        // Pieces of any size give the same.
+        for piece_bytes in [1, 100, 1 << 20] {
+            let Some(found) = decode::values(variable, &ranges, store, piece_bytes) else {
+                continue;
+            };
+            assert_eq!(
+                found,
+                selection["hex"].as_str().unwrap(),
+                "{of}, {ranges:?}, pieces of {piece_bytes} bytes"
+            );
+            compared += 1;
+        }
+    }
+    compared
+}
+
+/// Compares a header with what is expected, and how many selections had the same values.
+fn compare(header: &Header, json: &Json, store: Store<'_>, of: &str) -> usize {
+    attributes(&header.attributes, &json["attributes"], of);
+    let expected = json["variables"].as_array().unwrap();
+    let mut compared = 0;
+    for one in expected {
+        let path = one["path"].as_str().unwrap();
+        let of = format!("{of}:{path}");
+        compared += variable(
+            header
+                .find(path)
+                .unwrap_or_else(|error| panic!("{of}: {error}")),
+            one,
+            store,
+            &of,
+        );
+    }
+    let paths: Vec<&str> = header
+        .variables
+        .iter()
+        .map(|variable| variable.path.as_str())
+        .collect();
+    assert!(
+        header.variables.len() <= expected.len() + usize::from(of.contains("h5")),
+        "{of}: {} variables, not {}: {paths:?}",
+        header.variables.len(),
+        expected.len()
+    );
+    compared
+}
+
+fn one_file(path: &Path) -> usize {
+    let of = path.file_name().unwrap().to_string_lossy().into_owned();
+    let json = std::fs::read_to_string(format!("{}.json", path.display())).unwrap();
+    let file = std::fs::File::open(path).unwrap();
+    let header = tidemill_format::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+    // What is kept of a header between calls is the same header.
+    let kept = serde_json::to_string(&header).unwrap();
+    assert_eq!(serde_json::from_str::<Header>(&kept).unwrap(), header);
+    compare(
+        &header,
+        &serde_json::from_str(&json).unwrap(),
+        Store::File(&file),
+        &of,
+    )
+}
+
+#[test]
+fn files_are_read_as_the_real_libraries_do() {
+    let mut compared = 0;
+    for entry in fixtures().read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() && path.extension().is_some_and(|end| end != "json") {
+            compared += one_file(&path);
+        }
+    }
+    assert!(compared > 500, "{compared}");
+}
+
+/// The same for any files: `TIDEMILL_FORMAT_FILES` is a list of them, each with what `describe.py` wrote beside it.
+#[test]
+fn files_of_ones_own_are_read_as_the_real_libraries_do() {
+    let Ok(list) = std::env::var("TIDEMILL_FORMAT_FILES") else {
+        return;
+    };
+    let (mut files, mut compared, mut failed) = (0, 0, Vec::new());
+    for line in std::fs::read_to_string(list).unwrap().lines() {
+        match std::panic::catch_unwind(|| one_file(Path::new(line))) {
+            Ok(some) => compared += some,
+            Err(_) => failed.push(line.to_owned()),
+        }
+        files += 1;
+    }
+    println!(
+        "{files} files, {compared} selections, {} differ",
+        failed.len()
+    );
+    assert!(failed.is_empty(), "{failed:#?}");
+}

@@ -1,0 +1,109 @@
+//! Damaged files: no panic, bounded reads and memory, and errors that say where.
+
+#[path = "../examples/damage.rs"]
+mod damage;
+
+use tidemill_format::{Error, Range, Store, pieces, read};
+
+/// A few thousand; `examples/damage.rs` makes as many as one likes.
+#[test]
+fn damaged_files_are_read_or_refused() {
+    for (name, file) in damage::fixtures() {
+        let mut chance = damage::Chance::new(21);
+        for _ in 0..200 {
+            let damaged = damage::damaged(&file, &mut chance);
+            damage::one(&name, &damaged);
+        }
+    }
+}
+
+#[test]
+fn truncated_files_say_what_is_missing() {
+    let mut refused = 0;
+    for (name, file) in damage::fixtures() {
+        if !name.ends_with(".nc") && !name.ends_with(".h5") {
+            continue;
+        }
+        for len in (0..file.len()).step_by(file.len() / 60 + 1) {
+            let cut = file[..len].to_vec();
+            let found = read(&cut).and_then(|header| {
+                for variable in &header.variables {
+                    let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+                    for piece in pieces(variable, &all, Store::File(&cut), 1 << 20)?.take(1000) {
+                        piece?;
+                    }
+                }
+                Ok(())
+            });
+            match found {
+                Err(Error::Truncated { end, size, .. }) => {
+                    assert!(end > size && size == len as u64)
+                }
+                Err(Error::Unknown { .. } | Error::Corrupt { .. } | Error::Unsupported { .. }) => {}
+                // Classic headers and all that was written may be whole before the end of the file.
+                Ok(()) => continue,
+                Err(other) => panic!("{name} cut at {len}: {other}"),
+            }
+            refused += 1;
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+#[test]
+fn a_variable_that_is_not_there_is_refused_with_those_that_are() {
+    let file = damage::fixtures()
+        .into_iter()
+        .find(|(name, _)| name == "netcdf4.nc")
+        .unwrap()
+        .1;
+    let header = read(&file).unwrap();
+    let error = header.find("tas").unwrap_err().to_string();
+    assert!(
+        error.starts_with("no variable tas; there are ") && error.contains("deflated"),
+        "{error}"
+    );
+    let lat = header.find("lat").unwrap();
+    for (range, why) in [
+        (
+            Range {
+                start: 0,
+                end: 7,
+                step: 1,
+            },
+            "0 to 7 of 6 indices",
+        ),
+        (
+            Range {
+                start: 3,
+                end: 2,
+                step: 1,
+            },
+            "3 to 2 of 6 indices",
+        ),
+        (
+            Range {
+                start: 0,
+                end: 1,
+                step: 0,
+            },
+            "a step of 0",
+        ),
+    ] {
+        let error = pieces(lat, &[range], Store::File(&file), 1)
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, format!("lat: selection of dimension lat: {why}"));
+    }
+    assert!(pieces(lat, &[], Store::File(&file), 1).is_err());
+    // A step that is longer than all there is finds the first.
+    let far = Range {
+        start: 5,
+        end: 6,
+        step: u64::MAX,
+    };
+    assert_eq!(
+        pieces(lat, &[far], Store::File(&file), 1).unwrap().count(),
+        1
+    );
+}

@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::io;
 use std::path::Path;
 
+use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Range, Store, pieces, read};
 
 /// Bytes that one reading of a header, or of an index of chunks, may fetch. What it looks at is bounded by half of it, and pages are
@@ -119,6 +120,7 @@ pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
             return false;
         }
     };
+    let zip = name.ends_with(".zip").then(|| Zip::open(&counted).unwrap());
     for variable in &header.variables {
         counted.fetched.set(0);
         let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
@@ -131,7 +133,13 @@ pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
             })
             .collect();
         for ranges in [all, thin] {
-            let Ok(some) = pieces(variable, &ranges, Store::File(&counted), 1 << 16) else {
+            let Ok(some) = pieces(
+                variable,
+                &ranges,
+                zip.as_ref()
+                    .map_or(Store::File(&counted), |zip| Store::Folder(zip)),
+                1 << 16,
+            ) else {
                 continue;
             };
             for piece in some.take(PIECES) {

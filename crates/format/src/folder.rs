@@ -20,12 +20,15 @@ pub trait Folder {
     /// If that can't be known.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
     /// Which file the bytes of `path` are in, and where they begin there: none and an offset if all is one file.
-    fn place(&self, path: &str) -> (Option<String>, u64) {
-        (Some(path.to_owned()), 0)
+    ///
+    /// # Errors
+    /// If that can't be known.
+    fn place(&self, path: &str) -> io::Result<(Option<String>, u64)> {
+        Ok((Some(path.to_owned()), 0))
     }
 }
 
-impl Folder for std::path::Path {
+impl Folder for std::path::PathBuf {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         match self.join(path).metadata() {
             Ok(metadata) if metadata.is_file() => Ok(Some(metadata.len())),

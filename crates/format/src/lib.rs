@@ -12,8 +12,11 @@ mod model;
 mod select;
 
 pub mod classic;
+pub mod fits;
 pub mod hdf5;
+pub mod time;
 pub mod zarr;
+pub mod zip;
 
 pub use bytes::Bytes;
 pub use error::{Error, Result};
@@ -24,7 +27,7 @@ pub use model::{
 };
 pub use select::{Piece, Pieces, Range, Span, Store, pieces};
 
-/// Reads the header of a file in whatever format it has.
+/// Reads the header of a file in whatever format it has. One that is a zip file is a folder ([`zip::Zip`]) to [`pieces`].
 ///
 /// # Errors
 /// If its format is not known, or its header is damaged.
@@ -37,6 +40,8 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     })?;
     match first.as_slice() {
         [b'C', b'D', b'F', 1 | 2 | 5, ..] => classic::read(bytes),
+        [b'S', b'I', b'M', b'P', b'L', b'E', b' ', b' '] => fits::read(bytes),
+        [b'P', b'K', 3, 4, ..] => zarr::read(&zip::Zip::open(bytes)?),
         _ if hdf5::is(bytes) => hdf5::read(bytes),
         _ => Err(Error::Unknown {
             first: first.iter().map(|byte| format!("{byte:02x}")).collect(),

@@ -244,7 +244,7 @@ pub enum Index {
 
 /// What was done to a chunk when it was written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "id")]
+#[serde(rename_all = "snake_case")]
 pub enum Filter {
     /// First bytes of all elements, then second bytes, …
     Shuffle {
@@ -337,7 +337,7 @@ pub struct Chunk {
 /// What a variable's attributes say about its values.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Meaning {
-    /// `_FillValue`.
+    /// `_FillValue`, or FITS's `BLANK`.
     pub fill_value: Option<f64>,
     /// `missing_value`: one or several.
     pub missing_value: Vec<f64>,
@@ -391,7 +391,7 @@ impl Variable {
         let one = |name| all(name).first().copied();
         let range = all("valid_range");
         Meaning {
-            fill_value: one("_FillValue"),
+            fill_value: one("_FillValue").or(one("BLANK")),
             missing_value: all("missing_value"),
             valid_min: one("valid_min").or(range.first().copied()),
             valid_max: one("valid_max").or(range.get(1).copied()),
@@ -478,4 +478,46 @@ fn unsigned(word: &[u8], order: Order) -> u64 {
 fn signed(word: &[u8], order: Order) -> i64 {
     let unused = 64 - 8 * word.len();
     (unsigned(word, order) << unused).cast_signed() >> unused
+}
+
+/// An element as a Zarr's `fill_value` says it; none if it says nothing, or nothing that the type has.
+pub(crate) fn fill_of(data_type: &DataType, json: Option<&serde_json::Value>) -> Option<Vec<u8>> {
+    use serde_json::Value as Json;
+    let json = json.filter(|json| !json.is_null())?;
+    let size = data_type.size as usize;
+    let float = || match json.as_str() {
+        Some("NaN") => Some(f64::NAN),
+        Some("Infinity") => Some(f64::INFINITY),
+        Some("-Infinity") => Some(f64::NEG_INFINITY),
+        _ => json.as_f64(),
+    };
+    let hexadecimal = json
+        .as_str()
+        .and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
+    let little = match (&data_type.kind, json) {
+        (Kind::Float, _) if hexadecimal.is_some() => hexadecimal?.to_le_bytes().to_vec(),
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the value of a type of this size"
+        )]
+        (Kind::Float, _) if size == 4 => (float()? as f32).to_le_bytes().to_vec(),
+        (Kind::Float, _) if size == 8 => float()?.to_le_bytes().to_vec(),
+        (Kind::Bool, Json::Bool(yes)) => vec![u8::from(*yes)],
+        (Kind::Int | Kind::Uint | Kind::Bool, _) => match (json.as_i64(), json.as_u64()) {
+            (Some(number), _) => number.to_le_bytes().to_vec(),
+            (None, Some(number)) => number.to_le_bytes().to_vec(),
+            // numcodecs writes numbers of floating point for integers, too.
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a whole number is one, whatever it was written as"
+            )]
+            _ => (json.as_f64()? as i64).to_le_bytes().to_vec(),
+        },
+        _ => return None,
+    };
+    let mut bytes = little.get(..size)?.to_vec();
+    if data_type.order == Order::Big {
+        bytes.reverse();
+    }
+    Some(bytes)
 }

@@ -1,15 +1,423 @@
-//! x
-use crate::{Folder, Result, Span};
-/// x
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Index;
-#[derive(Debug)]
-pub(crate) struct Lookup<'a>(std::marker::PhantomData<&'a ()>);
-impl<'a> Lookup<'a> {
-    pub(crate) fn new(_: &'a Index, _: &'a dyn Folder) -> Self {
-        Self(std::marker::PhantomData)
+//! Zarr, versions 2 and 3: a folder of files, of which some say what the others are.
+//!
+//! Chunks are found by their names, those of a shard by the index in its file. What is said of all arrays in one file
+//! (consolidated metadata) is read from there if it is there. From the Zarr specifications 2 and 3 and numcodecs' names of codecs.
+
+mod v2;
+mod v3;
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX};
+use crate::{Attribute, Error, Folder, Format, Group, Header, Result, Span, Value, Variable};
+
+/// Longest file of metadata.
+const METADATA_MAX: u64 = 8 << 20;
+/// All files of metadata together.
+const METADATA_ALL_MAX: u64 = 32 << 20;
+/// Most files and folders that are looked at.
+const LOOKS_MAX: usize = 1 << 18;
+/// How deep groups may lie within groups.
+const DEPTH_MAX: usize = 32;
+/// Most chunks in a shard.
+pub const SHARD_CHUNKS_MAX: u64 = 1 << 20;
+
+/// Where a Zarr's chunks are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// What comes before a chunk's place: `tas/c/`, or `tas/`.
+    prefix: String,
+    /// What comes between its numbers: `/` or `.`.
+    separator: char,
+    /// The name where there are no dimensions.
+    scalar: String,
+    /// Chunks of a shard along each dimension, and where a shard has its index; none if each chunk is a file.
+    shard: Option<Shard>,
+}
+
+/// A file of several chunks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Shard {
+    chunks: Vec<u64>,
+    /// Whether the index is at the beginning, and not at the end.
+    first: bool,
+    /// Whether four bytes of checksum follow it.
+    checksum: bool,
+}
+
+/// Reads what a folder says of its arrays.
+///
+/// # Errors
+/// If it is no Zarr, its metadata are damaged, or there are more than any real one has.
+pub fn read(folder: &dyn Folder) -> Result<Header> {
+    let mut reader = Reader {
+        folder,
+        bytes_left: METADATA_ALL_MAX,
+        looks_left: LOOKS_MAX,
+    };
+    let (version, found) = match reader.json("zarr.json")? {
+        Some(root) => (3, v3::nodes(&mut reader, root)?),
+        None => (2, v2::nodes(&mut reader)?),
+    };
+    let mut header = Header {
+        format: Format::Zarr(version),
+        attributes: vec![],
+        groups: vec![],
+        variables: vec![],
+    };
+    for (path, node) in found {
+        // Names in metadata become names of files.
+        if !path.is_empty() && path.split('/').any(|name| matches!(name, "" | "." | "..")) {
+            return Err(Error::Metadata {
+                file: path,
+                why: "no name that an array or group can have".into(),
+            });
+        }
+        match node {
+            Node::Array(variable) => header.variables.push(variable.checked()?),
+            Node::Group(attributes) if path.is_empty() => header.attributes = attributes,
+            Node::Group(attributes) => header.groups.push(Group { path, attributes }),
+        }
     }
-    pub(crate) fn find(&mut self, _: &[u64]) -> Result<Option<Span>> {
-        Ok(None)
+    Ok(header)
+}
+
+/// Whether a folder is a Zarr's.
+///
+/// # Errors
+/// If its files can't be read.
+pub fn is(folder: &dyn Folder) -> io::Result<bool> {
+    for name in ["zarr.json", ".zgroup", ".zarray", ".zmetadata"] {
+        if folder.size(name)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+enum Node {
+    Array(Box<Variable>),
+    Group(Vec<Attribute>),
+}
+
+struct Reader<'a> {
+    folder: &'a dyn Folder,
+    bytes_left: u64,
+    looks_left: usize,
+}
+
+impl Reader<'_> {
+    fn look(&mut self) -> Result<()> {
+        self.looks_left = self.looks_left.checked_sub(1).ok_or(Error::Limit {
+            what: "files of a Zarr's metadata",
+            limit: LOOKS_MAX as u64,
+        })?;
+        Ok(())
+    }
+
+    /// What a file says, if it is there.
+    fn json(&mut self, path: &str) -> Result<Option<Map<String, Json>>> {
+        let what = "metadata of a Zarr";
+        self.look()?;
+        let failed = |source| Error::Io {
+            what,
+            offset: 0,
+            source,
+        };
+        let Some(size) = self.folder.size(path).map_err(failed)? else {
+            return Ok(None);
+        };
+        let left = self
+            .bytes_left
+            .checked_sub(size)
+            .filter(|_| size <= METADATA_MAX);
+        self.bytes_left = left.ok_or(Error::Limit {
+            what: "bytes of a Zarr's metadata",
+            limit: METADATA_MAX,
+        })?;
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+        self.folder.read_at(path, 0, &mut bytes).map_err(failed)?;
+        let json = serde_json::from_slice(&bytes);
+        json.map(Some).map_err(|error| Error::Metadata {
+            file: path.into(),
+            why: error.to_string(),
+        })
+    }
+
+    fn list(&mut self, path: &str) -> Result<Vec<String>> {
+        self.look()?;
+        let mut names = self.folder.list(path).map_err(|source| Error::Io {
+            what: "a folder of a Zarr",
+            offset: 0,
+            source,
+        })?;
+        names.sort();
+        Ok(names)
+    }
+
+    /// Folders below the root that may be arrays or groups, each looked at once: `at` says whether one is a group.
+    fn walk(&mut self, mut at: impl FnMut(&mut Self, &str) -> Result<bool>) -> Result<()> {
+        let mut left = vec![(String::new(), 0)];
+        let mut seen = 0;
+        while let Some((path, depth)) = left.pop() {
+            if !at(self, &path)? {
+                continue;
+            }
+            if depth >= DEPTH_MAX {
+                return Err(Error::Limit {
+                    what: "groups within groups",
+                    limit: DEPTH_MAX as u64,
+                });
+            }
+            for name in self.list(&path)?.into_iter().rev() {
+                if name.starts_with('.') || name == "zarr.json" {
+                    continue;
+                }
+                seen += 1;
+                if seen > NAMES_MAX {
+                    return Err(Error::Limit {
+                        what: "arrays and groups",
+                        limit: NAMES_MAX as u64,
+                    });
+                }
+                left.push((joined(&path, &name), depth + 1));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn joined(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.into()
+    } else {
+        format!("{path}/{name}")
+    }
+}
+
+/// A file of metadata, for errors in it.
+struct Said<'a> {
+    file: String,
+    json: &'a Map<String, Json>,
+}
+
+impl Said<'_> {
+    fn wrong(&self, why: impl Into<String>) -> Error {
+        Error::Metadata {
+            file: self.file.clone(),
+            why: why.into(),
+        }
+    }
+
+    fn numbers(&self, json: Option<&Json>, of: &str) -> Result<Vec<u64>> {
+        let numbers: Option<Vec<u64>> = json
+            .and_then(Json::as_array)
+            .and_then(|list| list.iter().map(Json::as_u64).collect());
+        numbers.ok_or_else(|| self.wrong(format!("no list of sizes at {of}")))
+    }
+
+    /// Sizes of chunks of an array with this many dimensions.
+    fn chunk_shape(&self, json: Option<&Json>, of: &str, rank: usize) -> Result<Vec<u64>> {
+        let shape = self.numbers(json, of)?;
+        if shape.len() != rank || shape.contains(&0) {
+            return Err(self.wrong(format!(
+                "chunks of {shape:?} at {of}, for {rank} dimensions"
+            )));
+        }
+        Ok(shape)
+    }
+
+    fn text<'b>(&self, json: Option<&'b Json>, of: &str) -> Result<&'b str> {
+        json.and_then(Json::as_str)
+            .ok_or_else(|| self.wrong(format!("no text at {of}")))
+    }
+}
+
+fn attributes(json: Option<&Json>) -> Vec<Attribute> {
+    let all = json.and_then(Json::as_object).into_iter().flatten();
+    let kept = all.filter(|(name, _)| name.as_str() != "_ARRAY_DIMENSIONS");
+    kept.map(|(name, json)| Attribute {
+        name: name.clone(),
+        value: value(json),
+    })
+    .collect()
+}
+
+fn value(json: &Json) -> Value {
+    let list = match json {
+        Json::Array(list) => list.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    if list.len() as u64 > ATTRIBUTE_BYTES_MAX / 8 {
+        return Value::Other;
+    }
+    if let Some(numbers) = list.iter().map(Json::as_i64).collect() {
+        return Value::Int(numbers);
+    }
+    if let Some(numbers) = list.iter().map(Json::as_u64).collect() {
+        return Value::Uint(numbers);
+    }
+    if let Some(numbers) = list.iter().map(Json::as_f64).collect() {
+        return Value::Float(numbers);
+    }
+    let texts: Option<Vec<String>> = list
+        .iter()
+        .map(|text| text.as_str().map(str::to_owned))
+        .collect();
+    match (json, texts) {
+        (Json::String(text), _) => Value::Text(text.clone()),
+        (_, Some(texts)) => Value::Texts(texts),
+        _ => Value::Other,
+    }
+}
+
+/// Chunks by their places.
+pub(crate) struct Lookup<'a> {
+    index: &'a Index,
+    folder: &'a dyn Folder,
+    /// The index of the shard that was looked at last: bytes, and which shard.
+    shard: Option<(Vec<u64>, Option<Vec<u8>>)>,
+}
+
+impl std::fmt::Debug for Lookup<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Lookup")
+            .field("index", self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Lookup<'a> {
+    pub(crate) fn new(index: &'a Index, folder: &'a dyn Folder) -> Self {
+        Self {
+            index,
+            folder,
+            shard: None,
+        }
+    }
+
+    fn name(&self, place: &[u64]) -> String {
+        let mut numbers = place.iter();
+        let Some(first) = numbers.next() else {
+            let name = format!("{}{}", self.index.prefix, self.index.scalar);
+            return name.trim_end_matches(self.index.separator).to_owned();
+        };
+        let mut name = format!("{}{first}", self.index.prefix);
+        for number in numbers {
+            name.push(self.index.separator);
+            name.push_str(&number.to_string());
+        }
+        name
+    }
+
+    fn size(&self, name: &str) -> Result<Option<u64>> {
+        self.folder.size(name).map_err(|source| Error::Io {
+            what: "a chunk of a Zarr",
+            offset: 0,
+            source,
+        })
+    }
+
+    fn span(&self, name: &str, offset: u64, size: u64) -> Result<Span> {
+        let place = self.folder.place(name);
+        let (file, begin) = place.map_err(|source| Error::Io {
+            what: "a chunk of a Zarr",
+            offset,
+            source,
+        })?;
+        Ok(Span {
+            file,
+            offset: begin.saturating_add(offset),
+            size,
+        })
+    }
+
+    pub(crate) fn find(&mut self, place: &[u64]) -> Result<Option<Span>> {
+        let index = self.index;
+        let Some(shard) = &index.shard else {
+            let name = self.name(place);
+            return self
+                .size(&name)?
+                .map(|size| self.span(&name, 0, size))
+                .transpose();
+        };
+        if shard.chunks.len() != place.len() || shard.chunks.contains(&0) {
+            return Err(Error::Metadata {
+                file: index.prefix.clone(),
+                why: "shards of another shape".into(),
+            });
+        }
+        let of: Vec<u64> = place
+            .iter()
+            .zip(&shard.chunks)
+            .map(|(at, chunks)| at / chunks)
+            .collect();
+        let name = self.name(&of);
+        let Some(size) = self.size(&name)? else {
+            return Ok(None);
+        };
+        if self.shard.as_ref().is_none_or(|(last, _)| *last != of) {
+            self.shard = Some((of, self.shard_index(shard, &name, size)?));
+        }
+        let Some((_, Some(bytes))) = &self.shard else {
+            return Ok(None);
+        };
+        let number = place
+            .iter()
+            .zip(&shard.chunks)
+            .fold(0, |number, (at, chunks)| number * chunks + at % chunks);
+        let at = usize::try_from(number)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(16);
+        let word = |at: usize| {
+            bytes
+                .get(at..at + 8)
+                .and_then(|word| word.try_into().ok())
+                .map(u64::from_le_bytes)
+        };
+        let (Some(offset), Some(len)) = (word(at), word(at.saturating_add(8))) else {
+            return Ok(None);
+        };
+        if (offset, len) == (u64::MAX, u64::MAX) {
+            return Ok(None);
+        }
+        if offset.checked_add(len).is_none_or(|end| end > size) {
+            let why = format!("chunk {place:?} has {len} bytes at {offset} of {size}");
+            return Err(Error::Metadata { file: name, why });
+        }
+        self.span(&name, offset, len).map(Some)
+    }
+
+    fn shard_index(&self, shard: &Shard, name: &str, size: u64) -> Result<Option<Vec<u8>>> {
+        let chunks = shard
+            .chunks
+            .iter()
+            .try_fold(1_u64, |all, chunks| all.checked_mul(*chunks));
+        let chunks = chunks.filter(|chunks| *chunks <= SHARD_CHUNKS_MAX);
+        let chunks = chunks.ok_or(Error::Limit {
+            what: "chunks of a shard",
+            limit: SHARD_CHUNKS_MAX,
+        })?;
+        let len = 16 * chunks + if shard.checksum { 4 } else { 0 };
+        let Some(end) = size.checked_sub(len) else {
+            return Err(Error::Truncated {
+                what: "index of a shard",
+                offset: 0,
+                end: len,
+                size,
+            });
+        };
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        let offset = if shard.first { 0 } else { end };
+        let read = self.folder.read_at(name, offset, &mut bytes);
+        read.map_err(|source| Error::Io {
+            what: "index of a shard",
+            offset,
+            source,
+        })?;
+        Ok(Some(bytes))
     }
 }

@@ -10,6 +10,8 @@ import sys
 import h5py
 import netCDF4
 import numpy as np
+import zarr
+from astropy.io import fits
 
 ALL_MAX = 3000
 
@@ -124,7 +126,59 @@ def hdf5(raw):
     return out
 
 
+def zarr_folder(path):
+    root = zarr.open(zarr.storage.ZipStore(path, mode="r") if path.endswith(".zip") else path, mode="r")
+    out = {"variables": [], "groups": [], "attributes": {n: attribute(v) for n, v in root.attrs.items()}}
+
+    def array(name, node):
+        names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
+        names = names or [None] * node.ndim
+        out["variables"].append({
+            "path": name,
+            "dimensions": [[d, n, False] for d, n in zip(names, node.shape)],
+            "attributes": {n: attribute(v) for n, v in node.attrs.items() if n != "_ARRAY_DIMENSIONS"},
+            "kind": node.dtype.kind,
+            "size": node.dtype.itemsize,
+            "selections": selections(node.shape, lambda key: np.asarray(node[key]), name),
+        })
+
+    if isinstance(root, zarr.Array):
+        array("", root)
+        return out
+    for name, node in root.members(max_depth=None):
+        if isinstance(node, zarr.Array):
+            array(name, node)
+        else:
+            out["groups"].append(name)
+    return out
+
+
+def image(path):
+    out = {"variables": [], "groups": [], "attributes": {}}
+    with fits.open(path, do_not_scale_image_data=True) as units:
+        for number, unit in enumerate(units):
+            if not unit.is_image or unit.data is None:
+                continue
+            data, header = unit.data, unit.header
+            names = [n for n in header if n not in ("SIMPLE", "XTENSION", "BITPIX", "EXTEND", "PCOUNT", "GCOUNT", "COMMENT", "HISTORY", "")]
+            out["variables"].append({
+                "path": str(number),
+                "dimensions": [[f"axis_{data.ndim - i}", n, False] for i, n in enumerate(data.shape)],
+                "attributes": {n: attribute(header[n]) for n in names if not n.startswith("NAXIS")},
+                "kind": data.dtype.kind,
+                "size": data.dtype.itemsize,
+                "offset": unit.fileinfo()["datLoc"],
+                "chunks": None,
+                "selections": selections(data.shape, lambda key, d=data: d[key], str(number)),
+            })
+    return out
+
+
 def describe(path):
+    if ".zarr" in path:
+        return zarr_folder(path)
+    if path.endswith(".fits"):
+        return image(path)
     raw = h5py.File(path) if h5py.is_hdf5(path) else None
     if raw is not None and not any("_NCProperties" in n or "_nc3_strict" in n for n in raw.attrs) and not path.endswith(".nc"):
         return hdf5(raw)

@@ -1,12 +1,17 @@
-"""Makes the files in fixtures/, with what the real libraries say about them: needs netCDF4, h5py and hdf5plugin."""
+"""Makes the files in fixtures/, with what the real libraries say about them: needs netCDF4, h5py, hdf5plugin, zarr and astropy."""
 
 import json
 import pathlib
+import shutil
 
 import h5py
 import hdf5plugin
 import netCDF4
+import numcodecs
 import numpy as np
+import zarr
+from astropy.io import fits
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 import describe
 
@@ -137,18 +142,67 @@ def hdf5(name, version):
             d.attrs[f"attribute {n}"] = "x" * n * 9
         d.attrs["large"] = np.arange(700, dtype="f8")
         group = f.create_group("many")
-        for n in range(90):
+        for n in range(50):
             group.create_group(f"member_{n:03}_" + "y" * (n % 20))
         f["many/member_007_" + "y" * 7].create_dataset("deep", data=np.arange(3.0))
 
 
+def zarr_two():
+    g = zarr.open_group(HERE / "two.zarr", mode="w", zarr_format=2)
+    g.attrs["title"] = "version 2"
+    a = g.create_array("tas", shape=(5, 7), chunks=(2, 3), dtype=">f4", fill_value=-1.5, compressors=numcodecs.Zstd(), attributes={"_ARRAY_DIMENSIONS": ["t", "x"], "units": "K"})
+    a[:4] = CHANCE.normal(size=(4, 7))
+    a = g.create_array("inner/nested", shape=(6, 4), chunks=(4, 4), dtype="i2", order="F", compressors=numcodecs.GZip(), filters=[numcodecs.Shuffle(2)], chunk_key_encoding={"name": "v2", "separator": "/"})
+    a[:] = CHANCE.integers(0, 99, (6, 4))
+    g.create_array("blosc", shape=(4,), chunks=(4,), dtype="u8", compressors=numcodecs.Blosc())[:] = 3
+    g.create_array("none", shape=(3,), chunks=(2,), dtype="|b1", compressors=None, fill_value=True)
+    g.create_array("point", shape=(), chunks=(), dtype="f8", compressors=None)[...] = 2.5
+    zarr.consolidate_metadata(HERE / "two.zarr", zarr_format=2)
+
+
+def zarr_three(store):
+    g = zarr.open_group(store, mode="w", zarr_format=3)
+    g.attrs.update({"title": "version 3", "numbers": [1.5, 2], "word": ["a", "b"]})
+    a = g.create_array("tas", shape=(9, 10), chunks=(2, 3), dtype="f4", compressors=ZstdCodec(), dimension_names=["t", "x"], fill_value=float("nan"), attributes={"scale_factor": 2})
+    a[:6] = CHANCE.normal(size=(6, 10))
+    a = g.create_array("group/sharded", shape=(9, 10), chunks=(2, 2), shards=(4, 6), dtype="i4", compressors=GzipCodec(), fill_value=-7)
+    a[:5, :7] = CHANCE.integers(0, 99, (5, 7))
+    codec = ShardingCodec(chunk_shape=(3,), codecs=[BytesCodec(endian="big"), Crc32cCodec()], index_location="start")
+    g.create_array("first", shape=(20,), chunks=(6,), dtype="i2", serializer=codec, compressors=None, filters=None)[:11] = np.arange(11)
+    a = g.create_array("turned", shape=(3, 4, 5), chunks=(2, 4, 3), dtype="u2", filters=[TransposeCodec(order=(2, 0, 1))], compressors=None, chunk_key_encoding={"name": "v2", "separator": "."})
+    a[:] = CHANCE.integers(0, 999, (3, 4, 5))
+    g.create_array("point", shape=(), chunks=(), dtype="f8", compressors=None)[...] = 2.5
+    g.create_array("blosc", shape=(4,), chunks=(4,), dtype="i8", compressors=BloscCodec())[:] = 3
+
+
+def images():
+    data = CHANCE.integers(-99, 99, (4, 6)).astype(">i2")
+    first = fits.PrimaryHDU(data)
+    first.header["BLANK"] = -99
+    first.header["OBJECT"] = ("it's", "a comment")
+    first.header["LONGTEXT"] = "many words " * 12
+    first.header["EXPOSURE"] = 1.5
+    first.header["DONE"] = True
+    table = fits.BinTableHDU.from_columns([fits.Column("a", "J", array=np.arange(5))])
+    cube = fits.ImageHDU(CHANCE.normal(size=(2, 3, 5)).astype(">f4"), name="CUBE")
+    bytes_ = fits.ImageHDU(CHANCE.integers(0, 200, 7).astype("u1"))
+    fits.HDUList([first, table, cube, bytes_]).writeto(HERE / "images.fits", output_verify="fix")
+
+
 if __name__ == "__main__":
-    for old in HERE.iterdir():
-        old.unlink()
+    shutil.rmtree(HERE, ignore_errors=True)
+    HERE.mkdir()
     classic()
     netcdf4()
     hdf5("old.h5", "earliest")
     hdf5("new.h5", "latest")
+    images()
+    zarr_two()
+    zarr_three(HERE / "three.zarr")
+    shutil.copytree(HERE / "three.zarr", HERE / "consolidated.zarr")
+    zarr.consolidate_metadata(HERE / "consolidated.zarr")
+    with zarr.storage.ZipStore(HERE / "three.zarr.zip", mode="w") as store:
+        zarr_three(store)
     for path in sorted(HERE.iterdir()):
         streaming = path.name == "cdf1-streaming.nc"
         truth = HERE / "cdf1-one-record.nc" if streaming else path

@@ -1,0 +1,401 @@
+//! Times as CF writes them (`days since 1850-01-01`, in several calendars), and which indices of a coordinate a time span has.
+//!
+//! From the CF conventions, section 4.4. Months and years as units are refused: they have no fixed length.
+
+use std::fmt;
+
+use crate::{Error, Range, Result, Variable};
+
+/// How days are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calendar {
+    /// Julian up to 4 October 1582, Gregorian from the 15th on: `standard`, `gregorian`.
+    Standard,
+    /// Gregorian always.
+    Gregorian,
+    /// Julian always.
+    Julian,
+    /// Without 29 February.
+    NoLeap,
+    /// With it every year.
+    AllLeap,
+    /// Twelve months of 30 days.
+    Days360,
+}
+
+const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+/// Years that are counted, either side of 0.
+const YEARS_MAX: i64 = 100_000;
+/// 15 October 1582, the first Gregorian day, as days since 1 March of the year 0 in the Gregorian calendar.
+const FIRST_GREGORIAN: i64 = 578_041;
+
+impl Calendar {
+    /// By CF's name.
+    ///
+    /// # Errors
+    /// If it is none that is known.
+    pub fn named(name: &str) -> Result<Self> {
+        Ok(match name.to_ascii_lowercase().as_str() {
+            "standard" | "gregorian" | "" => Self::Standard,
+            "proleptic_gregorian" => Self::Gregorian,
+            "julian" => Self::Julian,
+            "noleap" | "365_day" => Self::NoLeap,
+            "all_leap" | "366_day" => Self::AllLeap,
+            "360_day" => Self::Days360,
+            _ => {
+                let why = "no calendar that is known: standard, proleptic_gregorian, julian, noleap, all_leap, 360_day".into();
+                return Err(Error::Time {
+                    text: name.into(),
+                    why,
+                });
+            }
+        })
+    }
+
+    fn is_leap(self, year: i64, julian: bool) -> bool {
+        match self {
+            Self::NoLeap | Self::Days360 => false,
+            Self::AllLeap => true,
+            _ if julian => year.rem_euclid(4) == 0,
+            _ => {
+                year.rem_euclid(4) == 0 && (year.rem_euclid(100) != 0 || year.rem_euclid(400) == 0)
+            }
+        }
+    }
+
+    /// Whether a day is counted by Julian leap years.
+    fn is_julian(self, day: Date) -> bool {
+        self == Self::Julian
+            || self == Self::Standard && (day.year, day.month, day.day) < (1582, 10, 15)
+    }
+
+    fn month_days(self, year: i64, month: i64, julian: bool) -> i64 {
+        match self {
+            Self::Days360 => 30,
+            _ if month == 2 => 28 + i64::from(self.is_leap(year, julian)),
+            _ => usize::try_from(month - 1)
+                .ok()
+                .and_then(|month| MONTHS.get(month))
+                .copied()
+                .unwrap_or(0),
+        }
+    }
+
+    /// The number of a day.
+    fn number(self, day: Date) -> i64 {
+        let Date {
+            year,
+            month,
+            day: of_month,
+        } = day;
+        // Years from March on, so that a leap day is the last.
+        let (shifted, from_march) = if month > 2 {
+            (year, month - 3)
+        } else {
+            (year - 1, month + 9)
+        };
+        let in_year = (153 * from_march + 2) / 5 + of_month - 1;
+        match self {
+            Self::Days360 => year * 360 + (month - 1) * 30 + of_month - 1,
+            Self::NoLeap | Self::AllLeap => {
+                let before: i64 = (1..month)
+                    .map(|month| self.month_days(year, month, false))
+                    .sum();
+                year * (365 + i64::from(self == Self::AllLeap)) + before + of_month - 1
+            }
+            // The Julian calendar was two days before the Gregorian one on 1 March 0.
+            _ if self.is_julian(day) => shifted * 365 + shifted.div_euclid(4) + in_year - 2,
+            _ => {
+                shifted * 365 + shifted.div_euclid(4) - shifted.div_euclid(100)
+                    + shifted.div_euclid(400)
+                    + in_year
+            }
+        }
+    }
+
+    /// The day of a number.
+    fn day(self, number: i64) -> Date {
+        // A guess that is at most a year off, and then month by month.
+        let mut year = number * 400 / 146_097;
+        if self == Self::Days360 {
+            year = number.div_euclid(360);
+        }
+        while self.number(Date {
+            year,
+            month: 1,
+            day: 1,
+        }) > number
+        {
+            year -= 1;
+        }
+        while self.number(Date {
+            year: year + 1,
+            month: 1,
+            day: 1,
+        }) <= number
+        {
+            year += 1;
+        }
+        let month = (1..=12)
+            .rev()
+            .find(|month| {
+                self.number(Date {
+                    year,
+                    month: *month,
+                    day: 1,
+                }) <= number
+            })
+            .unwrap_or(1);
+        let mut day = number
+            - self.number(Date {
+                year,
+                month,
+                day: 1,
+            })
+            + 1;
+        // In October 1582 there is no day between the 4th and the 15th.
+        if self == Self::Standard && number >= FIRST_GREGORIAN && (year, month) == (1582, 10) {
+            day += 10;
+        }
+        Date { year, month, day }
+    }
+}
+
+/// A day of a calendar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Date {
+    /// The year; 0 is the one before 1.
+    pub year: i64,
+    /// 1 to 12.
+    pub month: i64,
+    /// 1 to 31.
+    pub day: i64,
+}
+
+impl fmt::Display for Date {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:04}-{:02}-{:02}", self.year, self.month, self.day)
+    }
+}
+
+/// What the numbers of a time coordinate mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Units {
+    calendar: Calendar,
+    /// Seconds of one.
+    seconds: f64,
+    /// Seconds of the calendar at which they begin.
+    since: f64,
+}
+
+const DAY: f64 = 86_400.0;
+
+impl Units {
+    /// From the texts of `units` and `calendar`.
+    ///
+    /// # Errors
+    /// If they are no times since a time.
+    pub fn parse(units: &str, calendar: &str) -> Result<Self> {
+        let wrong = |why: &str| Error::Time {
+            text: units.into(),
+            why: why.into(),
+        };
+        let calendar = Calendar::named(calendar)?;
+        let (unit, since) = units
+            .split_once(" since ")
+            .ok_or_else(|| wrong("no units of time (days since 1850-01-01)"))?;
+        let seconds = match unit.trim().to_ascii_lowercase().as_str() {
+            "day" | "days" | "d" => DAY,
+            "hour" | "hours" | "hr" | "hrs" | "h" => 3600.0,
+            "minute" | "minutes" | "min" | "mins" => 60.0,
+            "second" | "seconds" | "sec" | "secs" | "s" => 1.0,
+            "millisecond" | "milliseconds" | "msec" | "msecs" | "ms" => 1e-3,
+            "week" | "weeks" => 7.0 * DAY,
+            _ => {
+                return Err(wrong(
+                    "the unit is none of days, hours, minutes, seconds, milliseconds",
+                ));
+            }
+        };
+        let since = Moment::parse(since.trim(), calendar)?.start;
+        Ok(Self {
+            calendar,
+            seconds,
+            since,
+        })
+    }
+
+    /// Those of a variable, if it has any.
+    ///
+    /// # Errors
+    /// If it has some that are not understood.
+    pub fn of(variable: &Variable) -> Result<Option<Self>> {
+        match variable.text("units") {
+            Some(units) if units.contains(" since ") => {
+                Self::parse(units, variable.text("calendar").unwrap_or("standard")).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The day in which a value lies.
+    pub fn date(&self, value: f64) -> Option<Date> {
+        let day = ((self.since + value * self.seconds) / DAY).floor();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "checked against what is counted"
+        )]
+        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| self.calendar.day(day as i64))
+    }
+
+    /// The values from the beginning of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): from
+    /// the first, to before the second.
+    ///
+    /// # Errors
+    /// If one is no time.
+    pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
+        let from = Moment::parse(from, self.calendar)?.start;
+        let to = Moment::parse(to, self.calendar)?.end;
+        Ok((
+            (from - self.since) / self.seconds,
+            (to - self.since) / self.seconds,
+        ))
+    }
+}
+
+/// A time as a text says it: as long as its smallest part (a year, a month, a day, an hour, a minute, a second).
+struct Moment {
+    start: f64,
+    end: f64,
+}
+
+impl Moment {
+    fn parse(text: &str, calendar: Calendar) -> Result<Self> {
+        let wrong = |why: &str| Error::Time {
+            text: text.into(),
+            why: why.into(),
+        };
+        let (date, clock) = match text.split_once(['T', ' ']) {
+            Some((date, clock)) => (date, clock.trim()),
+            None => (text, ""),
+        };
+        let (negative, date) = date
+            .strip_prefix('-')
+            .map_or((false, date), |date| (true, date));
+        let parts: Option<Vec<i64>> = date.split('-').map(|part| part.parse().ok()).collect();
+        let parts = parts
+            .filter(|parts| parts.len() <= 3)
+            .ok_or_else(|| wrong("no date (1990-01-31)"))?;
+        let year = if negative { -parts[0] } else { parts[0] };
+        let (month, day) = (
+            parts.get(1).copied().unwrap_or(1),
+            parts.get(2).copied().unwrap_or(1),
+        );
+        if !(-YEARS_MAX..=YEARS_MAX).contains(&year) || !(1..=12).contains(&month) {
+            return Err(wrong("no such month"));
+        }
+        let date = Date { year, month, day };
+        let days = calendar.month_days(year, month, calendar.is_julian(date));
+        if !(1..=days).contains(&day)
+            || (calendar == Calendar::Standard
+                && (1582, 10) == (year, month)
+                && (5..15).contains(&day))
+        {
+            return Err(wrong("no such day in this calendar"));
+        }
+        let next = match parts.len() {
+            1 => Date {
+                year: year + 1,
+                month: 1,
+                day: 1,
+            },
+            2 if month == 12 => Date {
+                year: year + 1,
+                month: 1,
+                day: 1,
+            },
+            2 => Date {
+                year,
+                month: month + 1,
+                day: 1,
+            },
+            _ => date,
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "days of 200 000 years are far below 2^52"
+        )]
+        let seconds = |day: i64| day as f64 * DAY;
+        let start = seconds(calendar.number(date));
+        if parts.len() < 3 {
+            return Ok(Self {
+                start,
+                end: seconds(calendar.number(next)),
+            });
+        }
+        let (offset, len) = clock_of(clock).ok_or_else(|| wrong("no time of day (23:59:59)"))?;
+        Ok(Self {
+            start: start + offset,
+            end: start + offset + len,
+        })
+    }
+}
+
+/// Seconds since midnight, and how long that is: a day if nothing is said.
+fn clock_of(text: &str) -> Option<(f64, f64)> {
+    let text = text
+        .trim()
+        .trim_end_matches("UTC")
+        .trim_end_matches('Z')
+        .trim();
+    let (text, zone) = match text.find(['+', '-', ' ']) {
+        Some(at) => (text[..at].trim(), text[at..].trim()),
+        None => (text, ""),
+    };
+    let zone = match zone.trim_start_matches(['+', '-']) {
+        "" => 0.0,
+        hours => {
+            let (hours, minutes) = hours.split_once(':').unwrap_or((hours, "0"));
+            let away = hours.parse::<f64>().ok()? * 3600.0 + minutes.parse::<f64>().ok()? * 60.0;
+            if zone.starts_with('-') { -away } else { away }
+        }
+    };
+    if text.is_empty() {
+        return Some((-zone, DAY));
+    }
+    let mut parts = text.split(':');
+    let hours: f64 = parts.next()?.parse().ok()?;
+    let (minutes, seconds) = (parts.next(), parts.next());
+    let number = |part: Option<&str>| part.map_or(Some(0.0), |part| part.parse::<f64>().ok());
+    let len = match (minutes, seconds) {
+        (None, _) => 3600.0,
+        (_, None) => 60.0,
+        _ => 1.0,
+    };
+    let (minutes, seconds) = (number(minutes)?, number(seconds)?);
+    let fits = (0.0..=24.0).contains(&hours)
+        && (0.0..60.0).contains(&minutes)
+        && (0.0..61.0).contains(&seconds);
+    (fits && parts.next().is_none())
+        .then_some((hours * 3600.0 + minutes * 60.0 + seconds - zone, len))
+}
+
+/// The indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`): a run, since coordinates
+/// ascend or descend. None if there are gaps in it.
+pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<Range> {
+    let inside = |value: &f64| *value >= low && (*value < high || through && *value <= high);
+    let Some(first) = values.iter().position(inside) else {
+        return Some(Range {
+            start: 0,
+            end: 0,
+            step: 1,
+        });
+    };
+    let last = values.iter().rposition(inside).unwrap_or(first);
+    let whole = values[first..=last].iter().all(inside);
+    whole.then_some(Range {
+        start: first as u64,
+        end: last as u64 + 1,
+        step: 1,
+    })
+}

@@ -1,0 +1,244 @@
+//! Version 2: `.zgroup`, `.zarray`, `.zattrs`, and all of them in `.zmetadata`.
+
+use serde_json::{Map, Value as Json};
+
+use super::{Index, Node, Reader, Said, attributes, joined};
+use crate::{
+    Chunked, DataType, Dimension, Error, Filter, Kind, Member, Order, Result, Storage, Variable,
+    model,
+};
+
+type Object = Map<String, Json>;
+
+pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
+    let mut found = Vec::new();
+    if let Some(all) = reader.json(".zmetadata")? {
+        let all = all
+            .get("metadata")
+            .and_then(Json::as_object)
+            .cloned()
+            .unwrap_or_default();
+        for (key, json) in &all {
+            let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
+            let said = all.get(&joined(path, ".zattrs")).and_then(Json::as_object);
+            match (name, json.as_object()) {
+                (".zarray", Some(json)) => found.push((path.into(), array(path, json, said)?)),
+                (".zgroup", _) => found.push((
+                    path.into(),
+                    Node::Group(attributes(
+                        said.map(|all| Json::Object(all.clone())).as_ref(),
+                    )),
+                )),
+                _ => {}
+            }
+        }
+        return Ok(found);
+    }
+    reader.walk(|reader, path| {
+        let said = |reader: &mut Reader<'_>| reader.json(&joined(path, ".zattrs"));
+        if let Some(json) = reader.json(&joined(path, ".zarray"))? {
+            let said = said(reader)?;
+            found.push((path.into(), array(path, &json, said.as_ref())?));
+            return Ok(false);
+        }
+        let group = reader.json(&joined(path, ".zgroup"))?.is_some();
+        if group {
+            let said = said(reader)?.map(Json::Object);
+            found.push((path.into(), Node::Group(attributes(said.as_ref()))));
+        } else if path.is_empty() {
+            let why =
+                "neither zarr.json nor .zgroup nor .zarray is there: this folder is no Zarr".into();
+            return Err(Error::Metadata {
+                file: ".zgroup".into(),
+                why,
+            });
+        }
+        Ok(group)
+    })?;
+    Ok(found)
+}
+
+fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<Node> {
+    let said = Said {
+        file: joined(path, ".zarray"),
+        json,
+    };
+    let sizes = said.numbers(json.get("shape"), "shape")?;
+    let rank = sizes.len();
+    if rank > crate::RANK_MAX {
+        return Err(Error::Limit {
+            what: "dimensions of a variable",
+            limit: crate::RANK_MAX as u64,
+        });
+    }
+    let shape = said.chunk_shape(json.get("chunks"), "chunks", rank)?;
+    let data_type = data_type(&said, json.get("dtype"))?;
+    let names = attributes_said
+        .and_then(|all| all.get("_ARRAY_DIMENSIONS"))
+        .and_then(Json::as_array);
+    let dimension = |(position, size): (usize, u64)| {
+        let name = names
+            .and_then(|names| names.get(position))
+            .and_then(Json::as_str);
+        Dimension {
+            name: name.map_or(format!("dim_{position}"), str::to_owned),
+            size,
+            unlimited: false,
+        }
+    };
+    let mut filters = Vec::new();
+    if json.get("order").and_then(Json::as_str) == Some("F") && rank > 1 {
+        filters.push(Filter::Transpose {
+            order: (0..u32::try_from(rank).unwrap_or(0)).rev().collect(),
+        });
+    }
+    for filter in json
+        .get("filters")
+        .and_then(Json::as_array)
+        .into_iter()
+        .flatten()
+        .chain(json.get("compressor"))
+    {
+        if !filter.is_null() {
+            filters.push(codec(&said, filter, data_type.size)?);
+        }
+    }
+    let separator = json
+        .get("dimension_separator")
+        .and_then(Json::as_str)
+        .unwrap_or(".");
+    let separator = match separator {
+        "." => '.',
+        "/" => '/',
+        other => return Err(said.wrong(format!("dimension_separator {other:?}"))),
+    };
+    let index = Index {
+        prefix: joined(path, ""),
+        separator,
+        scalar: "0".into(),
+        shard: None,
+    };
+    Ok(Node::Array(Box::new(Variable {
+        path: path.into(),
+        dimensions: sizes.into_iter().enumerate().map(dimension).collect(),
+        fill: model::fill_of(&data_type, json.get("fill_value")),
+        data_type,
+        attributes: attributes(
+            attributes_said
+                .map(|all| Json::Object(all.clone()))
+                .as_ref(),
+        ),
+        storage: Storage::Chunked(Chunked {
+            shape,
+            filters,
+            index: super::super::Index::Zarr(index),
+        }),
+    })))
+}
+
+/// A codec by numcodecs' name.
+pub(super) fn codec(said: &Said<'_>, json: &Json, element: u32) -> Result<Filter> {
+    let name = said.text(json.get("id"), "the id of a codec")?;
+    Ok(match name {
+        "zlib" => Filter::Deflate,
+        "gzip" => Filter::Gzip,
+        "zstd" => Filter::Zstd,
+        "blosc" => Filter::Blosc,
+        "lz4" => Filter::Lz4 { blocks: false },
+        "bz2" => Filter::Bzip2,
+        "shuffle" => {
+            let size = json
+                .get("elementsize")
+                .and_then(Json::as_u64)
+                .and_then(|size| u32::try_from(size).ok());
+            Filter::Shuffle {
+                element: size.unwrap_or(element),
+            }
+        }
+        "fletcher32" => Filter::Fletcher32,
+        "crc32c" => Filter::Crc32c,
+        "crc32" | "adler32" => Filter::Checksum { name: name.into() },
+        _ => Filter::Other {
+            name: name.into(),
+            optional: false,
+            parameters: Vec::new(),
+        },
+    })
+}
+
+/// A type as numpy writes it: `<f4`, `|S8`, or a list of names and types.
+fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
+    if let Some(Json::Array(list)) = json {
+        let (mut members, mut size) = (Vec::new(), 0_u32);
+        for member in list {
+            let name = said
+                .text(member.get(0), "the name of a member of dtype")?
+                .to_owned();
+            let data_type = simple(
+                said,
+                said.text(member.get(1), "the type of a member of dtype")?,
+            )?;
+            members.push(Member {
+                name,
+                offset: size,
+                data_type: data_type.clone(),
+            });
+            size = size
+                .checked_add(data_type.size)
+                .ok_or_else(|| said.wrong("a dtype that is too large"))?;
+        }
+        return Ok(DataType {
+            kind: Kind::Compound(members),
+            size: size.max(1),
+            order: Order::Little,
+        });
+    }
+    simple(said, said.text(json, "dtype")?)
+}
+
+fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
+    let mut letters = text.chars();
+    let order = match letters.next() {
+        Some('>') => Order::Big,
+        Some('<' | '|' | '=') => Order::Little,
+        _ => return Err(said.wrong(format!("dtype {text:?}"))),
+    };
+    let kind = letters.next();
+    let digits: String = letters.take_while(char::is_ascii_digit).collect();
+    let mut size: u32 = digits.parse().unwrap_or(0);
+    let other = |name: &str| Kind::Other(name.into());
+    let kind = match kind {
+        Some('i') => Kind::Int,
+        Some('u') => Kind::Uint,
+        Some('f') => Kind::Float,
+        Some('c') => Kind::Complex,
+        Some('b') => Kind::Bool,
+        Some('S') => Kind::Text,
+        Some('M' | 'm') => {
+            size = 8;
+            Kind::Int
+        }
+        Some('O') => {
+            size = 8;
+            other("text of any length")
+        }
+        Some('U') => {
+            size = size.saturating_mul(4);
+            other("text of wide characters")
+        }
+        Some('V') => other("opaque"),
+        _ => return Err(said.wrong(format!("dtype {text:?}"))),
+    };
+    let fits = match kind {
+        Kind::Int | Kind::Uint => matches!(size, 1 | 2 | 4 | 8),
+        Kind::Float => matches!(size, 2 | 4 | 8),
+        Kind::Complex => matches!(size, 8 | 16),
+        Kind::Bool => size == 1,
+        _ => size > 0,
+    };
+    if fits {
+        Ok(DataType { kind, size, order })
+    } else {
+        Err(said.wrong(format!("dtype {text:?}")))
+    }
+}

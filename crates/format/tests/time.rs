@@ -1,0 +1,59 @@
+//! Times equal those of cftime: `times.py` writes what it says.
+
+use tidemill_format::time::{Units, between};
+
+#[test]
+fn dates_are_those_of_cftime() {
+    let all = include_str!("times.tsv");
+    for line in all.lines() {
+        let [units, calendar, value, expected] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let units = Units::parse(units, calendar).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let value: f64 = value.parse().unwrap();
+        assert_eq!(units.date(value).unwrap().to_string(), expected, "{line}");
+        // The day that the text says begins at most a day before, and ends after.
+        let (from, to) = units.span(expected, expected).unwrap();
+        assert!(from <= value && value < to, "{line}: {from} to {to}");
+    }
+    assert!(all.lines().count() > 500);
+}
+
+#[test]
+fn a_span_goes_to_the_end_of_its_last_month() {
+    let units = Units::parse("days since 1850-01-01 00:00:00", "noleap").unwrap();
+    let middles: Vec<f64> = (0..165 * 12)
+        .map(|month| f64::from(month) * 365.0 / 12.0 + 15.0)
+        .collect();
+    let (from, to) = units.span("1990-01", "1999-12").unwrap();
+    let range = between(&middles, from, to, false).unwrap();
+    assert_eq!((range.start, range.end), (140 * 12, 150 * 12));
+    // Latitudes may descend, and both ends count.
+    let lat: Vec<f64> = (0..=18).map(|n| 90.0 - 10.0 * f64::from(n)).collect();
+    let range = between(&lat, 30.0, 60.0, true).unwrap();
+    assert_eq!((range.start, range.end), (3, 7));
+    assert_eq!(between(&lat, 31.0, 32.0, true).unwrap().count(), 0);
+    assert_eq!(between(&[1.0, 9.0, 2.0], 0.0, 3.0, true), None);
+}
+
+#[test]
+fn what_is_no_time_is_refused() {
+    for (units, calendar) in [
+        ("days", "standard"),
+        ("months since 1850-01-01", "standard"),
+        ("days since 1850-13-01", "standard"),
+        ("days since 1850-02-29", "noleap"),
+        ("days since 1582-10-10", "standard"),
+        ("days since 1850-01-01 25:00", "standard"),
+        ("days since 99999999999999999999-01-01", "standard"),
+        ("days since 9223372036854775807-01-01", "standard"),
+        ("days since ", "standard"),
+        ("days since 1850-01-01", "lunar"),
+    ] {
+        assert!(Units::parse(units, calendar).is_err(), "{units} {calendar}");
+    }
+    let units = Units::parse("days since 1850-01-01", "standard").unwrap();
+    assert_eq!(units.date(f64::INFINITY), None);
+    assert_eq!(units.date(f64::NAN), None);
+    assert_eq!(units.date(1e300), None);
+}

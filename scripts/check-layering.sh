@@ -19,6 +19,7 @@ forbid() {
 
 forbid tidemill-core tokio rusqlite prost tonic hyper serde tidemill-wire tidemill-client tidemill-kernel
 forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemill-element tidemill-server
+forbid tidemill-format tokio rusqlite prost hyper libc tidemill-core tidemill-kernel tidemill-kernel-api tidemill-wire tidemill-client tidemill-element tidemill-server tidemill-mount tidemill-plan
 forbid tidemill-kernel-api tidemill-core tidemill-kernel libc serde
 forbid tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server rusqlite
 forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill-mount rusqlite

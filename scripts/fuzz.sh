@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fuzzes what strangers and users send, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]` (script wire capability formats; all
+# Fuzzes what strangers and users send, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]` (script wire capability formats headers; all
 # without). Needs a C++ compiler and no nightly toolchain. What was found worth keeping is in fuzz/corpus, what failed in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
 seconds=${1:?how many seconds for each target}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(script wire capability formats)
+[ ${#targets[@]} -gt 0 ] || targets=(script wire capability formats headers)
 triple=$(rustc -vV | sed -n 's/^host: //p')
 # What cargo-fuzz gives the compiler, without a sanitizer: there is no unsafe code in what is fuzzed.
 flags=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
@@ -18,6 +18,7 @@ for target in "${targets[@]}"; do
   mkdir -p "corpus/$target" "artifacts/$target"
   seeds=()
   [ "$target" = script ] && seeds=(../examples)
+  [ "$target" = headers ] && seeds=(../crates/format/tests/fixtures)
   "target/$triple/debug/$target" "corpus/$target" "${seeds[@]}" -artifact_prefix="artifacts/$target/" -max_total_time="$seconds" \
     -max_len=65536 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 done

@@ -255,15 +255,14 @@ impl Reader<'_> {
 
 /// Bytes of a variable, or of one of its records.
 fn bytes_of(declared: &Declared, dimensions: &[Dimension]) -> Option<u64> {
-    let fixed = declared
+    let mut fixed = declared
         .dimensions
         .iter()
         .map(|id| &dimensions[*id])
         .filter(|dimension| !dimension.unlimited);
-    fixed.fold(
-        Some(u64::from(declared.data_type.size)),
-        |bytes, dimension| bytes?.checked_mul(dimension.size),
-    )
+    fixed.try_fold(u64::from(declared.data_type.size), |bytes, dimension| {
+        bytes.checked_mul(dimension.size)
+    })
 }
 
 fn place(

@@ -23,7 +23,7 @@ def attribute(value):
         return {"text": value.decode()}
     array = np.asarray(value)
     if array.dtype.kind in "iufb":
-        return {"numbers": [None if not np.isfinite(x) else x for x in array.astype("f8").ravel().tolist()]}
+        return {"numbers": [repr(x) for x in array.astype("f8").ravel().tolist()]}
     if array.dtype.kind in "OSU":
         texts = [x.decode() if isinstance(x, bytes) else str(x) for x in array.ravel().tolist()]
         return {"texts": texts} if len(texts) != 1 else {"text": texts[0]}

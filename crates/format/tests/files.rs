@@ -1,5 +1,7 @@
 //! What is read of files equals what the real libraries say of them: see `describe.py`, and `fixtures.py` for the files.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod decode;
 
 use std::path::{Path, PathBuf};
@@ -38,15 +40,20 @@ fn same_attribute(found: &Value, json: &Json) -> bool {
             .collect();
         return matches!(found, Value::Texts(found) if *found == texts);
     }
-    let expected: Vec<Option<f64>> = json["numbers"]
+    let number = |text: &Json| text.as_str().unwrap().parse::<f64>().unwrap().to_bits();
+    let expected: Vec<u64> = json["numbers"]
         .as_array()
         .unwrap()
         .iter()
-        .map(Json::as_f64)
+        .map(number)
         .collect();
-    let finite = |number: f64| number.is_finite().then_some(number);
     *found == Value::Other
-        || found.numbers().into_iter().map(finite).collect::<Vec<_>>() == expected
+        || found
+            .numbers()
+            .into_iter()
+            .map(f64::to_bits)
+            .collect::<Vec<_>>()
+            == expected
 }
 
 fn attributes(found: &[tidemill_format::Attribute], json: &Json, of: &str) {

@@ -181,13 +181,13 @@ impl Table<'_> {
 
     /// How many numbers an array of chunks may have, if it can't grow.
     fn numbers(&self) -> Option<u64> {
-        let counts = self
+        let mut counts = self
             .index
             .most
             .iter()
             .zip(self.shape)
             .map(|(most, shape)| most.div_ceil(*shape));
-        counts.fold(Some(1), |all: Option<u64>, count| all?.checked_mul(count))
+        counts.try_fold(1_u64, |all, count| all.checked_mul(count))
     }
 
     /// The place of a chunk from its number in an array; the unlimited dimension counts as the first.
@@ -325,7 +325,7 @@ impl Table<'_> {
         let array = Array::new(&mut head, file, unlimited)?;
         let shape = Extensible {
             bits: head.u8()?,
-            in_index: head.u8()?.into(),
+            in_index: head.u8()?,
             block_min: head.u8()?.into(),
             pointers_min: head.u8()?.into(),
             page: 1_u64.checked_shl(head.u8()?.into()).unwrap_or(0),

@@ -85,16 +85,7 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
     };
     let other = |name: &str| Kind::Other(name.into());
     let kind = match class {
-        0 => {
-            let place = (body.u16()?, u32::from(body.u16()?));
-            if place != (0, size.saturating_mul(8)) {
-                other("integer of odd size")
-            } else if bits & 8 == 0 {
-                Kind::Uint
-            } else {
-                Kind::Int
-            }
-        }
+        0 => integer(body, bits, size)?,
         1 => float(body, bits, size)?,
         2 => {
             body.skip(2)?;
@@ -116,16 +107,7 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
         }
         7 => other("reference"),
         8 => {
-            let base = data_type(body, depth + 1)?;
-            let names = (bits & 0xffff) as usize;
-            for _ in 0..names {
-                let from = body.position();
-                body.text_to_zero()?;
-                if version < 3 {
-                    body.skip((8 - (body.position() - from) % 8) % 8)?;
-                }
-            }
-            body.skip(names.saturating_mul(base.size as usize))?;
+            let base = enumeration(body, version, bits & 0xffff, depth)?;
             order = base.order;
             base.kind
         }
@@ -142,11 +124,7 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
         11 => {
             let part = data_type(body, depth + 1)?;
             order = part.order;
-            if part.kind == Kind::Float && part.size.checked_mul(2) == Some(size) {
-                Kind::Complex
-            } else {
-                other("complex")
-            }
+            complex(&part, size)
         }
         _ => return Err(body.corrupt(format!("a type of class {class}"))),
     };
@@ -154,6 +132,37 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
         return Err(body.corrupt("a type without bytes"));
     }
     Ok(DataType { kind, size, order })
+}
+
+fn integer(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {
+    let place = (body.u16()?, u32::from(body.u16()?));
+    Ok(match (place == (0, size.saturating_mul(8)), bits & 8) {
+        (false, _) => Kind::Other("integer of odd size".into()),
+        (true, 0) => Kind::Uint,
+        (true, _) => Kind::Int,
+    })
+}
+
+/// The type of an enumeration's values, whose names are passed over.
+fn enumeration(body: &mut Cursor, version: u8, names: u32, depth: usize) -> Result<DataType> {
+    let base = data_type(body, depth + 1)?;
+    for _ in 0..names {
+        let from = body.position();
+        body.text_to_zero()?;
+        if version < 3 {
+            body.skip((8 - (body.position() - from) % 8) % 8)?;
+        }
+    }
+    body.skip((names as usize).saturating_mul(base.size as usize))?;
+    Ok(base)
+}
+
+fn complex(part: &DataType, size: u32) -> Kind {
+    if part.kind == Kind::Float && part.size.checked_mul(2) == Some(size) {
+        Kind::Complex
+    } else {
+        Kind::Other("complex".into())
+    }
 }
 
 fn float(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {

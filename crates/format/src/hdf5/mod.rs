@@ -146,50 +146,63 @@ fn base(path: &str) -> &str {
     name.strip_prefix(NOT_COORDINATE).unwrap_or(name)
 }
 
-/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may be more than what a dataset has yet.
-fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
-    let mut scales = BTreeMap::new();
-    let mut by_id = BTreeMap::new();
-    for dataset in datasets.iter().filter(|dataset| dataset.scale) {
-        if let Some(first) = dataset.variable.dimensions.first() {
-            let name = base(&dataset.variable.path).to_owned();
-            // A coordinate of several dimensions is the scale of its own, of which it has a dimension's number.
-            let own = dataset
-                .dimension_id
-                .and_then(|id| dataset.coordinates.iter().position(|other| *other == id));
-            let size = own
-                .and_then(|own| dataset.variable.dimensions.get(own))
-                .unwrap_or(first);
-            scales.insert(
-                dataset.address,
-                Scale {
-                    name,
-                    size: size.size,
-                    unlimited: size.unlimited,
-                },
-            );
-            if let Some(id) = dataset.dimension_id {
-                by_id.insert(id, dataset.address);
-            }
+/// The scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
+#[derive(Default)]
+struct Scales {
+    by_address: BTreeMap<u64, Scale>,
+    by_number: BTreeMap<i64, u64>,
+}
+
+impl Scales {
+    fn add(&mut self, dataset: &Dataset) {
+        let Some(first) = dataset.variable.dimensions.first() else {
+            return;
+        };
+        let name = base(&dataset.variable.path).to_owned();
+        // A coordinate of several dimensions is the scale of one of them, of which it has the number.
+        let own = dataset
+            .dimension_id
+            .and_then(|id| dataset.coordinates.iter().position(|other| *other == id));
+        let own = own
+            .and_then(|own| dataset.variable.dimensions.get(own))
+            .unwrap_or(first);
+        self.by_address.insert(
+            dataset.address,
+            Scale {
+                name,
+                size: own.size,
+                unlimited: own.unlimited,
+            },
+        );
+        if let Some(id) = dataset.dimension_id {
+            self.by_number.insert(id, dataset.address);
         }
     }
-    let scale_of = |dataset: &Dataset, position: usize| {
+
+    /// The scale of a dataset's dimension.
+    fn of(&mut self, dataset: &Dataset, position: usize) -> Option<&mut Scale> {
         let listed = dataset.dimension_list.get(position).copied().flatten();
         let numbered = dataset
             .coordinates
             .get(position)
-            .and_then(|id| by_id.get(id))
+            .and_then(|id| self.by_number.get(id))
             .copied();
         let own =
             (dataset.scale && dataset.variable.dimensions.len() == 1).then_some(dataset.address);
-        listed.or(numbered).or(own)
-    };
+        self.by_address.get_mut(&listed.or(numbered).or(own)?)
+    }
+}
+
+/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may be more than what a dataset has yet.
+fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
+    let mut scales = Scales::default();
+    datasets
+        .iter()
+        .filter(|dataset| dataset.scale)
+        .for_each(|dataset| scales.add(dataset));
     for dataset in &datasets {
         for (position, dimension) in dataset.variable.dimensions.iter().enumerate() {
-            if let Some(scale) =
-                scale_of(dataset, position).and_then(|address| scales.get_mut(&address))
-                && scale.unlimited
-            {
+            if let Some(scale) = scales.of(dataset, position).filter(|scale| scale.unlimited) {
                 scale.size = scale.size.max(dimension.size);
             }
         }
@@ -197,9 +210,7 @@ fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Va
     let mut variables = Vec::new();
     for mut dataset in datasets {
         for position in 0..dataset.variable.dimensions.len() {
-            if let Some(scale) =
-                scale_of(&dataset, position).and_then(|address| scales.get(&address))
-            {
+            if let Some(scale) = scales.of(&dataset, position) {
                 let dimension = &mut dataset.variable.dimensions[position];
                 file.source.charge(scale.name.len() as u64)?;
                 let size = if dimension.unlimited {

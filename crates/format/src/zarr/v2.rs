@@ -86,23 +86,7 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
             unlimited: false,
         }
     };
-    let mut filters = Vec::new();
-    if json.get("order").and_then(Json::as_str) == Some("F") && rank > 1 {
-        filters.push(Filter::Transpose {
-            order: (0..u32::try_from(rank).unwrap_or(0)).rev().collect(),
-        });
-    }
-    for filter in json
-        .get("filters")
-        .and_then(Json::as_array)
-        .into_iter()
-        .flatten()
-        .chain(json.get("compressor"))
-    {
-        if !filter.is_null() {
-            filters.push(codec(&said, filter, data_type.size)?);
-        }
-    }
+    let filters = filters(&said, rank, data_type.size)?;
     let separator = json
         .get("dimension_separator")
         .and_then(Json::as_str)
@@ -134,6 +118,28 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
             index: super::super::Index::Zarr(index),
         }),
     })))
+}
+
+fn filters(said: &Said<'_>, rank: usize, element: u32) -> Result<Vec<Filter>> {
+    let json = said.json;
+    let mut filters = Vec::new();
+    if json.get("order").and_then(Json::as_str) == Some("F") && rank > 1 {
+        filters.push(Filter::Transpose {
+            order: (0..u32::try_from(rank).unwrap_or(0)).rev().collect(),
+        });
+    }
+    for filter in json
+        .get("filters")
+        .and_then(Json::as_array)
+        .into_iter()
+        .flatten()
+        .chain(json.get("compressor"))
+    {
+        if !filter.is_null() {
+            filters.push(codec(said, filter, element)?);
+        }
+    }
+    Ok(filters)
 }
 
 /// A codec by numcodecs' name.

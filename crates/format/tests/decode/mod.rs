@@ -1,5 +1,7 @@
 //! From pieces to values, for tests: slow, and as plain as it can be.
 
+#![allow(clippy::unwrap_used, reason = "a part of tests")]
+
 use std::io::Read;
 
 use tidemill_format::{

@@ -30,6 +30,7 @@ mod remote;
 mod require;
 mod resources;
 mod results;
+mod rules;
 mod scripts;
 mod store;
 mod striped;

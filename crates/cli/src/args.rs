@@ -95,6 +95,7 @@ pub(crate) enum Command {
     Labels(command::labels::Args),
     Rm(command::rm::Args),
     Submit(command::submit::Args),
+    Rule(command::rule::Args),
     Jobs(command::jobs::Args),
     Watch(command::watch::Args),
     Logs(command::logs::Args),

@@ -12,6 +12,7 @@ use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
 use tidemill_wire::v1::places_client::PlacesClient;
+use tidemill_wire::v1::rules_client::RulesClient;
 use tidemill_wire::v1::tokens_client::TokensClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
@@ -161,6 +162,12 @@ impl Server {
     #[must_use]
     pub fn health(&self) -> HealthClient<TokenChannel> {
         HealthClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// What is run when files are sealed.
+    #[must_use]
+    pub fn rules(&self) -> RulesClient<TokenChannel> {
+        RulesClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// Where files lie.

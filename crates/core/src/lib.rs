@@ -21,6 +21,7 @@ pub mod object;
 pub mod pace;
 pub mod random;
 pub mod resources;
+pub mod rule;
 pub mod script;
 pub mod shown;
 pub mod surroundings;

@@ -23,7 +23,7 @@ use tower::{Layer, Service};
 const REQUESTS_EACH_MAX: usize = 32;
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
-const READS: [&str; 10] = [
+const READS: [&str; 13] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -34,6 +34,9 @@ const READS: [&str; 10] = [
     "/tidemill.v1.Lineage/Query",
     "/tidemill.v1.Array/Status",
     "/tidemill.v1.Tokens/List",
+    "/tidemill.v1.Rules/List",
+    "/tidemill.v1.Rules/Test",
+    "/tidemill.v1.Rules/Log",
 ];
 
 /// Puts a [`Gate`] before services.

@@ -28,6 +28,7 @@ pub mod queue;
 pub mod rebuild;
 mod recall;
 mod removal;
+mod rules;
 mod scrub;
 mod serve;
 mod session;

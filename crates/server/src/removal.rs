@@ -118,7 +118,8 @@ impl Garbage {
         self.database.read(|db| {
             let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
                        AND removed = 0) FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
-                       AND queued < ?3 AND queued >= ?4 ORDER BY object LIMIT ?5";
+                       AND queued < ?3 AND queued >= ?4 AND NOT EXISTS (SELECT 1 FROM firing \
+                       WHERE firing.object = removal.object AND state <= 2) ORDER BY object LIMIT ?5";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(OBJECTS_MAX).unwrap_or(i64::MAX);
             let key = params![element, after.0.cast_signed(), before, since, limit];

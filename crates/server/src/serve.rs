@@ -23,6 +23,8 @@ use crate::namespace_service::NamespaceService;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
+use crate::rules::driver::Firer;
+use crate::rules::service::RuleService;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
@@ -48,6 +50,7 @@ use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
 use tidemill_wire::v1::places_server::PlacesServer;
+use tidemill_wire::v1::rules_server::RulesServer;
 use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
@@ -254,9 +257,9 @@ impl Server {
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
-        let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
-            files,
+            firer: Firer::start((&names, &recalls, &array), &access, &driver),
+            files: Files::new(&names, &recalls, &access, &array, &trust),
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -427,6 +430,7 @@ struct Parts {
     check: Check,
     mover: Mover,
     files: Files,
+    firer: Firer,
 }
 
 impl Parts {
@@ -494,6 +498,9 @@ impl Parts {
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
+            .add_service(
+                RulesServer::new(RuleService { firer: self.firer }).max_encoding_message_size(max),
+            )
             .add_service(array);
         routes.into_axum_router().merge(self.files.routes()).into()
     }

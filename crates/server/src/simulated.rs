@@ -430,7 +430,7 @@ impl Simulated {
                     let _ = told.send(Incoming::Submitted(Box::new(accepted)));
                     Ok(job)
                 }
-                Err(Refused::Script(errors)) => Err(errors.join("\n")),
+                Err(Refused::Script(errors) | Refused::Claimed(errors)) => Err(errors.join("\n")),
                 Err(Refused::Fault(fault)) => Err(fault.to_string()),
             };
             // Who asked may have gone away.

@@ -29,6 +29,7 @@ pub(crate) mod rebalance;
 pub(crate) mod rebuild;
 pub(crate) mod report;
 pub(crate) mod rm;
+pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod server;
 pub(crate) mod status;
@@ -87,6 +88,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,
+        Command::Rule(args) => rule::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args, &context),

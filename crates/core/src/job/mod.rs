@@ -28,7 +28,7 @@ use crate::id::{ElementId, ObjectId};
 use crate::label::Limits;
 use crate::layout::Selection;
 use crate::resources::Needs;
-use crate::script::{self, Position};
+use crate::script::{self, Group, Position};
 use crate::surroundings::Surroundings;
 use crate::time::Span;
 use error::Errors;
@@ -260,14 +260,26 @@ impl Job {
     /// # Errors
     /// Everything that is wrong with the script in itself, in its order; if patterns are, only that.
     pub fn read(file: &str, text: &[u8], files: &dyn Files) -> Result<Self, JobErrors> {
-        let mut errors = Errors::new(file);
-        let mut group = match script::parse(file, text) {
-            Ok(group) => group,
+        match script::parse(file, text) {
+            Ok(group) => Self::of_parsed(file, group, files),
             Err(error) => {
+                let mut errors = Errors::new(file);
                 errors.add(error.at, None, Problem::Script(error.problem));
-                return Err(errors.into_report());
+                Err(errors.into_report())
             }
-        };
+        }
+    }
+
+    /// As [`Self::parse`], of a script that was parsed.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn of_group(file: &str, group: Group) -> Result<Self, JobErrors> {
+        Self::of_parsed(file, group, &NoFiles)
+    }
+
+    fn of_parsed(file: &str, mut group: Group, files: &dyn Files) -> Result<Self, JobErrors> {
+        let mut errors = Errors::new(file);
         expand::expand(&mut group, files, &mut errors);
         if !errors.is_empty() {
             return Err(errors.into_report());

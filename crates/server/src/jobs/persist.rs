@@ -241,6 +241,9 @@ impl Writer<'_> {
         self.db
             .prepare_cached("UPDATE job SET state = ?2, ended = ?3 WHERE job = ?1")?
             .execute(row)?;
+        if state != JobState::Running {
+            self.shared.rules.wake();
+        }
         Ok(())
     }
 

@@ -147,7 +147,7 @@ fn replied(job: u64, (awaited, total): Waits) -> v1::SubmitReply {
 
 fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
     match why {
-        Refused::Script(errors) => {
+        Refused::Script(errors) | Refused::Claimed(errors) => {
             let lines = errors.iter().flat_map(|text| text.lines());
             let errors = lines.map(str::to_owned).collect();
             Ok(v1::SubmitReply {

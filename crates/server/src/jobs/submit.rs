@@ -45,6 +45,9 @@ pub(crate) enum Refused {
     /// The user can mend it: one line each.
     #[error("the job script was refused")]
     Script(Vec<String>),
+    /// Another job is to write what this one would: one line each.
+    #[error("another job writes the same")]
+    Claimed(Vec<String>),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -68,6 +71,9 @@ pub(crate) struct Submission {
     pub(crate) bounded: bool,
 }
 
+/// Paths that mean certain versions, whichever their files have now.
+pub(crate) type Given = BTreeMap<String, ObjectId>;
+
 /// Inputs that a job waits for: some of them, and how many there are.
 pub(crate) type Waits = (Vec<Awaited>, usize);
 
@@ -88,15 +94,26 @@ pub(crate) async fn submit(
     array: &Array,
     what: Submission,
 ) -> Result<(Accepted, Waits), Refused> {
+    submit_given(names, recalls, array, (what, &Given::new()), |_, _| Ok(())).await
+}
+
+/// As [`submit`], of a job that reads certain versions; what `also` writes is kept with the job, or neither is.
+pub(crate) async fn submit_given(
+    names: &SqliteNames,
+    recalls: &Recalls,
+    array: &Array,
+    (what, given): (Submission, &Given),
+    also: impl FnOnce(&rusqlite::Connection, &Accepted) -> Result<(), Fault> + Send + 'static,
+) -> Result<(Accepted, Waits), Refused> {
     let (script, issued) = (what.script.clone(), Issue::Reserved);
-    let read = read(names, recalls, array, what, issued).await?;
+    let read = read((names, recalls, array), what, given, issued).await?;
     let Read {
         job,
         accepted,
         waits,
         source,
     } = read;
-    let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Script)?;
+    let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Claimed)?;
     let heading = Heading {
         name: job.name.clone(),
         source,
@@ -107,6 +124,7 @@ pub(crate) async fn submit(
     let write = move |db: &rusqlite::Connection| {
         let mut accepted = accepted;
         store::insert(db, &heading, &mut accepted)?;
+        also(db, &accepted)?;
         Ok(accepted)
     };
     let accepted = names.database().write(write).await?;
@@ -121,12 +139,13 @@ pub(crate) async fn dry_run(
     array: &Array,
     what: Submission,
 ) -> Result<Read, Refused> {
-    let read = read(names, recalls, array, what, Issue::Pretended).await?;
+    let given = Given::new();
+    let read = read((names, recalls, array), what, &given, Issue::Pretended).await?;
     let paths = outputs(&read.accepted.spec);
     let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
     let taken = names.shared().claims.taken(&borrowed);
     if !taken.is_empty() {
-        return Err(Refused::Script(claimed(&read.job, &paths, &taken)));
+        return Err(Refused::Claimed(claimed(&read.job, &paths, &taken)));
     }
     Ok(read)
 }
@@ -141,10 +160,9 @@ enum Issue {
 }
 
 async fn read(
-    names: &SqliteNames,
-    recalls: &Recalls,
-    array: &Array,
+    (names, recalls, array): (&SqliteNames, &Recalls, &Array),
     what: Submission,
+    given: &Given,
     issue: Issue,
 ) -> Result<Read, Refused> {
     let one = |text: String| Refused::Script(vec![text]);
@@ -179,7 +197,8 @@ async fn read(
         Issue::Reserved => reserve(names, &job).await?,
         Issue::Pretended => Issued::pretended(),
     };
-    let found = resolved((names, recalls), &job, &caller, &places, owner, issued).await?;
+    let seen = (caller, places, given);
+    let found = resolved((names, recalls), &job, &seen, owner, issued).await?;
     let (mut accepted, waits) = found.map_err(Refused::Script)?;
     accepted.groups.clone_from(&what.caller.groups);
     Ok(Read {
@@ -275,8 +294,7 @@ fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
 async fn resolved(
     (names, recalls): (&SqliteNames, &Recalls),
     job: &Job,
-    caller: &Caller,
-    places: &[Place],
+    (caller, places, given): &(Caller, Vec<Place>, &Given),
     owner: Owner,
     issued: Issued,
 ) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
@@ -287,6 +305,7 @@ async fn resolved(
             let seen = Seen {
                 tx: &tx,
                 places,
+                given,
                 writing: RefCell::default(),
             };
             let resolved = look_around(job, &seen, owner, &mut issued);
@@ -507,12 +526,16 @@ impl Files for Folders<'_> {
 struct Seen<'a> {
     tx: &'a Tx<'a>,
     places: &'a [Place],
+    given: &'a Given,
     /// Files that were looked at and are being written.
     writing: RefCell<BTreeMap<u64, String>>,
 }
 
 impl Outside for Seen<'_> {
     fn look(&self, path: &str) -> Look {
+        if let Some(&object) = self.given.get(path) {
+            return look_at_version(self.tx, object);
+        }
         let (look, writing) = look(self.tx, path);
         if let Some(ino) = writing {
             self.writing.borrow_mut().insert(ino, path.to_owned());
@@ -597,6 +620,43 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
         executable,
     };
     (Look::Sealed(found), writing)
+}
+
+/// A version, whatever its file is called and has now. Its bytes are kept by whoever asks.
+fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
+    let sql = "SELECT ino, size, element FROM version WHERE object = ?1";
+    let found = tx.db.prepare_cached(sql).and_then(|mut statement| {
+        statement.query_row([object.0.cast_signed()], |row| {
+            let (ino, size): (i64, i64) = (row.get(0)?, row.get(1)?);
+            Ok((
+                ino.cast_unsigned(),
+                size.cast_unsigned(),
+                row.get::<_, i64>(2)?,
+            ))
+        })
+    });
+    let Ok((ino, size, element)) = found else {
+        return Look::Nothing;
+    };
+    let node = match tx.reach(ino) {
+        Ok(node) if tx.caller.may(&node, crate::names::node::READ) => node,
+        Err(Fault::NotFound(_)) => return Look::Nothing,
+        _ => return Look::Denied,
+    };
+    let element = match u32::try_from(element) {
+        Ok(element) => element,
+        Err(_) => tx.first_part(object.0).unwrap_or(0),
+    };
+    Look::Sealed(Found {
+        inode: Inode(ino),
+        placed: Placed {
+            object,
+            element: ElementId(element),
+            size,
+        },
+        writable: tx.caller.may(&node, crate::names::node::WRITE),
+        executable: false,
+    })
 }
 
 /// The sealed version of a file that the caller may read.

@@ -362,7 +362,8 @@ pub(crate) fn let_go(
     held: impl Fn(u64) -> bool,
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3";
+    let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
+               (SELECT 1 FROM firing WHERE firing.object = removal.object AND state <= 2)";
     let mut statement = db.prepare_cached(sql)?;
     let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1], |row| row.get(0))?;
     // Those that are held keep none behind them.

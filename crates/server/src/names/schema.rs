@@ -63,6 +63,7 @@ const MIGRATIONS: &[&str] = &[
     MOVES,
     TOGETHER,
     SELECTIONS,
+    RULES,
 ];
 
 const NAMES: &str = "
@@ -236,6 +237,28 @@ CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut 
 
 // What tasks read of their inputs; earlier ones read all.
 const SELECTIONS: &str = "ALTER TABLE task_input ADD COLUMN selection TEXT NOT NULL DEFAULT '';";
+
+// Rules, and for each version that matched one what became of it: queued 0, waiting 1, running 2; ended: done 3, failed 4,
+// gone 5, loop 6.
+const RULES: &str = "
+CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
+  name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL,
+  changed INTEGER NOT NULL, source TEXT NOT NULL, text TEXT NOT NULL, UNIQUE(uid, name));
+INSERT INTO counter VALUES ('rule', 1);
+CREATE TABLE firing(firing INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
+  uid INTEGER NOT NULL, path TEXT NOT NULL, depth INTEGER NOT NULL, state INTEGER NOT NULL, queued INTEGER NOT NULL,
+  ended INTEGER NOT NULL DEFAULT 0, job INTEGER NOT NULL DEFAULT 0, task INTEGER NOT NULL DEFAULT 0,
+  error TEXT NOT NULL DEFAULT '');
+CREATE UNIQUE INDEX firing_version ON firing(rule, object);
+CREATE INDEX firing_state ON firing(rule, state, uid, firing);
+CREATE INDEX firing_path ON firing(rule, path) WHERE state <= 2;
+CREATE INDEX firing_object ON firing(object) WHERE state <= 2;
+CREATE INDEX firing_job ON firing(job) WHERE state = 2;
+CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision INTEGER NOT NULL, depth INTEGER NOT NULL,
+  open INTEGER NOT NULL);
+CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
+CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
+";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

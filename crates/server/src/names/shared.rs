@@ -5,6 +5,7 @@ use super::claims::Claims;
 use super::leaving::Leaving;
 use super::lent::Lent;
 use crate::clock;
+use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) claims: Claims,
     /// Which elements are on their way out.
     pub(crate) leaving: Leaving,
+    /// What fires when a version is sealed.
+    pub(crate) rules: Rules,
 }
 
 /// Room in the array.
@@ -121,6 +124,7 @@ impl Shared {
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
             leaving: Leaving::default(),
+            rules: Rules::default(),
         }
     }
 

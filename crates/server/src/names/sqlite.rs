@@ -88,6 +88,7 @@ impl SqliteNames {
             shared.set_damage();
         }
         database.read(|db| shared.leaving.load(db)).map_err(at)?;
+        database.read(|db| shared.rules.load(db)).map_err(at)?;
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

@@ -316,7 +316,9 @@ impl Tx<'_> {
         node.ctime = self.time(op.time);
         node.update(self.db)?;
         self.note(&node)?;
+        let folder = parent.ino;
         self.add_entry(parent, &op.name, &node)?;
+        self.fire_for_moved(&node, folder, &op.name)?;
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Moved);
         Ok(Answer::Entry(node.entry(&op.name)))
@@ -422,6 +424,10 @@ impl Tx<'_> {
             }
             target => self.move_entry(op, from, to, node, target)?,
         };
+        self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
+        if let Some(other) = other.as_ref().filter(|_| op.exchange) {
+            self.fire_for_moved(other, op.parent, &op.name)?;
+        }
         self.changes.push(Change::Moved);
         Ok(moved(op, &node, other.as_ref()))
     }

@@ -463,12 +463,15 @@ impl Tx<'_> {
             uid,
             self.now,
             task.cast_signed(),
-            path,
+            path.as_slice(),
             wanted.copies,
         ];
         let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
+        if self.shared.rules.any() && node.version != 0 {
+            self.fire_for(node, &path)?;
+        }
         if wanted.copies > 1 {
             self.want_copies(node, wanted.now)?;
         }

@@ -1,0 +1,277 @@
+//! `tidemill rule`: what is run when files that match a pattern are sealed.
+
+use crate::context::{Context, credentials};
+use crate::output::Said;
+use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
+use anyhow::{Context as _, bail};
+use serde_json::json;
+use std::io::Read;
+use std::process::ExitCode;
+use tidemill_core::rule::MAX_RULE_BYTES;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill rule test monthly.rule /climate/run-07/tas.nc      what it would do with a file
+  tidemill rule add monthly.rule --existing                   from now on, and for what is there
+  tidemill rule list
+  tidemill rule show monthly                                  its text, and how its firings went
+  tidemill rule log monthly --state failed                    files that failed, and why
+  tidemill rule retry monthly                                 fire for them again
+  tidemill rule pause monthly                                 what is sealed meanwhile waits for `resume`
+  tidemill rule remove monthly
+
+monthly.rule:
+  name = \"monthly\"; workdir = \"/climate\";
+  pattern = \"run-(?<n>\\d+)/*.nc\";
+  task = { kernel = \"wordcount\"; output = [ \"counts/${n}-${stem}.txt\" ]; };";
+
+/// Run a task for every file that matches a pattern, when it is sealed
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: RuleCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum RuleCommand {
+    /// Make a rule of a file of this machine; each version that matches fires it once
+    Add(Add),
+    /// List rules: one's own; as root all
+    List,
+    /// Show a rule with its text and how its firings went
+    Show(Named),
+    /// Have a rule not fire for now: what is sealed meanwhile waits
+    Pause(Named),
+    /// Have a rule fire again, for what has waited, too
+    Resume(Named),
+    /// Forget a rule with its log; jobs that it has begun go on
+    Remove(Named),
+    /// Say what a rule would do with a file, which need not be there
+    Test(Test),
+    /// Show the versions that matched and what became of them, the last first
+    Log(Log),
+    /// Fire again for versions whose firing failed, or that a chain of firings led to
+    Retry(Retry),
+}
+
+#[derive(Debug, clap::Args)]
+struct Named {
+    /// Name of the rule, or its number
+    #[arg(value_name = "RULE")]
+    name: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Add {
+    /// Its text: libconfig or XML; - for standard input
+    #[arg(value_name = "FILE")]
+    file: String,
+    /// It takes the place of the rule of the same name, which keeps its log
+    #[arg(long)]
+    replace: bool,
+    /// It fires for files that are there already, too
+    #[arg(long)]
+    existing: bool,
+    /// For everybody's files, each with the rights of the file's owner (root and the server's user only)
+    #[arg(long)]
+    for_all: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Test {
+    /// Name of a rule, or else a file with the text of one
+    #[arg(value_name = "RULE|FILE")]
+    rule: String,
+    /// Path of the array, absolute or relative to the rule's folder
+    path: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Log {
+    /// Name of the rule, or its number
+    #[arg(value_name = "RULE")]
+    name: String,
+    /// Only these: queued, waiting, running, done, failed, gone, loop
+    #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
+    state: Vec<String>,
+    /// So many at most
+    #[arg(long, short = 'n', default_value_t = 100)]
+    limit: u32,
+    /// Those before the one of this number
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    before: u64,
+}
+
+#[derive(Debug, clap::Args)]
+struct Retry {
+    /// Name of the rule, or its number
+    #[arg(value_name = "RULE")]
+    name: String,
+    /// Only this file's
+    path: Option<String>,
+}
+
+fn read(file: &str) -> anyhow::Result<String> {
+    let open: Box<dyn Read> = match file {
+        "-" => Box::new(std::io::stdin()),
+        path => Box::new(std::fs::File::open(path).with_context(|| path.to_owned())?),
+    };
+    let mut text = String::new();
+    // One more than may be: the server says what is too long.
+    let most = MAX_RULE_BYTES as u64 + 1;
+    open.take(most)
+        .read_to_string(&mut text)
+        .with_context(|| file.to_owned())?;
+    Ok(text)
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    match args.command {
+        RuleCommand::Add(args) => return add(args, context, &server).await,
+        RuleCommand::Test(args) => return test(args, context, &server).await,
+        RuleCommand::List => {
+            let rules = list(&server, "").await?;
+            context.output.show(&RulesView(rules))?;
+        }
+        RuleCommand::Show(args) => {
+            let rule = list(&server, &args.name).await?.pop();
+            context.output.show(&RuleView(rule.unwrap_or_default()))?;
+        }
+        RuleCommand::Pause(args) => pause(args, true, context, &server).await?,
+        RuleCommand::Resume(args) => pause(args, false, context, &server).await?,
+        RuleCommand::Remove(args) => {
+            let request = v1::RuleRequest {
+                credentials: Some(credentials()),
+                name: args.name,
+            };
+            let removed = server.rules().remove(request).await;
+            let rule = removed
+                .map_err(|status| server.explain(status))?
+                .into_inner();
+            let text = format!("rule {} is removed", rule.name);
+            context.output.show(&Said::new(text, rule_json(&rule)))?;
+        }
+        RuleCommand::Log(args) => {
+            let request = v1::RuleLogRequest {
+                credentials: Some(credentials()),
+                name: args.name,
+                before: args.before,
+                limit: args.limit,
+                states: args.state,
+            };
+            let log = server.rules().log(request).await;
+            let log = log.map_err(|status| server.explain(status))?.into_inner();
+            context.output.show(&LogView(log.firings))?;
+        }
+        RuleCommand::Retry(args) => {
+            let request = v1::RetryRuleRequest {
+                credentials: Some(credentials()),
+                name: args.name,
+                path: args.path.unwrap_or_default(),
+            };
+            let retried = server.rules().retry(request).await;
+            let firings = retried
+                .map_err(|status| server.explain(status))?
+                .into_inner()
+                .firings;
+            let text = format!("{firings} firings are queued again");
+            context
+                .output
+                .show(&Said::new(text, json!({ "firings": firings })))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(server: &tidemill_client::Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
+    let request = v1::ListRulesRequest {
+        credentials: Some(credentials()),
+        name: name.to_owned(),
+    };
+    let reply = server.rules().list(request).await;
+    Ok(reply
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .rules)
+}
+
+async fn pause(
+    args: Named,
+    paused: bool,
+    context: &Context,
+    server: &tidemill_client::Server,
+) -> anyhow::Result<()> {
+    let request = v1::PauseRuleRequest {
+        credentials: Some(credentials()),
+        name: args.name,
+        paused,
+    };
+    let rule = server.rules().pause(request).await;
+    let rule = rule.map_err(|status| server.explain(status))?.into_inner();
+    let what = if paused {
+        "paused: what is sealed waits"
+    } else {
+        "active"
+    };
+    let text = format!("rule {} is {what}", rule.name);
+    context.output.show(&Said::new(text, rule_json(&rule)))?;
+    Ok(())
+}
+
+async fn add(
+    args: Add,
+    context: &Context,
+    server: &tidemill_client::Server,
+) -> anyhow::Result<ExitCode> {
+    let request = v1::AddRuleRequest {
+        credentials: Some(credentials()),
+        text: read(&args.file)?,
+        source: args.file,
+        replace: args.replace,
+        existing: args.existing,
+        for_all: args.for_all,
+    };
+    let reply = server.rules().add(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let Some(rule) = reply.rule else {
+        bail!("{}", reply.errors.join("\n"));
+    };
+    let text = format!(
+        "rule {} (number {}, revision {}) fires for {} below {}",
+        rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
+    );
+    context.output.show(&Said::new(text, rule_json(&rule)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn test(
+    args: Test,
+    context: &Context,
+    server: &tidemill_client::Server,
+) -> anyhow::Result<ExitCode> {
+    let mut request = v1::TestRuleRequest {
+        credentials: Some(credentials()),
+        path: args.path,
+        ..v1::TestRuleRequest::default()
+    };
+    if args.rule == "-" || std::path::Path::new(&args.rule).is_file() {
+        request.text = read(&args.rule)?;
+        request.source = args.rule;
+    } else {
+        request.name = args.rule;
+    }
+    let reply = server.rules().test(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    if !reply.errors.is_empty() {
+        bail!("{}", reply.errors.join("\n"));
+    }
+    let matches = reply.matches;
+    context.output.show(&TestView(reply))?;
+    Ok(if matches {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(crate::FAILED)
+    })
+}

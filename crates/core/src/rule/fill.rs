@@ -1,0 +1,282 @@
+//! From a rule and files to a job script: `${…}` is replaced by what it stands for.
+
+use super::{Problem, Rule, VARIABLES};
+use crate::script::{Data, Group, Position, Setting, Value};
+use std::collections::BTreeSet;
+
+/// A file can't be given to a task.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FillError {
+    /// It does not match: the rule is another one than when it was found.
+    #[error("{0} does not match the rule any more")]
+    NoMatch(String),
+    /// Job scripts take it for a pattern.
+    #[error("{0} can't be the input of a task: its name has a '*'; rename it")]
+    Star(String),
+}
+
+/// What variables stand for in one task: for each of its files.
+#[derive(Clone, Debug)]
+pub(super) struct Fill {
+    task: String,
+    files: Vec<Vec<(String, String)>>,
+}
+
+impl Fill {
+    /// Values such as a file's could be.
+    pub(super) fn sample(rule: &Rule) -> Self {
+        let groups = rule.pattern.groups();
+        let mut values: Vec<_> = groups.map(|name| (name, "1".to_owned())).collect();
+        let workdir = rule.workdir.trim_end_matches('/');
+        values.extend(of_path(workdir, "sample/file.dat"));
+        values.push(("batch".into(), "1".into()));
+        Self {
+            task: rule.name.clone(),
+            files: vec![values],
+        }
+    }
+
+    fn of(rule: &Rule, task: &str, (version, paths): (u64, &[&str])) -> Result<Self, FillError> {
+        let workdir = rule.workdir.trim_end_matches('/');
+        let mut files = Vec::with_capacity(paths.len());
+        for path in paths {
+            if path.contains('*') {
+                return Err(FillError::Star((*path).to_owned()));
+            }
+            let below = rule.below(path);
+            let found = below.and_then(|below| Some((below, rule.pattern.captures(below)?)));
+            let (below, mut values) =
+                found.ok_or_else(|| FillError::NoMatch((*path).to_owned()))?;
+            values.extend(of_path(workdir, below));
+            values.push(("batch".into(), version.to_string()));
+            files.push(values);
+        }
+        let task = task.to_owned();
+        Ok(Self { task, files })
+    }
+}
+
+/// The values that every path has.
+fn of_path(workdir: &str, below: &str) -> [(String, String); 5] {
+    let (dir, name) = below.rsplit_once('/').unwrap_or(("", below));
+    let stem = match name.rsplit_once('.') {
+        Some((stem, _)) if !stem.is_empty() => stem,
+        _ => name,
+    };
+    let dir = match dir {
+        "" if workdir.is_empty() => "/".to_owned(),
+        "" => workdir.to_owned(),
+        dir => format!("{workdir}/{dir}"),
+    };
+    let [path, file, name_is, stem_is, dir_is, _] = VARIABLES;
+    [
+        (path, format!("{workdir}/{below}")),
+        (file, below.to_owned()),
+        (name_is, name.to_owned()),
+        (stem_is, stem.to_owned()),
+        (dir_is, dir),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+}
+
+impl Rule {
+    /// The script of a job: for each task its name, a number that no other task of the rule has, and its files, by their
+    /// full paths. Of a rule without `batch` each has one.
+    ///
+    /// # Errors
+    /// If a file can't be given to a task.
+    pub fn script(
+        &self,
+        revision: u64,
+        tasks: &[(String, u64, Vec<&str>)],
+    ) -> Result<String, FillError> {
+        let fill = |(task, version, paths): &(String, u64, Vec<&str>)| {
+            Fill::of(self, task, (*version, paths))
+        };
+        let fills = tasks.iter().map(fill).collect::<Result<Vec<_>, _>>()?;
+        let mut job = self.job_group(&fills);
+        let named = job
+            .settings
+            .iter_mut()
+            .find(|setting| setting.name == "name");
+        if let Some(named) = named {
+            named.value.data = Data::Text(format!("{}@{revision}", self.name));
+        }
+        Ok(job.to_string())
+    }
+
+    /// The outputs of a task, as a script names them.
+    ///
+    /// # Errors
+    /// If a file can't be given to the task.
+    pub fn outputs(&self, version: u64, paths: &[&str]) -> Result<Vec<String>, FillError> {
+        let fill = Fill::of(self, "", (version, paths))?;
+        let group = task(&self.task, &fill);
+        let outputs = group.get("output").map(|setting| &setting.value.data);
+        let Some(Data::Array(outputs) | Data::List(outputs)) = outputs else {
+            return Ok(Vec::new());
+        };
+        let texts = outputs.iter().filter_map(|value| match &value.data {
+            Data::Text(text) => Some(text.clone()),
+            _ => None,
+        });
+        Ok(texts.collect())
+    }
+
+    pub(super) fn job_group(&self, fills: &[Fill]) -> Group {
+        let mut job = self.job.clone();
+        let at = Position::START;
+        let mut set = |name: &str, data: Data| {
+            let value = Value { data, at };
+            let name = name.to_owned();
+            job.settings.push(Setting { name, at, value });
+        };
+        if self.job.get("replace").is_none() {
+            // The next version of a file has the next version of its results.
+            set("replace", Data::Boolean(true));
+        }
+        let tasks = fills.iter().map(|fill| Value {
+            data: Data::Group(task(&self.task, fill)),
+            at: self.task.settings.first().map_or(at, |setting| setting.at),
+        });
+        set("tasks", Data::List(tasks.collect()));
+        job
+    }
+}
+
+/// The task of a template.
+fn task(template: &Group, fill: &Fill) -> Group {
+    let mut group = template.clone();
+    let at = Position::START;
+    let mut first = |name: &str, data: Data| {
+        let value = Value { data, at };
+        let name = name.to_owned();
+        group.settings.insert(0, Setting { name, at, value });
+    };
+    if template.get("input").is_none() {
+        let path = Value {
+            data: Data::Text("${path}".into()),
+            at,
+        };
+        first("input", Data::Array(vec![path]));
+    }
+    first("name", Data::Text(fill.task.clone()));
+    for setting in group.settings.iter_mut().skip(1) {
+        if setting.name != "kernel" {
+            replace(&mut setting.value, &fill.files);
+        }
+    }
+    group
+}
+
+fn replace(value: &mut Value, files: &[Vec<(String, String)>]) {
+    match &mut value.data {
+        Data::Text(text) => {
+            if let Some(values) = files.first() {
+                *text = filled(text, values);
+            }
+        }
+        Data::Array(values) | Data::List(values) => {
+            let mut all = Vec::with_capacity(values.len());
+            for value in std::mem::take(values) {
+                let per_file = mentions(&value).any(|name| name != "batch");
+                let count = if per_file { files.len() } else { 1 };
+                let mut seen = BTreeSet::new();
+                for values in files.iter().take(count) {
+                    let mut copy = value.clone();
+                    replace(&mut copy, std::slice::from_ref(values));
+                    // Of a group that has the same text for several files once.
+                    if count == 1 || seen.insert(copy.to_string()) {
+                        all.push(copy);
+                    }
+                }
+            }
+            *values = all;
+        }
+        Data::Group(group) => {
+            let settings = group.settings.iter_mut();
+            settings.for_each(|setting| replace(&mut setting.value, files));
+        }
+        Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => {}
+    }
+}
+
+/// Puts values in place of `${…}`.
+fn filled(text: &str, values: &[(String, String)]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, name, after)) = next(rest) {
+        out.push_str(before);
+        let value = values.iter().find(|(known, _)| known == name);
+        out.push_str(value.map_or("", |(_, value)| value.as_str()));
+        rest = after;
+    }
+    out + rest
+}
+
+/// What stands before the next `${…}`, its name, and what stands behind it.
+fn next(text: &str) -> Option<(&str, &str, &str)> {
+    let (before, from) = text.split_once("${")?;
+    let (name, after) = from.split_once('}')?;
+    Some((before, name, after))
+}
+
+/// The names of variables in a value.
+fn mentions(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+    match &value.data {
+        Data::Text(text) => {
+            let mut rest = text.as_str();
+            Box::new(std::iter::from_fn(move || {
+                let (_, name, after) = next(rest)?;
+                rest = after;
+                Some(name)
+            }))
+        }
+        Data::Array(values) | Data::List(values) => Box::new(values.iter().flat_map(mentions)),
+        Data::Group(group) => {
+            let settings = group.settings.iter();
+            Box::new(settings.flat_map(|setting| mentions(&setting.value)))
+        }
+        Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => Box::new(std::iter::empty()),
+    }
+}
+
+/// What is wrong with the variables of a rule.
+pub(super) fn check(rule: &Rule) -> Vec<(Position, Problem)> {
+    let known: Vec<String> = VARIABLES
+        .iter()
+        .map(|name| (*name).to_owned())
+        .chain(rule.pattern.groups())
+        .collect();
+    let mut found = Vec::new();
+    let of_job = rule.job.settings.iter().map(|setting| {
+        let why = "only the task is made for each file";
+        (setting, Some(why))
+    });
+    let of_task = rule.task.settings.iter().map(|setting| {
+        let why = "a kernel is one for all files, and its text is taken apart into words";
+        (setting, (setting.name == "kernel").then_some(why))
+    });
+    for (setting, forbidden) in of_job.chain(of_task) {
+        for name in mentions(&setting.value) {
+            let (name, place) = (name.to_owned(), setting.name.clone());
+            if let Some(why) = forbidden {
+                found.push((setting.value.at, Problem::Place { name, place, why }));
+            } else if !known.contains(&name) {
+                let known = known.join(", ");
+                found.push((setting.value.at, Problem::Variable { name, known }));
+            } else if rule.batch.is_some() && name != "batch" && !in_array(&setting.value) {
+                let why = "with \"batch\" there are several files: only elements of an array, of \"input\" or \"args\", are repeated for each";
+                found.push((setting.value.at, Problem::Place { name, place, why }));
+            } else if rule.batch.is_some() && name != "batch" && setting.name == "output" {
+                let why = "with \"batch\" several files make one output; use ${batch}, a number that no other batch has";
+                found.push((setting.value.at, Problem::Place { name, place, why }));
+            }
+        }
+    }
+    found
+}
+
+fn in_array(value: &Value) -> bool {
+    matches!(value.data, Data::Array(_) | Data::List(_))
+}

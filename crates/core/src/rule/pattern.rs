@@ -1,0 +1,297 @@
+//! Patterns of paths: `run-(?<n>\d+)/*.nc`. Wildcards as in a shell, and groups in parentheses as in a regular
+//! expression, whose text can be used by name or number. Matching takes time linear in the path's length.
+
+use regex::{Regex, RegexBuilder};
+
+/// Longest pattern, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1024;
+/// Most memory that a compiled pattern may need, in bytes.
+const COMPILED_BYTES_MAX: usize = 1 << 20;
+
+/// A compiled pattern. It holds for whole paths relative to a folder, without a slash at their begin.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    text: String,
+    regex: Regex,
+    /// Folders that all matching paths begin with, without a slash at the end.
+    folder: String,
+}
+
+/// What is wrong with a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct PatternError {
+    /// Characters before the place.
+    pub at: usize,
+    /// What is wrong there, and what to do.
+    pub what: String,
+}
+
+fn wrong(at: usize, what: impl Into<String>) -> PatternError {
+    let what = what.into();
+    PatternError { at, what }
+}
+
+impl Pattern {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// Says what is wrong with it, and where.
+    pub fn new(text: &str) -> Result<Self, PatternError> {
+        if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
+            let what = format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes");
+            return Err(wrong(0, what));
+        }
+        let chars: Vec<char> = text.chars().collect();
+        let mut reader = Reader {
+            chars: &chars,
+            at: 0,
+            out: String::from("\\A(?s:"),
+            literal: String::new(),
+            is_literal: true,
+        };
+        reader.all()?;
+        let regex = compile(&format!("{})\\z", reader.out)).map_err(|what| wrong(0, what))?;
+        let folder = reader.folder();
+        let mut names = regex.capture_names().flatten();
+        if let Some(name) = names.find(|name| super::VARIABLES.contains(name)) {
+            let what = format!("a group may not be called \"{name}\": that is a name of its own");
+            return Err(wrong(0, what));
+        }
+        let text = text.to_owned();
+        Ok(Self {
+            text,
+            regex,
+            folder,
+        })
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Folders that all matching paths begin with, without a slash at the end; empty if there are none.
+    #[must_use]
+    pub fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    /// Whether a path matches.
+    #[must_use]
+    pub fn matches(&self, path: &str) -> bool {
+        self.regex.is_match(path)
+    }
+
+    /// The names of its groups: those that they were given, and all numbers from 1.
+    pub fn groups(&self) -> impl Iterator<Item = String> + '_ {
+        let names = self.regex.capture_names().enumerate().skip(1);
+        names.flat_map(|(index, name)| {
+            let name = name.map(str::to_owned);
+            std::iter::once(index.to_string()).chain(name)
+        })
+    }
+
+    /// What the groups stand for in a path that matches, by name and number; a group that took no part stands for nothing.
+    #[must_use]
+    pub fn captures(&self, path: &str) -> Option<Vec<(String, String)>> {
+        let captures = self.regex.captures(path)?;
+        let names = self.regex.capture_names().enumerate().skip(1);
+        let values = names.flat_map(|(index, name)| {
+            let value = captures.get(index).map_or("", |found| found.as_str());
+            let name = name.map(|name| (name.to_owned(), value.to_owned()));
+            std::iter::once((index.to_string(), value.to_owned())).chain(name)
+        });
+        Some(values.collect())
+    }
+}
+
+/// Text with `*` for anything, held against a whole value.
+pub(super) fn stars(text: &str) -> Result<Regex, String> {
+    let parts: Vec<String> = text.split('*').map(regex::escape).collect();
+    compile(&format!("\\A(?s:{})\\z", parts.join(".*")))
+}
+
+fn compile(text: &str) -> Result<Regex, String> {
+    let mut builder = RegexBuilder::new(text);
+    let regex = builder
+        .size_limit(COMPILED_BYTES_MAX)
+        .nest_limit(50)
+        .build();
+    regex.map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => {
+            format!("it needs more than {COMPILED_BYTES_MAX} bytes of memory; repeat less")
+        }
+        // A drawing, whose last line says what it is.
+        error => {
+            let text = error.to_string();
+            let last = text.lines().last().unwrap_or_default();
+            last.trim_start_matches("error: ").to_owned()
+        }
+    })
+}
+
+struct Reader<'a> {
+    chars: &'a [char],
+    at: usize,
+    out: String,
+    /// What stands before the first wildcard.
+    literal: String,
+    is_literal: bool,
+}
+
+impl Reader<'_> {
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    /// Whether a part of the path begins here, where a wildcard stands for no hidden name.
+    fn begins(&self) -> bool {
+        self.at == 0 || self.chars[self.at - 1] == '/'
+    }
+
+    fn all(&mut self) -> Result<(), PatternError> {
+        while let Some(c) = self.peek(0) {
+            let first = self.begins();
+            match c {
+                '*' if self.peek(1) == Some('*') => self.folders()?,
+                '*' => {
+                    self.out
+                        .push_str(if first { "(?:[^/.][^/]*)?" } else { "[^/]*" });
+                    self.wildcard(1);
+                }
+                '?' => {
+                    self.out.push_str(if first { "[^/.]" } else { "[^/]" });
+                    self.wildcard(1);
+                }
+                '[' => self.class(first)?,
+                '(' => self.group()?,
+                ')' => {
+                    return Err(wrong(
+                        self.at,
+                        "this ')' closes nothing; write \\) for the character",
+                    ));
+                }
+                '\\' => {
+                    let next = self.peek(1);
+                    let next = next.ok_or_else(|| wrong(self.at, "nothing follows this '\\'"))?;
+                    self.at += 1;
+                    self.plain(next);
+                }
+                '\0' => return Err(wrong(self.at, "no path has a zero byte")),
+                c => self.plain(c),
+            }
+        }
+        Ok(())
+    }
+
+    fn plain(&mut self, c: char) {
+        self.out
+            .push_str(&regex::escape(c.encode_utf8(&mut [0; 4])));
+        if self.is_literal {
+            self.literal.push(c);
+        }
+        self.at += 1;
+    }
+
+    /// A wildcard of so many characters was read.
+    fn wildcard(&mut self, chars: usize) {
+        self.at += chars;
+        self.is_literal = false;
+    }
+
+    /// The folders before the first wildcard.
+    fn folder(self) -> String {
+        let folder = self.literal.rsplit_once('/');
+        folder.map_or_else(String::new, |(folder, _)| folder.to_owned())
+    }
+
+    /// `**`: any folders, or all files below.
+    fn folders(&mut self) -> Result<(), PatternError> {
+        let alone = self.begins() && matches!(self.peek(2), None | Some('/'));
+        if !alone {
+            let what = "'**' stands alone between slashes, as in a/**/*.nc";
+            return Err(wrong(self.at, what));
+        }
+        self.out.push_str("(?:[^/.][^/]*/)*");
+        if self.peek(2).is_none() {
+            self.out.push_str("[^/.][^/]*");
+        }
+        let slash = usize::from(self.peek(2).is_some());
+        self.wildcard(2 + slash);
+        Ok(())
+    }
+
+    /// `[a-z]` or `[!a-z]`: one character, never a slash.
+    fn class(&mut self, first: bool) -> Result<(), PatternError> {
+        let start = self.at;
+        let not = matches!(self.peek(1), Some('!' | '^'));
+        let mut inner = String::new();
+        let mut at = start + 1 + usize::from(not);
+        loop {
+            let unclosed = || {
+                wrong(
+                    start,
+                    "this '[' is never closed; write \\[ for the character",
+                )
+            };
+            match self.chars.get(at).copied().ok_or_else(unclosed)? {
+                ']' if !inner.is_empty() => break,
+                '\\' => {
+                    at += 1;
+                    let c = self.chars.get(at).copied().ok_or_else(unclosed)?;
+                    inner.push_str(&regex::escape(c.encode_utf8(&mut [0; 4])));
+                }
+                '-' => inner.push('-'),
+                c => inner.push_str(&regex::escape(c.encode_utf8(&mut [0; 4]))),
+            }
+            at += 1;
+        }
+        let sign = if not { "^" } else { "" };
+        let without = if first { "/." } else { "/" };
+        let class = format!("[[{sign}{inner}]&&[^{without}]]");
+        compile(&class).map_err(|what| wrong(start, what))?;
+        self.out.push_str(&class);
+        self.wildcard(at + 1 - start);
+        Ok(())
+    }
+
+    /// A group as in a regular expression, to the parenthesis that closes it.
+    fn group(&mut self) -> Result<(), PatternError> {
+        let start = self.at;
+        let (mut depth, mut class, mut at) = (0_u32, false, start);
+        loop {
+            let unclosed = || {
+                wrong(
+                    start,
+                    "this '(' is never closed; write \\( for the character",
+                )
+            };
+            match self.chars.get(at).copied().ok_or_else(unclosed)? {
+                '\\' => at += 1,
+                '[' => class = true,
+                ']' => class = false,
+                '(' if !class => depth += 1,
+                ')' if !class => depth -= 1,
+                _ => {}
+            }
+            at += 1;
+            if depth == 0 {
+                break;
+            }
+        }
+        let text: String = self.chars[start..at].iter().collect();
+        compile(&text).map_err(|what| wrong(start, what))?;
+        if let Some(c @ ('*' | '?' | '+' | '{')) = self.chars.get(at) {
+            let what = format!(
+                "'{c}' after a group could mean two things: write it within, as in ((…){c})"
+            );
+            return Err(wrong(at, what));
+        }
+        // What it sets for itself, such as (?x), ends with it.
+        self.out.push_str(&format!("(?:{text})"));
+        self.wildcard(at - start);
+        Ok(())
+    }
+}

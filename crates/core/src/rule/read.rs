@@ -1,0 +1,455 @@
+//! From a rule's text to a rule.
+
+use super::fill::{self, Fill};
+use super::{
+    BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
+    MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
+};
+use crate::job::{Job, duration, size};
+use crate::script::{self, Data, Group, Position, Setting, Value};
+
+/// Most users, types and attributes that conditions name.
+const MAX_CONDITIONS: usize = 100;
+/// Settings of a rule that its jobs don't have.
+const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
+
+impl Rule {
+    /// Reads a rule in libconfig, or in the XML of the paper if it begins with `<`.
+    ///
+    /// `file` is the name that errors give.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it in itself, or with the task that it makes.
+    pub fn read(file: &str, text: &str) -> Result<Self, RuleErrors> {
+        let mut reader = Reader {
+            file,
+            errors: Vec::new(),
+        };
+        let group = reader.group(text);
+        let rule = group.and_then(|group| reader.rule(&group));
+        let Some(rule) = rule.filter(|_| reader.errors.is_empty()) else {
+            reader.errors.sort_by_key(|error| error.at);
+            return Err(RuleErrors::Rule(reader.errors));
+        };
+        rule.checked(file)
+    }
+
+    /// Its job as it would be for some file, read as any job is.
+    fn checked(mut self, file: &str) -> Result<Self, RuleErrors> {
+        let sample = Fill::sample(&self);
+        let job = Job::of_group(file, self.job_group(&[sample]))?;
+        self.workdir = job.workdir;
+        Ok(self)
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    errors: Vec<RuleError>,
+}
+
+impl Reader<'_> {
+    fn error(&mut self, at: Position, problem: Problem) {
+        self.errors.push(RuleError {
+            file: self.file.to_owned(),
+            at,
+            problem,
+        });
+    }
+
+    fn group(&mut self, text: &str) -> Option<Group> {
+        let found = if text.len() > MAX_RULE_BYTES {
+            Err((Position::START, Problem::Length(text.len())))
+        } else if text.trim_start().starts_with('<') {
+            xml::read(text).map_err(|(at, what)| (at, Problem::Xml(what)))
+        } else {
+            script::parse(self.file, text.as_bytes())
+                .map_err(|error| (error.at, Problem::Script(error.problem)))
+        };
+        found.map_err(|(at, problem)| self.error(at, problem)).ok()
+    }
+
+    fn type_error(&mut self, name: &str, expected: &'static str, value: &Value) {
+        let name = name.to_owned();
+        let found = value.data.kind();
+        self.error(
+            value.at,
+            Problem::Type {
+                name,
+                expected,
+                found,
+            },
+        );
+    }
+
+    fn text<'a>(&mut self, group: &'a Group, name: &'static str) -> Option<(&'a str, Position)> {
+        let value = &group.get(name)?.value;
+        if let Data::Text(text) = &value.data {
+            return Some((text, value.at));
+        }
+        self.type_error(name, "a string", value);
+        None
+    }
+
+    fn rule(&mut self, group: &Group) -> Option<Rule> {
+        let name = self.name(group);
+        let workdir = self.workdir(group);
+        let pattern = self.pattern(group, workdir.as_deref());
+        if let Some((when, at)) = self.text(group, "when")
+            && when != "sealed"
+        {
+            self.error(at, Problem::When(when.to_owned()));
+        }
+        let conditions = self.conditions(group);
+        let batch = self.batch(group);
+        let depth = self.depth(group);
+        let task = self.task(group);
+        let settings = group.settings.iter();
+        let own = |setting: &&Setting| !OWN.contains(&setting.name.as_str());
+        let job = Group {
+            settings: settings.filter(own).cloned().collect(),
+        };
+        let rule = Rule {
+            name: name?,
+            workdir: workdir?,
+            pattern: pattern?,
+            conditions,
+            batch,
+            depth,
+            job,
+            task: task?,
+        };
+        for (at, problem) in fill::check(&rule) {
+            self.error(at, problem);
+        }
+        Some(rule)
+    }
+
+    fn missing(&mut self, name: &'static str, example: &'static str) {
+        self.error(Position::START, Problem::Missing(name, example));
+    }
+
+    fn name(&mut self, group: &Group) -> Option<String> {
+        if group.get("name").is_none() {
+            self.missing("name", "a rule is known by it, as in name = \"monthly\";");
+        }
+        let (name, at) = self.text(group, "name")?;
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let good = (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain);
+        if !good || name.starts_with(['.', '-']) || name.chars().all(|c| c.is_ascii_digit()) {
+            self.error(at, Problem::Name(name.to_owned()));
+            return None;
+        }
+        Some(name.to_owned())
+    }
+
+    fn workdir(&mut self, group: &Group) -> Option<String> {
+        if group.get("workdir").is_none() {
+            let what = "the folder that all names are relative to, as in workdir = \"/climate\";";
+            self.missing("workdir", what);
+        }
+        let (workdir, at) = self.text(group, "workdir")?;
+        if !workdir.starts_with('/') {
+            let name = "workdir";
+            let what = format!("{workdir:?} is not absolute: write \"/{workdir}\"");
+            self.error(at, Problem::Value { name, what });
+            return None;
+        }
+        Some(format!("/{}", workdir.trim_matches('/')))
+    }
+
+    fn pattern(&mut self, group: &Group, workdir: Option<&str>) -> Option<Pattern> {
+        if group.get("pattern").is_none() {
+            self.missing(
+                "pattern",
+                "which files it is for, as in pattern = \"run-*/*.nc\";",
+            );
+        }
+        let (text, at) = self.text(group, "pattern")?;
+        let below = match text.strip_prefix('/') {
+            None => text,
+            Some(absolute) => {
+                let workdir = workdir?.trim_start_matches('/');
+                let below = absolute.strip_prefix(workdir);
+                let below = below.filter(|below| workdir.is_empty() || below.starts_with('/'));
+                let Some(below) = below else {
+                    self.error(at, Problem::Outside(format!("/{workdir}")));
+                    return None;
+                };
+                below.trim_start_matches('/')
+            }
+        };
+        let found = Pattern::new(below);
+        found
+            .map_err(|error| {
+                // Behind the quotation mark and what was taken away.
+                let before = text.chars().count() - below.chars().count() + 1 + error.at;
+                let before = u32::try_from(before).unwrap_or(u32::MAX);
+                let column = at.column.saturating_add(before);
+                self.error(Position { column, ..at }, Problem::Pattern(error.what));
+            })
+            .ok()
+    }
+
+    fn depth(&mut self, group: &Group) -> u32 {
+        let Some(setting) = group.get("depth") else {
+            return DEFAULT_DEPTH;
+        };
+        let given = match setting.value.data {
+            Data::Integer(number) => u32::try_from(number).ok(),
+            _ => None,
+        };
+        let depth = given.filter(|depth| (1..=MAX_DEPTH).contains(depth));
+        depth.unwrap_or_else(|| {
+            let what = format!("give a number from 1 to {MAX_DEPTH}");
+            self.error(
+                setting.value.at,
+                Problem::Value {
+                    name: "depth",
+                    what,
+                },
+            );
+            DEFAULT_DEPTH
+        })
+    }
+
+    fn task(&mut self, group: &Group) -> Option<Group> {
+        let Some(setting) = group.get("task") else {
+            self.missing("task", "what to run, as in task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };");
+            return None;
+        };
+        let Data::Group(task) = &setting.value.data else {
+            self.type_error("task", "a group { … }", &setting.value);
+            return None;
+        };
+        for name in ["name", "foreach"] {
+            if let Some(given) = task.get(name) {
+                let (place, name) = ("the task of a rule", name.to_owned());
+                let advice = "it has a name by the rule and the version, and stands for each file that matches";
+                self.error(
+                    given.at,
+                    Problem::Unknown {
+                        place,
+                        name,
+                        advice,
+                    },
+                );
+            }
+        }
+        if let Some(tasks) = group.get("tasks") {
+            let (place, name, advice) = ("a rule", "tasks".to_owned(), "it has one \"task\"");
+            self.error(
+                tasks.at,
+                Problem::Unknown {
+                    place,
+                    name,
+                    advice,
+                },
+            );
+        }
+        Some(task.clone())
+    }
+
+    fn batch(&mut self, group: &Group) -> Option<Batch> {
+        let value = &group.get("batch")?.value;
+        let (mut files, mut after) = (None, None);
+        match &value.data {
+            Data::Group(settings) => {
+                for setting in &settings.settings {
+                    match setting.name.as_str() {
+                        "files" => files = Some(&setting.value),
+                        "after" => after = Some(&setting.value),
+                        name => {
+                            let (place, name) = ("\"batch\"", name.to_owned());
+                            let advice = "it has files and after";
+                            self.error(
+                                setting.at,
+                                Problem::Unknown {
+                                    place,
+                                    name,
+                                    advice,
+                                },
+                            );
+                        }
+                    }
+                }
+            }
+            Data::Integer(_) => files = Some(value),
+            Data::Text(_) => after = Some(value),
+            _ => {
+                let expected = "a number of files, a time such as \"5s\", or a group { files = 100; after = \"5s\"; }";
+                self.type_error("batch", expected, value);
+                return None;
+            }
+        }
+        let count = files.map(|value| self.batch_files(value));
+        let after = after.map(|value| self.batch_after(value));
+        Some(Batch {
+            files: count.unwrap_or(Some(BATCH_IN_TIME))?,
+            after: match after {
+                Some(after) => Some(after?),
+                None => None,
+            },
+        })
+    }
+
+    fn batch_files(&mut self, value: &Value) -> Option<u32> {
+        let given = match value.data {
+            Data::Integer(number) => u32::try_from(number).ok(),
+            _ => None,
+        };
+        let files = given.filter(|files| (1..=MAX_BATCH).contains(files));
+        if files.is_none() {
+            let what = format!("a task has 1 to {MAX_BATCH} files");
+            self.error(
+                value.at,
+                Problem::Value {
+                    name: "batch",
+                    what,
+                },
+            );
+        }
+        files
+    }
+
+    fn batch_after(&mut self, value: &Value) -> Option<crate::time::Span> {
+        let given = match &value.data {
+            Data::Text(text) => duration(text),
+            _ => None,
+        };
+        if given.is_none() {
+            let what = "a time is a number with s, m, h or d, as in \"5s\"".to_owned();
+            self.error(
+                value.at,
+                Problem::Value {
+                    name: "batch",
+                    what,
+                },
+            );
+        }
+        given
+    }
+
+    fn conditions(&mut self, group: &Group) -> Conditions {
+        let mut found = Conditions::default();
+        let Some(setting) = group.get("where") else {
+            return found;
+        };
+        let Data::Group(settings) = &setting.value.data else {
+            self.type_error(
+                "where",
+                "a group such as { size = \"1MB..\"; }",
+                &setting.value,
+            );
+            return found;
+        };
+        for setting in &settings.settings {
+            match setting.name.as_str() {
+                "size" => self.size(&setting.value, &mut found),
+                "owner" => self.owners(&setting.value, &mut found),
+                "type" => self.kinds(&setting.value, &mut found),
+                "xattr" => self.xattrs(&setting.value, &mut found),
+                name => {
+                    let (place, name) = ("\"where\"", name.to_owned());
+                    let advice = "it has size, owner, type and xattr";
+                    self.error(
+                        setting.at,
+                        Problem::Unknown {
+                            place,
+                            name,
+                            advice,
+                        },
+                    );
+                }
+            }
+        }
+        found
+    }
+
+    fn size(&mut self, value: &Value, found: &mut Conditions) {
+        let ends = match &value.data {
+            Data::Text(text) => text.split_once(".."),
+            _ => None,
+        };
+        let end = |text: &str, open: u64| match text.trim() {
+            "" => Some(open),
+            text => size(text),
+        };
+        let ends = ends.and_then(|(min, max)| Some((end(min, 0)?, end(max, u64::MAX)?)));
+        match ends {
+            Some((min, max)) if min <= max => {
+                found.size_min = min;
+                found.size_max = Some(max).filter(|&max| max != u64::MAX);
+            }
+            _ => {
+                let what = "give a range of bytes, as in \"1MB..\", \"..4GiB\" or \"1kB..1MB\"";
+                let what = what.to_owned();
+                self.error(value.at, Problem::Value { name: "size", what });
+            }
+        }
+    }
+
+    /// One value, or several in an array.
+    fn several<'a>(&mut self, name: &'static str, value: &'a Value) -> &'a [Value] {
+        match &value.data {
+            Data::Array(values) | Data::List(values) if values.len() > MAX_CONDITIONS => {
+                let what = format!("give {MAX_CONDITIONS} at most");
+                self.error(value.at, Problem::Value { name, what });
+                &[]
+            }
+            Data::Array(values) | Data::List(values) => values,
+            _ => std::slice::from_ref(value),
+        }
+    }
+
+    fn owners(&mut self, value: &Value, found: &mut Conditions) {
+        for value in self.several("owner", value) {
+            let uid = match value.data {
+                Data::Integer(uid) => u32::try_from(uid).ok(),
+                _ => None,
+            };
+            match uid {
+                Some(uid) => found.owners.push(uid),
+                None => {
+                    self.type_error("owner", "a user's number, as `id -u NAME` prints it", value)
+                }
+            }
+        }
+    }
+
+    fn kinds(&mut self, value: &Value, found: &mut Conditions) {
+        for value in self.several("type", value) {
+            let Data::Text(text) = &value.data else {
+                self.type_error("type", "a string such as \"image/*\"", value);
+                continue;
+            };
+            match pattern::stars(text) {
+                Ok(wanted) if mime::is_known(&wanted) => found.kinds.push(wanted),
+                _ => {
+                    let what = format!(
+                        "{text:?} is no type that is known here by the end of a name; use the pattern"
+                    );
+                    self.error(value.at, Problem::Value { name: "type", what });
+                }
+            }
+        }
+    }
+
+    fn xattrs(&mut self, value: &Value, found: &mut Conditions) {
+        const EXPECTED: &str = "strings such as \"user.project=tide*\" or \"user.checked\"";
+        for value in self.several("xattr", value) {
+            let Data::Text(text) = &value.data else {
+                self.type_error("xattr", EXPECTED, value);
+                continue;
+            };
+            let (name, wanted) = text.split_once('=').unwrap_or((text, "*"));
+            let name = name.trim();
+            match pattern::stars(wanted.trim()) {
+                Ok(wanted) if name.len() > 5 && name.starts_with("user.") => {
+                    found.xattrs.push((name.to_owned(), wanted));
+                }
+                _ => self.type_error("xattr", EXPECTED, value),
+            }
+        }
+    }
+}

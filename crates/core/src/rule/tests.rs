@@ -1,0 +1,359 @@
+use super::*;
+use proptest::prelude::*;
+
+const RULE: &str = r#"
+name = "monthly"; workdir = "/climate";
+pattern = "run-(?<n>\d+)/*.nc";
+task = { kernel = "wordcount"; output = [ "out/${n}-${stem}.txt" ]; };
+"#;
+
+fn refused(text: &str) -> String {
+    Rule::read("r.conf", text).unwrap_err().to_string()
+}
+
+#[test]
+fn a_rule_makes_a_job_of_files() {
+    let rule = Rule::read("r.conf", RULE).unwrap();
+    assert_eq!((rule.name.as_str(), rule.depth), ("monthly", 8));
+    assert!(rule.matches("/climate/run-07/a.nc"));
+    for other in [
+        "/climate/run-x/a.nc",
+        "/climate/run-07/b/a.nc",
+        "/climate/run-07/.a.nc",
+        "/climate/run-07/a.ncx",
+        "/climates/run-07/a.nc",
+        "/climate",
+        "/",
+    ] {
+        assert!(!rule.matches(other), "{other}");
+    }
+    let tasks = [("monthly-9".to_owned(), 9, vec!["/climate/run-07/a b.nc"])];
+    let script = rule.script(3, &tasks).unwrap();
+    let job = crate::job::Job::parse("job", script.as_bytes()).unwrap();
+    assert_eq!((job.name.as_str(), job.replace), ("monthly@3", true));
+    let task = &job.tasks[0];
+    assert_eq!(task.inputs[0].name, "run-07/a b.nc");
+    assert_eq!(task.outputs[0].path, "/climate/out/07-a b.txt");
+    assert_eq!(
+        rule.outputs(9, &["/climate/run-07/a.nc"]).unwrap(),
+        ["out/07-a.txt"]
+    );
+}
+
+#[test]
+fn names_of_files_stay_names() {
+    let rule = Rule::read("r.conf", RULE).unwrap();
+    for name in [
+        "a\"; kernel = \"sh",
+        "${n}",
+        "a\\",
+        "{inputs}",
+        "-rf",
+        "a\nb",
+        "a; rm",
+    ] {
+        let path = format!("/climate/run-1/{name}.nc");
+        let script = rule.script(1, &[("t".into(), 1, vec![&path])]).unwrap();
+        let job = crate::job::Job::parse("job", script.as_bytes()).unwrap();
+        assert_eq!(job.tasks[0].kernel.name, "wordcount");
+        assert_eq!(job.tasks[0].inputs[0].path, path);
+    }
+    let star = rule.script(1, &[("t".into(), 1, vec!["/climate/run-1/*.nc"])]);
+    assert!(matches!(star, Err(FillError::Star(_))), "{star:?}");
+}
+
+#[test]
+fn a_batch_repeats_what_names_a_file() {
+    let text = r#"
+    name = "sum"; workdir = "/"; pattern = "in/*"; batch = { files = 10; after = "5s"; };
+    task = { kernel = "sum"; input = [ "table", "${path}" ]; args = [ "-f", "${name}", "x${batch}" ];
+             output = [ "out/${batch}" ]; };
+    "#;
+    let rule = Rule::read("r.conf", text).unwrap();
+    assert_eq!(rule.batch.unwrap().files, 10);
+    let script = rule
+        .script(1, &[("t".into(), 7, vec!["/in/a", "/in/b"])])
+        .unwrap();
+    let job = crate::job::Job::parse("job", script.as_bytes()).unwrap();
+    let inputs: Vec<_> = job.tasks[0]
+        .inputs
+        .iter()
+        .map(|input| input.path.as_str())
+        .collect();
+    assert_eq!(inputs, ["/table", "/in/a", "/in/b"]);
+    assert_eq!(job.tasks[0].args, ["-f", "a", "b", "x7"]);
+    let wrong = text.replace("out/${batch}", "out/${name}");
+    assert!(refused(&wrong).contains("several files make one output"));
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_place() {
+    for (from, to, said) in [
+        (
+            r"run-(?<n>\d+)/*.nc",
+            r"run-(?<n>\d+/*.nc",
+            "r.conf:3:16: pattern: this '(' is never closed",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "a/[x",
+            "r.conf:3:14: pattern: this '[' is never closed",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "a**",
+            "r.conf:3:13: pattern: '**' stands alone",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            r"(?<n>\y)",
+            "r.conf:3:12: pattern: unrecognized escape",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "(a)+",
+            "r.conf:3:15: pattern: '+' after a group",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "(?<n>(a{99}){99}){99}",
+            "after a group",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "(?<n>((a{99}){99}){99})",
+            "bytes of memory",
+        ),
+        (
+            r"run-(?<n>\d+)/*.nc",
+            "/other/*",
+            "does not begin with the folder",
+        ),
+        (
+            "${n}",
+            "${m}",
+            "r.conf:4:41: \"${m}\" stands for nothing; there are path,",
+        ),
+        ("\"wordcount\"", "\"${n}\"", "may not stand in \"kernel\""),
+        (
+            "task =",
+            "when = \"growing\"; task =",
+            "fires when a version is sealed",
+        ),
+        (
+            "task =",
+            "where = { bytes = 1; }; task =",
+            "\"where\" has no setting \"bytes\"",
+        ),
+        ("task =", "depth = 0; task =", "a number from 1 to"),
+        ("task =", "batch = 0; task =", "1 to 10000 files"),
+        ("task =", "colour = 1; task =", "colour"),
+        ("\"monthly\"", "\"a/b\"", "can't be the name of a rule"),
+        ("\"monthly\"", "\"12\"", "can't be the name of a rule"),
+        ("output =", "inputs = [\"a\"]; output =", "inputs"),
+        ("output = [ \"out/${n}-${stem}.txt\" ];", "", "output"),
+        ("\"out/${n}", "\"/elsewhere/${n}", "/elsewhere"),
+    ] {
+        let text = RULE.replace(from, to);
+        let said_now = refused(&text);
+        assert!(said_now.contains(said), "{text}\n{said_now}");
+    }
+    assert!(refused("").contains("\"name\" is missing"));
+    assert!(refused(&" ".repeat(MAX_RULE_BYTES + 1)).contains("too long"));
+}
+
+#[test]
+fn conditions_hold_of_size_owner_type_and_attributes() {
+    let with = |conditions: &str| {
+        let text = RULE.replace("task =", &format!("where = {{ {conditions} }}; task ="));
+        Rule::read("r.conf", &text).unwrap().conditions
+    };
+    let sizes = with("size = \"1kB..2kB\";");
+    assert!(sizes.fit("/a", 1000, 1) && sizes.fit("/a", 2000, 1));
+    assert!(!sizes.fit("/a", 999, 1) && !sizes.fit("/a", 2001, 1));
+    let owners = with("owner = [ 7, 8 ];");
+    assert!(owners.fit("/a", 1, 8) && !owners.fit("/a", 1, 9));
+    let kinds = with("type = [ \"image/*\", \"application/netcdf\" ];");
+    assert!(kinds.fit("/a.PNG", 1, 1) && kinds.fit("/a.nc", 1, 1) && !kinds.fit("/a.txt", 1, 1));
+    let attributes = with("xattr = [ \"user.project=tide*\", \"user.checked\" ];");
+    let look = |checked: bool| {
+        attributes.fit_xattrs(|name| {
+            let value = match name {
+                "user.project" => Some(b"tidemill".to_vec()),
+                _ => checked.then(Vec::new),
+            };
+            Ok::<_, ()>(value)
+        })
+    };
+    assert_eq!((look(true), look(false)), (Ok(true), Ok(false)));
+}
+
+#[test]
+fn the_papers_xml_is_read_and_can_not_grow() {
+    let text = r#"<?xml version="1.0"?>
+<!-- a rule -->
+<rule name="count" workdir="/raw">
+  <pattern>*.dat</pattern>
+  <program>/usr/bin/wc</program>
+  <arguments>-l</arguments> <argument>${file}</argument>
+  <output local="yes" stdout="yes">counts/${stem}.&lt;txt&gt;</output>
+</rule>"#;
+    let rule = Rule::read("r.xml", text).unwrap();
+    let script = rule
+        .script(1, &[("t".into(), 1, vec!["/raw/a.dat"])])
+        .unwrap();
+    let job = crate::job::Job::parse("job", script.as_bytes()).unwrap();
+    assert_eq!(job.tasks[0].args, ["-l", "a.dat"]);
+    assert_eq!(job.tasks[0].stdout.as_deref(), Some("counts/a.<txt>"));
+    for (from, to, said) in [
+        (
+            "<!-- a rule -->",
+            "<!DOCTYPE a [<!ENTITY b \"bb\">]>",
+            "r.xml:2:2: definitions and CDATA",
+        ),
+        ("*.dat", "&b;", "only &amp; &lt;"),
+        (
+            "</pattern>",
+            "</patern>",
+            "r.xml:4:19: expected </pattern>, found </patern>",
+        ),
+        ("</rule>", "", "<rule> is never closed"),
+        ("<program>", "<programme>", "expected </programme>"),
+        (
+            "local=\"yes\"",
+            "local=\"no\"",
+            "always made where the program runs",
+        ),
+        ("*.dat", "(*.dat", "pattern: "),
+    ] {
+        let said_now = refused_xml(&text.replace(from, to));
+        assert!(said_now.contains(said), "{said_now}");
+    }
+    let deep = "<a>".repeat(20_000);
+    assert!(refused_xml(&deep).contains("deep in each other"));
+}
+
+fn refused_xml(text: &str) -> String {
+    Rule::read("r.xml", text).unwrap_err().to_string()
+}
+
+#[test]
+fn folders_that_may_hold_matching_files_are_known() {
+    let pattern = |text: &str| Pattern::new(text).unwrap().folder().to_owned();
+    assert_eq!(pattern("a/b/*.nc"), "a/b");
+    assert_eq!(pattern("a/b.nc"), "a");
+    assert_eq!(pattern("a/b*/c/d"), "a");
+    assert_eq!(pattern("**/d"), "");
+    let rule = Rule::read(
+        "r.conf",
+        &RULE.replace("run-(?<n>\\d+)/*.nc", "a/(?<n>x)/*"),
+    )
+    .unwrap();
+    assert_eq!(rule.folder(), "/climate/a");
+    for (folder, reached) in [
+        ("/", true),
+        ("/climate", true),
+        ("/climate/a/x", true),
+        ("/climate/ab", false),
+        ("/other", false),
+    ] {
+        assert_eq!(rule.reaches(folder), reached, "{folder}");
+    }
+}
+
+#[test]
+fn the_documented_rules_are_right() {
+    let page = include_str!("../../../../docs/rules.md");
+    let blocks: Vec<&str> = page.split("```").skip(1).step_by(2).collect();
+    let body = |kind: &'static str| {
+        let blocks = blocks
+            .iter()
+            .filter_map(move |block| block.strip_prefix(kind));
+        blocks.map(str::trim_start).collect::<Vec<_>>()
+    };
+    let [whole, conditions, batches] = body("libconfig\n")[..] else {
+        panic!("{blocks:?}")
+    };
+    Rule::read("page", whole).unwrap();
+    let with = whole.replace("task = {", &format!("{conditions} task = {{"));
+    Rule::read("page", &with).unwrap();
+    let (batches, task) = batches.split_once("task =").unwrap();
+    for batch in batches.trim().lines() {
+        let (head, _) = whole.split_once("task =").unwrap();
+        Rule::read("page", &format!("{head} {batch}\ntask = {task}")).unwrap();
+    }
+    for xml in body("xml\n") {
+        Rule::read("page", xml).unwrap();
+    }
+    Rule::read(
+        "example",
+        include_str!("../../../../examples/rules/count.rule"),
+    )
+    .unwrap();
+}
+
+/// What a pattern without groups means, the slow way.
+fn means(pattern: &[char], path: &[char], begins: bool) -> bool {
+    let Some((&first, rest)) = pattern.split_first() else {
+        return path.is_empty();
+    };
+    let visible = |c: char| c != '/' && !(begins && c == '.');
+    match first {
+        '*' if begins && rest.first() == Some(&'*') => {
+            let after = &rest[1..];
+            let whole = after.is_empty();
+            let after = if whole { after } else { &after[1..] };
+            let text: String = path.iter().collect();
+            let hidden = |part: &str| part.is_empty() || part.starts_with('.');
+            if whole {
+                return !text.split('/').any(hidden);
+            }
+            let slashes = path.iter().enumerate().filter(|(_, c)| **c == '/');
+            let mut starts = std::iter::once(0).chain(slashes.map(|(at, _)| at + 1));
+            starts.any(|at| {
+                let before: String = path[..at].iter().collect();
+                let folders = before.strip_suffix('/').unwrap_or(&before);
+                (at == 0 || !folders.split('/').any(hidden)) && means(after, &path[at..], true)
+            })
+        }
+        '*' => {
+            let end = path.iter().position(|&c| c == '/').unwrap_or(path.len());
+            let end = if begins && path.first() == Some(&'.') {
+                0
+            } else {
+                end
+            };
+            (0..=end).any(|at| means(rest, &path[at..], false))
+        }
+        '?' => path.first().is_some_and(|&c| visible(c)) && means(rest, &path[1..], false),
+        c => path.first() == Some(&c) && means(rest, &path[1..], c == '/'),
+    }
+}
+
+proptest! {
+    #[test]
+    fn patterns_mean_what_they_say(
+        parts in prop::collection::vec(prop_oneof![Just("**".to_owned()), "[ab.*?]{1,4}"], 1..4),
+        path in "[ab.]{0,3}(/[ab.]{1,3}){0,3}",
+    ) {
+        let clean = |part: &String| part == "**" || !part.contains("**");
+        prop_assume!(parts.iter().all(clean) && !path.is_empty());
+        let text = parts.join("/");
+        let pattern = Pattern::new(&text).unwrap();
+        let slow: Vec<char> = text.chars().collect();
+        let chars: Vec<char> = path.chars().collect();
+        prop_assert_eq!(pattern.matches(&path), means(&slow, &chars, true), "{} {}", text, path);
+        if pattern.matches(&path) && !pattern.folder().is_empty() {
+            let folder = format!("{}/", pattern.folder());
+            prop_assert!(path.starts_with(&folder));
+        }
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", noise in "[a-z<>&;/\"=!\\[\\](){}*?$ ]{0,200}") {
+        let _ = Rule::read("r", &text);
+        let _ = Rule::read("r", &noise);
+        let _ = Rule::read("r", &format!("<{noise}"));
+        let _ = Pattern::new(&noise);
+    }
+}

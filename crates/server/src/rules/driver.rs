@@ -1,0 +1,399 @@
+//! Turns queued firings into jobs, for as long as the server runs. It sleeps until something is queued or a job has ended.
+
+use super::ends::{end, settle};
+use super::pick::{Firing, Next, Picked, Task, Turns};
+use super::store::{self, one};
+use super::{Kept, State, walk};
+use crate::access::Access;
+use crate::array::Array;
+use crate::clock;
+use crate::jobs::submit::{Given, Refused, Submission, submit_given};
+use crate::jobs::{Accepted, Incoming};
+use crate::names::{Caller, Fault, SqliteNames};
+use crate::recall::Recalls;
+use parking_lot::Mutex;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::id::ObjectId;
+use tidemill_core::rule::FillError;
+use tokio::task::JoinSet;
+
+/// Rules that make jobs at the same time.
+const FIRING_MAX: usize = 8;
+/// When the database fails, or another job writes what a firing would, it is tried again after this.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Files that a job waits for change it no more often.
+const REST: Duration = Duration::from_millis(1);
+/// Longest script of a job, in bytes; the rest makes another one.
+const SCRIPT_BYTES_MAX: usize = 4 << 20;
+
+/// What firing needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Firer {
+    pub(super) names: Arc<SqliteNames>,
+    recalls: Recalls,
+    array: Arc<Array>,
+    pub(super) access: Arc<Access>,
+    driver: Sender<Incoming>,
+}
+
+/// Fires, for ever.
+async fn run(firer: Firer) {
+    let turns = Arc::new(Mutex::new(Turns::default()));
+    let mut busy = BTreeSet::new();
+    let mut firing: JoinSet<(u64, bool)> = JoinSet::new();
+    // Rules that could not fire, until when.
+    let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
+    if let Err(fault) = firer.forget().await {
+        tracing::warn!(%fault, "what removed rules left behind stays for now");
+    }
+    loop {
+        let now = tokio::time::Instant::now();
+        held.retain(|_, until| *until > now);
+        let mut away = busy.clone();
+        away.extend(held.keys());
+        let mut until = held.values().min().copied();
+        let next = match firing.len() < FIRING_MAX {
+            true => firer.next(&turns, away).await,
+            false => Ok(Found::Wait(None)),
+        };
+        match next {
+            Ok(Found::More) => continue,
+            Ok(Found::Fire(picked)) => {
+                let (id, firer) = (picked.kept.id, firer.clone());
+                busy.insert(id);
+                firing.spawn(async move { (id, firer.fire(picked).await) });
+                continue;
+            }
+            Ok(Found::Wait(at)) => {
+                let at = at.map(|at| at.saturating_sub(clock::now_ns()).max(0).unsigned_abs());
+                let at = at.map(|ns| now + Duration::from_nanos(ns));
+                until = until.into_iter().chain(at).min();
+            }
+            Err(Fault::Closed) => return,
+            Err(fault) => {
+                tracing::warn!(%fault, "rules wait");
+                until = Some(now + AGAIN);
+            }
+        }
+        let timer = async {
+            match until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = firer.names.shared().rules.woken() => {}
+            () = timer => {}
+            Some(ended) = firing.join_next() => {
+                // One that panicked has kept nothing: its rule is busy no more either way.
+                match ended {
+                    Ok((id, true)) => { busy.remove(&id); }
+                    Ok((id, false)) => {
+                        busy.remove(&id);
+                        held.insert(id, tokio::time::Instant::now() + AGAIN);
+                    }
+                    Err(_) => busy.clear(),
+                }
+            }
+        }
+        tokio::time::sleep(REST).await;
+    }
+}
+
+enum Found {
+    /// There is more to be seen to at once.
+    More,
+    Fire(Picked),
+    Wait(Option<i64>),
+}
+
+impl Firer {
+    /// Begins to fire, for as long as the server runs.
+    pub(crate) fn start(
+        (names, recalls, array): (&Arc<SqliteNames>, &Recalls, &Arc<Array>),
+        access: &Arc<Access>,
+        driver: &Sender<Incoming>,
+    ) -> Self {
+        let firer = Self {
+            names: names.clone(),
+            recalls: recalls.clone(),
+            array: array.clone(),
+            access: access.clone(),
+            driver: driver.clone(),
+        };
+        tokio::spawn(run(firer.clone()));
+        firer
+    }
+
+    /// Sees to what has ended and what is there already, and picks what is fired next. It writes, so that it comes after
+    /// whoever woke it.
+    async fn next(&self, turns: &Arc<Mutex<Turns>>, away: BTreeSet<u64>) -> Result<Found, Fault> {
+        let (shared, turns) = (self.names.shared().clone(), turns.clone());
+        let work = move |db: &Connection| {
+            let now = clock::now_ns();
+            let rules = shared.rules.all();
+            if rules.is_empty() {
+                return Ok(Found::Wait(None));
+            }
+            let more = settle(db, now)? | walk::page(db, &shared, now)?;
+            let mut turns = turns.lock();
+            turns.keep(&rules);
+            Ok(match turns.next(db, &rules, &away, now)? {
+                Next::Fire(picked) => Found::Fire(picked),
+                Next::Wait(_) if more => Found::More,
+                Next::Wait(at) => Found::Wait(at),
+            })
+        };
+        self.names.database().write(work).await
+    }
+
+    /// Forgets what rules that were removed have left behind.
+    pub(super) async fn forget(&self) -> Result<(), Fault> {
+        for rule in self.names.database().read(store::gone)? {
+            let forget = move |db: &Connection| store::forget(db, rule);
+            while self.names.database().write(forget).await? {}
+        }
+        Ok(())
+    }
+
+    /// Makes jobs of what was picked; whether all of it was seen to.
+    async fn fire(&self, picked: Picked) -> bool {
+        let kept = picked.kept;
+        let caller = match kept.for_all {
+            true => self.access.user(picked.uid),
+            false => kept.owner.clone(),
+        };
+        let mut all_done = true;
+        let mut todo = vec![picked.tasks];
+        while let Some(tasks) = todo.pop() {
+            if tasks.is_empty() {
+                continue;
+            }
+            match self.try_fire(&kept, &caller, &tasks).await {
+                Ok(Tried::Done) => {}
+                Ok(Tried::Left(left)) => todo.push(left),
+                Ok(Tried::Later) if tasks.len() == 1 => all_done = false,
+                Ok(Tried::Refused(reason)) if tasks.len() == 1 => {
+                    let ended = self.failed(tasks.into_iter().flatten(), &reason).await;
+                    all_done &= ended.is_ok();
+                }
+                // One of them is in the way of the others.
+                Ok(Tried::Refused(_) | Tried::Later) => {
+                    let (first, second) = tasks.split_at(tasks.len() / 2);
+                    todo.extend([second.to_vec(), first.to_vec()]);
+                }
+                Err(fault) => {
+                    tracing::warn!(rule = kept.id, %fault, "a rule waits");
+                    all_done = false;
+                }
+            }
+        }
+        all_done
+    }
+
+    async fn failed(
+        &self,
+        firings: impl Iterator<Item = Firing>,
+        reason: &str,
+    ) -> Result<(), Fault> {
+        let firings: Vec<u64> = firings.map(|one| one.firing).collect();
+        let (reason, now) = (reason.to_owned(), clock::now_ns());
+        let write = move |db: &Connection| {
+            for firing in firings {
+                end(db, (firing, State::Queued), State::Failed, &reason, now)?;
+            }
+            Ok(())
+        };
+        self.names.database().write(write).await
+    }
+
+    /// Takes out what is not there any more, and notes that.
+    async fn there(&self, tasks: &[Task]) -> Result<Vec<Task>, Fault> {
+        let gone = self.names.database().read(|db| {
+            let mut gone = BTreeMap::new();
+            for firing in tasks.iter().flatten() {
+                if let Some(why) = why_gone(db, firing)? {
+                    gone.insert(firing.firing, why);
+                }
+            }
+            Ok(gone)
+        })?;
+        if gone.is_empty() {
+            return Ok(tasks.to_vec());
+        }
+        let here = |task: &Task| {
+            let here = task.iter().filter(|one| !gone.contains_key(&one.firing));
+            here.cloned().collect::<Task>()
+        };
+        let tasks = tasks.iter().map(here).filter(|task| !task.is_empty());
+        let tasks = tasks.collect();
+        let now = clock::now_ns();
+        let write = move |db: &Connection| {
+            for (firing, why) in gone {
+                end(db, (firing, State::Queued), State::Gone, why, now)?;
+            }
+            Ok(())
+        };
+        self.names.database().write(write).await?;
+        Ok(tasks)
+    }
+
+    async fn try_fire(&self, kept: &Kept, caller: &Caller, tasks: &[Task]) -> Result<Tried, Fault> {
+        let tasks = self.there(tasks).await?;
+        if tasks.is_empty() {
+            return Ok(Tried::Done);
+        }
+        let plan = match planned(kept, tasks) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(Tried::Refused(error.to_string())),
+        };
+        let Plan {
+            script,
+            given,
+            tasks,
+            left,
+        } = plan;
+        let submission = Submission {
+            caller: caller.clone(),
+            script,
+            source: format!("rule {}@{}", kept.rule.name, kept.revision),
+            policy: String::new(),
+            replace: false,
+            strict: false,
+            no_cache: false,
+            bounded: false,
+        };
+        let job = (kept.id, kept.revision);
+        let also = move |db: &Connection, accepted: &Accepted| begun(db, job, &tasks, accepted);
+        let (names, recalls) = (&self.names, &self.recalls);
+        match submit_given(names, recalls, &self.array, (submission, &given), also).await {
+            Ok((accepted, _)) => {
+                // The driver is gone only when the server shuts down.
+                let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));
+                Ok(if left.is_empty() {
+                    Tried::Done
+                } else {
+                    Tried::Left(left)
+                })
+            }
+            Err(Refused::Script(errors)) => Ok(Tried::Refused(errors.join("; "))),
+            Err(Refused::Claimed(_)) => Ok(Tried::Later),
+            Err(Refused::Fault(fault)) => Err(fault),
+        }
+    }
+}
+
+enum Tried {
+    Done,
+    /// These come in a job of their own.
+    Left(Vec<Task>),
+    /// Another job writes the same outputs.
+    Later,
+    Refused(String),
+}
+
+/// Why a version can't be fired any more.
+fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fault> {
+    let sql = "SELECT nlink FROM inode WHERE ino = ?1";
+    let nlink = one(db, sql, [firing.ino.cast_signed()], |row| {
+        row.get::<_, i64>(0)
+    })?;
+    if nlink.unwrap_or(0) == 0 {
+        return Ok(Some("the file was removed before it was fired"));
+    }
+    // Of what failed before and is tried again.
+    let sql = "SELECT 1 FROM version WHERE object = ?1 AND (removed = 0 \
+               OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1))";
+    let kept = one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?;
+    Ok(match kept {
+        Some(()) => None,
+        None => Some("the file has a later version, and this one is gone"),
+    })
+}
+
+/// A job that is to be made.
+struct Plan {
+    script: String,
+    given: Given,
+    tasks: Vec<Task>,
+    /// What would not fit, or writes what others of them write.
+    left: Vec<Task>,
+}
+
+fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
+    let (mut outputs, mut paths_seen) = (BTreeSet::new(), BTreeSet::new());
+    let (mut tasks, mut left): (Vec<Task>, Vec<Task>) = (Vec::new(), Vec::new());
+    let mut bytes = 0;
+    for task in picked {
+        let Some(first) = task.first() else { continue };
+        let paths: Vec<&str> = task.iter().map(|one| one.path.as_str()).collect();
+        let made = kept.rule.outputs(first.object, &paths)?;
+        let length: usize = paths.iter().map(|path| path.len()).sum();
+        bytes += length * 2 + kept.text.len();
+        let clash = made.iter().any(|output| outputs.contains(output))
+            || paths.iter().any(|path| paths_seen.contains(*path));
+        if !tasks.is_empty() && (clash || bytes > SCRIPT_BYTES_MAX) {
+            left.push(task);
+            continue;
+        }
+        outputs.extend(made);
+        paths_seen.extend(paths.iter().map(|path| (*path).to_owned()));
+        tasks.push(task);
+    }
+    let named = tasks.iter().map(|task| {
+        let object = task.first().map_or(0, |one| one.object);
+        let paths = task.iter().map(|one| one.path.as_str()).collect();
+        (format!("{}-{object}", kept.rule.name), object, paths)
+    });
+    let script = kept
+        .rule
+        .script(kept.revision, &named.collect::<Vec<_>>())?;
+    let firings = tasks.iter().flatten();
+    let given = firings.map(|one| (one.path.clone(), ObjectId(one.object)));
+    let given = given.collect();
+    Ok(Plan {
+        script,
+        given,
+        tasks,
+        left,
+    })
+}
+
+/// Notes, with a job, that it is what these versions have fired. If one of them is queued no more there is no job.
+fn begun(
+    db: &Connection,
+    (rule, revision): (u64, u64),
+    tasks: &[Task],
+    accepted: &Accepted,
+) -> Result<(), Fault> {
+    let job = accepted.spec.job.0.cast_signed();
+    let sql = "UPDATE firing SET state = ?2, job = ?3, task = ?4 WHERE firing = ?1 AND state = ?5";
+    let mut update = db.prepare_cached(sql)?;
+    for (task, spec) in tasks.iter().zip(&accepted.spec.tasks) {
+        for firing in task {
+            let changed = update.execute(params![
+                firing.firing.cast_signed(),
+                State::Running.number(),
+                job,
+                spec.task.0.cast_signed(),
+                State::Queued.number()
+            ])?;
+            if changed != 1 {
+                return Err(Fault::Stale(firing.object));
+            }
+        }
+    }
+    let depth = tasks.iter().flatten().map(|one| one.depth).max();
+    let sql = "INSERT INTO rule_job(job, rule, revision, depth, open) VALUES (?1, ?2, ?3, ?4, 1)";
+    db.prepare_cached(sql)?.execute(params![
+        job,
+        rule.cast_signed(),
+        revision.cast_signed(),
+        depth.unwrap_or(0)
+    ])?;
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! What became of firings: jobs that have ended, files that are gone, jobs that were refused.
+
+use super::State;
+use super::store::one;
+use crate::jobs::store::state_number;
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use tidemill_wire::v1;
+
+/// Jobs whose ends are seen to in one transaction.
+const JOBS_MAX: u32 = 16;
+/// Longest reason that is kept, in characters.
+const ERROR_CHARS_MAX: usize = 2000;
+
+/// Sees to jobs that have ended; whether there may be more.
+pub(super) fn settle(db: &Connection, now: i64) -> Result<bool, Fault> {
+    let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \
+               WHERE open = 1 AND job.state IS NOT ?1 LIMIT ?2";
+    let running = state_number(v1::State::Running);
+    let jobs: Vec<i64> = {
+        let mut statement = db.prepare_cached(sql)?;
+        let rows = statement.query_map(params![running, JOBS_MAX], |row| row.get(0))?;
+        rows.collect::<Result<_, _>>()?
+    };
+    for job in &jobs {
+        settle_job(db, *job, now)?;
+        db.prepare_cached("UPDATE rule_job SET open = 0 WHERE job = ?1")?
+            .execute([job])?;
+    }
+    Ok(jobs.len() == JOBS_MAX as usize)
+}
+
+fn settle_job(db: &Connection, job: i64, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT firing, task.state, task.error FROM firing LEFT JOIN task ON task.task = firing.task \
+               WHERE firing.job = ?1 AND firing.state = 2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([job], |row| {
+        let (state, error): (Option<i32>, Option<String>) = (row.get(1)?, row.get(2)?);
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), state, error))
+    })?;
+    for row in rows.collect::<Result<Vec<_>, _>>()? {
+        let (firing, state, error) = row;
+        let error = error.unwrap_or_default();
+        let state = state.and_then(|state| v1::State::try_from(state).ok());
+        let (ended, error) = match state {
+            Some(v1::State::Done) => (State::Done, String::new()),
+            Some(v1::State::Cancelled) if error.is_empty() => {
+                (State::Failed, format!("its job {job} was cancelled"))
+            }
+            _ if error.is_empty() => (State::Failed, format!("its job {job} has ended without it")),
+            _ => (State::Failed, error),
+        };
+        end(db, (firing, State::Running), ended, &error, now)?;
+    }
+    Ok(())
+}
+
+/// Notes how a firing has ended that was in some state, and lets the next version of its path have its turn.
+pub(super) fn end(
+    db: &Connection,
+    (firing, before): (u64, State),
+    state: State,
+    error: &str,
+    now: i64,
+) -> Result<(), Fault> {
+    let error: String = error.chars().take(ERROR_CHARS_MAX).collect();
+    let sql = "UPDATE firing SET state = ?3, error = ?4, ended = ?5 WHERE firing = ?1 AND state = ?2 RETURNING rule, path";
+    let key = params![
+        firing.cast_signed(),
+        before.number(),
+        state.number(),
+        error,
+        now
+    ];
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
+    let Some((rule, path)) = one(db, sql, key, read)? else {
+        return Ok(());
+    };
+    let sql = "UPDATE firing SET state = 0 WHERE firing = (SELECT min(firing) FROM firing \
+               WHERE rule = ?1 AND path = ?2 AND state = 1)";
+    db.prepare_cached(sql)?.execute(params![rule, path])?;
+    Ok(())
+}

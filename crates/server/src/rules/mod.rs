@@ -1,0 +1,129 @@
+//! Rules: what is run when a version of a file that matches a pattern becomes visible.
+//!
+//! `queue` writes a row for each version that matches, in the transaction that makes it visible; `driver` turns rows into
+//! jobs, each with its rows in the transaction that keeps the job, so that a server that is killed at any moment fires each
+//! version exactly once; `ends` sees what became of them; `store` has the tables; `service` answers clients.
+
+pub(crate) mod driver;
+mod ends;
+mod pick;
+mod queue;
+pub(crate) mod service;
+mod store;
+mod walk;
+
+use crate::names::{Caller, Fault};
+use parking_lot::RwLock;
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_core::rule::Rule;
+use tokio::sync::Notify;
+
+/// Rules of one ordinary user.
+pub(crate) const RULES_EACH_MAX: usize = 100;
+/// Rules of all users.
+pub(crate) const RULES_MAX: usize = 1000;
+
+/// What became of a version that matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i64)]
+pub(crate) enum State {
+    /// It is to be fired.
+    Queued = 0,
+    /// An earlier version of the same path has not ended.
+    Waiting = 1,
+    /// Its job is under way.
+    Running = 2,
+    /// Its task has ended well.
+    Done = 3,
+    /// Its task failed, or its job was refused.
+    Failed = 4,
+    /// The file was removed before it was fired.
+    Gone = 5,
+    /// The chain of firings that led to it was too long.
+    Loop = 6,
+}
+
+impl State {
+    pub(crate) const ALL: [(Self, &str); 7] = [
+        (Self::Queued, "queued"),
+        (Self::Waiting, "waiting"),
+        (Self::Running, "running"),
+        (Self::Done, "done"),
+        (Self::Failed, "failed"),
+        (Self::Gone, "gone"),
+        (Self::Loop, "loop"),
+    ];
+
+    /// The number that it is stored as.
+    pub(crate) fn number(self) -> i64 {
+        self as i64
+    }
+
+    pub(crate) fn name_of(number: i64) -> &'static str {
+        let found = Self::ALL.iter().find(|(state, _)| state.number() == number);
+        found.map_or("unknown", |(_, name)| name)
+    }
+
+    pub(crate) fn called(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter();
+        all.find(|(_, known)| *known == name)
+            .map(|(state, _)| *state)
+    }
+}
+
+/// A rule as it is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    pub(crate) id: u64,
+    /// Whose it is, with the groups that they had when they made it.
+    pub(crate) owner: Caller,
+    pub(crate) revision: u64,
+    /// Whether it fires for everybody's files, with the rights of the file's owner.
+    pub(crate) for_all: bool,
+    pub(crate) paused: bool,
+    pub(crate) source: String,
+    pub(crate) text: String,
+    pub(crate) changed: i64,
+    pub(crate) rule: Rule,
+}
+
+/// All rules, compiled, as whoever seals a version needs them.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    any: AtomicBool,
+    kept: RwLock<Arc<Vec<Arc<Kept>>>>,
+    woken: Notify,
+}
+
+impl Rules {
+    /// Whether there are rules: if not, nobody has to look.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<Kept>>> {
+        self.kept.read().clone()
+    }
+
+    /// Reads all rules anew.
+    pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
+        let kept = store::load(db)?;
+        self.any.store(!kept.is_empty(), Ordering::Release);
+        *self.kept.write() = Arc::new(kept);
+        Ok(())
+    }
+
+    /// Has the driver look: something was queued, or a job has ended. It writes first of all, so it comes after whoever
+    /// calls this in a transaction.
+    pub(crate) fn wake(&self) {
+        if self.any() {
+            self.woken.notify_one();
+        }
+    }
+
+    pub(crate) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+}

@@ -1,0 +1,192 @@
+//! What is fired next: fair among users, then among a user's rules, then among the users whose files a rule is for.
+
+use super::Kept;
+use super::store::one;
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemill_core::rule::Batch;
+
+/// Files of one job.
+pub(super) const FILES_MAX: usize = 1000;
+/// Jobs of one rule that are under way.
+const JOBS_EACH_MAX: u32 = 16;
+/// Jobs of all rules that are under way.
+const JOBS_MAX: u32 = 64;
+/// With so many jobs under way the next one waits until a job is full or [`GATHER_NS`] have passed.
+const JOBS_AT_ONCE: u32 = 4;
+const GATHER_NS: i64 = 100_000_000;
+
+/// A version that is to be fired.
+#[derive(Clone, Debug)]
+pub(super) struct Firing {
+    pub(super) firing: u64,
+    pub(super) object: u64,
+    pub(super) ino: u64,
+    pub(super) path: String,
+    pub(super) depth: u32,
+}
+
+/// Files of one task.
+pub(super) type Task = Vec<Firing>;
+
+/// What one job is to be made of.
+#[derive(Clone, Debug)]
+pub(super) struct Picked {
+    pub(super) kept: Arc<Kept>,
+    /// With whose rights.
+    pub(super) uid: u32,
+    pub(super) tasks: Vec<Task>,
+}
+
+/// Whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// When each rule had its last turn, counted in turns.
+    last: BTreeMap<u64, u64>,
+    /// The same of users whose rules they are.
+    last_of: BTreeMap<u32, u64>,
+    /// The user whose files each rule was for.
+    uids: BTreeMap<u64, u32>,
+    turn: u64,
+}
+
+/// What there is to be done.
+#[derive(Debug)]
+pub(super) enum Next {
+    Fire(Picked),
+    /// Nothing before this time, nanoseconds since the Unix epoch; `None`: until something happens.
+    Wait(Option<i64>),
+}
+
+impl Turns {
+    /// The next job, of a rule that is not `busy`.
+    pub(super) fn next(
+        &mut self,
+        db: &Connection,
+        rules: &[Arc<Kept>],
+        busy: &BTreeSet<u64>,
+        now: i64,
+    ) -> Result<Next, Fault> {
+        let open = open_jobs(db)?;
+        let mut wait = None;
+        if open.values().sum::<u32>() >= JOBS_MAX {
+            return Ok(Next::Wait(wait));
+        }
+        let mut order: Vec<&Arc<Kept>> = rules.iter().filter(|kept| !kept.paused).collect();
+        let last = |kept: &Kept| {
+            let user = self.last_of.get(&kept.owner.uid).copied().unwrap_or(0);
+            (user, self.last.get(&kept.id).copied().unwrap_or(0), kept.id)
+        };
+        order.sort_by_key(|kept| last(kept));
+        for kept in order {
+            let jobs = open.get(&kept.id).copied().unwrap_or(0);
+            if busy.contains(&kept.id) || jobs >= JOBS_EACH_MAX {
+                continue;
+            }
+            let after = self.uids.get(&kept.id).copied();
+            let Some((uid, queued)) = lane(db, kept.id, after)? else {
+                continue;
+            };
+            match of_lane(db, kept, uid, (jobs, queued), now)? {
+                Ok(tasks) => {
+                    self.turn += 1;
+                    self.last.insert(kept.id, self.turn);
+                    self.last_of.insert(kept.owner.uid, self.turn);
+                    self.uids.insert(kept.id, uid);
+                    let kept = (*kept).clone();
+                    return Ok(Next::Fire(Picked { kept, uid, tasks }));
+                }
+                Err(None) => {}
+                Err(Some(at)) => wait = Some(wait.map_or(at, |wait: i64| wait.min(at))),
+            }
+        }
+        Ok(Next::Wait(wait))
+    }
+
+    /// Forgets rules that are gone.
+    pub(super) fn keep(&mut self, rules: &[Arc<Kept>]) {
+        self.last
+            .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
+        self.uids
+            .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
+        self.last_of
+            .retain(|uid, _| rules.iter().any(|kept| kept.owner.uid == *uid));
+    }
+}
+
+/// Jobs of each rule that are under way.
+fn open_jobs(db: &Connection) -> Result<BTreeMap<u64, u32>, Fault> {
+    let sql = "SELECT rule, count(*) FROM rule_job WHERE open = 1 GROUP BY rule";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// The next user with whose rights a rule is to fire, after one, and since when the first of their files waits.
+fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i64)>, Fault> {
+    let sql = "SELECT uid, queued FROM firing WHERE rule = ?1 AND state = 0 AND uid > ?2 \
+               ORDER BY uid, firing LIMIT 1";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let after = after.map_or(-1, i64::from);
+    match one(db, sql, params![rule.cast_signed(), after], read)? {
+        None if after >= 0 => one(db, sql, params![rule.cast_signed(), -1], read),
+        found => Ok(found),
+    }
+}
+
+/// The tasks of the next job, or when to look again.
+#[allow(clippy::type_complexity, reason = "what is not there yet is no fault")]
+fn of_lane(
+    db: &Connection,
+    kept: &Kept,
+    uid: u32,
+    (jobs, queued): (u32, i64),
+    now: i64,
+) -> Result<Result<Vec<Task>, Option<i64>>, Fault> {
+    let batch = kept.rule.batch;
+    let each = batch.map_or(1, |batch| batch.files as usize);
+    let firings = queued_of(db, kept.id, uid, each.max(FILES_MAX))?;
+    let full = firings.len() / each;
+    let late = |at: i64| if at <= now { None } else { Some(at) };
+    let tasks = match batch {
+        None if jobs >= JOBS_AT_ONCE && full < FILES_MAX => {
+            if let Some(at) = late(queued.saturating_add(GATHER_NS)) {
+                return Ok(Err(Some(at)));
+            }
+            full
+        }
+        None => full,
+        Some(Batch { after, .. }) => {
+            match after.map(|after| queued.saturating_add_unsigned(after.0)) {
+                Some(at) if late(at).is_none() => firings.len().div_ceil(each),
+                at if full == 0 => return Ok(Err(at)),
+                _ => full,
+            }
+        }
+    };
+    let mut firings = firings.into_iter();
+    let tasks = (0..tasks).map(|_| firings.by_ref().take(each).collect());
+    Ok(Ok(tasks.collect()))
+}
+
+fn queued_of(db: &Connection, rule: u64, uid: u32, limit: usize) -> Result<Vec<Firing>, Fault> {
+    let sql = "SELECT firing, object, ino, path, depth FROM firing WHERE rule = ?1 AND state = 0 AND uid = ?2 \
+               ORDER BY firing LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = statement.query_map(params![rule.cast_signed(), uid, limit], |row| {
+        let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
+        Ok(Firing {
+            firing: id(0)?,
+            object: id(1)?,
+            ino: id(2)?,
+            path: row.get(3)?,
+            depth: row.get(4)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,135 @@
+//! Versions that match are queued, in the transaction that makes them visible under a name.
+
+use super::store::one;
+use super::{Kept, State};
+use crate::names::Fault;
+use crate::names::node::{Node, READ};
+use crate::names::transaction::Tx;
+use rusqlite::params;
+use tidemill_wire::v1::Kind;
+
+impl Tx<'_> {
+    /// The version that a file has got was sealed, and the file has this path.
+    pub(crate) fn fire_for(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
+        self.offer(node, path, None)
+    }
+
+    /// A file or folder has got a name.
+    pub(crate) fn fire_for_moved(
+        &self,
+        node: &Node,
+        folder: u64,
+        name: &[u8],
+    ) -> Result<(), Fault> {
+        let rules = &self.shared.rules;
+        if !rules.any() {
+            return Ok(());
+        }
+        let Some(mut path) = self.path_of(folder)? else {
+            return Ok(());
+        };
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        if !node.is_dir() {
+            return self.offer(node, &path, None);
+        }
+        let reached = std::str::from_utf8(&path).is_ok_and(|path| {
+            let all = rules.all();
+            all.iter().any(|kept| kept.rule.reaches(path))
+        });
+        if reached {
+            self.walk_below(0, node.ino)?;
+            rules.wake();
+        }
+        Ok(())
+    }
+
+    /// Queues the version that a file has, for all rules that it fires or the one that is asked for.
+    pub(super) fn offer(&self, node: &Node, path: &[u8], only: Option<u64>) -> Result<(), Fault> {
+        // A file that was never written has no version.
+        if node.kind != Kind::File || node.object == 0 || node.version == 0 {
+            return Ok(());
+        }
+        // A job has no words for other names.
+        let Ok(path) = std::str::from_utf8(path) else {
+            return Ok(());
+        };
+        let rules = self.shared.rules.all();
+        for kept in rules.iter() {
+            let wanted = only.is_none_or(|rule| rule == kept.id);
+            if wanted && kept.rule.matches(path) && self.fits(kept, node, path)? {
+                self.queue(kept, node, path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a version fulfils a rule's conditions, and is one that the rule may see.
+    fn fits(&self, kept: &Kept, node: &Node, path: &str) -> Result<bool, Fault> {
+        let conditions = &kept.rule.conditions;
+        if !conditions.fit(path, node.size, node.uid) {
+            return Ok(false);
+        }
+        let fit = conditions.fit_xattrs(|name| {
+            let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
+            let key = params![node.ino.cast_signed(), name.as_bytes()];
+            one(self.db, sql, key, |row| row.get(0))
+        })?;
+        Ok(fit && (kept.for_all || self.seen_by(kept, node)?))
+    }
+
+    fn seen_by(&self, kept: &Kept, node: &Node) -> Result<bool, Fault> {
+        let tx = Tx::new(self.db, self.shared, &kept.owner, 0, self.now);
+        match tx.reach(node.ino) {
+            Ok(_) => Ok(kept.owner.may(node, READ)),
+            Err(fault) if fault.of_database() => Err(fault),
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn queue(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
+        let (rule, object) = (kept.id.cast_signed(), node.object.cast_signed());
+        let sql = "SELECT rule_job.depth + 1 FROM version JOIN task ON task.task = version.task \
+                   JOIN rule_job ON rule_job.job = task.job WHERE version.object = ?1 AND version.task != 0";
+        let depth = one(self.db, sql, [object], |row| row.get::<_, u32>(0))?.unwrap_or(0);
+        let sql = "SELECT 1 FROM firing WHERE rule = ?1 AND path = ?2 AND state <= 2";
+        let max = kept.rule.depth;
+        let (state, error) = if depth >= max {
+            let error = format!(
+                "a chain of {depth} firings led to this file, and rule {} allows {max}: does what it makes match a rule again? \
+                 Change a pattern, or raise \"depth\" if the chain ends",
+                kept.rule.name
+            );
+            (State::Loop, error)
+        } else if one(self.db, sql, params![rule, path], |_| Ok(()))?.is_some() {
+            (State::Waiting, String::new())
+        } else {
+            (State::Queued, String::new())
+        };
+        let uid = if kept.for_all {
+            node.uid
+        } else {
+            kept.owner.uid
+        };
+        let ended = if state == State::Loop { self.now } else { 0 };
+        // A version fires a rule once, however often it gets a name.
+        let sql = "INSERT OR IGNORE INTO firing(rule, object, ino, uid, path, depth, state, queued, ended, error) \
+                   SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM rule WHERE rule = ?1)";
+        self.db.prepare_cached(sql)?.execute(params![
+            rule,
+            object,
+            node.ino.cast_signed(),
+            uid,
+            path,
+            depth,
+            state.number(),
+            self.now,
+            ended,
+            error
+        ])?;
+        self.shared.rules.wake();
+        Ok(())
+    }
+}

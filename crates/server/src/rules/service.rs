@@ -1,0 +1,331 @@
+//! The gRPC service of rules.
+
+use super::driver::Firer;
+use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, store, walk};
+use crate::access::Access;
+use crate::clock;
+use crate::names::{Caller, Fault, SqliteNames};
+use crate::namespace_service::refused;
+use rusqlite::Connection;
+use std::sync::Arc;
+use tidemill_core::rule::Rule;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// Firings in one answer.
+const LOG_MAX: u32 = 10_000;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct RuleService {
+    pub(crate) firer: Firer,
+}
+
+impl RuleService {
+    fn names(&self) -> &Arc<SqliteNames> {
+        &self.firer.names
+    }
+
+    fn access(&self) -> &Access {
+        &self.firer.access
+    }
+
+    /// The rule of this name or number, if the caller may see it: among rules of the same name their own.
+    fn own(&self, caller: &Caller, name: &str) -> Result<Arc<Kept>, Status> {
+        let all = self.names().shared().rules.all();
+        let number: Option<u64> = name.parse().ok();
+        let called = |kept: &&Arc<Kept>| match number {
+            Some(number) => kept.id == number,
+            None => kept.rule.name == name,
+        };
+        let mut found: Vec<_> = all.iter().filter(called).collect();
+        found.retain(|kept| self.may(caller, kept));
+        found.sort_by_key(|kept| kept.owner.uid != caller.uid);
+        match found.as_slice() {
+            [] => Err(Status::not_found(format!(
+                "you have no rule {name}; see `tidemill rule list`"
+            ))),
+            [one, other, ..] if one.owner.uid != caller.uid => {
+                Err(Status::failed_precondition(format!(
+                    "several users have a rule {name}: give its number, {} of user {} or {} of user {}",
+                    one.id, one.owner.uid, other.id, other.owner.uid
+                )))
+            }
+            [one, ..] => Ok(Arc::clone(one)),
+        }
+    }
+
+    fn may(&self, caller: &Caller, kept: &Kept) -> bool {
+        self.access().is_operator(caller.uid) || kept.owner.uid == caller.uid
+    }
+
+    /// Writes, and has all rules read anew in the same breath.
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Status> {
+        let shared = self.names().shared().clone();
+        let database = self.names().database();
+        let written = database.write(work).await;
+        // What is known in memory is what was kept.
+        let loaded = database.write(move |db| shared.rules.load(db)).await;
+        let written = written.map_err(|fault| refused(&fault))?;
+        loaded.map_err(|fault| refused(&fault))?;
+        self.names().shared().rules.wake();
+        Ok(written)
+    }
+
+    fn shown(&self, kept: &Kept, whole: bool) -> Result<v1::Rule, Status> {
+        let shown = self
+            .names()
+            .database()
+            .read(|db| store::shown(db, kept, whole));
+        shown.map_err(|fault| refused(&fault))
+    }
+
+    /// The rule as it is kept now.
+    fn again(&self, id: u64) -> Result<v1::Rule, Status> {
+        let all = self.names().shared().rules.all();
+        let kept = all.iter().find(|kept| kept.id == id);
+        let kept = kept.ok_or_else(|| Status::aborted("the rule was removed meanwhile"))?;
+        self.shown(kept, true)
+    }
+
+    fn room(&self, caller: &Caller) -> Result<(), Status> {
+        let all = self.names().shared().rules.all();
+        let own = all
+            .iter()
+            .filter(|kept| kept.owner.uid == caller.uid)
+            .count();
+        let bounded = !self.access().is_operator(caller.uid);
+        if all.len() >= RULES_MAX || (bounded && own >= RULES_EACH_MAX) {
+            return Err(Status::resource_exhausted(format!(
+                "there are {} rules, {own} of them yours, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
+                all.len()
+            )));
+        }
+        Ok(())
+    }
+
+    async fn put(
+        &self,
+        caller: Caller,
+        rule: Rule,
+        request: v1::AddRuleRequest,
+    ) -> Result<v1::Rule, Status> {
+        let all = self.names().shared().rules.all();
+        let same = |kept: &&Arc<Kept>| kept.owner.uid == caller.uid && kept.rule.name == rule.name;
+        let before = all.iter().find(same).cloned();
+        match &before {
+            Some(kept) if !request.replace => {
+                return Err(Status::already_exists(format!(
+                    "you have a rule {} already, number {}: replace it with --replace, or give another name",
+                    kept.rule.name, kept.id
+                )));
+            }
+            None => self.room(&caller)?,
+            Some(_) => {}
+        }
+        let now = clock::now_ns();
+        let kept = Kept {
+            id: 0,
+            owner: caller,
+            revision: before.as_ref().map_or(1, |kept| kept.revision + 1),
+            for_all: request.for_all,
+            paused: before.as_ref().is_some_and(|kept| kept.paused),
+            source: request.source,
+            text: request.text,
+            changed: now,
+            rule,
+        };
+        let (folder, existing) = (kept.rule.folder(), request.existing);
+        let (before, shared) = (before.map(|kept| kept.id), self.names().shared().clone());
+        let write = move |db: &Connection| {
+            let id = store::put(db, &kept, before)?;
+            if existing {
+                walk::begin(db, &shared, id, &folder, now)?;
+            }
+            Ok(id)
+        };
+        let id = self.write(write).await?;
+        self.again(id)
+    }
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+fn source(given: &str) -> &str {
+    if given.is_empty() { "rule" } else { given }
+}
+
+/// What a rule would do with a path.
+fn tested(rule: &Rule, revision: u64, path: &str) -> v1::TestRuleReply {
+    let absolute = match path.starts_with('/') {
+        true => path.to_owned(),
+        false => format!("{}/{path}", rule.workdir.trim_end_matches('/')),
+    };
+    let below = absolute.strip_prefix(rule.workdir.trim_end_matches('/'));
+    let captures = below.and_then(|below| rule.pattern.captures(below.strip_prefix('/')?));
+    let Some(captures) = captures else {
+        let why = format!(
+            "{absolute} does not match {} below {}",
+            rule.pattern.text(),
+            rule.workdir
+        );
+        return v1::TestRuleReply {
+            why,
+            ..v1::TestRuleReply::default()
+        };
+    };
+    let task = (format!("{}-0", rule.name), 0, vec![absolute.as_str()]);
+    let (script, why) = match rule.script(revision, &[task]) {
+        Ok(script) => (script, String::new()),
+        Err(error) => (String::new(), error.to_string()),
+    };
+    v1::TestRuleReply {
+        matches: why.is_empty(),
+        why,
+        captures: captures.into_iter().collect(),
+        script,
+        ..v1::TestRuleReply::default()
+    }
+}
+
+#[tonic::async_trait]
+impl v1::rules_server::Rules for RuleService {
+    async fn add(
+        &self,
+        request: Request<v1::AddRuleRequest>,
+    ) -> Result<Response<v1::AddRuleReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let request = request.into_inner();
+        if request.for_all && !self.access().is_operator(caller.uid) {
+            return Err(Status::permission_denied(
+                "only root and the server's own user make rules for everybody's files",
+            ));
+        }
+        let mut reply = v1::AddRuleReply::default();
+        match Rule::read(source(&request.source), &request.text) {
+            Ok(rule) => reply.rule = Some(self.put(caller, rule, request).await?),
+            Err(errors) => reply.errors = lines(&errors.to_string()),
+        }
+        Ok(Response::new(reply))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListRulesRequest>,
+    ) -> Result<Response<v1::ListRulesReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let name = &request.get_ref().name;
+        let rules = if name.is_empty() {
+            let all = self.names().shared().rules.all();
+            let seen = all.iter().filter(|kept| self.may(&caller, kept));
+            seen.map(|kept| self.shown(kept, false))
+                .collect::<Result<_, _>>()?
+        } else {
+            vec![self.shown(&*self.own(&caller, name)?, true)?]
+        };
+        Ok(Response::new(v1::ListRulesReply { rules }))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<v1::PauseRuleRequest>,
+    ) -> Result<Response<v1::Rule>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let v1::PauseRuleRequest { name, paused, .. } = request.into_inner();
+        let id = self.own(&caller, &name)?.id;
+        self.write(move |db| store::pause(db, id, paused)).await?;
+        self.again(id).map(Response::new)
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RuleRequest>,
+    ) -> Result<Response<v1::Rule>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let kept = self.own(&caller, &request.get_ref().name)?;
+        let shown = self.shown(&kept, true)?;
+        let id = kept.id;
+        self.write(move |db| store::remove(db, id)).await?;
+        let forgotten = self.firer.forget().await;
+        forgotten.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(shown))
+    }
+
+    async fn test(
+        &self,
+        request: Request<v1::TestRuleRequest>,
+    ) -> Result<Response<v1::TestRuleReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let request = request.into_inner();
+        let reply = if request.name.is_empty() {
+            match Rule::read(source(&request.source), &request.text) {
+                Ok(rule) => tested(&rule, 1, &request.path),
+                Err(errors) => v1::TestRuleReply {
+                    errors: lines(&errors.to_string()),
+                    ..v1::TestRuleReply::default()
+                },
+            }
+        } else {
+            let kept = self.own(&caller, &request.name)?;
+            tested(&kept.rule, kept.revision, &request.path)
+        };
+        Ok(Response::new(reply))
+    }
+
+    async fn log(
+        &self,
+        request: Request<v1::RuleLogRequest>,
+    ) -> Result<Response<v1::RuleLogReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let request = request.into_inner();
+        let id = self.own(&caller, &request.name)?.id;
+        let known = |name: &String| {
+            State::called(name).ok_or_else(|| {
+                let all = State::ALL.map(|(_, name)| name).join(", ");
+                Status::invalid_argument(format!("there is no state {name}; there are {all}"))
+            })
+        };
+        let states = request
+            .states
+            .iter()
+            .map(known)
+            .collect::<Result<Vec<_>, _>>()?;
+        let limit = match request.limit {
+            0 => LOG_MAX,
+            limit => limit.min(LOG_MAX),
+        };
+        let log = self
+            .names()
+            .database()
+            .read(|db| store::log(db, id, (request.before, limit), &states));
+        let firings = log.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::RuleLogReply { firings }))
+    }
+
+    async fn retry(
+        &self,
+        request: Request<v1::RetryRuleRequest>,
+    ) -> Result<Response<v1::RetryRuleReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let v1::RetryRuleRequest { name, path, .. } = request.into_inner();
+        let id = self.own(&caller, &name)?.id;
+        let now = clock::now_ns();
+        let retry = move |db: &Connection| store::retry(db, id, &path, now);
+        let firings = self.names().database().write(retry).await;
+        let firings = firings.map_err(|fault| refused(&fault))?;
+        self.names().shared().rules.wake();
+        Ok(Response::new(v1::RetryRuleReply { firings }))
+    }
+}

@@ -1,0 +1,222 @@
+//! The tables of rules.
+
+use super::{Kept, State};
+use crate::jobs::store::{json, parse};
+use crate::names::{Caller, Fault, ids};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::sync::Arc;
+use tidemill_core::rule::Rule;
+use tidemill_wire::v1;
+
+/// Firings forgotten in one transaction.
+const FORGET_MAX: i64 = 10_000;
+
+/// All rules that can be read, in the order of their numbers.
+pub(super) fn load(db: &Connection) -> Result<Vec<Arc<Kept>>, Fault> {
+    let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed FROM rule ORDER BY rule";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query([])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let id = row.get::<_, i64>(0)?.cast_unsigned();
+        let (source, text): (String, String) = (row.get(7)?, row.get(8)?);
+        let rule = match Rule::read(&source, &text) {
+            Ok(rule) => rule,
+            Err(error) => {
+                tracing::error!(rule = id, %error, "a rule can't be read and does nothing");
+                continue;
+            }
+        };
+        let groups: String = row.get(3)?;
+        all.push(Arc::new(Kept {
+            id,
+            owner: Caller {
+                uid: row.get(1)?,
+                gid: row.get(2)?,
+                groups: parse(&groups, "groups of rule", id)?,
+                checked: false,
+                trusted: true,
+            },
+            revision: row.get::<_, i64>(4)?.cast_unsigned(),
+            for_all: row.get(5)?,
+            paused: row.get(6)?,
+            source,
+            text,
+            changed: row.get(9)?,
+            rule,
+        }));
+    }
+    Ok(all)
+}
+
+/// Writes a rule, new or in place of the one of this name, which keeps its number and its log.
+pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u64, Fault> {
+    let row = |id: u64| {
+        let owner = &kept.owner;
+        let sql =
+            "INSERT OR REPLACE INTO rule VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+        db.prepare_cached(sql)?.execute(params![
+            id.cast_signed(),
+            owner.uid,
+            owner.gid,
+            json(&owner.groups),
+            kept.rule.name,
+            kept.revision.cast_signed(),
+            kept.for_all,
+            kept.paused,
+            kept.changed,
+            kept.source,
+            kept.text,
+        ])
+    };
+    let id = match before {
+        Some(id) => id,
+        None => ids::reserve(db, "rule", 1)?,
+    };
+    row(id)?;
+    Ok(id)
+}
+
+pub(super) fn pause(db: &Connection, rule: u64, paused: bool) -> Result<(), Fault> {
+    let sql = "UPDATE rule SET paused = ?2 WHERE rule = ?1";
+    db.prepare_cached(sql)?
+        .execute(params![rule.cast_signed(), paused])?;
+    Ok(())
+}
+
+/// Forgets a rule; what it leaves behind is forgotten by [`forget`].
+pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
+    for sql in [
+        "DELETE FROM rule WHERE rule = ?1",
+        "DELETE FROM rule_walk WHERE rule = ?1",
+        "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1",
+    ] {
+        db.prepare_cached(sql)?.execute([rule.cast_signed()])?;
+    }
+    Ok(())
+}
+
+/// Forgets some firings of a rule that is gone; whether there may be more.
+pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
+    let sql = "DELETE FROM firing WHERE firing IN (SELECT firing FROM firing WHERE rule = ?1 LIMIT ?2) \
+               AND NOT EXISTS (SELECT 1 FROM rule WHERE rule.rule = ?1)";
+    let gone = db
+        .prepare_cached(sql)?
+        .execute(params![rule.cast_signed(), FORGET_MAX])?;
+    Ok(gone > 0)
+}
+
+/// Rules that are gone and have left firings.
+pub(super) fn gone(db: &Connection) -> Result<Vec<u64>, Fault> {
+    let sql = "SELECT DISTINCT rule FROM firing WHERE rule NOT IN (SELECT rule FROM rule)";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+    let rules = rows.map(|rule| rule.map(i64::cast_unsigned));
+    Ok(rules.collect::<Result<_, _>>()?)
+}
+
+/// A rule as clients see it: with its text and how its firings went, or without.
+pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rule, Fault> {
+    let mut rule = v1::Rule {
+        rule: kept.id,
+        name: kept.rule.name.clone(),
+        uid: kept.owner.uid,
+        revision: kept.revision,
+        paused: kept.paused,
+        for_all: kept.for_all,
+        workdir: kept.rule.workdir.clone(),
+        pattern: kept.rule.pattern.text().to_owned(),
+        changed: kept.changed,
+        ..v1::Rule::default()
+    };
+    let id = kept.id.cast_signed();
+    let count = |sql: &str| -> Result<u32, Fault> {
+        Ok(db.prepare_cached(sql)?.query_row([id], |row| row.get(0))?)
+    };
+    rule.jobs = count("SELECT count(*) FROM rule_job WHERE rule = ?1 AND open = 1")?;
+    if !whole {
+        return Ok(rule);
+    }
+    rule.text.clone_from(&kept.text);
+    rule.walking = count("SELECT count(*) FROM rule_walk WHERE rule = ?1 OR rule = 0")? > 0;
+    let sql = "SELECT state, count(*) FROM firing WHERE rule = ?1 GROUP BY state";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?;
+    for row in rows {
+        let (state, count) = row?;
+        let name = State::name_of(state).to_owned();
+        rule.firings.insert(name, count.cast_unsigned());
+    }
+    Ok(rule)
+}
+
+/// Firings of a rule before one of them, the last first.
+pub(super) fn log(
+    db: &Connection,
+    rule: u64,
+    (before, limit): (u64, u32),
+    states: &[State],
+) -> Result<Vec<v1::Firing>, Fault> {
+    let before = match before {
+        0 => i64::MAX,
+        before => i64::try_from(before).unwrap_or(i64::MAX),
+    };
+    let states: Vec<i64> = states.iter().map(|state| state.number()).collect();
+    let sql = "SELECT firing, path, object, state, job, task, depth, queued, ended, error FROM firing \
+               WHERE rule = ?1 AND firing < ?2 AND (?3 = '[]' OR state IN (SELECT value FROM json_each(?3))) \
+               ORDER BY firing DESC LIMIT ?4";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![rule.cast_signed(), before, json(&states), limit];
+    let rows = statement.query_map(key, |row| {
+        let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
+        Ok(v1::Firing {
+            firing: id(0)?,
+            path: row.get(1)?,
+            object: id(2)?,
+            state: State::name_of(row.get(3)?).to_owned(),
+            job: id(4)?,
+            task: id(5)?,
+            depth: row.get(6)?,
+            queued: row.get(7)?,
+            ended: row.get(8)?,
+            error: row.get(9)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Queues firings of a rule again that did not end well, all or those of a path; gives how many.
+pub(super) fn retry(db: &Connection, rule: u64, path: &str, now: i64) -> Result<u64, Fault> {
+    // Of several versions of a path that failed the first is queued; the others come after it.
+    let sql = "UPDATE firing SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
+               WHERE rule = ?1 AND state IN (?6, ?7) AND (?2 = '' OR path = ?3)";
+    let (failed, looped) = (State::Failed.number(), State::Loop.number());
+    let count = db.prepare_cached(sql)?.execute(params![
+        rule.cast_signed(),
+        path,
+        path,
+        State::Waiting.number(),
+        now,
+        failed,
+        looped
+    ])?;
+    let sql = "UPDATE firing SET state = ?2 WHERE rule = ?1 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM firing AS other \
+               WHERE other.rule = ?1 AND other.path = firing.path AND other.state <= 2 \
+               AND (other.state != ?3 OR other.firing < firing.firing))";
+    db.prepare_cached(sql)?.execute(params![
+        rule.cast_signed(),
+        State::Queued.number(),
+        State::Waiting.number()
+    ])?;
+    Ok(count as u64)
+}
+
+/// One value of a query that gives one row at most.
+pub(super) fn one<T>(
+    db: &Connection,
+    sql: &str,
+    key: impl rusqlite::Params,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Option<T>, Fault> {
+    Ok(db.prepare_cached(sql)?.query_row(key, read).optional()?)
+}

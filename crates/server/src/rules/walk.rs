@@ -1,0 +1,123 @@
+//! Files that are there already: those that a rule is to fire for when it is added, and those in a folder that was moved.
+//! Folders are walked a page at a time, as rows that outlive the server.
+
+use super::store::one;
+use crate::names::Fault;
+use crate::names::node::{Caller, Node};
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use rusqlite::{Connection, params};
+
+/// Names looked at in one transaction.
+const PAGE: usize = 200;
+
+impl Tx<'_> {
+    /// Has all files below a folder looked at, for one rule or, with 0, for all.
+    pub(super) fn walk_below(&self, rule: u64, ino: u64) -> Result<(), Fault> {
+        let sql = "INSERT OR REPLACE INTO rule_walk VALUES (?1, ?2, x'')";
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![rule.cast_signed(), ino.cast_signed()])?;
+        Ok(())
+    }
+}
+
+/// Has the files looked at that a rule could fire for.
+pub(super) fn begin(
+    db: &Connection,
+    shared: &Shared,
+    rule: u64,
+    folder: &str,
+    now: i64,
+) -> Result<(), Fault> {
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, now);
+    match tx.resolve(folder.as_bytes(), true) {
+        Ok(node) if node.is_dir() => tx.walk_below(rule, node.ino),
+        Err(fault) if fault.of_database() => Err(fault),
+        _ => Ok(()),
+    }
+}
+
+/// Looks at the next files; whether there may be more.
+pub(super) fn page(db: &Connection, shared: &Shared, now: i64) -> Result<bool, Fault> {
+    let sql = "SELECT rule, ino, after FROM rule_walk LIMIT 1";
+    let read = |row: &rusqlite::Row<'_>| {
+        let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
+        Ok((id(0)?, id(1)?, row.get::<_, Vec<u8>>(2)?))
+    };
+    let Some((rule, ino, after)) = one(db, sql, [], read)? else {
+        return Ok(false);
+    };
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, now);
+    let last = match tx.path_of(ino)? {
+        Some(path) => tx.page_of((rule, ino), path, after)?,
+        None => None,
+    };
+    let key = (rule.cast_signed(), ino.cast_signed());
+    match last {
+        Some(last) => {
+            let sql = "UPDATE rule_walk SET after = ?3 WHERE rule = ?1 AND ino = ?2";
+            db.prepare_cached(sql)?
+                .execute(params![key.0, key.1, last])?
+        }
+        None => db
+            .prepare_cached("DELETE FROM rule_walk WHERE rule = ?1 AND ino = ?2")?
+            .execute(params![key.0, key.1])?,
+    };
+    Ok(true)
+}
+
+impl Tx<'_> {
+    /// Gives the last name of a page that is not the last one.
+    fn page_of(
+        &self,
+        (rule, folder): (u64, u64),
+        mut path: Vec<u8>,
+        after: Vec<u8>,
+    ) -> Result<Option<Vec<u8>>, Fault> {
+        let sql =
+            "SELECT name, ino FROM dirent WHERE parent = ?1 AND name > ?2 ORDER BY name LIMIT ?3";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let limit = i64::try_from(PAGE).unwrap_or(i64::MAX);
+        let key = params![folder.cast_signed(), after, limit];
+        let rows = statement.query_map(key, |row| {
+            Ok((
+                row.get::<_, Vec<u8>>(0)?,
+                row.get::<_, i64>(1)?.cast_unsigned(),
+            ))
+        })?;
+        let names = rows.collect::<Result<Vec<_>, _>>()?;
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        let only = (rule != 0).then_some(rule);
+        let rules = self.shared.rules.all();
+        for (name, ino) in &names {
+            let Some(node) = Node::find(self.db, *ino)? else {
+                continue;
+            };
+            let path = [path.as_slice(), name].concat();
+            if !node.is_dir() {
+                self.offer(&node, &path, only)?;
+                continue;
+            }
+            let reached = std::str::from_utf8(&path).is_ok_and(|path| {
+                let mut wanted = rules
+                    .iter()
+                    .filter(|kept| only.is_none_or(|id| id == kept.id));
+                wanted.any(|kept| kept.rule.reaches(path))
+            });
+            if reached {
+                self.walk_below(rule, *ino)?;
+            }
+        }
+        let full = names.len() == PAGE;
+        Ok(names
+            .into_iter()
+            .next_back()
+            .map(|(name, _)| name)
+            .filter(|_| full))
+    }
+}

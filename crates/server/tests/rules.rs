@@ -1,0 +1,632 @@
+//! Rules: every version that matches fires exactly once, whatever happens to the server and to the file meanwhile.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::{FakeElement, Running, failure, job, root, stat, success, user, write_file};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+use tidemill_client::Server as Client;
+use tidemill_wire::v1::{self, name_op::Op};
+
+const OWNER: u32 = 1000;
+const RULE: &str = r#"
+name = "count"; workdir = "/w"; pattern = "in/(?<n>[^/]*)\.dat";
+task = { kernel = "max"; output = [ "out/${n}.txt" ]; };
+"#;
+
+fn request(uid: u32, text: &str) -> v1::AddRuleRequest {
+    v1::AddRuleRequest {
+        credentials: Some(user(uid)),
+        text: text.into(),
+        source: "r.conf".into(),
+        ..v1::AddRuleRequest::default()
+    }
+}
+
+async fn add(client: &Client, request: v1::AddRuleRequest) -> v1::Rule {
+    let reply = client.rules().add(request).await.unwrap().into_inner();
+    assert_eq!(reply.errors, Vec::<String>::new());
+    reply.rule.unwrap()
+}
+
+async fn log_of(client: &Client, uid: u32, name: &str) -> Vec<v1::Firing> {
+    let request = v1::RuleLogRequest {
+        credentials: Some(user(uid)),
+        name: name.into(),
+        ..v1::RuleLogRequest::default()
+    };
+    let reply = client.rules().log(request).await.unwrap();
+    let mut firings = reply.into_inner().firings;
+    firings.reverse();
+    firings
+}
+
+async fn log(client: &Client) -> Vec<v1::Firing> {
+    log_of(client, OWNER, "count").await
+}
+
+/// Waits until so many firings have ended, and none is left.
+async fn settled(client: &Client, count: usize) -> Vec<v1::Firing> {
+    loop {
+        let log = log(client).await;
+        let open =
+            |one: &v1::Firing| ["queued", "waiting", "running"].contains(&one.state.as_str());
+        if log.len() >= count && !log.iter().any(open) {
+            return log;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn states(log: &[v1::Firing]) -> Vec<(&str, &str)> {
+    let state = |one| {
+        let one: &v1::Firing = one;
+        (one.path.as_str(), one.state.as_str())
+    };
+    log.iter().map(state).collect()
+}
+
+async fn pause(client: &Client, paused: bool) {
+    let request = v1::PauseRuleRequest {
+        credentials: Some(user(OWNER)),
+        name: "count".into(),
+        paused,
+    };
+    client.rules().pause(request).await.unwrap();
+}
+
+async fn retry(client: &Client, path: &str) -> u64 {
+    let request = v1::RetryRuleRequest {
+        credentials: Some(user(OWNER)),
+        name: "count".into(),
+        path: path.into(),
+    };
+    client
+        .rules()
+        .retry(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .firings
+}
+
+async fn mkdir(client: &Client, path: &str) {
+    let create = v1::Create {
+        name: path.as_bytes().to_vec(),
+        kind: v1::Kind::Directory.into(),
+        mode: 0o755,
+        uid: OWNER,
+        gid: OWNER,
+        make_parents: true,
+        ..v1::Create::default()
+    };
+    client.one(&root(), Op::Create(create)).await.unwrap();
+}
+
+async fn rename(client: &Client, from: &str, to: &str) {
+    let (parent, name) = at(client, from).await;
+    let (new_parent, new_name) = at(client, to).await;
+    let rename = v1::Rename {
+        parent,
+        name,
+        new_parent,
+        new_name,
+        ..v1::Rename::default()
+    };
+    client.one(&root(), Op::Rename(rename)).await.unwrap();
+}
+
+async fn at(client: &Client, path: &str) -> (u64, Vec<u8>) {
+    let (dir, name) = path.rsplit_once('/').unwrap();
+    let dir = if dir.is_empty() { "/" } else { dir };
+    let dir = stat(client, dir).await.unwrap().ino;
+    (dir, name.as_bytes().to_vec())
+}
+
+async fn unlink(client: &Client, path: &str) {
+    let (parent, name) = at(client, path).await;
+    let unlink = v1::Unlink {
+        parent,
+        name,
+        ..v1::Unlink::default()
+    };
+    client.one(&root(), Op::Unlink(unlink)).await.unwrap();
+}
+
+/// Seals the next version of a file; gives its object.
+async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
+    let ino = stat(client, path).await.unwrap().ino;
+    let (_, object) = client.reserve(0, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino,
+        object: object.0,
+        ..v1::NewVersion::default()
+    };
+    client.one(&root(), Op::NewVersion(new)).await.unwrap();
+    let seal = v1::Seal {
+        ino,
+        object: object.0,
+        size,
+        ..v1::Seal::default()
+    };
+    client.one(&root(), Op::Seal(seal)).await.unwrap();
+    object.0
+}
+
+async fn with_folders(dir: &Path) -> (Running, FakeElement, Client) {
+    let running = Running::start(dir).await;
+    let element = running.element(0).await;
+    let client = running.client().await;
+    for folder in ["/w", "/w/in", "/w/out", "/w/tmp"] {
+        mkdir(&client, folder).await;
+    }
+    (running, element, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sealed_and_matches_fires_with_the_rights_of_the_rules_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    write_file(&client, "/w/in/before.dat", 1, OWNER).await;
+    let rule = add(&client, request(OWNER, RULE)).await;
+    assert_eq!((rule.revision, rule.paused), (1, false));
+    write_file(&client, "/w/in/a.dat", 7, OWNER).await;
+    write_file(&client, "/w/in/a.txt", 7, OWNER).await;
+    write_file(&client, "/w/in/others.dat", 7, OWNER + 1).await;
+    let done = settled(&client, 1).await;
+    assert_eq!(states(&done), [("/w/in/a.dat", "done")]);
+    let out = stat(&client, "/w/out/a.txt").await.unwrap();
+    assert_eq!((out.uid, out.version), (OWNER, 1));
+    let of = job(&client, done[0].job).await;
+    assert_eq!((of.name.as_str(), of.uid), ("count@1", OWNER));
+    assert_eq!(of.source, "rule count@1");
+
+    // The next version of the file fires again, and makes the next version of its result.
+    overwrite(&client, "/w/in/a.dat", 9).await;
+    settled(&client, 2).await;
+    assert_eq!(stat(&client, "/w/out/a.txt").await.unwrap().version, 2);
+    // Others neither see the rule nor have it changed.
+    let other = v1::RuleRequest {
+        credentials: Some(user(OWNER + 1)),
+        name: rule.rule.to_string(),
+    };
+    let refused = client.rules().remove(other).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::NotFound);
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renames_links_and_moved_folders_fire_each_version_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    add(&client, request(OWNER, RULE)).await;
+    write_file(&client, "/w/in/.a.dat.part", 7, OWNER).await;
+    write_file(&client, "/w/tmp/b.dat", 7, OWNER).await;
+    assert_eq!(log(&client).await.len(), 0);
+    rename(&client, "/w/in/.a.dat.part", "/w/in/a.dat").await;
+    rename(&client, "/w/tmp/b.dat", "/w/in/b.dat").await;
+    // Out and in again, and under another name: it is the same version.
+    rename(&client, "/w/in/b.dat", "/w/tmp/b.dat").await;
+    rename(&client, "/w/tmp/b.dat", "/w/in/b2.dat").await;
+    write_file(&client, "/w/tmp/c", 7, OWNER).await;
+    let (parent, name) = at(&client, "/w/in/c.dat").await;
+    let ino = stat(&client, "/w/tmp/c").await.unwrap().ino;
+    let link = v1::Link {
+        ino,
+        parent,
+        name,
+        ..v1::Link::default()
+    };
+    client.one(&root(), Op::Link(link)).await.unwrap();
+    settled(&client, 3).await;
+    // A folder, with more files than are looked at in one transaction.
+    mkdir(&client, "/w/tmp/in").await;
+    for index in 0..230 {
+        write_file(&client, &format!("/w/tmp/in/d{index}.dat"), 1, OWNER).await;
+    }
+    rename(&client, "/w/in", "/w/tmp/old").await;
+    rename(&client, "/w/tmp/in", "/w/in").await;
+    let done = settled(&client, 233).await;
+    assert_eq!(done.len(), 233);
+    assert!(done.iter().all(|one| one.state == "done"));
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_version_has_its_own_turn_and_its_own_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_folders(dir.path()).await;
+    add(&client, request(OWNER, RULE)).await;
+    pause(&client, true).await;
+    let first = write_file(&client, "/w/in/a.dat", 7, OWNER).await;
+    let second = overwrite(&client, "/w/in/a.dat", 8).await;
+    write_file(&client, "/w/in/moved.dat", 7, OWNER).await;
+    rename(&client, "/w/in/moved.dat", "/w/tmp/elsewhere").await;
+    write_file(&client, "/w/in/removed.dat", 7, OWNER).await;
+    unlink(&client, "/w/in/removed.dat").await;
+    assert_eq!(
+        states(&log(&client).await),
+        [
+            ("/w/in/a.dat", "queued"),
+            ("/w/in/a.dat", "waiting"),
+            ("/w/in/moved.dat", "queued"),
+            ("/w/in/removed.dat", "queued"),
+        ]
+    );
+    // What is to be fired is kept, though nothing leads to it any more.
+    tokio::time::sleep(Duration::from_millis(1800)).await;
+    pause(&client, false).await;
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        seen.extend(element.labels().await);
+    }
+    let inputs = |labels: &[(u64, v1::Analyse)]| -> Vec<u64> {
+        labels.iter().map(|(_, one)| one.inputs[0].object).collect()
+    };
+    assert!(inputs(&seen).contains(&first) && !inputs(&seen).contains(&second));
+    assert!(
+        !element
+            .removals
+            .iter()
+            .any(|(_, objects)| objects.contains(&first))
+    );
+    for (label, analyse) in &seen {
+        element.finished(*label, success(analyse, 5)).await;
+    }
+    let next = element.labels().await;
+    assert_eq!(inputs(&next), [second]);
+    for (label, analyse) in &next {
+        element.finished(*label, success(analyse, 5)).await;
+    }
+    let done = settled(&client, 4).await;
+    let ends: Vec<_> = done.iter().map(|one| one.state.as_str()).collect();
+    assert_eq!(ends, ["done", "done", "done", "gone"]);
+    assert_eq!(done[3].error, "the file was removed before it was fired");
+    while !element.removal().await.1.contains(&first) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_at_any_moment_fires_each_version_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut running, mut element, mut client) = with_folders(dir.path()).await;
+    add(&client, request(OWNER, RULE)).await;
+    let mut sealed = BTreeSet::new();
+    for round in 0..12_u64 {
+        for index in 0..5 {
+            let path = format!("/w/in/{round}-{index}.dat");
+            sealed.insert(write_file(&client, &path, 7, OWNER).await);
+        }
+        // At another step each time: before the job is made, while it is, and after; with what has ended, and without.
+        let worker = (round % 3 == 0).then(|| element.serve());
+        tokio::time::sleep(Duration::from_micros(700 * (round % 7))).await;
+        running.crash().await;
+        worker.inspect(tokio::task::JoinHandle::abort);
+        running = Running::start(dir.path()).await;
+        client = running.client().await;
+        element = running.element(0).await;
+    }
+    drop(element);
+    let worker = running.element(0).await.serve();
+    let done = settled(&client, sealed.len()).await;
+    assert_eq!(done.len(), sealed.len());
+    let fired: BTreeSet<u64> = done.iter().map(|one| one.object).collect();
+    assert_eq!(fired, sealed);
+    assert!(done.iter().all(|one| one.state == "done"), "{done:?}");
+    let all = v1::ListJobsRequest {
+        credentials: Some(root()),
+        everyone: true,
+        ..v1::ListJobsRequest::default()
+    };
+    let jobs = client.jobs().list(all).await.unwrap().into_inner().jobs;
+    let tasks: u64 = jobs
+        .iter()
+        .flat_map(|job| job.tasks_by_state.values().map(|n| u64::from(*n)))
+        .sum();
+    assert_eq!(tasks, sealed.len() as u64);
+    for path in done
+        .iter()
+        .map(|one| one.path.replace("/in/", "/out/").replace(".dat", ".txt"))
+    {
+        assert_eq!(stat(&client, &path).await.unwrap().version, 1, "{path}");
+    }
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_that_feeds_itself_ends_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    let text = RULE
+        .replace("out/${n}.txt", "in/${n}x.dat")
+        .replace("task =", "depth = 3; task =");
+    add(&client, request(OWNER, &text)).await;
+    write_file(&client, "/w/in/a.dat", 7, OWNER).await;
+    let done = settled(&client, 4).await;
+    assert_eq!(
+        states(&done),
+        [
+            ("/w/in/a.dat", "done"),
+            ("/w/in/ax.dat", "done"),
+            ("/w/in/axx.dat", "done"),
+            ("/w/in/axxx.dat", "loop"),
+        ]
+    );
+    assert_eq!(done[2].depth, 2);
+    assert!(
+        done[3]
+            .error
+            .contains("a chain of 3 firings led to this file, and rule count allows 3")
+    );
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(log(&client).await.len(), 4);
+    // Whoever insists begins a new chain.
+    assert_eq!(retry(&client, "").await, 1);
+    let done = settled(&client, 7).await;
+    assert_eq!(done.last().unwrap().state, "loop");
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_stay_named_and_can_be_fired_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_folders(dir.path()).await;
+    let text = RULE.replace("kernel =", "retries = 0; kernel =");
+    add(&client, request(OWNER, &text)).await;
+    write_file(&client, "/w/in/a.dat", 7, OWNER).await;
+    let labels = element.labels().await;
+    element
+        .finished(labels[0].0, failure("exit", "it did not like it"))
+        .await;
+    let failed = settled(&client, 1).await;
+    assert_eq!(
+        (
+            failed[0].state.as_str(),
+            failed[0].error.contains("it did not like it")
+        ),
+        ("failed", true)
+    );
+    // Something is in the way of this one's job.
+    write_file(&client, "/w/out/b.txt/in-the-way", 7, OWNER).await;
+    write_file(&client, "/w/in/b.dat", 7, OWNER).await;
+    let failed = settled(&client, 2).await;
+    assert_eq!(failed[1].state, "failed");
+    assert!(
+        failed[1].error.contains("/w/out/b.txt"),
+        "{}",
+        failed[1].error
+    );
+    unlink(&client, "/w/out/b.txt/in-the-way").await;
+    rename(&client, "/w/out/b.txt", "/w/tmp/gone").await;
+    let worker = element.serve();
+    assert_eq!(retry(&client, "/w/in/b.dat").await, 1);
+    assert_eq!(retry(&client, "").await, 1);
+    let done = settled(&client, 2).await;
+    assert!(done.iter().all(|one| one.state == "done"), "{done:?}");
+    assert_eq!(retry(&client, "").await, 0);
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_for_all_have_the_rights_of_each_files_owner_and_are_the_operators() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    let text = RULE
+        .replace("out/${n}.txt", "${n}.txt")
+        .replace("\"/w\"", "\"/\"")
+        .replace("in/", "(?:home[12])/");
+    let for_all = |uid| v1::AddRuleRequest {
+        for_all: true,
+        ..request(uid, &text)
+    };
+    let refused = client.rules().add(for_all(OWNER)).await;
+    assert!(refused.is_err() || is_operator(OWNER));
+    let text_all = text.replace("\"${n}.txt\"", "\"${dir}/${n}.txt\"");
+    add(
+        &client,
+        v1::AddRuleRequest {
+            text: text_all,
+            ..for_all(0)
+        },
+    )
+    .await;
+    for (folder, uid) in [("/home1", 2001), ("/home2", 2002)] {
+        let create = v1::Create {
+            name: folder.as_bytes().to_vec(),
+            kind: v1::Kind::Directory.into(),
+            mode: 0o700,
+            uid,
+            gid: uid,
+            ..v1::Create::default()
+        };
+        client.one(&root(), Op::Create(create)).await.unwrap();
+        write_file(&client, &format!("{folder}/a.dat"), 7, uid).await;
+    }
+    loop {
+        let log = log_of(&client, 0, "count").await;
+        if log.iter().filter(|one| one.state == "done").count() == 2 {
+            let mut owners = BTreeSet::new();
+            for one in &log {
+                owners.insert(job(&client, one.job).await.uid);
+            }
+            assert_eq!(owners, BTreeSet::from([2001, 2002]));
+            break;
+        }
+        assert!(!log.iter().any(|one| one.state == "failed"), "{log:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for (path, uid) in [("/home1/a.txt", 2001), ("/home2/a.txt", 2002)] {
+        assert_eq!(stat(&client, path).await.unwrap().uid, uid);
+    }
+    worker.abort();
+}
+
+fn is_operator(uid: u32) -> bool {
+    uid == rustix::process::geteuid().as_raw()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_already_fires_if_it_is_asked_for_and_rules_can_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, element, client) = with_folders(dir.path()).await;
+    for index in 0..210 {
+        write_file(&client, &format!("/w/in/{index}.dat"), 7, OWNER).await;
+    }
+    let existing = v1::AddRuleRequest {
+        existing: true,
+        ..request(OWNER, RULE)
+    };
+    add(&client, existing).await;
+    running.crash().await;
+    drop(element);
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let worker = running.element(0).await.serve();
+    let done = settled(&client, 210).await;
+    assert_eq!(done.len(), 210);
+    let twice = client.rules().add(request(OWNER, RULE)).await.unwrap_err();
+    assert_eq!(twice.code(), tonic::Code::AlreadyExists);
+    let replaced = v1::AddRuleRequest {
+        replace: true,
+        ..request(OWNER, RULE)
+    };
+    assert_eq!(add(&client, replaced).await.revision, 2);
+    // Queued ones go with their rule.
+    pause(&client, true).await;
+    write_file(&client, "/w/in/last.dat", 7, OWNER).await;
+    let request = v1::RuleRequest {
+        credentials: Some(user(OWNER)),
+        name: "count".into(),
+    };
+    let removed = client.rules().remove(request).await.unwrap().into_inner();
+    assert_eq!(removed.firings["queued"], 1);
+    write_file(&client, "/w/in/later.dat", 7, OWNER).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(stat(&client, "/w/out/last.txt").await.is_none());
+    worker.abort();
+    running.stop().await;
+    let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
+    let left: i64 = database
+        .query_row("SELECT count(*) FROM firing", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(left, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_gather_files_into_one_task() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_folders(dir.path()).await;
+    let text = RULE
+        .replace("task =", "batch = { files = 3; after = \"1s\"; }; task =")
+        .replace("out/${n}.txt", "out/${batch}.txt");
+    add(&client, request(OWNER, &text)).await;
+    for index in 0..4 {
+        write_file(&client, &format!("/w/in/{index}.dat"), 7, OWNER).await;
+    }
+    let mut sizes = Vec::new();
+    while sizes.len() < 2 {
+        for (label, analyse) in element.labels().await {
+            sizes.push(analyse.inputs.len());
+            element.finished(label, success(&analyse, 5)).await;
+        }
+    }
+    assert_eq!(sizes, [3, 1]);
+    let done = settled(&client, 4).await;
+    let mut tasks: BTreeMap<u64, usize> = BTreeMap::new();
+    for one in &done {
+        *tasks.entry(one.task).or_default() += 1;
+    }
+    assert_eq!(tasks.into_values().collect::<Vec<_>>(), [3, 1]);
+}
+
+/// Many files at once make few jobs, and nobody else's rule waits for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_is_gathered_and_others_have_their_turn() {
+    const FILES: usize = 2000;
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    add(&client, request(OWNER, RULE)).await;
+    let other = RULE
+        .replace("\"count\"", "\"others\"")
+        .replace("in/", "tmp/");
+    add(&client, request(OWNER, &other)).await;
+    pause(&client, true).await;
+    let write = |index: usize| {
+        let client = client.clone();
+        async move { write_file(&client, &format!("/w/in/{index}.dat"), 1, OWNER).await }
+    };
+    for start in (0..FILES).step_by(100) {
+        futures_util::future::join_all((start..start + 100).map(write)).await;
+    }
+    pause(&client, false).await;
+    write_file(&client, "/w/tmp/a.dat", 1, OWNER).await;
+    let worker = element.serve();
+    while log_of(&client, OWNER, "others").await[0].state != "done" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let done = settled(&client, FILES).await;
+    assert!(done.iter().all(|one| one.state == "done"));
+    let jobs: BTreeSet<u64> = done.iter().map(|one| one.job).collect();
+    assert!(jobs.len() <= 3, "{}", jobs.len());
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_rules_are_refused_and_tests_keep_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, _element, client) = with_folders(dir.path()).await;
+    let reply = client
+        .rules()
+        .add(request(OWNER, "name = 1;"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(
+        reply.errors[0].starts_with("r.conf:1:"),
+        "{:?}",
+        reply.errors
+    );
+    assert!(reply.rule.is_none());
+    let test = |path: &str| v1::TestRuleRequest {
+        credentials: Some(user(OWNER)),
+        text: RULE.into(),
+        path: path.into(),
+        ..v1::TestRuleRequest::default()
+    };
+    let reply = client
+        .rules()
+        .test(test("in/x.dat"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(reply.matches);
+    assert_eq!(reply.captures["n"], "x");
+    assert!(reply.script.contains("out/x.txt"));
+    let reply = client
+        .rules()
+        .test(test("/w/x.dat"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!reply.matches && reply.why.contains("does not match"));
+    let list = v1::ListRulesRequest {
+        credentials: Some(user(OWNER)),
+        ..v1::ListRulesRequest::default()
+    };
+    assert_eq!(
+        client
+            .rules()
+            .list(list)
+            .await
+            .unwrap()
+            .into_inner()
+            .rules
+            .len(),
+        0
+    );
+}

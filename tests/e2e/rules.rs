@@ -1,0 +1,164 @@
+//! Rules: files dropped into a real mount, analysed by real kernels, through kills.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+
+const RULE: &str = r#"
+name = "count"; workdir = "/w"; pattern = "in/(?<n>[^/]+)\.txt";
+task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"; sleep 0.02", "sh", "${file}" ];
+         output = [ "out/${n}" ]; stdout = "out/${n}"; };
+"#;
+
+fn add(array: &Array, text: &str, flags: &[&str]) -> Value {
+    let path = array.path("count.rule");
+    std::fs::write(&path, text).unwrap();
+    let path = path.display().to_string();
+    array.json(&[&["rule", "add", &path], flags].concat())
+}
+
+fn show(array: &Array) -> Value {
+    array.json(&["rule", "show", "count"])
+}
+
+fn done(array: &Array, count: u64) -> bool {
+    let said = array.run(&["--json", "rule", "show", "count"]);
+    let rule: Value = serde_json::from_str(&said.out).unwrap_or_default();
+    said.ok && rule["firings"]["done"] == count
+}
+
+#[test]
+fn files_that_are_dropped_are_analysed_and_their_lineage_names_the_rule() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir -p w/in; seq 3 > w/in/before.txt");
+    let rule = add(&array, RULE, &["--existing"]);
+    assert_eq!(
+        (rule["revision"].as_u64(), rule["name"].as_str()),
+        (Some(1), Some("count"))
+    );
+    array.sh(
+        "seq 5 > w/in/a.txt; seq 7 > w/in/.b.part; mv w/in/.b.part w/in/b.txt; seq 9 > w/in/other",
+    );
+    array.sh("mkdir w/next; seq 2 > w/next/c.txt; cp w/next/c.txt w/next/d.txt; mv w/next/* w/in/");
+    wait("all have fired", || done(&array, 5));
+    assert_eq!(
+        array.sh("cd w/out; grep . *"),
+        "a:5\nb:7\nbefore:3\nc:2\nd:2\n"
+    );
+    let lineage = array.run(&["lineage", "/w/out/a"]).out;
+    assert!(
+        lineage.contains("count@1") && lineage.contains("/w/in/a.txt"),
+        "{lineage}"
+    );
+    array.sh("seq 6 > w/in/a.txt");
+    wait("the next version has", || done(&array, 6));
+    assert_eq!(array.sh("cat w/out/a"), "6\n");
+
+    let test = array.json(&["rule", "test", "count", "in/x.txt"]);
+    assert_eq!(
+        (test["matches"].as_bool(), test["captures"]["n"].as_str()),
+        (Some(true), Some("x"))
+    );
+    assert!(!array.run(&["rule", "test", "count", "in/x.dat"]).ok);
+    assert!(
+        array
+            .run(&["rule", "list"])
+            .out
+            .contains("in/(?<n>[^/]+)\\.txt")
+    );
+    std::fs::write(array.path("wrong.rule"), RULE.replace("]+)", "]+")).unwrap();
+    let wrong = array.path("wrong.rule").display().to_string();
+    let said = array.run(&["rule", "add", &wrong]);
+    assert!(
+        said.err
+            .contains("wrong.rule:2:50: pattern: this '(' is never closed"),
+        "{}",
+        said.err
+    );
+    array.json(&["rule", "remove", "count"]);
+    assert!(!array.run(&["rule", "show", "count"]).ok);
+}
+
+/// Server and elements are killed while files are dropped and analysed: every file has exactly one result.
+#[test]
+fn kills_lose_no_firing_and_repeat_none() {
+    let options = Options {
+        element_timeout_secs: 60,
+        ..Options::default()
+    };
+    let Some(mut array) = Array::with(options) else {
+        return;
+    };
+    array.sh("mkdir -p w/in w/out");
+    add(&array, RULE, &[]);
+    for round in 0..4_u64 {
+        array.sh(&format!(
+            "for i in $(seq 25); do seq $i > w/in/{round}-$i.txt; done"
+        ));
+        match round % 3 {
+            0 => array.kill_server(),
+            1 => array.kill_element(0),
+            _ => {
+                array.kill_element(1);
+                array.kill_server();
+            }
+        }
+        if round % 3 != 1 {
+            array.start_server();
+        }
+        if round % 3 != 0 {
+            array.start_element(usize::try_from(round % 3 - 1).unwrap());
+        }
+    }
+    wait("all have fired", || done(&array, 100));
+    assert_eq!(show(&array)["firings"].as_object().unwrap().len(), 1);
+    assert_eq!(
+        array.sh("ls w/out | wc -l; cat w/out/* | paste -sd+ | bc"),
+        "100\n1300\n"
+    );
+    // Each was named once: a second result of a file would be a second version, or another name.
+    let versions = array.sh("cd w/out; for f in *; do getfattr --only-values -n user.tidemill.version $f 2>/dev/null; echo; done | sort -u");
+    assert!(["1\n", "\n"].contains(&versions.as_str()), "{versions}");
+    let log = array.json(&["rule", "log", "count", "-n", "1000"]);
+    let mut paths: Vec<&str> = log
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["path"].as_str().unwrap())
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    assert_eq!(paths.len(), 100);
+}
+
+/// What a rule's own jobs make, and what fails, is told.
+#[test]
+fn loops_end_and_failures_are_fired_again() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir -p w/in");
+    let text = RULE
+        .replace("\"out/${n}\"", "\"in/${n}x.txt\"")
+        .replace("task =", "depth = 2; retries = 0; task =");
+    add(&array, &text, &[]);
+    array.sh("echo > w/in/a.txt");
+    wait("the chain has ended", || {
+        show(&array)["firings"]["loop"] == 1
+    });
+    let log = array.run(&["rule", "log", "count", "--state", "loop"]).out;
+    assert!(
+        log.contains("/w/in/axx.txt") && log.contains("a chain of 2 firings"),
+        "{log}"
+    );
+    let failing = RULE.replace("sleep 0.02", "test -e /nowhere");
+    let rule = add(
+        &array,
+        &failing.replace("task =", "retries = 0; task ="),
+        &["--replace"],
+    );
+    assert_eq!(rule["revision"], 2);
+    array.sh("echo > w/in/b.txt");
+    wait("it has failed", || show(&array)["firings"]["failed"] == 1);
+    add(&array, RULE, &["--replace"]);
+    array.json(&["rule", "retry", "count", "/w/in/b.txt"]);
+    wait("it was fired again", || done(&array, 3));
+    assert_eq!(array.sh("cat w/out/b"), "1\n");
+}

@@ -70,7 +70,7 @@ fn files_that_are_dropped_are_analysed_and_their_lineage_names_the_rule() {
     let said = array.run(&["rule", "add", &wrong]);
     assert!(
         said.err
-            .contains("wrong.rule:2:50: pattern: this '(' is never closed"),
+            .contains("wrong.rule:2:47: pattern: this '(' is never closed"),
         "{}",
         said.err
     );

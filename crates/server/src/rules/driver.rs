@@ -347,7 +347,8 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
     let named = tasks.iter().map(|task| {
         let object = task.first().map_or(0, |one| one.object);
         let paths = task.iter().map(|one| one.path.as_str()).collect();
-        (format!("{}-{object}", kept.rule.name), object, paths)
+        let name = format!("{}@{}-{object}", kept.rule.name, kept.revision);
+        (name, object, paths)
     });
     let script = kept
         .rule

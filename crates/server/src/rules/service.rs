@@ -179,7 +179,8 @@ fn tested(rule: &Rule, revision: u64, path: &str) -> v1::TestRuleReply {
             ..v1::TestRuleReply::default()
         };
     };
-    let task = (format!("{}-0", rule.name), 0, vec![absolute.as_str()]);
+    let name = format!("{}@{revision}-0", rule.name);
+    let task = (name, 0, vec![absolute.as_str()]);
     let (script, why) = match rule.script(revision, &[task]) {
         Ok(script) => (script, String::new()),
         Err(error) => (String::new(), error.to_string()),

@@ -167,7 +167,11 @@ impl Drop for ForkServer {
 }
 
 /// Sends bytes with descriptors.
-fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send(
+    socket: &impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut more = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !more.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -179,7 +183,7 @@ fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io:
 }
 
 /// Receives bytes with descriptors; how many bytes, 0 at the end.
-fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut more = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;

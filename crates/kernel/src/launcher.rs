@@ -260,6 +260,14 @@ impl Launcher {
         Ok(prepared)
     }
 
+    /// Prepares the run of a child that reduces what it is told to by `socket`.
+    pub(crate) fn prepare_reducer(&self, run: Run, socket: File) -> Result<Prepared, PrepareError> {
+        let mut prepared = prepare::prepare(run, self.ids, Some(&self.spares), Vec::new())?;
+        prepared.streams.get_mut().stdin = Some(socket);
+        prepared.reduces = true;
+        Ok(prepared)
+    }
+
     /// Takes back the private folder of a run that has ended, to use it again for another run of the same
     /// user. `false` if it can't be: then removing it is left to the caller. Spare folders lie beside it and
     /// are named `spare-*`.
@@ -328,7 +336,8 @@ impl Launcher {
                 &run.limits,
                 (!self.runs_as_root(run)).then(|| self.threads()),
             ),
-            idle: self.settings.idle,
+            // Somebody waits for what a reducer answers, as for bytes that are read.
+            idle: self.settings.idle && !prepared.reduces,
             ruleset: self.ruleset(prepared)?,
             filter: filter.map(|(owns, filters)| filters.of(owns)),
         };
@@ -523,6 +532,10 @@ fn arguments(
     let mut all = match &prepared.code {
         Code::Program(path) => vec![c_path(path)?],
         _ if prepared.compiles => child::compiler_arguments()
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
+        _ if prepared.reduces => child::reducer_arguments()
             .into_iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,

@@ -28,6 +28,7 @@
 //! outside is, without capabilities; is bounded in time, memory, output and processes; dies when its element dies.
 //! [`sandbox_support`] says what the host offers of that.
 
+pub mod array;
 mod builtin;
 pub mod child;
 mod code;
@@ -45,6 +46,7 @@ mod prepare;
 mod private;
 mod probe;
 mod program;
+pub mod reducing;
 mod run;
 mod running;
 mod sandbox;

@@ -48,6 +48,8 @@ pub struct Prepared {
     pub(crate) modules: Vec<File>,
     /// Whether it compiles the module on its standard input rather than running it.
     pub(crate) compiles: bool,
+    /// Whether it reduces arrays as its standard input, a socket, says.
+    pub(crate) reduces: bool,
     /// Device and inode of what lies in the folder before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
@@ -114,6 +116,7 @@ pub(crate) fn prepare(
         streams: Mutex::new(Streams { stdin, stdout }),
         modules: Vec::new(),
         compiles: false,
+        reduces: false,
         given,
         run,
     })

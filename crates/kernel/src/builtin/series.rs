@@ -29,6 +29,27 @@ impl Mapped {
     pub(crate) fn open(name: &str) -> io::Result<Self> {
         let file = File::open(name)?;
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let mapped = Self::range(&file, 0, length, MapFlags::SHARED)?;
+        if length > 0 {
+            // SAFETY: the advice concerns the mapping just made, and does not change what it holds. It is only
+            // advice, so failing is no error.
+            let _ = unsafe {
+                rustix::mm::madvise(mapped.start.cast_mut().cast(), length, Advice::Sequential)
+            };
+        }
+        Ok(mapped)
+    }
+
+    /// Maps bytes of a file from a multiple of the size of a page on; none need no mapping.
+    ///
+    /// # Errors
+    /// If they cannot be mapped.
+    pub(crate) fn range(
+        file: &File,
+        offset: u64,
+        length: usize,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
         if length == 0 {
             return Ok(Self {
                 start: ptr::NonNull::dangling().as_ptr(),
@@ -41,14 +62,11 @@ impl Mapped {
                 ptr::null_mut(),
                 length,
                 ProtFlags::READ,
-                MapFlags::SHARED,
+                flags,
                 file.as_fd(),
-                0,
+                offset,
             )?
         };
-        // SAFETY: the advice concerns the mapping just made, and does not change what it holds. It is only
-        // advice, so failing is no error.
-        let _ = unsafe { rustix::mm::madvise(start, length, Advice::Sequential) };
         Ok(Self {
             start: start.cast(),
             length,
@@ -74,7 +92,7 @@ impl Deref for Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if self.length > 0 {
-            // SAFETY: the mapping was made in `open`, and no slice of it outlives `self`. Nothing can be done
+            // SAFETY: the mapping was made in `range`, and no slice of it outlives `self`. Nothing can be done
             // should it fail.
             let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.length) };
         }

@@ -5,6 +5,7 @@ mod abi;
 mod keeper;
 mod native;
 mod own_fold;
+mod reducer;
 mod stack;
 mod wasm;
 
@@ -44,6 +45,9 @@ const TRAPPED: u8 = 134;
 
 /// What the child is told to be in order to compile the module on its standard input.
 const COMPILER: &str = "compiler";
+
+/// What the child is told to be in order to reduce arrays.
+const REDUCER: &str = "reducer";
 
 /// The kind of a child that runs a stack.
 const STACK: &str = "stack";
@@ -109,6 +113,11 @@ fn words(code: &Code, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] 
 /// The arguments of a child that compiles a module.
 pub(crate) fn compiler_arguments() -> Vec<String> {
     ["tidemill", MARK, COMPILER].map(str::to_owned).into()
+}
+
+/// The arguments of a child that reduces arrays.
+pub(crate) fn reducer_arguments() -> Vec<String> {
+    ["tidemill", MARK, REDUCER].map(str::to_owned).into()
 }
 
 /// The arguments of a child, its own name first, those of a single kernel left out. `modules` are the descriptors of
@@ -295,6 +304,10 @@ pub fn main_if_child() {
 
 /// Runs a kernel as the arguments behind the mark say; gives its exit code.
 pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
+    let mut args = args.peekable();
+    if args.peek().is_some_and(|kind| kind == REDUCER) {
+        return reducer::serve();
+    }
     let Some(task) = Task::parse(args) else {
         complain("tidemill: this argument is for the program's own use");
         return WRONG_USE;

@@ -1,0 +1,354 @@
+//! Walks over an array and puts block after block into the result.
+
+use super::error::ArrayError;
+use super::pass::{self, Adds, Compensated, Keep};
+use super::plan::{Dimension, Walk, literal};
+use super::state::{Cells, State};
+use super::values::{BLOCK, Values};
+use super::{Missing, Operation, Spec, with_type};
+use crate::loops::number::{Number, bytes_of};
+use crate::loops::simd::Level;
+use std::marker::PhantomData;
+
+/// Where values go.
+trait Sink<T> {
+    /// What stands for values that are missing.
+    fn neutral(&self) -> T;
+    /// All of a block into one cell.
+    fn all(&mut self, level: Level, cell: usize, block: &[u8]);
+    /// Each value into a cell of its own, from `cell` on.
+    fn each(&mut self, level: Level, cell: usize, block: &[u8]);
+    fn cells(self: Box<Self>) -> Cells;
+}
+
+pub(super) fn fold(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, ArrayError> {
+    with_type!(walk.spec.dtype, T => fold_as::<T>(walk, values))
+}
+
+fn fold_as<T: Summed>(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, ArrayError> {
+    let spec = walk.spec;
+    let sink: Box<dyn Sink<T>> = match spec.operation {
+        Operation::Count => Box::new(Counted),
+        _ if keeps_values(spec) => {
+            Box::new(Selected::<T>(vec![0; walk.cells * T::SIZE], PhantomData))
+        }
+        Operation::Sum => T::summing(walk.cells),
+        Operation::Min => Box::new(Extreme::<T, false>(vec![T::HIGHEST; walk.cells])),
+        _ => Box::new(Extreme::<T, true>(vec![T::LOWEST; walk.cells])),
+    };
+    let counts = match spec.operation {
+        Operation::Select => vec![0; 1],
+        _ => vec![0; walk.cells],
+    };
+    let mut fold = Fold {
+        level: Level::best(),
+        keep: keep(spec)?,
+        keeps_values: keeps_values(spec),
+        one_count: spec.operation == Operation::Select,
+        sink,
+        counts,
+        rooms: Default::default(),
+    };
+    fold.walk(walk, values);
+    Ok(State {
+        operation: spec.operation,
+        dtype: spec.dtype,
+        shape: walk.shape.clone(),
+        counts: fold.counts,
+        cells: fold.sink.cells(),
+    })
+}
+
+/// Whether the result is values of the array as they are, missing ones too: also that of a reduction over no axes.
+fn keeps_values(spec: &Spec) -> bool {
+    match spec.operation {
+        Operation::Select => true,
+        Operation::Count => false,
+        _ => spec.axes.as_ref().is_some_and(Vec::is_empty),
+    }
+}
+
+fn keep<T: Number>(spec: &Spec) -> Result<Keep<T>, ArrayError> {
+    // Where one number tells of all values NaN has to be in the range of valid ones, elsewhere it is not missing.
+    let nan_is_missing = match spec.operation {
+        Operation::Select => true,
+        Operation::Count => spec.axes.is_none(),
+        _ => false,
+    };
+    Ok(match &spec.missing {
+        None => Keep::All,
+        Some(Missing::Values(missing)) => match missing.as_slice() {
+            [one] => Keep::Not(literal(spec, *one)?),
+            many => {
+                let many = many.iter().map(|one| literal(spec, *one));
+                Keep::NoneOf(many.collect::<Result<_, _>>()?)
+            }
+        },
+        Some(Missing::Outside(least, most)) => {
+            let least = least.map(|least| literal(spec, least)).transpose()?;
+            let most = most.map(|most| literal(spec, most)).transpose()?;
+            let range = (least.unwrap_or(T::LOWEST), most.unwrap_or(T::HIGHEST));
+            match nan_is_missing && !T::INTEGER {
+                true => Keep::Valid(range.0, range.1),
+                false => Keep::Within(range.0, range.1),
+            }
+        }
+    })
+}
+
+struct Fold<T> {
+    level: Level,
+    keep: Keep<T>,
+    keeps_values: bool,
+    one_count: bool,
+    sink: Box<dyn Sink<T>>,
+    counts: Vec<i64>,
+    rooms: [Vec<u8>; 3],
+}
+
+impl<T: Number> Fold<T> {
+    fn walk(&mut self, walk: &Walk<'_>, values: &Values<'_>) {
+        let empty = walk
+            .dimensions
+            .iter()
+            .any(|dimension| dimension.length == 0);
+        let Some((inner, outer)) = walk.dimensions.split_last().filter(|_| !empty) else {
+            return;
+        };
+        let mut at = vec![0_usize; outer.len()];
+        let (mut value, mut cell) = (walk.first.cast_signed(), 0_isize);
+        loop {
+            self.row(inner, values, (value, cell));
+            let mut place = outer.len();
+            loop {
+                let Some(slower) = place.checked_sub(1) else {
+                    return;
+                };
+                place = slower;
+                let (step, cells) = (outer[place].step, outer[place].cells.unwrap_or(0));
+                if at[place] + 1 < outer[place].length {
+                    at[place] += 1;
+                    (value, cell) = (value + step, cell + cells);
+                    break;
+                }
+                // It begins again, and the next slower one goes on.
+                let back = std::mem::take(&mut at[place]).cast_signed();
+                (value, cell) = (value - back * step, cell - back * cells);
+            }
+        }
+    }
+
+    fn row(
+        &mut self,
+        inner: &Dimension,
+        values: &Values<'_>,
+        (mut value, mut cell): (isize, isize),
+    ) {
+        let at_once = (BLOCK - 1) / inner.step.unsigned_abs().max(1) + 1;
+        let mut left = inner.length;
+        let [mut read, mut picked, masked] = std::mem::take(&mut self.rooms);
+        self.rooms[2] = masked;
+        while left > 0 {
+            let count = left.min(at_once);
+            let block = gather::<T>(values, value, (inner.step, count), &mut read, &mut picked);
+            self.block(block, cell, inner.cells);
+            left -= count;
+            if left > 0 {
+                value += count.cast_signed() * inner.step;
+                cell += count.cast_signed() * inner.cells.unwrap_or(0);
+            }
+        }
+        [self.rooms[0], self.rooms[1]] = [read, picked];
+    }
+
+    /// Values that lie `cells` apart in the result, or all in one cell.
+    fn block(&mut self, block: &[u8], cell: isize, cells: Option<isize>) {
+        let (count, cell) = (block.len() / T::SIZE, cell.unsigned_abs());
+        let mut room = std::mem::take(&mut self.rooms[2]);
+        let (mut values, mut kept) = (block, count as u64);
+        if self.keep != Keep::All {
+            room.resize(BLOCK * T::SIZE, 0);
+            let masked = &mut room[..block.len()];
+            kept = pass::mask(self.level, block, &self.keep, self.sink.neutral(), masked);
+            if !self.keeps_values {
+                values = masked;
+            }
+        }
+        match cells {
+            None => {
+                self.sink.all(self.level, cell, values);
+                self.counts[cell] += kept.cast_signed();
+            }
+            Some(1) => {
+                self.sink.each(self.level, cell, values);
+                self.count_each(block, cell, kept);
+            }
+            Some(apart) => {
+                let pairs = values
+                    .chunks_exact(T::SIZE)
+                    .zip(block.chunks_exact(T::SIZE));
+                for (place, (value, before)) in pairs.enumerate() {
+                    let cell = cell.wrapping_add_signed(place.cast_signed() * apart);
+                    self.sink.each(self.level, cell, value);
+                    if !self.one_count {
+                        pass::count_each(before, &self.keep, &mut self.counts[cell..=cell]);
+                    }
+                }
+                if self.one_count {
+                    self.counts[0] += kept.cast_signed();
+                }
+            }
+        }
+        self.rooms[2] = room;
+    }
+
+    fn count_each(&mut self, block: &[u8], cell: usize, kept: u64) {
+        match self.one_count {
+            true => self.counts[0] += kept.cast_signed(),
+            false => {
+                let counts = &mut self.counts[cell..][..block.len() / T::SIZE];
+                pass::count_each(block, &self.keep, counts);
+            }
+        }
+    }
+}
+
+/// Values that lie `step` apart, side by side.
+fn gather<'a, T: Number>(
+    values: &'a Values<'_>,
+    first: isize,
+    (step, count): (isize, usize),
+    read: &'a mut Vec<u8>,
+    picked: &'a mut Vec<u8>,
+) -> &'a [u8] {
+    let (apart, size) = (step.unsigned_abs(), T::SIZE);
+    let span = (count - 1) * apart + 1;
+    let low = if step < 0 {
+        first.unsigned_abs() + 1 - span
+    } else {
+        first.unsigned_abs()
+    };
+    let block = values.block(low, span, read);
+    if step == 1 || count == 1 {
+        return block;
+    }
+    picked.resize(BLOCK * size, 0);
+    for (place, to) in picked.chunks_exact_mut(size).take(count).enumerate() {
+        let from = if step < 0 { count - 1 - place } else { place } * apart;
+        to.copy_from_slice(&block[from * size..][..size]);
+    }
+    &picked[..count * size]
+}
+
+struct Counted;
+
+impl<T: Number> Sink<T> for Counted {
+    fn neutral(&self) -> T {
+        T::default()
+    }
+    fn all(&mut self, _: Level, _: usize, _: &[u8]) {}
+    fn each(&mut self, _: Level, _: usize, _: &[u8]) {}
+    fn cells(self: Box<Self>) -> Cells {
+        Cells::Counted
+    }
+}
+
+struct Selected<T>(Vec<u8>, PhantomData<T>);
+
+impl<T: Number> Sink<T> for Selected<T> {
+    fn neutral(&self) -> T {
+        T::default()
+    }
+    fn all(&mut self, level: Level, cell: usize, block: &[u8]) {
+        self.each(level, cell, block);
+    }
+    fn each(&mut self, _: Level, cell: usize, block: &[u8]) {
+        self.0[cell * T::SIZE..][..block.len()].copy_from_slice(block);
+    }
+    fn cells(self: Box<Self>) -> Cells {
+        Cells::Selected(self.0)
+    }
+}
+
+struct Extreme<T, const MAX: bool>(Vec<T>);
+
+impl<T: Number, const MAX: bool> Sink<T> for Extreme<T, MAX> {
+    fn neutral(&self) -> T {
+        pass::worst::<T, MAX>()
+    }
+    fn all(&mut self, level: Level, cell: usize, block: &[u8]) {
+        let (best, nan) = pass::extreme::<T, MAX>(level, block);
+        // Rare, and any NaN will do.
+        let nan = nan.then(|| first_nan::<T>(block)).flatten();
+        self.0[cell] = pass::with_nan::<T, MAX>(nan.unwrap_or(best), self.0[cell]);
+    }
+    fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
+        pass::extreme_each::<T, MAX>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
+    }
+    fn cells(self: Box<Self>) -> Cells {
+        Cells::Extreme(bytes_of(&self.0).to_vec())
+    }
+}
+
+#[allow(clippy::eq_op, reason = "only NaN is not itself")]
+fn first_nan<T: Number>(block: &[u8]) -> Option<T> {
+    block
+        .chunks_exact(T::SIZE)
+        .map(T::read)
+        .find(|value| value != value)
+}
+
+/// A type with sums.
+trait Summed: Adds {
+    fn summing(cells: usize) -> Box<dyn Sink<Self>>;
+}
+
+struct Whole(Vec<u64>);
+struct Rounded(Vec<Compensated>);
+
+impl<T: Adds<Sum = u64>> Sink<T> for Whole {
+    fn neutral(&self) -> T {
+        T::default()
+    }
+    fn all(&mut self, level: Level, cell: usize, block: &[u8]) {
+        self.0[cell] = self.0[cell].wrapping_add(pass::sum::<T>(level, block));
+    }
+    fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
+        pass::add_each::<T>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
+    }
+    fn cells(self: Box<Self>) -> Cells {
+        Cells::Whole(self.0)
+    }
+}
+
+impl<T: Adds<Sum = f64>> Sink<T> for Rounded {
+    fn neutral(&self) -> T {
+        T::default()
+    }
+    fn all(&mut self, level: Level, cell: usize, block: &[u8]) {
+        let (sum, lost) = match T::SIZE {
+            8 => pass::sum_compensated::<T>(level, block),
+            _ => (pass::sum::<T>(level, block), 0.0),
+        };
+        let (sum, more) = pass::add_compensated(self.0[cell], sum);
+        self.0[cell] = (sum, more + lost);
+    }
+    fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
+        pass::add_each_float::<T>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
+    }
+    fn cells(self: Box<Self>) -> Cells {
+        Cells::Rounded(self.0)
+    }
+}
+
+macro_rules! summed {
+    ($sink:ident of $none:expr; $($type:ty),*) => {
+        $(impl Summed for $type {
+            fn summing(cells: usize) -> Box<dyn Sink<Self>> {
+                Box::new($sink(vec![$none; cells]))
+            }
+        })*
+    };
+}
+summed!(Whole of 0; i8, i16, i32, i64, u8, u16, u32, u64);
+summed!(Rounded of (0.0, 0.0); f32, f64);

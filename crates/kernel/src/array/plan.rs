@@ -1,0 +1,294 @@
+//! What is asked for, checked, as a walk over memory.
+//!
+//! An array is walked as it lies there, its slowest dimension first; each dimension that is reduced leads nowhere in the
+//! result. Neighbouring dimensions of which all is taken, and that are reduced or kept alike, become one.
+
+use super::error::ArrayError;
+use super::state::Cells;
+use super::{
+    DIMENSIONS_MAX, Literal, MISSING_MAX, Missing, Operation, RAW_BYTES_MAX, RESULT_BYTES_MAX,
+    Slice, Spec, codec, with_type,
+};
+use crate::loops::number::Number;
+
+/// A spec that can be carried out.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    pub(super) spec: &'a Spec,
+    raw_bytes: Option<usize>,
+}
+
+/// One dimension of the walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dimension {
+    /// How many indices are taken.
+    pub(super) length: usize,
+    /// Values from one to the next.
+    pub(super) step: isize,
+    /// Cells of the result from one to the next; `None` where it is reduced.
+    pub(super) cells: Option<isize>,
+}
+
+/// A walk over all values that are selected.
+#[derive(Debug)]
+pub(super) struct Walk<'a> {
+    pub(super) spec: &'a Spec,
+    /// The first value.
+    pub(super) first: usize,
+    /// The slowest first; the last one is walked in one go.
+    pub(super) dimensions: Vec<Dimension>,
+    /// Of the result.
+    pub(super) shape: Vec<u64>,
+    pub(super) cells: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks all that can be checked without the bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the spec.
+    pub fn new(spec: &'a Spec) -> Result<Self, ArrayError> {
+        codec::check(&spec.codecs)?;
+        let raw_bytes = spec
+            .shape
+            .as_deref()
+            .map(|shape| raw_bytes(shape, spec.dtype.size()));
+        let dimensions = match &spec.shape {
+            Some(shape) => shape.len(),
+            None if spec.selection.is_some() => return Err(ArrayError::NeedsShape("`selection`")),
+            None if spec.axes.is_some() => return Err(ArrayError::NeedsShape("`axis`")),
+            None => 1,
+        };
+        check_selection(spec.selection.as_deref(), dimensions)?;
+        check_axes(spec.axes.as_deref(), dimensions)?;
+        check_missing(spec)?;
+        Ok(Self {
+            spec,
+            raw_bytes: raw_bytes.transpose()?,
+        })
+    }
+
+    /// Bytes of the array once it is decoded, where its shape is known.
+    #[must_use]
+    pub fn raw_bytes(&self) -> Option<usize> {
+        self.raw_bytes
+    }
+
+    /// The walk over so many bytes.
+    pub(super) fn of(&self, found: usize) -> Result<Walk<'a>, ArrayError> {
+        let spec = self.spec;
+        let size = spec.dtype.size();
+        let shape = match (&spec.shape, self.raw_bytes) {
+            (_, Some(expected)) if expected != found => {
+                return Err(ArrayError::Size { found, expected });
+            }
+            (Some(shape), _) => shape.clone(),
+            (None, _) if found > RAW_BYTES_MAX => return Err(ArrayError::TooLarge),
+            (None, _) if !found.is_multiple_of(size) => {
+                return Err(ArrayError::Ragged { found, size });
+            }
+            (None, _) => vec![(found / size) as u64],
+        };
+        walk(spec, &shape)
+    }
+}
+
+fn raw_bytes(shape: &[u64], size: usize) -> Result<usize, ArrayError> {
+    if shape.is_empty() || shape.len() > DIMENSIONS_MAX {
+        return Err(ArrayError::Dimensions(shape.len()));
+    }
+    if let Some(empty) = shape.iter().position(|length| *length == 0) {
+        return Err(ArrayError::EmptyDimension(empty));
+    }
+    let bytes = shape
+        .iter()
+        .try_fold(size as u64, |bytes, length| bytes.checked_mul(*length));
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes
+        .filter(|bytes| *bytes <= RAW_BYTES_MAX)
+        .ok_or(ArrayError::TooLarge)
+}
+
+fn check_selection(selection: Option<&[Slice]>, dimensions: usize) -> Result<(), ArrayError> {
+    let Some(slices) = selection else {
+        return Ok(());
+    };
+    if slices.len() != dimensions {
+        let given = slices.len();
+        return Err(ArrayError::Selection { dimensions, given });
+    }
+    match slices.iter().position(|slice| slice.stride == 0) {
+        Some(dimension) => Err(ArrayError::Stride(dimension)),
+        None => Ok(()),
+    }
+}
+
+fn check_axes(axes: Option<&[u32]>, dimensions: usize) -> Result<(), ArrayError> {
+    let axes = axes.unwrap_or_default();
+    if let Some(&axis) = axes.iter().find(|axis| **axis as usize >= dimensions) {
+        return Err(ArrayError::Axis { axis, dimensions });
+    }
+    match axes.is_sorted_by(|a, b| a < b) {
+        true => Ok(()),
+        false => Err(ArrayError::AxesOrder),
+    }
+}
+
+fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
+    with_type!(spec.dtype, T => match &spec.missing {
+        None => Ok(()),
+        Some(Missing::Values(values)) if values.len() > MISSING_MAX => Err(ArrayError::ManyMissing),
+        Some(Missing::Values(values)) => {
+            values.iter().try_for_each(|value| literal::<T>(spec, *value).map(drop))
+        }
+        Some(Missing::Outside(least, most)) => {
+            let least = least.map(|least| literal::<T>(spec, least)).transpose()?;
+            let most = most.map(|most| literal::<T>(spec, most)).transpose()?;
+            match (least, most) {
+                (Some(least), Some(most)) if least >= most => {
+                    Err(ArrayError::EmptyRange(least.text(), most.text()))
+                }
+                _ => Ok(()),
+            }
+        }
+    })
+}
+
+/// A number as a value of the array: integers must be whole and in range, floats are rounded and finite.
+pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, ArrayError> {
+    let bound = match value {
+        Literal::Int(whole) if T::INTEGER => T::parse(&whole.to_string()),
+        Literal::Uint(whole) if T::INTEGER => T::parse(&whole.to_string()),
+        Literal::Float(_) if T::INTEGER => None,
+        Literal::Int(_) | Literal::Uint(_) | Literal::Float(_) => {
+            let parsed = T::parse(&value.to_string());
+            parsed.filter(|parsed| parsed.to_f64().is_finite())
+        }
+    };
+    bound.ok_or_else(|| ArrayError::Missing {
+        value: value.to_string(),
+        dtype: spec.dtype,
+    })
+}
+
+/// The first index and how many are taken.
+pub(super) fn taken(slice: Slice, length: u64) -> (u64, u64) {
+    let (length, backwards) = (i128::from(length), slice.stride < 0);
+    // The interval from `low` up to `high`, as the interface has it for either direction.
+    let place = |index: i64| {
+        let moved = i128::from(index) + i128::from(backwards);
+        if index < 0 {
+            (moved + length).max(0)
+        } else {
+            moved.min(length)
+        }
+    };
+    let (start, end) = (place(slice.start), place(slice.end));
+    let (low, high) = if backwards {
+        (end, start)
+    } else {
+        (start, end)
+    };
+    if high <= low {
+        return (0, 0);
+    }
+    let stride = i128::from(slice.stride.unsigned_abs());
+    let count = (high - low + stride - 1) / stride;
+    let first = if backwards { high - 1 } else { low };
+    let number = |value: i128| u64::try_from(value).unwrap_or(0);
+    (number(first), number(count))
+}
+
+#[allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_possible_truncation,
+    reason = "an array has no more than RAW_BYTES_MAX values"
+)]
+fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
+    let count = shape.len();
+    let all = Slice {
+        start: 0,
+        end: i64::MAX,
+        stride: 1,
+    };
+    let slice = |axis: usize| spec.selection.as_ref().map_or(all, |slices| slices[axis]);
+    let selects = spec.operation == Operation::Select;
+    let reduced = |axis: usize| match &spec.axes {
+        _ if selects => false,
+        None => true,
+        Some(axes) => axes.iter().any(|reduced| *reduced as usize == axis),
+    };
+    let selected: Vec<(u64, u64)> = (0..count)
+        .map(|axis| taken(slice(axis), shape[axis]))
+        .collect();
+    let kept: Vec<usize> = (0..count).filter(|axis| !reduced(*axis)).collect();
+    let result: Vec<u64> = kept.iter().map(|axis| selected[*axis].1).collect();
+    let cells = result.iter().product::<u64>() as usize;
+    if cells.saturating_mul(Cells::bytes_each(spec)) > RESULT_BYTES_MAX {
+        return Err(ArrayError::ResultTooLarge);
+    }
+    // Where nothing is reduced the result lies as the array does, else its last axis is the fastest.
+    let as_array = spec.fortran
+        && (selects || spec.axes.as_ref().is_some_and(Vec::is_empty))
+        && spec.operation != Operation::Count;
+    let mut to_cells = vec![None; count];
+    let mut stride = 1;
+    let order: Box<dyn Iterator<Item = &usize>> = if as_array {
+        Box::new(kept.iter())
+    } else {
+        Box::new(kept.iter().rev())
+    };
+    for axis in order {
+        to_cells[*axis] = Some(stride);
+        stride *= selected[*axis].1 as isize;
+    }
+    // From the fastest to the slowest.
+    let memory: Box<dyn Iterator<Item = usize>> = if spec.fortran {
+        Box::new(0..count)
+    } else {
+        Box::new((0..count).rev())
+    };
+    let (mut dimensions, mut first, mut stride) = (Vec::<Dimension>::new(), 0, 1_isize);
+    for axis in memory {
+        let (start, length) = selected[axis];
+        first += start as usize * stride.unsigned_abs();
+        // A stride that leads out of the array at once is never taken.
+        let by = slice(axis).stride.clamp(-(1 << 40), 1 << 40) as isize;
+        let dimension = Dimension {
+            length: length as usize,
+            step: by.saturating_mul(stride),
+            cells: to_cells[axis],
+        };
+        match dimensions
+            .last_mut()
+            .and_then(|faster| joined(faster, &dimension))
+        {
+            Some(both) => *dimensions.last_mut().expect("there was one") = both,
+            None => dimensions.push(dimension),
+        }
+        stride *= shape[axis] as isize;
+    }
+    dimensions.reverse();
+    Ok(Walk {
+        spec,
+        first,
+        dimensions,
+        shape: result,
+        cells,
+    })
+}
+
+/// Two dimensions as one, if a walk over both is one over that.
+fn joined(faster: &Dimension, slower: &Dimension) -> Option<Dimension> {
+    let by = isize::try_from(faster.length).ok()?;
+    let goes_on = |fast: isize, slow: isize| fast.checked_mul(by) == Some(slow);
+    let alike = match (faster.cells, slower.cells) {
+        (None, None) => true,
+        (Some(fast), Some(slow)) => goes_on(fast, slow),
+        _ => false,
+    };
+    (alike && goes_on(faster.step, slower.step)).then(|| Dimension {
+        length: faster.length * slower.length,
+        ..*faster
+    })
+}

@@ -1,0 +1,137 @@
+//! Children that reduce arrays: what they answer, and what becomes of those that die.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::io::Write;
+use support::{LAUNCHER, Place, is_root};
+use tidemill_kernel::User;
+use tidemill_kernel::array::{Codec, Dtype, Operation, Spec};
+use tidemill_kernel::reducing::{Order, Piece, ReduceError, Reducing};
+
+fn spec(operation: Operation, codecs: Vec<Codec>) -> Spec {
+    Spec {
+        operation,
+        dtype: Dtype::Int32,
+        big_endian: false,
+        shape: Some(vec![1000]),
+        fortran: false,
+        axes: None,
+        selection: None,
+        codecs,
+        missing: None,
+    }
+}
+
+/// A file with 5 bytes before 1000 numbers.
+fn file() -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"12345").unwrap();
+    for value in 0..1000_i32 {
+        file.write_all(&value.to_le_bytes()).unwrap();
+    }
+    file
+}
+
+fn held() -> Vec<Piece> {
+    vec![Piece::Held {
+        offset: 5,
+        length: 4000,
+    }]
+}
+
+fn start(place: &Place) -> Reducing {
+    let user = is_root().then_some(User {
+        uid: 4_000_001,
+        gid: 4_000_001,
+    });
+    LAUNCHER.start_reducing(&place.path("r"), user).unwrap()
+}
+
+#[test]
+fn one_child_serves_many_orders_whatever_they_are() {
+    let place = Place::new();
+    let mut child = start(&place);
+    let (file, pid) = (file(), child.pid());
+    for _ in 0..3 {
+        let order = Order {
+            spec: spec(Operation::Sum, vec![]),
+            pieces: held(),
+        };
+        let found = child.reduce(&order, &file, &[]).unwrap();
+        assert_eq!(found.bytes, 499_500_i32.to_le_bytes());
+        // What is no zlib.
+        let order = Order {
+            spec: spec(Operation::Sum, vec![Codec::Zlib]),
+            pieces: held(),
+        };
+        let refused = child.reduce(&order, &file, &[]).unwrap_err();
+        assert!(
+            matches!(&refused, ReduceError::Refused(why) if why.of_data),
+            "{refused}"
+        );
+        // Pieces from here and there.
+        let order = Order {
+            spec: spec(Operation::Max, vec![]),
+            pieces: vec![
+                Piece::Held {
+                    offset: 5,
+                    length: 1998,
+                },
+                Piece::Sent(1002),
+                Piece::Hole(600),
+                Piece::Held {
+                    offset: 5,
+                    length: 400,
+                },
+            ],
+        };
+        let sent = [&[0, 0][..], &7_000_i32.to_le_bytes().repeat(250)].concat();
+        let found = child.reduce(&order, &file, &sent).unwrap();
+        assert_eq!(found.bytes, 7_000_i32.to_le_bytes());
+    }
+    assert_eq!(child.pid(), pid);
+    drop(child);
+    assert!(!place.path("r").exists());
+}
+
+#[test]
+fn one_that_is_killed_says_so_and_the_next_one_goes_on() {
+    let place = Place::new();
+    let mut child = start(&place);
+    let pid = child.pid().unwrap();
+    // SAFETY: the number is that of a child that has not been waited for.
+    unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
+    let order = Order {
+        spec: spec(Operation::Count, vec![]),
+        pieces: held(),
+    };
+    let ended = child.reduce(&order, &file(), &[]).unwrap_err();
+    assert!(
+        matches!(&ended, ReduceError::Ended(why) if why.contains("killed")),
+        "{ended}"
+    );
+    assert!(!child.is_there());
+    drop(child);
+    let mut next = start(&place);
+    assert_eq!(next.reduce(&order, &file(), &[]).unwrap().counts, [1000]);
+}
+
+#[test]
+fn orders_that_can_not_be_are_refused_before_a_child_sees_them() {
+    let place = Place::new();
+    let mut child = start(&place);
+    let huge = Order {
+        spec: spec(Operation::Sum, vec![]),
+        pieces: vec![Piece::Hole(u64::MAX), Piece::Hole(7)],
+    };
+    let refused = child.reduce(&huge, &file(), &[]).unwrap_err();
+    assert!(matches!(refused, ReduceError::Refused(_)), "{refused}");
+    let short = Order {
+        spec: spec(Operation::Sum, vec![]),
+        pieces: vec![Piece::Sent(4000)],
+    };
+    assert!(child.reduce(&short, &file(), &[1]).is_err());
+    assert!(child.is_there());
+}

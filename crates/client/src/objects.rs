@@ -202,6 +202,27 @@ impl Objects {
         size_of(remote, response, "allocate").await
     }
 
+    /// Has an array reduced for a user that is, in part, in an object; what is asked and what is answered is for the element and
+    /// whoever asks.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn reduce(
+        &self,
+        remote: &Remote,
+        (uid, gid): (u32, u32),
+        order: Bytes,
+    ) -> Result<Bytes, Error> {
+        let request = base(
+            remote,
+            Method::POST,
+            &format!("/reduce?uid={uid}&gid={gid}"),
+        );
+        let response = self.send(remote, request, order).await?;
+        let body = response.into_body().collect().await;
+        Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
+    }
+
     /// Makes the bytes of an object, sealed or not, survive power loss.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ const IDLE_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Turns {
     each_max: usize,
+    patience: Duration,
     users: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
@@ -33,8 +34,15 @@ impl Turns {
     /// Each user has this many.
     #[must_use]
     pub fn new(each_max: usize) -> Self {
+        Self::with_patience(each_max, PATIENCE)
+    }
+
+    /// The same, waited for this long.
+    #[must_use]
+    pub fn with_patience(each_max: usize, patience: Duration) -> Self {
         Self {
             each_max,
+            patience,
             users: Mutex::default(),
         }
     }
@@ -47,7 +55,7 @@ impl Turns {
         let own = self.of(uid);
         let each_max = self.each_max;
         let busy = Busy { uid, each_max };
-        let turn = tokio::time::timeout(PATIENCE, own.acquire_owned()).await;
+        let turn = tokio::time::timeout(self.patience, own.acquire_owned()).await;
         turn.map_err(|_| busy)?.map_err(|_| busy)
     }
 

@@ -117,7 +117,7 @@ impl Executor {
 
     /// What it works with.
     #[must_use]
-    pub fn parts(&self) -> &Parts {
+    pub fn parts(&self) -> &Arc<Parts> {
         &self.parts
     }
 

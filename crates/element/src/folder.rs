@@ -794,4 +794,8 @@ impl ReadAt for File {
         }
         Ok(filled)
     }
+
+    fn file(&self) -> Option<&File> {
+        Some(self)
+    }
 }

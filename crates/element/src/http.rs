@@ -8,6 +8,7 @@ use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
 use crate::records::{self, ObjectRecord};
+use crate::reduce::{self, ReduceTrouble, Reducers};
 use crate::scrub;
 use crate::store::{Store, StoreError};
 use crate::task::now;
@@ -31,6 +32,7 @@ use tidemill_client::sparse::Sparse;
 use tidemill_client::tls::{Listener, Stream};
 use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_core::label::Owner;
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
 use tidemill_wire::copies::{COPIES, CopyItem, OBJECTS_MAX, encode};
@@ -68,6 +70,7 @@ struct Context {
     node: Arc<Node>,
     pool: Arc<Pool>,
     bodies: Arc<Turns>,
+    reducers: Arc<Reducers>,
 }
 
 /// The element's connections, as axum takes them.
@@ -111,7 +114,9 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, mut stop: watc
 }
 
 fn router(node: Arc<Node>) -> axum::Router {
+    let reducers = Reducers::new(Arc::clone(node.executor.parts()), node.config.cores);
     let context = Context {
+        reducers: Arc::new(reducers),
         node,
         pool: Arc::default(),
         bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
@@ -125,6 +130,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/objects/{id}/sync", post(sync))
         .route("/objects/{id}/confirm", post(confirm))
         .route("/objects/{id}/seal", post(seal))
+        .route("/objects/{id}/reduce", post(reduced))
         .route("/objects/{id}/attributes", get(attributes))
         .route("/objects/{id}/members", get(members))
         .route(
@@ -190,6 +196,8 @@ enum Refused {
     #[error("the range lies beyond the object's {0} bytes")]
     Range(u64),
     #[error(transparent)]
+    Reduce(#[from] ReduceTrouble),
+    #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
     Db(#[from] DbError),
@@ -212,6 +220,16 @@ impl Refused {
             }
             Self::Store(StoreError::Sealed { .. }) | Self::OtherHash => StatusCode::CONFLICT,
             Self::Damaged(..) => StatusCode::GONE,
+            Self::Reduce(trouble) => match trouble {
+                ReduceTrouble::Malformed | ReduceTrouble::Request(_) => StatusCode::BAD_REQUEST,
+                ReduceTrouble::Data(..) => StatusCode::UNPROCESSABLE_ENTITY,
+                ReduceTrouble::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
+                ReduceTrouble::Full => StatusCode::SERVICE_UNAVAILABLE,
+                ReduceTrouble::Store(StoreError::NotFound { .. }) => StatusCode::NOT_FOUND,
+                ReduceTrouble::Store(_) | ReduceTrouble::Child(_) => {
+                    StatusCode::INTERNAL_SERVER_ERROR
+                }
+            },
             Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -642,6 +660,46 @@ async fn seal_objects(
         parts.flash.on_written(object, size);
     }
     Ok(results)
+}
+
+#[derive(serde::Deserialize)]
+struct For {
+    uid: u32,
+    gid: u32,
+}
+
+/// Whose child does it is the server's word; others ask for themselves.
+async fn reduced(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(For { uid, gid }): Query<For>,
+    Extension(shown): Extension<Capability>,
+    body: Body,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::READ)?;
+    if shown.uid != 0 && shown.uid != uid {
+        return Err(Refusal::Rights.into());
+    }
+    let (owner, reducers) = (Owner { uid, gid }, Arc::clone(&context.reducers));
+    let turn = reducers.turn(owner).await?;
+    let body = collect(body, reduce::BODY_BYTES_MAX).await?;
+    reducers.watch();
+    let work = move || {
+        let reduced = reducers.reduce(owner, object, &body);
+        drop(turn);
+        reduced
+    };
+    let reduced = match tokio::task::spawn_blocking(work).await? {
+        // Says whether it is damaged.
+        Err(ReduceTrouble::Store(error)) => {
+            find(&context, object, move |_| Err::<(), _>(error)).await?;
+            return Err(Refused::Missing("such object"));
+        }
+        reduced => reduced?,
+    };
+    let reduced =
+        postcard::to_allocvec(&reduced).map_err(|_| Refused::Bad("no answer can be made"))?;
+    Ok(reduced.into_response())
 }
 
 #[derive(serde::Deserialize)]

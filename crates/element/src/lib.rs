@@ -25,6 +25,7 @@ pub mod notes;
 pub mod programs;
 pub mod pull;
 pub mod records;
+mod reduce;
 pub mod reports;
 mod reserve;
 mod revoked;

@@ -11,6 +11,7 @@ use tidemill_core::folder::is_folder;
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
+use tidemill_kernel::reducing::{ReduceError, Reducing};
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
     Settings, SetupError, SpawnError, Stage, Tail, Together, User,
@@ -199,6 +200,16 @@ impl Runner {
         let Owner { uid, gid } = owner;
         self.launcher
             .probe(folder, self.root.then_some(User { uid, gid }))
+    }
+
+    /// Starts a child that reduces arrays for a user; its private folder must not exist.
+    ///
+    /// # Errors
+    /// If none can be started.
+    pub fn start_reducing(&self, folder: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
+        let Owner { uid, gid } = owner;
+        self.launcher
+            .start_reducing(folder, self.root.then_some(User { uid, gid }))
     }
 
     /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if

@@ -164,6 +164,11 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// What the system says.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize>;
+
+    /// The open file that they are in, if they are in one.
+    fn file(&self) -> Option<&std::fs::File> {
+        None
+    }
 }
 
 /// An object opened for reading.

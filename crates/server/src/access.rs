@@ -4,6 +4,8 @@
 use crate::authority::{Authority, write_private};
 use crate::names::Caller;
 use crate::tokens::{Token, Tokens};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use rand::TryRngCore;
 use std::collections::HashMap;
@@ -47,6 +49,7 @@ pub(crate) struct Access {
 /// What the name service says of a user.
 #[derive(Clone, Debug)]
 struct Member {
+    name: String,
     gid: u32,
     groups: Vec<u32>,
 }
@@ -128,11 +131,12 @@ impl Access {
         &self.tokens
     }
 
-    /// Who is at the other end of the connection, by what is known of it and what it shows.
+    /// Who is at the other end of the connection, by what is known of it and what it shows: a token, or, where that is
+    /// taken, a user and a token in place of a password.
     pub(crate) fn identify(
         &self,
-        headers: &HeaderMap,
-        extensions: &Extensions,
+        (headers, extensions): (&HeaderMap, &Extensions),
+        takes_passwords: bool,
     ) -> Result<Peer, Status> {
         let shown = headers
             .get("authorization")
@@ -140,6 +144,14 @@ impl Access {
         let bearer = shown
             .and_then(|value| value.strip_prefix("Bearer "))
             .map(str::trim);
+        let password = shown.filter(|_| takes_passwords).and_then(password);
+        if bearer.is_none()
+            && let Some((user, secret)) = password
+        {
+            let peer = self.bearer(&secret).filter(|_| !from_elsewhere(headers));
+            let peer = peer.filter(|peer| peer.trusted || self.is_called(peer.uid, &user));
+            return introduced(peer.ok_or_else(nobody)?, extensions);
+        }
         let local = extensions.get::<Met<UdsConnectInfo>>();
         let cred = local.and_then(|met| met.info.peer_cred);
         let by_socket = cred.map(|cred| self.local_peer(cred.uid(), cred.gid()));
@@ -153,10 +165,12 @@ impl Access {
             (None, Some(bearer)) => self.bearer(bearer).ok_or_else(nobody)?,
             (None, None) => return Err(nobody()),
         };
-        if let Some(guest) = guest(extensions) {
-            guest.introduce(peer.who());
-        }
-        Ok(peer)
+        introduced(peer, extensions)
+    }
+
+    /// Whether a user has this name or number.
+    fn is_called(&self, uid: u32, user: &str) -> bool {
+        user == uid.to_string() || user == self.member(uid).name
     }
 
     /// Whose token this is.
@@ -282,6 +296,30 @@ fn guest(extensions: &Extensions) -> Option<&Guest> {
     local.or_else(|| distant.map(|met| &met.guest))
 }
 
+/// Tells the connection who it is of.
+fn introduced(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
+    if let Some(guest) = guest(extensions) {
+        guest.introduce(peer.who());
+    }
+    Ok(peer)
+}
+
+/// The user and the password of `Basic` authentication (RFC 7617).
+fn password(shown: &str) -> Option<(String, String)> {
+    let (scheme, encoded) = shown.split_once(' ')?;
+    let decoded = STANDARD.decode(encoded.trim()).ok();
+    let decoded = decoded.filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
+    let text = String::from_utf8(decoded).ok()?;
+    let (user, password) = text.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+/// Whether a page of somebody else's made a browser ask, which sends passwords along with whatever that wants.
+fn from_elsewhere(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    site.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
 fn nobody() -> Status {
     Status::unauthenticated(
         "no array token, or a wrong one, or one that was revoked or has expired: ask the array's administrator for a \
@@ -293,6 +331,7 @@ fn nobody() -> Status {
 /// What the name service says, which may take as long as its network.
 fn asked(uid: u32) -> Member {
     aside(|| Member {
+        name: users::name(uid),
         gid: users::gid(uid),
         groups: users::groups(uid),
     })
@@ -360,7 +399,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let value = format!("Bearer {secret}").parse().unwrap();
         headers.insert("authorization", value);
-        access.identify(&headers, &Extensions::new())
+        access.identify((&headers, &Extensions::new()), true)
     }
 
     #[test]
@@ -368,7 +407,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let access = opened(&dir.path().join("token"), &authority);
-        let nothing = access.identify(&HeaderMap::new(), &Extensions::new());
+        let nothing = access.identify((&HeaderMap::new(), &Extensions::new()), true);
         assert_eq!(nothing.unwrap_err().code(), tonic::Code::Unauthenticated);
         assert!(shown(&access, "nonsense").is_err() && shown(&access, "").is_err());
         assert!(
@@ -421,5 +460,35 @@ mod tests {
         assert!(!own.checked && !own.trusted && own.groups.is_empty());
         let unclaimed = access.caller_of(&peer, None).unwrap();
         assert_eq!(unclaimed.uid, own.uid);
+    }
+
+    #[test]
+    fn a_token_is_the_password_of_its_user_alone_and_not_of_pages_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let access = opened(&dir.path().join("token"), &authority);
+        let wanted = crate::tokens::Wanted {
+            uid: Some(4_000_000_001),
+            ..crate::tokens::Wanted::default()
+        };
+        let (_, secret) = access.tokens().create(wanted).unwrap();
+        let ask = |user: &str, secret: &str, site: Option<&str>, taken: bool| {
+            let mut headers = HeaderMap::new();
+            let text = STANDARD.encode(format!("{user}:{secret}"));
+            headers.insert("authorization", format!("basic {text}").parse().unwrap());
+            if let Some(site) = site {
+                headers.insert("sec-fetch-site", site.parse().unwrap());
+            }
+            let peer = access.identify((&headers, &Extensions::new()), taken);
+            peer.ok().map(|peer| (peer.uid, peer.trusted))
+        };
+        let own = Some((4_000_000_001, false));
+        assert_eq!(ask("4000000001", &secret, None, true), own);
+        assert_eq!(ask("4000000001", &secret, Some("none"), true), own);
+        assert_eq!(ask("4000000001", &secret, Some("cross-site"), true), None);
+        assert_eq!(ask("4000000001", &secret, None, false), None, "of gRPC");
+        assert_eq!(ask("root", &secret, None, true), None);
+        assert_eq!(ask("4000000001", "nonsense", None, true), None);
+        assert_eq!(ask("any", &access.token, None, true), Some((0, true)));
     }
 }

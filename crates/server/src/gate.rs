@@ -6,6 +6,7 @@
 
 use crate::access::{Access, Peer};
 use crate::files::{self, Refused};
+use crate::reductions::{self, Refused as NoReduction};
 use futures_util::{StreamExt, future};
 use http_body_util::{BodyStream, Limited, StreamBody};
 use std::convert::Infallible;
@@ -21,6 +22,9 @@ use tower::{Layer, Service};
 
 /// Requests of one user under way at once.
 const REQUESTS_EACH_MAX: usize = 32;
+
+/// Reductions of one user among them: each holds a process of an element.
+const REDUCTIONS_EACH_MAX: usize = 16;
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
 const READS: [&str; 13] = [
@@ -44,6 +48,7 @@ const READS: [&str; 13] = [
 pub(crate) struct Gates {
     access: Arc<Access>,
     turns: Arc<Turns>,
+    reductions: Arc<Turns>,
 }
 
 impl Gates {
@@ -51,6 +56,10 @@ impl Gates {
         Self {
             access,
             turns: Arc::new(Turns::new(REQUESTS_EACH_MAX)),
+            reductions: Arc::new(Turns::with_patience(
+                REDUCTIONS_EACH_MAX,
+                reductions::PATIENCE,
+            )),
         }
     }
 }
@@ -98,10 +107,8 @@ where
                 .response()
                 .map(Body::new))));
         }
-        let peer = self
-            .gates
-            .access
-            .identify(request.headers(), request.extensions());
+        let asks = (request.headers(), request.extensions());
+        let peer = self.gates.access.identify(asks, speaks != Speaks::Grpc);
         let peer = match peer {
             Ok(peer) => peer,
             Err(status) => return refuse(status, speaks),
@@ -110,7 +117,7 @@ where
         if peer.trusted && peer.token.is_none() {
             return Box::pin(self.inner.call(request));
         }
-        let reads = speaks == Speaks::Http || READS.contains(&request.uri().path());
+        let reads = speaks != Speaks::Grpc || READS.contains(&request.uri().path());
         if peer.read_only() && !reads {
             return refuse(
                 Status::permission_denied("this token may only read"),
@@ -120,7 +127,10 @@ where
         // The one that is ready is used, the clone may not be.
         let next = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, next);
-        let turns = self.gates.turns.clone();
+        let turns = match speaks {
+            Speaks::Reduction => self.gates.reductions.clone(),
+            _ => self.gates.turns.clone(),
+        };
         Box::pin(bounded(inner, request, peer, turns))
     }
 }
@@ -131,13 +141,16 @@ enum Speaks {
     Grpc,
     /// Files by URL, which only reads.
     Http,
+    /// Reductions by URL, which only read.
+    Reduction,
 }
 
 impl Speaks {
     fn of(request: &Request<Body>) -> Self {
-        match files::is_file(request.uri().path()) {
-            true => Self::Http,
-            false => Self::Grpc,
+        match request.uri().path() {
+            path if files::is_file(path) => Self::Http,
+            path if reductions::is_reduction(path) => Self::Reduction,
+            _ => Self::Grpc,
         }
     }
 
@@ -145,6 +158,9 @@ impl Speaks {
         match self {
             Self::Grpc => status.into_http(),
             Self::Http => Refused::from(status).response().map(Body::new),
+            Self::Reduction => NoReduction::from(Refused::from(status))
+                .response()
+                .map(Body::new),
         }
     }
 }

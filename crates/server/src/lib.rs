@@ -27,6 +27,7 @@ mod notes;
 pub mod queue;
 pub mod rebuild;
 mod recall;
+mod reductions;
 mod removal;
 mod rules;
 mod scrub;

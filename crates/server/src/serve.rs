@@ -22,6 +22,7 @@ use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
+use crate::reductions::Reductions;
 use crate::removal::Garbage;
 use crate::rules::driver::Firer;
 use crate::rules::service::RuleService;
@@ -257,9 +258,11 @@ impl Server {
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
+        let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
             firer: Firer::start((&names, &recalls, &array), &access, &driver),
-            files: Files::new(&names, &recalls, &access, &array, &trust),
+            reductions: Reductions::new(&files, hosts(&config)),
+            files,
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -431,6 +434,7 @@ struct Parts {
     mover: Mover,
     files: Files,
     firer: Firer,
+    reductions: Reductions,
 }
 
 impl Parts {
@@ -502,7 +506,11 @@ impl Parts {
                 RulesServer::new(RuleService { firer: self.firer }).max_encoding_message_size(max),
             )
             .add_service(array);
-        routes.into_axum_router().merge(self.files.routes()).into()
+        routes
+            .into_axum_router()
+            .merge(self.files.routes())
+            .merge(self.reductions.routes())
+            .into()
     }
 }
 

@@ -6,16 +6,18 @@
 
 mod conditions;
 mod listing;
-mod path;
+pub(crate) mod path;
 mod refused;
 mod stream;
 
 pub(crate) use path::is_file;
 pub(crate) use refused::Refused;
+pub(crate) use stream::{Source, Unreadable};
 
 use crate::access::{Access, Peer};
 use crate::array::Array;
 use crate::clock;
+use crate::names::reading::Reading;
 use crate::names::{Caller, Fault, Request as NamesRequest, SqliteNames};
 use crate::recall::Recalls;
 use axum::body::Body;
@@ -29,7 +31,7 @@ use conditions::{Version, Wanted};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{Elements, Outlet, Source, WINDOW_BYTES};
+use stream::{Elements, Outlet, WINDOW_BYTES};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
 use tidemill_client::turns::Turns;
@@ -109,29 +111,64 @@ impl Files {
         let peer = asked.extensions.get::<Peer>();
         let peer = peer.ok_or(Refused::Name((&Fault::Closed).into()))?;
         let caller = self.0.access.caller_of(peer, None)?;
+        let attr = self.found(&caller, &path).await?;
+        let shown = || String::from_utf8_lossy(&path).into_owned();
+        match attr.kind() {
+            Kind::File => self.file(&asked, (peer, &caller), attr.ino, shown()).await,
+            Kind::Directory => {
+                let turn = self.turn(peer).await?;
+                self.folder(bytes, (caller, turn), attr.ino, path).await
+            }
+            other => Err(Refused::NoFile(shown(), called(other))),
+        }
+    }
+
+    /// What a path leads to.
+    async fn found(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Refused> {
         let resolve = Op::Resolve(v1::Resolve {
-            path: path.clone(),
+            path: path.to_vec(),
             follow: true,
             advise: true,
         });
-        let Answer::Entry(v1::Entry {
-            attr: Some(attr), ..
-        }) = self.one(&caller, resolve).await?
-        else {
-            return Err(Fault::Malformed("no path").into());
-        };
-        let shown = || String::from_utf8_lossy(&path).into_owned();
-        let what = match attr.kind() {
-            Kind::File => return self.file(&asked, (peer, &caller), attr.ino, shown()).await,
-            Kind::Directory => {
-                let turn = self.turn(peer).await?;
-                return self.folder(bytes, (caller, turn), attr.ino, path).await;
-            }
-            Kind::Fifo => "a pipe",
-            Kind::Socket => "a socket",
-            _ => "a special file",
-        };
-        Err(Refused::NoFile(shown(), what))
+        match self.one(caller, resolve).await? {
+            Answer::Entry(v1::Entry {
+                attr: Some(attr), ..
+            }) => Ok(attr),
+            _ => Err(Fault::Malformed("no path").into()),
+        }
+    }
+
+    /// The version of a file that somebody reads.
+    pub(crate) async fn version(&self, peer: &Peer, path: &[u8]) -> Result<Reading, Refused> {
+        let caller = self.0.access.caller_of(peer, None)?;
+        let attr = self.found(&caller, path).await?;
+        let shown = || String::from_utf8_lossy(path).into_owned();
+        match attr.kind() {
+            Kind::File => self.read(&caller, attr.ino, shown).await,
+            other => Err(Refused::NoFile(shown(), called(other))),
+        }
+    }
+
+    /// Where bytes of versions are read from.
+    pub(crate) fn elements(&self) -> &Elements {
+        &self.0.elements
+    }
+
+    async fn read(
+        &self,
+        caller: &Caller,
+        ino: u64,
+        shown: impl FnOnce() -> String,
+    ) -> Result<Reading, Refused> {
+        // What was closed is in it.
+        let content = v1::GetAttr { ino, content: true };
+        self.one(caller, Op::GetAttr(content)).await?;
+        let reading = self.0.names.read_version(caller, ino)?;
+        let node = &reading.node;
+        match node.object == 0 && node.version == 0 && node.writing != 0 {
+            true => Err(Refused::NotYet(shown())),
+            false => Ok(reading),
+        }
     }
 
     /// Carries out one operation of names.
@@ -157,14 +194,8 @@ impl Files {
         shown: String,
     ) -> Result<Response<Body>, Refused> {
         let bytes = asked.method == Method::GET;
-        // What was closed is in it.
-        let content = v1::GetAttr { ino, content: true };
-        self.one(caller, Op::GetAttr(content)).await?;
-        let reading = self.0.names.read_version(caller, ino)?;
+        let reading = self.read(caller, ino, || shown).await?;
         let node = &reading.node;
-        if node.object == 0 && node.version == 0 && node.writing != 0 {
-            return Err(Refused::NotYet(shown));
-        }
         let array = self.0.elements.array.id();
         let version = Version::new(array, node.object, node.size, node.mtime, clock::now_ns());
         let (status, range) = match version.wanted(&asked.headers, bytes) {
@@ -262,6 +293,16 @@ impl Files {
 async fn serve(State(files): State<Files>, request: Request<Body>) -> Response<Body> {
     let answer = files.answer(request).await;
     answer.unwrap_or_else(|refused| refused.response())
+}
+
+/// What something is that has no bytes.
+fn called(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Directory => "a folder",
+        Kind::Fifo => "a pipe",
+        Kind::Socket => "a socket",
+        _ => "a special file",
+    }
 }
 
 /// By which whoever asked knows the version again.

@@ -21,11 +21,11 @@ pub(crate) enum Refused {
     Path(#[from] BadPath),
     #[error("only GET and HEAD: files are written by a mount or `tidemill put`")]
     Method,
-    #[error("by HTTP/1.1 there is nothing but /files/PATH here")]
+    #[error("by HTTP/1.1 there is nothing but /files/PATH and /v2/OPERATION here")]
     NotHere,
     #[error(
         "no token, or a wrong one, or one that was revoked or has expired: send `Authorization: Bearer TOKEN` with what \
-         follows `token:` in a file that `tidemill token create` made"
+         follows `token:` in a file that `tidemill token create` made, or that token as the password of its user"
     )]
     Nobody,
     #[error("{}", .0.message())]
@@ -64,7 +64,8 @@ impl From<Fault> for Refused {
 }
 
 impl Refused {
-    fn status(&self) -> StatusCode {
+    /// Its status.
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Path(_) => StatusCode::BAD_REQUEST,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_client::Error;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::sparse::Sparse;
 use tidemill_client::windows;
@@ -31,6 +32,9 @@ const STALLED_MAX: Duration = Duration::from_secs(300);
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
+/// How long an element may take to reduce: to give the request its turn, and to do it.
+const REDUCED_MAX: Duration = Duration::from_secs(100);
+
 /// Streams that break off.
 static BROKEN: Sparse = Sparse::new();
 
@@ -40,6 +44,11 @@ static BROKEN: Sparse = Sparse::new();
 pub(crate) struct Unreadable(String);
 
 impl Unreadable {
+    /// What was in the way, without any advice.
+    pub(crate) fn why(&self) -> &str {
+        &self.0
+    }
+
     /// What comes of an error in the middle.
     pub(crate) fn of(error: &dyn std::error::Error) -> Self {
         Self(error.to_string())
@@ -86,6 +95,56 @@ impl Source {
         windows::window(&self.layout, range, fetch).await
     }
 
+    /// Where its bytes are.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Has an element that holds a part do what `order` says to it, for a user; what it answers. What one element can't do the
+    /// next one with a copy may, unless it is the request that is wrong (400). Otherwise with the last status.
+    pub(crate) async fn reduce(
+        &self,
+        part: usize,
+        user: (u32, u32),
+        order: Bytes,
+    ) -> Result<Bytes, (Option<u16>, Unreadable)> {
+        let part = &self.layout.parts()[part];
+        let none = format!("no element has object {:016x}", part.object.0);
+        let mut why = (None, Unreadable(none));
+        for element in self.in_order(part) {
+            let remote = match self.remote(element, part) {
+                Ok(remote) => remote,
+                Err(away) => {
+                    why = (None, away);
+                    continue;
+                }
+            };
+            let asked = self.elements.objects.reduce(&remote, user, order.clone());
+            why = match tokio::time::timeout(REDUCED_MAX, asked).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(Error::ElementRefused {
+                    status, message, ..
+                })) => {
+                    let message = match status {
+                        400 => message,
+                        _ => format!("element {element}: {message}"),
+                    };
+                    (Some(status), Unreadable(message))
+                }
+                Ok(Err(error)) => (None, Unreadable(error.to_string())),
+                Err(_) => {
+                    let silent = format!("element {element} does not answer");
+                    (None, Unreadable(silent))
+                }
+            };
+            if why.0 == Some(400) {
+                break;
+            }
+            self.failed.lock().insert(element);
+        }
+        Err(why)
+    }
+
     /// Bytes of a part; fewer only where it was never written.
     async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
         let sealed = part.size.clamp(span.start, span.end) - span.start;
@@ -126,21 +185,8 @@ impl Source {
         length: u64,
         patience: Duration,
     ) -> Frame {
-        let Elements {
-            array,
-            shared,
-            objects,
-        } = &self.elements;
-        let url = array.url(element.0);
-        let url = url.ok_or_else(|| Unreadable(format!("element {element} is away")))?;
-        let remote = Remote {
-            element,
-            url: url.into(),
-            object: part.object,
-            // The server's own right: whose the request is was looked at when it was opened.
-            capability: shared.sign(element.0, part.object.0, rights::READ, 0),
-        };
-        let read = objects.read(&remote, offset, length);
+        let remote = self.remote(element, part)?;
+        let read = self.elements.objects.read(&remote, offset, length);
         let bytes = match tokio::time::timeout(patience, read).await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) => return Err(Unreadable(error.to_string())),
@@ -153,6 +199,19 @@ impl Source {
             return Err(Unreadable(short));
         }
         Ok(bytes)
+    }
+
+    fn remote(&self, element: ElementId, part: &Part) -> Result<Remote, Unreadable> {
+        let Elements { array, shared, .. } = &self.elements;
+        let url = array.url(element.0);
+        let url = url.ok_or_else(|| Unreadable(format!("element {element} is away")))?;
+        Ok(Remote {
+            element,
+            url: url.into(),
+            object: part.object,
+            // The server's own right: whose the request is was looked at when it was opened.
+            capability: shared.sign(element.0, part.object.0, rights::READ, 0),
+        })
     }
 }
 

@@ -1,0 +1,295 @@
+//! Reductions of arrays beside their bytes: who may have one now, and the children that do them (`docs/reductions.md`).
+//!
+//! A child belongs to one user and serves request after request until it has been idle, or used, for long enough. What one
+//! request does to its child is told to nobody else.
+
+use crate::executor::Parts;
+use crate::store::{ReadAt, StoreError};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidemill_client::turns::{Busy, Turns};
+use tidemill_core::id::ObjectId;
+use tidemill_core::label::Owner;
+use tidemill_kernel::array::Reduced;
+use tidemill_kernel::reducing::{
+    CHILD_MAX, Order, Piece, ReduceError, Reducing, SENT_BYTES_MAX, Trouble,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a request waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a child may have nothing to do, and how often that is looked at.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Requests that one child serves.
+const REQUESTS_MAX: u32 = 100_000;
+
+/// Children that have nothing to do, for each core.
+const IDLE_PER_CORE: usize = 2;
+
+/// Longest body of a request: the order, and bytes that are elsewhere.
+pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX as usize + (5 << 20);
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReduceTrouble {
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    #[error("this element reduces as many arrays as it may: ask again")]
+    Full,
+    #[error("the request is malformed")]
+    Malformed,
+    #[error("{0}")]
+    Request(String),
+    #[error("bytes {1} to {2} of object {0:016x}: {3}")]
+    Data(u64, u64, u64, String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Child(ReduceError),
+}
+
+/// A child that waits for work.
+#[derive(Debug)]
+struct Idle {
+    owner: Owner,
+    child: Reducing,
+    born: Instant,
+    since: Instant,
+    served: u32,
+}
+
+/// The children of an element.
+#[derive(Debug)]
+pub(crate) struct Reducers {
+    parts: Arc<Parts>,
+    of_each: Turns,
+    of_all: Arc<Semaphore>,
+    idle: Mutex<VecDeque<Idle>>,
+    idle_max: usize,
+    next: AtomicU64,
+    watched: AtomicBool,
+}
+
+/// The right to have one array reduced.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _own: OwnedSemaphorePermit,
+    _any: OwnedSemaphorePermit,
+}
+
+impl Reducers {
+    pub(crate) fn new(parts: Arc<Parts>, cores: u32) -> Self {
+        let cores = usize::try_from(cores.max(1)).unwrap_or(1);
+        Self {
+            parts,
+            of_each: Turns::with_patience(cores, PATIENCE),
+            of_all: Arc::new(Semaphore::new(cores)),
+            idle: Mutex::default(),
+            idle_max: cores * IDLE_PER_CORE,
+            next: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits until it is the user's turn.
+    pub(crate) async fn turn(&self, owner: Owner) -> Result<Turn, ReduceTrouble> {
+        let own = self.of_each.take(owner.uid).await?;
+        let any = tokio::time::timeout(PATIENCE, self.of_all.clone().acquire_owned()).await;
+        let any = any.ok().and_then(Result::ok).ok_or(ReduceTrouble::Full)?;
+        Ok(Turn {
+            _own: own,
+            _any: any,
+        })
+    }
+
+    /// Has an array reduced that is, in part, in an object. `body` is an order behind its length, and what is sent with it.
+    /// Blocks.
+    pub(crate) fn reduce(
+        &self,
+        owner: Owner,
+        object: ObjectId,
+        body: &[u8],
+    ) -> Result<Reduced, ReduceTrouble> {
+        let (order, sent) = parse(body)?;
+        let refused = |trouble: Trouble| self.refused(object, &order, trouble);
+        if order.check().map_err(refused)? != sent.len() as u64 {
+            return Err(ReduceTrouble::Malformed);
+        }
+        let opened = self.parts.store.open(object)?;
+        if !opened.stat.sealed {
+            return Err(StoreError::NotFound { object }.into());
+        }
+        if let Some(end) = order
+            .pieces
+            .iter()
+            .find_map(|piece| beyond(piece, opened.stat.size))
+        {
+            let (size, what) = (opened.stat.size, "they lie beyond its end");
+            return Err(ReduceTrouble::Data(object.0, size, end, what.to_owned()));
+        }
+        let mut idle = self.child(owner).map_err(ReduceTrouble::Child)?;
+        let reduced = match opened.bytes.file() {
+            Some(file) => idle.child.reduce(&order, file, sent),
+            None => {
+                let (order, sent) = gathered(&order, &*opened.bytes, sent)
+                    .map_err(|error| ReduceTrouble::Request(error.to_string()))?;
+                let nothing = std::fs::File::open("/dev/null").map_err(ReduceError::Socket);
+                nothing.and_then(|nothing| idle.child.reduce(&order, &nothing, &sent))
+            }
+        };
+        match reduced {
+            Err(ReduceError::Refused(trouble)) => {
+                self.put(idle);
+                Err(refused(trouble))
+            }
+            Err(error) => Err(ReduceTrouble::Child(error)),
+            Ok(reduced) => {
+                self.put(idle);
+                Ok(reduced)
+            }
+        }
+    }
+
+    fn refused(&self, object: ObjectId, order: &Order, trouble: Trouble) -> ReduceTrouble {
+        let held = order.pieces.iter().filter_map(|piece| match piece {
+            Piece::Held { offset, length } => Some((*offset, offset + length)),
+            _ => None,
+        });
+        match held.reduce(|(start, _), (_, end)| (start, end)) {
+            Some((start, end)) if trouble.of_data => {
+                ReduceTrouble::Data(object.0, start, end, trouble.message)
+            }
+            _ => ReduceTrouble::Request(trouble.message),
+        }
+    }
+
+    fn child(&self, owner: Owner) -> Result<Idle, ReduceError> {
+        let mut idle = self.idle.lock();
+        let found = idle.iter().rposition(|idle| idle.owner == owner);
+        if let Some(idle) = found.and_then(|place| idle.remove(place)) {
+            return Ok(idle);
+        }
+        drop(idle);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let folder = self
+            .parts
+            .folder
+            .join("run")
+            .join(format!("reduce-{number}"));
+        Ok(Idle {
+            owner,
+            child: self.parts.runner.start_reducing(&folder, owner)?,
+            born: Instant::now(),
+            since: Instant::now(),
+            served: 0,
+        })
+    }
+
+    fn put(&self, mut used: Idle) {
+        (used.since, used.served) = (Instant::now(), used.served + 1);
+        if used.served >= REQUESTS_MAX || used.born.elapsed() >= CHILD_MAX || !used.child.is_there()
+        {
+            return;
+        }
+        let mut idle = self.idle.lock();
+        idle.push_back(used);
+        // The one that has waited for longest makes room.
+        let ended = (idle.len() > self.idle_max).then(|| idle.pop_front());
+        drop(idle);
+        drop(ended);
+    }
+
+    /// Takes out the children that have had nothing to do for a while; whether there are no others.
+    fn tired(&self) -> (Vec<Idle>, bool) {
+        let mut idle = self.idle.lock();
+        let place = idle.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
+        let ended = idle.drain(..place).collect();
+        if idle.is_empty() {
+            self.watched.store(false, Ordering::Release);
+        }
+        (ended, idle.is_empty())
+    }
+
+    /// Ends children that have had nothing to do for a while, as long as there are any.
+    pub(crate) fn watch(self: &Arc<Self>) {
+        if self.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let reducers = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                let (ended, done) = reducers.tired();
+                let _ = tokio::task::spawn_blocking(move || drop(ended)).await;
+                if done {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+fn beyond(piece: &Piece, size: u64) -> Option<u64> {
+    match piece {
+        Piece::Held { offset, length } => {
+            Some(offset.saturating_add(*length)).filter(|end| *end > size)
+        }
+        _ => None,
+    }
+}
+
+fn parse(body: &[u8]) -> Result<(Order, &[u8]), ReduceTrouble> {
+    let (length, rest) = body
+        .split_first_chunk::<4>()
+        .ok_or(ReduceTrouble::Malformed)?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let (order, sent) = rest
+        .split_at_checked(length)
+        .ok_or(ReduceTrouble::Malformed)?;
+    let order = postcard::from_bytes(order).map_err(|_| ReduceTrouble::Malformed)?;
+    Ok((order, sent))
+}
+
+/// An order that needs no file: what that has is sent, too.
+fn gathered(
+    order: &Order,
+    bytes: &dyn ReadAt,
+    mut sent: &[u8],
+) -> std::io::Result<(Order, Vec<u8>)> {
+    let mut all = Vec::new();
+    let pieces = order.pieces.iter().map(|piece| {
+        Ok(match piece {
+            Piece::Held { offset, length } => {
+                let start = all.len();
+                all.resize(
+                    start + usize::try_from(*length).map_err(std::io::Error::other)?,
+                    0,
+                );
+                let read = bytes.read_at(*offset, &mut all[start..])?;
+                if (read as u64) < *length {
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
+                }
+                Piece::Sent(*length)
+            }
+            Piece::Sent(length) => {
+                let count = usize::try_from(*length)
+                    .unwrap_or(usize::MAX)
+                    .min(sent.len());
+                let (now, later) = sent.split_at(count);
+                all.extend_from_slice(now);
+                sent = later;
+                *piece
+            }
+            Piece::Hole(_) => *piece,
+        })
+    });
+    let pieces = pieces.collect::<std::io::Result<_>>()?;
+    let spec = order.spec.clone();
+    Ok((Order { spec, pieces }, all))
+}

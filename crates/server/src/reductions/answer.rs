@@ -1,0 +1,111 @@
+//! An answer as reductionist's interface has it: a CBOR map (RFC 8949).
+
+use tidemill_kernel::array::Reduced;
+
+/// Major types.
+const UNSIGNED: u8 = 0;
+const BYTES: u8 = 2;
+const TEXT: u8 = 3;
+const LIST: u8 = 4;
+const MAP: u8 = 5;
+
+/// The head of an item: its type, and its value or length.
+fn head(to: &mut Vec<u8>, major: u8, value: u64) {
+    let major = major << 5;
+    match value {
+        0..24 => to.push(major | value.to_le_bytes()[0]),
+        24..0x100 => to.extend([major | 24, value.to_le_bytes()[0]]),
+        0x100..0x1_0000 => {
+            to.push(major | 25);
+            to.extend(&value.to_be_bytes()[6..]);
+        }
+        0x1_0000..0x1_0000_0000 => {
+            to.push(major | 26);
+            to.extend(&value.to_be_bytes()[4..]);
+        }
+        _ => {
+            to.push(major | 27);
+            to.extend(value.to_be_bytes());
+        }
+    }
+}
+
+fn text(to: &mut Vec<u8>, text: &str) {
+    head(to, TEXT, text.len() as u64);
+    to.extend(text.as_bytes());
+}
+
+fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+    head(to, BYTES, bytes.len() as u64);
+    to.extend(bytes);
+}
+
+/// A list of numbers, and another item of the same as bytes: one of them is empty.
+fn numbers(
+    to: &mut Vec<u8>,
+    name: &str,
+    numbers: impl ExactSizeIterator<Item = u64>,
+    as_bytes: bool,
+) {
+    text(to, name);
+    let mut all = Vec::new();
+    if as_bytes {
+        head(to, LIST, 0);
+        all = numbers.flat_map(u64::to_le_bytes).collect();
+    } else {
+        head(to, LIST, numbers.len() as u64);
+        numbers.for_each(|number| head(to, UNSIGNED, number));
+    }
+    text(to, &format!("{name}_as_bytes"));
+    bytes(to, &all);
+}
+
+/// The map.
+pub(super) fn cbor(reduced: &Reduced, (shape_as_bytes, count_as_bytes): (bool, bool)) -> Vec<u8> {
+    let mut to = Vec::with_capacity(reduced.bytes.len() + 9 * reduced.counts.len() + 128);
+    head(&mut to, MAP, 7);
+    text(&mut to, "bytes");
+    bytes(&mut to, &reduced.bytes);
+    text(&mut to, "dtype");
+    text(&mut to, reduced.dtype.name());
+    numbers(
+        &mut to,
+        "shape",
+        reduced.shape.iter().copied(),
+        shape_as_bytes,
+    );
+    let counts = reduced.counts.iter().map(|count| count.unsigned_abs());
+    numbers(&mut to, "count", counts, count_as_bytes);
+    text(&mut to, "byte_order");
+    text(&mut to, "little");
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_kernel::array::Dtype;
+
+    #[test]
+    fn an_answer_is_as_other_libraries_write_it() {
+        let reduced = Reduced {
+            dtype: Dtype::Int16,
+            shape: vec![2, 300],
+            bytes: vec![1, 2],
+            counts: vec![23, 24, 65536],
+        };
+        // Read by Python's cbor2.
+        let lists = b"\xa7\x65bytes\x42\x01\x02\x65dtype\x65int16\x65shape\x82\x02\x19\x01\x2c\x6eshape_as_bytes\x40\
+            \x65count\x83\x17\x18\x18\x1a\x00\x01\x00\x00\x6ecount_as_bytes\x40\x6abyte_order\x66little";
+        assert_eq!(cbor(&reduced, (false, false)), lists);
+        let packed = cbor(&reduced, (true, true));
+        let one = [
+            &b"\x6eshape_as_bytes\x50"[..],
+            &2_u64.to_le_bytes(),
+            &300_u64.to_le_bytes(),
+        ]
+        .concat();
+        assert!(packed.windows(one.len()).any(|window| window == one));
+        assert!(packed.windows(7).any(|window| window == b"\x65count\x80"));
+    }
+}

@@ -1,0 +1,315 @@
+//! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` as clients of reductionist ask for them
+//! (`docs/decisions/0030-reductions-by-url.md`).
+//!
+//! The server finds the version that a URL names, with the rights of whoever asks, and the element that has the bytes; that one
+//! decodes and reduces them, in a process of that user's, and answers the values. Nothing of users' is decoded here.
+
+mod answer;
+mod refused;
+mod request;
+
+pub(crate) use refused::Refused;
+
+use crate::access::Peer;
+use crate::files::{Files, Refused as FilesRefused, Source, path};
+use crate::names::Fault;
+use crate::names::reading::Reading;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::uri::{Authority, Uri};
+use axum::http::{Method, Request, Response, header};
+use axum::routing::any;
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use http_body_util::{BodyExt, Limited};
+use request::Asked;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::layout::Layout;
+use tidemill_core::shown::line;
+use tidemill_kernel::array::{ArrayError, Operation, Reduced};
+use tidemill_kernel::reducing::{Order, PIECES_MAX, Piece, SENT_BYTES_MAX, STORED_BYTES_MAX};
+use tokio::sync::Semaphore;
+
+/// What paths of reductions begin with.
+const PREFIX: &str = "/v2/";
+
+/// Reductions under way at once; how many of them one user has is for the gate.
+const ALL_MAX: usize = 64;
+
+/// How long a turn is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest request, and how long it may take to arrive.
+const BODY_BYTES_MAX: usize = 256 << 10;
+const BODY_MAX: Duration = Duration::from_secs(10);
+
+/// Ranges of bytes on other elements that are fetched at once.
+const FETCHED_AT_ONCE: usize = 4;
+
+/// Whether a request asks for a reduction.
+pub(crate) fn is_reduction(path: &str) -> bool {
+    path.starts_with(PREFIX)
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Reductions {
+    files: Files,
+    /// The names by which the server is known.
+    hosts: Arc<[String]>,
+    turns: Arc<Semaphore>,
+}
+
+impl Reductions {
+    pub(crate) fn new(files: &Files, hosts: Vec<String>) -> Self {
+        Self {
+            files: files.clone(),
+            hosts: hosts.into(),
+            turns: Arc::new(Semaphore::new(ALL_MAX)),
+        }
+    }
+
+    /// Where it is found.
+    pub(crate) fn routes(self) -> axum::Router {
+        axum::Router::new()
+            .route(&format!("{PREFIX}{{*operation}}"), any(serve))
+            .with_state(self)
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
+        let operation = request::operation(request.uri().path()).ok_or(Refused::Operation)?;
+        if request.method() != Method::POST {
+            return Err(Refused::Method);
+        }
+        let turn = tokio::time::timeout(PATIENCE, self.turns.acquire()).await;
+        let _turn = turn.ok().and_then(Result::ok).ok_or(Refused::Full)?;
+        let (parts, body) = request.into_parts();
+        let peer = parts.extensions.get::<Peer>();
+        let peer = peer.ok_or(FilesRefused::Name((&Fault::Closed).into()))?;
+        let json = collected(body).await?;
+        let asked = Asked::parse(operation, &json)?;
+        let own = parts
+            .headers
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok());
+        let own = own.or(parts.uri.authority().map(Authority::as_str));
+        let path = self.path(&asked.url, own)?;
+        let shown = line(&String::from_utf8_lossy(&path));
+        let reading = self.files.version(peer, &path).await?;
+        let range = range(&asked, &shown, reading.node.size)?;
+        let reduced = self
+            .reduce(peer, operation, asked.spec, (&shown, range), reading)
+            .await?;
+        let cbor = answer::cbor(&reduced, (asked.shape_as_bytes, asked.count_as_bytes));
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "application/cbor")
+            .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
+            .header(header::CACHE_CONTROL, "private, no-cache")
+            .body(Body::from(cbor));
+        response.map_err(|_| FilesRefused::from(Fault::Malformed("no answer can be made")).into())
+    }
+
+    /// The path in the array that a URL names. Its host must be this server, by a name that it has or that it was asked by.
+    fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, Refused> {
+        let bad = |why: &str| Refused::Url(line(url), why.to_owned());
+        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']');
+        let known = self
+            .hosts
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(host))
+            || own.is_some_and(|own| own.eq_ignore_ascii_case(authority.as_str()));
+        if !known {
+            let hosts = self.hosts.join(", ");
+            return Err(bad(&format!(
+                "its host is none of this server's: ask the server that has the file, or by one of {hosts}; an \
+                 administrator adds names by --tls-names"
+            )));
+        }
+        if !path::is_file(uri.path()) {
+            return Err(bad("files of the array are at /files/PATH"));
+        }
+        path::of(&uri).map_err(|error| bad(&error.to_string()))
+    }
+
+    /// Has the bytes reduced by an element that has most of them; the others are sent along.
+    async fn reduce(
+        &self,
+        peer: &Peer,
+        operation: Operation,
+        spec: tidemill_kernel::array::Spec,
+        (shown, range): (&str, Range<u64>),
+        reading: Reading,
+    ) -> Result<Reduced, Refused> {
+        let source = Source::new(self.files.elements(), reading).ok_or(Refused::Empty)?;
+        let (part, pieces) = pieces(source.layout(), range.clone())?;
+        let is_sent = |(_, piece): &&Place| matches!(piece, Piece::Sent(_));
+        let elsewhere: Vec<_> = (pieces.iter().filter(is_sent))
+            .map(|(bytes, _)| source.window(bytes.clone()))
+            .collect();
+        let sent: Vec<Bytes> = stream::iter(elsewhere)
+            .buffered(FETCHED_AT_ONCE)
+            .try_collect()
+            .await?;
+        let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
+        let order = Order { spec, pieces };
+        order.check().map_err(|trouble| {
+            Refused::Request(format!("{operation:?}").to_lowercase(), trouble.message)
+        })?;
+        let order = postcard::to_allocvec(&order).map_err(|_| ArrayError::TooLarge)?;
+        let length = u32::try_from(order.len()).map_err(|_| ArrayError::TooLarge)?;
+        let body = Bytes::from([&length.to_le_bytes()[..], &order, &sent.concat()].concat());
+        let answered = source.reduce(part, (peer.uid, peer.gid), body).await;
+        let answer = answered.map_err(|(status, why)| match status {
+            Some(400) => Refused::Request(shown.to_owned(), why.why().to_owned()),
+            Some(422) => Refused::Data {
+                path: shown.to_owned(),
+                from: range.start,
+                to: range.end,
+                why: why.why().to_owned(),
+            },
+            _ => why.into(),
+        })?;
+        let unfit = |_| FilesRefused::from(Fault::Malformed("an element's answer does not fit"));
+        Ok(postcard::from_bytes(&answer).map_err(unfit)?)
+    }
+}
+
+async fn serve(State(reductions): State<Reductions>, request: Request<Body>) -> Response<Body> {
+    let answer = reductions.answer(request).await;
+    answer.unwrap_or_else(|refused| refused.response())
+}
+
+async fn collected(body: Body) -> Result<Bytes, Refused> {
+    let all = Limited::new(body, BODY_BYTES_MAX).collect();
+    let all = tokio::time::timeout(BODY_MAX, all).await;
+    let all = all.ok().and_then(Result::ok);
+    Ok(all.ok_or(Refused::Body(BODY_BYTES_MAX))?.to_bytes())
+}
+
+/// The bytes of the file that are meant.
+fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
+    let to = match asked.size {
+        Some(length) => asked.offset.saturating_add(length),
+        None => size.max(asked.offset),
+    };
+    if to > size || asked.offset >= size {
+        return Err(Refused::Range {
+            path: shown.to_owned(),
+            from: asked.offset,
+            to,
+            size,
+        });
+    }
+    if to - asked.offset > STORED_BYTES_MAX {
+        return Err(ArrayError::TooLarge.into());
+    }
+    Ok(asked.offset..to)
+}
+
+/// Bytes of the file, and how they come to the element that reduces them.
+type Place = (Range<u64>, Piece);
+
+/// Which part's element has most bytes, and what there is of it and of others. Neighbours become one.
+fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), ArrayError> {
+    let mut held = BTreeMap::<usize, u64>::new();
+    for piece in layout.pieces(range.clone()).take(PIECES_MAX) {
+        if let Some(at) = piece.at {
+            *held.entry(at.part).or_default() += piece.length;
+        }
+    }
+    let most = held.iter().max_by_key(|(_, bytes)| **bytes);
+    let part = most.map_or(0, |(part, _)| *part);
+    let others: u64 = held
+        .iter()
+        .filter(|(other, _)| **other != part)
+        .map(|(_, bytes)| bytes)
+        .sum();
+    let mut pieces: Vec<Place> = Vec::new();
+    for piece in layout.pieces(range) {
+        let bytes = piece.offset..piece.offset + piece.length;
+        let next = match piece.at {
+            Some(at) if at.part == part => {
+                // What the part lacks is zeros.
+                let there = layout.parts()[part]
+                    .size
+                    .clamp(at.offset, at.offset + piece.length);
+                let length = there - at.offset;
+                if length < piece.length {
+                    let held = bytes.start..bytes.start + length;
+                    let offset = at.offset;
+                    pieces.push((held.clone(), Piece::Held { offset, length }));
+                    pieces.push((held.end..bytes.end, Piece::Hole(piece.length - length)));
+                    continue;
+                }
+                Piece::Held {
+                    offset: at.offset,
+                    length,
+                }
+            }
+            Some(_) => Piece::Sent(piece.length),
+            None => Piece::Hole(piece.length),
+        };
+        match (pieces.last_mut(), next) {
+            (Some((before, Piece::Sent(length))), Piece::Sent(more)) => {
+                (before.end, *length) = (bytes.end, *length + more);
+            }
+            (
+                Some((before, Piece::Held { offset, length })),
+                Piece::Held {
+                    offset: next,
+                    length: more,
+                },
+            ) if *offset + *length == next => {
+                (before.end, *length) = (bytes.end, *length + more);
+            }
+            _ => pieces.push((bytes, next)),
+        }
+        if pieces.len() > PIECES_MAX {
+            return Err(ArrayError::TooLarge);
+        }
+    }
+    match others > SENT_BYTES_MAX {
+        true => Err(ArrayError::TooLarge),
+        false => Ok((part, pieces)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::layout::{Part, Striped};
+
+    #[test]
+    fn the_element_with_most_bytes_is_asked_and_gets_the_others() {
+        let part = |object, size| Part::on(ObjectId(object), size, ElementId(0));
+        let whole = Layout::Whole(part(1, 100));
+        let held = |offset, length| Piece::Held { offset, length };
+        assert_eq!(
+            pieces(&whole, 10..90).unwrap(),
+            (0, vec![(10..90, held(10, 80))])
+        );
+        let unit = 4096;
+        let parts = vec![part(1, 2 * unit - 96), part(2, unit)];
+        let size = 3 * unit;
+        let striped = Layout::Striped(Striped { unit, size, parts });
+        let found = pieces(&striped, 100..3 * unit).unwrap();
+        let expected = vec![
+            (100..unit, held(100, unit - 100)),
+            (unit..2 * unit, Piece::Sent(unit)),
+            (2 * unit..3 * unit - 96, held(unit, unit - 96)),
+            (3 * unit - 96..3 * unit, Piece::Hole(96)),
+        ];
+        assert_eq!(found, (0, expected));
+        let found = pieces(&striped, unit..2 * unit).unwrap();
+        assert_eq!(found, (1, vec![(unit..2 * unit, held(0, unit))]));
+    }
+}

@@ -265,7 +265,7 @@ impl Access {
 
     /// A user with the groups that this host knows, for what is done in their name when they don't ask.
     pub(crate) fn user(&self, uid: u32) -> Caller {
-        let Member { gid, groups } = self.member(uid);
+        let Member { gid, groups, .. } = self.member(uid);
         Caller {
             uid,
             gid,

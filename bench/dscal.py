@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""DSCAL of Active Storage (§5.1, Fig. 4): striped files multiplied where they lie, against a client that does it through its mount.
+
+  cargo build --release && bench/dscal.py [--elements 1,2,4,8] [--files 16] [--size-mib 64] [--rounds 3] [--out FOLDER]
+
+Each element has 0.25 cores and a link of 1 Gbit/s, the client one core and such a link (--element-cores, --client-cores, --rate-mbit). The program is
+`examples/dscal/dscal.c` for both. Times end when all outputs have been sealed; the first numbers of each are compared with what they must be. Rounds of ours and the peer alternate, each
+with cold mounts. Bytes are what elements' links carried while the job ran. Prints JSON lines with medians (`ratio` above 1: the array is faster), and with --out writes fig4a.svg (time) and fig4b.svg (bytes). Needs root and cc.
+"""
+import argparse
+import array as numbers
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
+import figures  # noqa: E402
+import testbed  # noqa: E402
+from local_array import BINARY  # noqa: E402
+
+EXAMPLE = os.path.join(HERE, "..", "examples", "dscal")
+MIB = 1 << 20
+SCALAR = 2.5
+GOAL_RATIO, GOAL_BYTES = 1.0, 0.001
+
+
+def carried(hosts):
+    return {host.name: sum(host.counters().values()) for host in hosts}
+
+
+def remove(array, folder):
+    array.client.call("rm", "-rf", os.path.join(array.mount_point, "dscal", folder))
+    # Freed bytes of the rounds before would be written back during the next.
+    os.sync()
+    time.sleep(1.5)
+
+
+def check(array, names):
+    for name in names:
+        with open(os.path.join(array.mount_point, "dscal", "out", name), "rb") as file:
+            found = numbers.array("d", file.read(4096 * 8))
+        if list(found) != [i * SCALAR for i in range(4096)]:
+            raise SystemExit(f"{name} is not what it must be")
+
+
+def timed(array, action, names):
+    """Seconds, and bytes over the elements' links."""
+    array.mount()
+    before, begun = carried(array.elements), time.perf_counter()
+    action()
+    seconds = time.perf_counter() - begun
+    after = carried(array.elements)
+    check(array, names)
+    remove(array, "out")
+    array.unmount()
+    return seconds, sum(after.values()) - sum(before.values())
+
+
+def measure(options, count, program):
+    options.elements = count
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        os.chmod(folder, 0o755)  # kernels are other users
+        array = testbed.Array(options, f"{folder}/array", tls="on")
+        try:
+            array.mount()
+            root = os.path.join(array.mount_point, "dscal")
+            array.client.call("mkdir", "-p", os.path.join(root, "in"))
+            array.tidemill("stripe", "/dscal", "1MiB")
+            array.client.call("cp", program, os.path.join(root, "dscal"))
+            names = [f"n{index:02}" for index in range(options.files)]
+            data = numbers.array("d", range(options.size_mib * MIB // 8)).tobytes()
+            source = os.path.join(folder, "data")
+            with open(source, "wb") as file:
+                file.write(data)
+            for name in names:
+                array.client.call("cp", source, os.path.join(root, "in", name))
+            array.unmount()
+
+            def client():
+                array.client.call("mkdir", os.path.join(root, "out"))
+                for name in names:
+                    array.client.call(program, os.path.join(root, "in", name), os.path.join(root, "out", name), str(SCALAR))
+                array.client.call("sync", "-f", os.path.join(root, "out"))
+
+            def inside():
+                job = array.ask("submit", "--no-cache", os.path.join(EXAMPLE, "dscal.conf"))["job"]
+                array.tidemill("watch", str(job))
+
+            times = {"ours": [], "peer": []}
+            for _ in range(options.rounds):
+                times["ours"].append(timed(array, inside, names))
+                times["peer"].append(timed(array, client, names))
+            return {who: [statistics.median(values) for values in zip(*all_of)] for who, all_of in times.items()}
+        finally:
+            array.remove()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", default="1,2,4,8")
+    parser.add_argument("--files", type=int, default=16)
+    parser.add_argument("--size-mib", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--element-cores", type=float, default=0.25)
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--host-cores", type=float, default=1.0)
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--out", help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help="2 elements, 2 files of 16 MiB, one round")
+    parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
+    options = parser.parse_args()
+    if options.quick:
+        options.elements, options.files, options.size_mib, options.rounds = "2", 2, 16, 1
+    counts = [int(count) for count in options.elements.split(",")]
+    size = options.files * options.size_mib * MIB
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "dscal")
+        subprocess.run(["cc", "-O2", "-o", program, os.path.join(EXAMPLE, "dscal.c")], check=True)
+        os.chmod(folder, 0o755)
+        for count in counts:
+            found = measure(options, count, program)
+            (ours, moved), (peer, carried_by_peer) = found["ours"], found["peer"]
+            rows.append((count, ours, peer, moved, carried_by_peer))
+            print(json.dumps({"what": f"DSCAL, {count} elements of {options.element_cores} cores, client of {options.client_cores}",
+                              "size_mib": size // MIB, "seconds": round(ours, 3), "client_seconds": round(peer, 3),
+                              "ratio": round(peer / ours, 3), "goal": GOAL_RATIO, "link_bytes": moved,
+                              "client_link_bytes": carried_by_peer, "bytes_of_data": round(moved / size, 6),
+                              "goal_bytes": GOAL_BYTES}), flush=True)
+    if options.out:
+        os.makedirs(options.out, exist_ok=True)
+        time_of = [(f"{row[0]}", [[("compute", row[1])], [("I/O", row[2])]]) for row in rows]
+        bytes_of = [(f"{row[0]}", [[("links", row[3] / 1e6)], [("shuffling", row[4] / 1e6)]]) for row in rows]
+        for name, title, unit, groups in (("fig4a.svg", "DSCAL: time in the array, and on a client", "s", time_of),
+                                          ("fig4b.svg", "DSCAL: bytes over elements' links, array and client", "MB", bytes_of)):
+            with open(os.path.join(options.out, name), "w") as file:
+                file.write(figures.bars(title, unit, groups))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

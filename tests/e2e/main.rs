@@ -25,6 +25,7 @@ mod offload;
 mod open;
 mod plan;
 mod provenance;
+mod reductions;
 mod remote;
 #[path = "../require.rs"]
 mod require;

@@ -7,6 +7,7 @@ use crate::executor::Parts;
 use crate::store::{ReadAt, StoreError};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -133,25 +134,37 @@ impl Reducers {
             let (size, what) = (opened.stat.size, "they lie beyond its end");
             return Err(ReduceTrouble::Data(object.0, size, end, what.to_owned()));
         }
-        let mut idle = self.child(owner).map_err(ReduceTrouble::Child)?;
         let reduced = match opened.bytes.file() {
-            Some(file) => idle.child.reduce(&order, file, sent),
+            Some(file) => self.by_child(owner, &order, file, sent),
             None => {
                 let (order, sent) = gathered(&order, &*opened.bytes, sent)
                     .map_err(|error| ReduceTrouble::Request(error.to_string()))?;
-                let nothing = std::fs::File::open("/dev/null").map_err(ReduceError::Socket);
-                nothing.and_then(|nothing| idle.child.reduce(&order, &nothing, &sent))
+                let nothing = File::open("/dev/null").map_err(ReduceError::Socket);
+                nothing.and_then(|nothing| self.by_child(owner, &order, &nothing, &sent))
             }
         };
-        match reduced {
-            Err(ReduceError::Refused(trouble)) => {
-                self.put(idle);
-                Err(refused(trouble))
-            }
-            Err(error) => Err(ReduceTrouble::Child(error)),
-            Ok(reduced) => {
-                self.put(idle);
-                Ok(reduced)
+        reduced.map_err(|error| match error {
+            ReduceError::Refused(trouble) => refused(trouble),
+            error => ReduceTrouble::Child(error),
+        })
+    }
+
+    fn by_child(
+        &self,
+        owner: Owner,
+        order: &Order,
+        file: &File,
+        sent: &[u8],
+    ) -> Result<Reduced, ReduceError> {
+        loop {
+            let mut child = self.child(owner)?;
+            let reduced = child.child.reduce(order, file, sent);
+            let used = child.served > 0;
+            self.put(child);
+            match reduced {
+                // Perhaps it ended while it had nothing to do.
+                Err(ReduceError::Ended(_)) if used => {}
+                reduced => return reduced,
             }
         }
     }

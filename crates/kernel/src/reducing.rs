@@ -120,6 +120,9 @@ pub enum ReduceError {
     /// The child has ended, or was: it is of no further use.
     #[error("what decodes the array ended: {0}")]
     Ended(String),
+    /// It took too long and was ended.
+    #[error("what decodes the array took longer than {} s", REQUEST_MAX.as_secs())]
+    Slow,
     /// There is no child.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
@@ -195,7 +198,7 @@ impl Reducing {
         }
         match self.ask(order, file, sent) {
             Ok(answer) => Ok(answer?),
-            Err(error) => Err(ReduceError::Ended(self.ended(&error))),
+            Err(error) => Err(self.ended(&error)),
         }
     }
 
@@ -211,23 +214,23 @@ impl Reducing {
     }
 
     /// Why the child is of no further use.
-    fn ended(&mut self, error: &io::Error) -> String {
+    fn ended(&mut self, error: &io::Error) -> ReduceError {
         let timed_out = matches!(
             error.kind(),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
         );
         let Some(running) = self.running.take() else {
-            return error.to_string();
+            return ReduceError::Ended(error.to_string());
         };
         if timed_out {
             drop(running);
-            return format!("it took longer than {} s", REQUEST_MAX.as_secs());
+            return ReduceError::Slow;
         }
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        match running.wait() {
+        ReduceError::Ended(match running.wait() {
             Ok(exit) => exit.message(&self.limits),
             Err(error) => error.to_string(),
-        }
+        })
     }
 
     /// Whether it can be asked again.

@@ -35,6 +35,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long an element may take to reduce: to give the request its turn, and to do it.
 const REDUCED_MAX: Duration = Duration::from_secs(100);
 
+/// How often it is looked whether the element that does so is up.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 /// Streams that break off.
 static BROKEN: Sparse = Sparse::new();
 
@@ -120,7 +123,12 @@ impl Source {
                 }
             };
             let asked = self.elements.objects.reduce(&remote, user, order.clone());
-            why = match tokio::time::timeout(REDUCED_MAX, asked).await {
+            let gone = self.gone(element);
+            let asked = async {
+                tokio::select! { asked = asked => Some(asked), () = gone => None }
+            };
+            let asked = tokio::time::timeout(REDUCED_MAX, asked).await;
+            why = match asked.map_err(drop).and_then(|asked| asked.ok_or(())) {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(Error::ElementRefused {
                     status, message, ..
@@ -132,7 +140,7 @@ impl Source {
                     (Some(status), Unreadable(message))
                 }
                 Ok(Err(error)) => (None, Unreadable(error.to_string())),
-                Err(_) => {
+                Err(()) => {
                     let silent = format!("element {element} does not answer");
                     (None, Unreadable(silent))
                 }
@@ -199,6 +207,13 @@ impl Source {
             return Err(Unreadable(short));
         }
         Ok(bytes)
+    }
+
+    /// Waits until an element is up no more.
+    async fn gone(&self, element: ElementId) {
+        while self.elements.shared.is_up(element.0) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     fn remote(&self, element: ElementId, part: &Part) -> Result<Remote, Unreadable> {

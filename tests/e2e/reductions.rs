@@ -1,0 +1,447 @@
+//! Reductions by URL, asked for by curl as clients of reductionist do.
+
+use crate::array::{Array, Options, wait};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Command;
+use tidemill_client::Credential;
+
+const ALICE: u32 = 4_000_001;
+const BOB: u32 = 4_000_002;
+
+/// Requests at once, as PyActiveStorage sends them, and more than a user may have under way.
+const AT_ONCE: usize = 100;
+
+/// What was answered, and its status.
+struct Answer {
+    status: u16,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    /// The bytes of the result, the text of its type, its shape and its counts: the items that lie at known places of a map
+    /// whose keys have a fixed order.
+    fn result(&self) -> (Vec<u8>, String, Vec<u64>, Vec<u64>) {
+        assert_eq!(self.status, 200, "{}", self.text());
+        let mut cbor = Cbor(&self.body);
+        assert_eq!(cbor.head(), (5, 7));
+        assert_eq!(cbor.text(), "bytes");
+        let bytes = cbor.bytes();
+        assert_eq!(cbor.text(), "dtype");
+        let dtype = cbor.text();
+        assert_eq!(cbor.text(), "shape");
+        let shape = cbor.list();
+        assert_eq!(cbor.text(), "shape_as_bytes");
+        cbor.bytes();
+        assert_eq!(cbor.text(), "count");
+        let counts = cbor.list();
+        (bytes, dtype, shape, counts)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The message of a refusal and what it was caused by.
+    fn refused(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.text());
+        let said: Value = serde_json::from_slice(&self.body).unwrap();
+        let error = &said["error"];
+        let causes = error["caused_by"].as_array();
+        let causes = causes
+            .map(|all| all[0].as_str().unwrap())
+            .unwrap_or_default();
+        format!("{}: {causes}", error["message"].as_str().unwrap())
+    }
+}
+
+/// What is left of an encoding.
+struct Cbor<'a>(&'a [u8]);
+
+impl Cbor<'_> {
+    fn head(&mut self) -> (u8, u64) {
+        let first = self.take(1)[0];
+        let more = match first & 31 {
+            short @ 0..24 => return (first >> 5, short.into()),
+            long => 1 << (long - 24),
+        };
+        let number = self.take(more);
+        (
+            first >> 5,
+            number
+                .iter()
+                .fold(0, |all, byte| all << 8 | u64::from(*byte)),
+        )
+    }
+
+    fn take(&mut self, count: usize) -> Vec<u8> {
+        let (now, later) = self.0.split_at(count);
+        self.0 = later;
+        now.to_vec()
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let (_, length) = self.head();
+        self.take(usize::try_from(length).unwrap())
+    }
+
+    fn text(&mut self) -> String {
+        String::from_utf8(self.bytes()).unwrap()
+    }
+
+    fn list(&mut self) -> Vec<u64> {
+        let (_, length) = self.head();
+        (0..length).map(|_| self.head().1).collect()
+    }
+}
+
+fn array(elements: usize, flags: &[&str]) -> Option<Array> {
+    Array::with(Options {
+        elements,
+        mount: false,
+        flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+        ..Options::default()
+    })
+}
+
+fn token(array: &Array) -> String {
+    Credential::read(&array.token_file()).unwrap().token
+}
+
+fn user_token(array: &Array, uid: u32) -> (u64, String) {
+    let path = array.path(&format!("token-{uid}"));
+    let (user, shown) = (uid.to_string(), path.display().to_string());
+    let made = array.json(&["token", "create", "--user", &user, "--output", &shown]);
+    let token = Credential::read(&path).unwrap().token;
+    (made["token"]["token"].as_u64().unwrap(), token)
+}
+
+/// A request with all that it must have, and `more`.
+fn request(array: &Array, path: &str, dtype: &str, more: Value) -> Value {
+    let url = format!("{}/files{path}", array.address());
+    let mut all = json!({"interface_type": "https", "url": url, "dtype": dtype});
+    let more = more.as_object().unwrap().clone();
+    all.as_object_mut().unwrap().extend(more);
+    all
+}
+
+fn post(array: &Array, args: &[&str], operation: &str, body: &Value) -> Answer {
+    let (sent, came) = (array.path("sent"), array.path("came"));
+    std::fs::write(&sent, body.to_string()).unwrap();
+    let mut command = Command::new("curl");
+    command.args(["-sS", "-w", "%{http_code}", "--cacert"]);
+    command.arg(array.token_file()).arg("-o").arg(&came);
+    command.args(["-H", "Content-Type: application/json", "--data-binary"]);
+    let url = format!("{}/v2/{operation}", array.address());
+    command
+        .arg(format!("@{}", sent.display()))
+        .args(args)
+        .arg(url);
+    let said = command.output().unwrap();
+    assert!(
+        said.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    Answer {
+        status: String::from_utf8(said.stdout).unwrap().parse().unwrap(),
+        body: std::fs::read(came).unwrap(),
+    }
+}
+
+fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = array.path("local");
+    std::fs::write(&local, bytes).unwrap();
+    std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
+    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(said.ok, "{}", said.err);
+}
+
+fn numbers(count: i32) -> Vec<u8> {
+    (0..count).flat_map(i32::to_le_bytes).collect()
+}
+
+/// A zlib stream of what is not made smaller.
+fn zlib(bytes: &[u8]) -> Vec<u8> {
+    let mut all = vec![0x78, 0x01];
+    let blocks: Vec<&[u8]> = bytes.chunks(65_535).collect();
+    for (place, block) in blocks.iter().enumerate() {
+        let length = u16::try_from(block.len()).unwrap();
+        all.push(u8::from(place + 1 == blocks.len()));
+        all.extend(length.to_le_bytes());
+        all.extend((!length).to_le_bytes());
+        all.extend(*block);
+    }
+    let (mut low, mut high) = (1_u32, 0_u32);
+    for byte in bytes {
+        low = (low + u32::from(*byte)) % 65_521;
+        high = (high + low) % 65_521;
+    }
+    all.extend((high << 16 | low).to_be_bytes());
+    all
+}
+
+fn shuffled(bytes: &[u8]) -> Vec<u8> {
+    let plane = |byte: usize| bytes.iter().skip(byte).step_by(4);
+    (0..4).flat_map(plane).copied().collect()
+}
+
+#[test]
+fn files_of_any_layout_are_reduced_as_today_s_clients_ask() {
+    let Some(array) = array(3, &[]) else { return };
+    let bearer = format!("Authorization: Bearer {}", token(&array));
+    let basic = format!("root:{}", token(&array));
+    let bytes = numbers(300_000);
+    put(&array, &bytes, &[], "/whole");
+    put(&array, &bytes, &["--stripe", "64KiB,3"], "/striped");
+    let packed = zlib(&shuffled(&bytes));
+    put(
+        &array,
+        &[b"head".as_slice(), &packed].concat(),
+        &["--stripe", "64KiB,2"],
+        "/packed",
+    );
+    let sum: i32 = (0..300_000).fold(0, i32::wrapping_add);
+    let codecs = json!({
+        "compression": {"id": "zlib"}, "filters": [{"id": "shuffle", "element_size": 4}], "offset": 4,
+        "size": packed.len(), "shape": [300_000],
+    });
+    for (path, more) in [
+        ("/whole", json!({})),
+        ("/striped", json!({})),
+        ("/packed", codecs),
+    ] {
+        for args in [["--http1.1", "-H", &bearer], ["--http2", "-u", &basic]] {
+            for operation in ["sum/", "sum"] {
+                let asked = request(&array, path, "int32", more.clone());
+                let result = post(&array, &args, operation, &asked).result();
+                let expected = (
+                    sum.to_le_bytes().to_vec(),
+                    "int32".to_owned(),
+                    vec![],
+                    vec![300_000],
+                );
+                assert_eq!(result, expected, "{path}");
+            }
+        }
+    }
+    let some = json!({
+        "shape": [300, 1000], "offset": 0, "size": 1_200_000, "axis": [0], "order": "C",
+        "selection": [[10, 290, 7], [999, 0, -300]], "missing": {"valid_max": 250_000},
+    });
+    for path in ["/whole", "/striped"] {
+        let asked = request(&array, path, "int32", some.clone());
+        let (bytes, dtype, shape, counts) = post(&array, &["-u", &basic], "max", &asked).result();
+        let columns = [999, 699, 399, 99];
+        let valid = |column: i32| {
+            (10..290)
+                .step_by(7)
+                .map(move |row| row * 1000 + column)
+                .filter(|value| *value <= 250_000)
+        };
+        let greatest = columns.map(|column| valid(column).max().unwrap());
+        assert_eq!(bytes, greatest.map(i32::to_le_bytes).concat());
+        assert_eq!((dtype.as_str(), shape), ("int32", vec![4]));
+        assert_eq!(counts, columns.map(|column| valid(column).count() as u64));
+    }
+}
+
+#[test]
+fn nobody_reduces_what_they_may_not_read() {
+    let Some(array) = Array::start() else { return };
+    put(&array, &numbers(10), &[], "/own");
+    array.sh(&format!(
+        "chown {ALICE} own; chmod 600 own; mkdir -m 700 closed; cp own closed; chmod 644 closed/own"
+    ));
+    let root = format!("root:{}", token(&array));
+    let (number, alice) = user_token(&array, ALICE);
+    let (_, bob) = user_token(&array, BOB);
+    let asked = request(&array, "/own", "int32", json!({}));
+    assert_eq!(
+        post(&array, &["-u", &root], "count", &asked).result().3,
+        [10]
+    );
+    let bob = format!("{BOB}:{bob}");
+    post(&array, &["-u", &bob], "count", &asked).refused(403);
+    // A token is the password of its own user, and nobody is asked for one that a browser would keep.
+    let stolen = format!("{BOB}:{alice}");
+    assert!(
+        post(&array, &["-u", &stolen], "count", &asked)
+            .refused(401)
+            .contains("token")
+    );
+    post(&array, &[], "count", &asked).refused(401);
+    post(
+        &array,
+        &["-u", &root, "-H", "Sec-Fetch-Site: cross-site"],
+        "count",
+        &asked,
+    )
+    .refused(401);
+    let alice = format!("{ALICE}:{alice}");
+    assert_eq!(
+        post(&array, &["-u", &alice], "count", &asked).result().3,
+        [10]
+    );
+    let closed = request(&array, "/closed/own", "int32", json!({}));
+    post(&array, &["-u", &alice], "count", &closed).refused(403);
+    assert!(array.run(&["token", "revoke", &number.to_string()]).ok);
+    post(&array, &["-u", &alice], "count", &asked).refused(401);
+}
+
+#[test]
+fn what_is_wrong_is_said_in_words_and_numbers() {
+    let Some(array) = array(1, &[]) else { return };
+    let root = format!("root:{}", token(&array));
+    put(&array, &numbers(100), &[], "/f");
+    let mut damaged = zlib(&numbers(100));
+    damaged[50] ^= 1;
+    put(&array, &damaged, &[], "/damaged");
+    let ask = |path: &str, more: Value| {
+        let asked = request(&array, path, "int32", more);
+        post(&array, &["-u", &root], "sum/", &asked)
+    };
+    for (path, status, more, words) in [
+        ("/none", 404, json!({}), "/none"),
+        ("/", 403, json!({}), "folder"),
+        ("/f", 400, json!({"offset": 396, "size": 8}), "400 bytes"),
+        ("/f", 400, json!({"shape": [99]}), "400"),
+        ("/f", 400, json!({"shape": [100], "axis": 1}), "axis 1"),
+        ("/f", 400, json!({"size": 6}), "6"),
+        (
+            "/f",
+            400,
+            json!({"compression": {"id": "blosc2"}}),
+            "blosc2",
+        ),
+        (
+            "/f",
+            400,
+            json!({"url": "https://elsewhere.example/files/f"}),
+            "tls-names",
+        ),
+        ("/f", 400, json!({"url": "/files/f"}), "host"),
+        ("/f", 400, json!({"dtype": "float16"}), "float16"),
+        (
+            "/damaged",
+            400,
+            json!({"compression": {"id": "zlib"}, "shape": [100]}),
+            "of /damaged",
+        ),
+        ("/f", 400, json!({"shape": [1_u64 << 40]}), "268435456"),
+    ] {
+        let said = ask(path, more.clone()).refused(status);
+        assert!(said.contains(words), "{path} {more}: {said}");
+    }
+    // Neither harms the next one.
+    assert_eq!(ask("/f", json!({})).result().3, [100]);
+    let nothing = request(&array, "/f", "int32", json!({}));
+    assert_eq!(post(&array, &["-u", &root], "mean/", &nothing).status, 404);
+    assert_eq!(
+        post(&array, &["-u", &root, "-X", "PUT"], "sum/", &nothing).status,
+        405
+    );
+}
+
+#[test]
+fn another_copy_serves_where_one_is_lost_or_damaged() {
+    let Some(mut array) = array(2, &[]) else {
+        return;
+    };
+    let root = format!("root:{}", token(&array));
+    let packed = zlib(&numbers(50_000));
+    for path in ["/a", "/b"] {
+        put(&array, &packed, &["--copies", "2"], path);
+        wait("the file is copied", || {
+            let layout = array.json(&["layout", path]);
+            let copies = layout["parts"][0]["copies"].as_array().unwrap();
+            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+        });
+    }
+    let codecs = json!({"compression": {"id": "zlib"}, "shape": [50_000]});
+    let count = |array: &Array, path: &str| {
+        let asked = request(array, path, "int32", codecs.clone());
+        post(array, &["-u", &root], "count", &asked).result().3
+    };
+    assert_eq!(count(&array, "/a"), [50_000]);
+    // Bits of one copy rot.
+    let file = &array.object_files("/a")[0];
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    file.write_all_at(b"rot", 1000).unwrap();
+    for _ in 0..4 {
+        assert_eq!(count(&array, "/a"), [50_000]);
+    }
+    array.kill_element(0);
+    assert_eq!(count(&array, "/b"), [50_000]);
+}
+
+/// A request by a connection of its own, without TLS.
+fn by_hand(address: &str, token: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST /v2/sum/ HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: Bearer {token}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream
+        .write_all(format!("{head}{body}").as_bytes())
+        .unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_hundred_at_once_wait_for_their_turn() {
+    let Some(array) = array(2, &["--tls", "off"]) else {
+        return;
+    };
+    put(&array, &numbers(1 << 20), &["--stripe", "1MiB,2"], "/f");
+    let (_, alice) = user_token(&array, ALICE);
+    let address = array.address();
+    let address = address.strip_prefix("http://").unwrap();
+    let asked = request(&array, "/f", "int32", json!({})).to_string();
+    std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| by_hand(address, &alice, &asked));
+        let all: Vec<_> = (0..AT_ONCE).map(|_| ask()).collect();
+        for one in all {
+            let answer = one.join().unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        }
+    });
+    // No more processes than cores of an element serve them.
+    for element in 0..2 {
+        let folder = array.element_folder(element).join("run");
+        let children = std::fs::read_dir(folder).unwrap();
+        let children = children.filter(|entry| {
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_string_lossy().starts_with("reduce-")
+        });
+        assert!(children.count() <= 2);
+    }
+}
+
+#[test]
+fn an_element_that_stops_in_the_middle_is_not_waited_for() {
+    let Some(array) = array(2, &[]) else { return };
+    put(&array, &numbers(50_000), &["--copies", "2"], "/a");
+    wait("the file is copied", || {
+        let layout = array.json(&["layout", "/a"]);
+        let copies = layout["parts"][0]["copies"].as_array().unwrap();
+        copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+    });
+    let first = array.json(&["layout", "/a"])["parts"][0]["copies"][0]["element"]
+        .as_u64()
+        .unwrap();
+    array.signal_element(
+        usize::try_from(first).unwrap(),
+        rustix::process::Signal::STOP,
+    );
+    let root = format!("root:{}", token(&array));
+    let asked = request(&array, "/a", "int32", json!({}));
+    assert_eq!(
+        post(&array, &["-u", &root], "count", &asked).result().3,
+        [50_000]
+    );
+}

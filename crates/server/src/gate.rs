@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tidemill_client::turns::Turns;
 use tidemill_wire::USER_MESSAGE_BYTES_MAX;
 use tonic::Status;
@@ -25,6 +26,10 @@ const REQUESTS_EACH_MAX: usize = 32;
 
 /// Reductions of one user among them: each holds a process of an element.
 const REDUCTIONS_EACH_MAX: usize = 16;
+
+/// What is taken, and for how long, of a request that is refused.
+const REFUSED_BYTES_MAX: usize = 256 << 10;
+const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
 const READS: [&str; 13] = [
@@ -111,7 +116,7 @@ where
         let peer = self.gates.access.identify(asks, speaks != Speaks::Grpc);
         let peer = match peer {
             Ok(peer) => peer,
-            Err(status) => return refuse(status, speaks),
+            Err(status) => return refuse(request, status, speaks),
         };
         request.extensions_mut().insert(peer.clone());
         if peer.trusted && peer.token.is_none() {
@@ -119,10 +124,8 @@ where
         }
         let reads = speaks != Speaks::Grpc || READS.contains(&request.uri().path());
         if peer.read_only() && !reads {
-            return refuse(
-                Status::permission_denied("this token may only read"),
-                speaks,
-            );
+            let status = Status::permission_denied("this token may only read");
+            return refuse(request, status, speaks);
         }
         // The one that is ready is used, the clone may not be.
         let next = self.inner.clone();
@@ -165,8 +168,17 @@ impl Speaks {
     }
 }
 
-fn refuse(status: Status, speaks: Speaks) -> Answer {
-    Box::pin(future::ready(Ok(speaks.refusal(status))))
+fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> Answer {
+    if speaks != Speaks::Reduction {
+        return Box::pin(future::ready(Ok(speaks.refusal(status))));
+    }
+    Box::pin(async move {
+        // Programs that still send would not see the answer. What comes is thrown away.
+        let mut frames = BodyStream::new(Limited::new(request.into_body(), REFUSED_BYTES_MAX));
+        let all = async { while let Some(Ok(_)) = frames.next().await {} };
+        let _ = tokio::time::timeout(REFUSED_MAX, all).await;
+        Ok(speaks.refusal(status))
+    })
 }
 
 /// A request of an ordinary user, when it is its turn, or of whoever has a token. It is under way until all of the

@@ -56,8 +56,10 @@ use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
 
-/// Connections of one ordinary user at once, over TCP and over the Unix socket each.
+/// Connections of one ordinary user at once: over the Unix socket, and over TCP, where clients that ask for a hundred
+/// reductions at once have one for each.
 const CONNECTIONS_EACH_MAX: usize = 32;
+const CONNECTIONS_BY_TCP_EACH_MAX: usize = 128;
 
 /// Changes of names within this time reach waiting jobs at once.
 const COALESCE: Duration = Duration::from_millis(5);
@@ -623,7 +625,7 @@ async fn listen(
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
         .map_err(|source| file(socket, source))?;
     let identity = identity.map(|identity| tokio::sync::watch::channel(Some(identity)).1);
-    let tcp = Listener::new(tcp, identity, CONNECTIONS_EACH_MAX);
+    let tcp = Listener::new(tcp, identity, CONNECTIONS_BY_TCP_EACH_MAX);
     let tcp = futures_util::stream::unfold(tcp, async |mut tcp| {
         let (stream, _) = tcp.accept().await;
         Some((Ok::<Seated<Stream>, std::io::Error>(stream), tcp))

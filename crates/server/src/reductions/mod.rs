@@ -80,16 +80,17 @@ impl Reductions {
     }
 
     async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
-        let operation = request::operation(request.uri().path()).ok_or(Refused::Operation)?;
-        if request.method() != Method::POST {
+        let (parts, body) = request.into_parts();
+        // Before anything is refused: who still sends may not see the answer.
+        let json = collected(body).await?;
+        let operation = request::operation(parts.uri.path()).ok_or(Refused::Operation)?;
+        if parts.method != Method::POST {
             return Err(Refused::Method);
         }
-        let turn = tokio::time::timeout(PATIENCE, self.turns.acquire()).await;
-        let _turn = turn.ok().and_then(Result::ok).ok_or(Refused::Full)?;
-        let (parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>();
         let peer = peer.ok_or(FilesRefused::Name((&Fault::Closed).into()))?;
-        let json = collected(body).await?;
+        let turn = tokio::time::timeout(PATIENCE, self.turns.acquire()).await;
+        let _turn = turn.ok().and_then(Result::ok).ok_or(Refused::Full)?;
         let asked = Asked::parse(operation, &json)?;
         let own = parts
             .headers

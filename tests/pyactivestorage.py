@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Runs PyActiveStorage's own tests of reductions against an array: `tests/pyactivestorage.py [PYTHON]`.
+
+PYTHON is the interpreter of a virtual environment, into which PyActiveStorage and what its tests need are installed from PyPI; without
+it one is made. Its tests are taken as they are from its source package; where they write a file to a store, it is put into the
+array, and what they would have configured (addresses, a user and a password) is given to `Active` as defaults.
+TIDEMILL names the binary."""
+import glob
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../bench"))
+from local_array import Array  # noqa: E402
+
+PACKAGES = ["PyActiveStorage==0.8.0", "pytest", "h5py"]
+TESTS = ["test_missing.py", "test_byte_order.py", "test_compression.py", "test_bigger_data.py", "test_harness.py"]
+
+CONFTEST = '''
+import os, subprocess
+import utils
+from activestorage.active import Active
+
+URL, COUNT = os.environ["ARRAY_URL"], [0]
+
+def write_to_storage(path):
+    COUNT[0] += 1
+    name = f"/{COUNT[0]}-{os.path.basename(path)}"
+    binary, server = os.environ["TIDEMILL"], os.environ["ARRAY_SERVER"]
+    subprocess.run([binary, "--server", server, "put", path, name], check=True)
+    return f"{URL}/files{name}"
+
+utils.write_to_storage = write_to_storage
+utils.get_interface_type = lambda: "https"
+init = Active.__init__
+
+def with_addresses(self, dataset, *args, **more):
+    if str(dataset).startswith(URL):
+        more["storage_options"] = {"username": "root", "password": os.environ["ARRAY_TOKEN"]}
+        more["active_storage_url"] = URL
+    init(self, dataset, *args, **more)
+
+Active.__init__ = with_addresses
+'''
+
+
+def main(python):
+    with tempfile.TemporaryDirectory(prefix="tidemill-pyactivestorage-") as folder:
+        if python is None:
+            subprocess.run([sys.executable, "-m", "venv", f"{folder}/venv"], check=True)
+            python = f"{folder}/venv/bin/python"
+        pip = [python, "-m", "pip", "-q"]
+        subprocess.run([*pip, "install", *PACKAGES], check=True)
+        subprocess.run([*pip, "download", "--no-deps", "--no-binary", ":all:", "-d", folder, PACKAGES[0]], check=True)
+        subprocess.run(["tar", "xzf", *glob.glob(f"{folder}/*.tar.gz"), "-C", folder, "--strip-components=1"], check=True)
+        with open(f"{folder}/tests/conftest.py", "w") as file:
+            file.write(CONFTEST)
+        with Array(elements=2) as array:
+            token = f"{array.folder}/server/token"
+            surroundings = {
+                **os.environ,
+                "ARRAY_URL": open(f"{array.folder}/server/address").read().strip(),
+                "ARRAY_SERVER": array.endpoint,
+                "ARRAY_TOKEN": re.search(r"^token: (.*)$", open(token).read(), re.M)[1],
+                "TIDEMILL": array.binary,
+                # How `requests` and `aiohttp` are told of an authority of one's own.
+                "REQUESTS_CA_BUNDLE": token,
+                "SSL_CERT_FILE": token,
+                # Reads of the client itself (version 1) have no other way to a password.
+                "FSSPEC_HTTP": '{"client_kwargs": {"trust_env": true}}',
+                "NETRC": f"{folder}/netrc",
+                "PYTHONPATH": f"{folder}/tests",
+            }
+            with open(f"{folder}/netrc", "w") as file:
+                file.write(f"machine 127.0.0.1 login root password {surroundings['ARRAY_TOKEN']}\n")
+            command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-o", "addopts=", *TESTS]
+            done = subprocess.run(command, cwd=f"{folder}/tests", env=surroundings)
+            sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -74,6 +74,13 @@ def tls(lines):
         yield f"{line['what']} inside TLS", "plain", line["tls"], line["plain"], line["tls_to_plain"], None
 
 
+def reductions(lines):
+    for line in lines:
+        rates = line["chunks_per_s"]
+        what = f"sums of {line['case']} chunks of {line['mib']} MiB by URL, a second"
+        yield what, "fetched, numpy", rates["reduced"], rates["fetched"], line["ratio"], None
+
+
 def advisor(lines):
     for line in lines:
         what = f"advice for {line['kernel']} over {line['mib']} MiB, {line['programs']} programs and {line['jobs']} jobs beside it"
@@ -178,6 +185,7 @@ def claims():
               advisor, needs=[root], results=os.path.join(short_advisor, "advisor.jsonl")),
         Claim("foreground", ["foreground.py", "--rounds", "1", "--seconds", "0.7"], foreground, needs=[root, fuse]),
         Claim("tls", ["tls.py", "--rounds", "3", "--mib", "256"], tls, needs=[root]),
+        Claim("reductions", ["reductions.py", "--rounds", "1", "--chunks", "100"], reductions, needs=[root], modules=("numpy",)),
         Claim("kernels", ["kernels/kernels.py", "--mib", "128", "--rounds", "3", "--python", PYTHON], modules=("numpy", "polars")),
         Claim("reshape", ["kernels/reshape.py", "--mib", "64", "--rounds", "3"], modules=("numpy", "cv2")),
         Claim("codecs", ["kernels/codecs.py", "--mib", "16", "--rounds", "3"]),

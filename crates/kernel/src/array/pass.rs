@@ -5,7 +5,7 @@
     reason = "lanes number several arrays at once"
 )]
 
-use crate::loops::number::Number;
+use crate::loops::number::{Number, Tally};
 use crate::loops::simd::{self, Level, Pass};
 use std::marker::PhantomData;
 
@@ -196,13 +196,16 @@ impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L>
     #[allow(clippy::eq_op, reason = "only NaN is not itself")]
     fn run(self) -> (T, bool) {
         let mut lanes = [worst::<T, MAX>(); L];
-        let mut nan = [false; L];
+        // Counted in lanes of the same width, so that both go by the same vectors.
+        let mut nan = [T::Tally::default(); L];
         let mut rows = self.0.chunks_exact(L * T::SIZE);
         for row in rows.by_ref() {
             for lane in 0..L {
                 let value = T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]);
                 lanes[lane] = better::<T, MAX>(value, lanes[lane]);
-                nan[lane] |= value != value;
+                if !T::INTEGER {
+                    nan[lane] = nan[lane].count(value != value);
+                }
             }
         }
         let (mut best, mut any) = (worst::<T, MAX>(), false);
@@ -213,7 +216,7 @@ impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L>
         }
         for lane in 0..L {
             best = better::<T, MAX>(lanes[lane], best);
-            any |= nan[lane];
+            any |= nan[lane].total() > 0;
         }
         (best, any)
     }

@@ -263,18 +263,6 @@ impl Access {
         self.member(uid).groups
     }
 
-    /// A user with the groups that this host knows, for what is done in their name when they don't ask.
-    pub(crate) fn user(&self, uid: u32) -> Caller {
-        let Member { gid, groups, .. } = self.member(uid);
-        Caller {
-            uid,
-            gid,
-            groups,
-            checked: false,
-            trusted: true,
-        }
-    }
-
     fn member(&self, uid: u32) -> Member {
         if let Some((read, member)) = self.groups.lock().get(&uid)
             && read.elapsed() < GROUPS_KEPT

@@ -262,7 +262,7 @@ impl Server {
         let recalls = Recalls::new(names.clone(), locks);
         let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
-            firer: Firer::start((&names, &recalls, &array), &access, &driver),
+            firer: Firer::start((&names, &recalls, &array), &driver),
             reductions: Reductions::new(&files, hosts(&config)),
             files,
             names: names.clone(),
@@ -474,6 +474,10 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
+        let rules = RuleService {
+            firer: self.firer,
+            access: self.access.clone(),
+        };
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,
@@ -504,9 +508,7 @@ impl Parts {
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
-            .add_service(
-                RulesServer::new(RuleService { firer: self.firer }).max_encoding_message_size(max),
-            )
+            .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(array);
         routes
             .into_axum_router()

@@ -17,6 +17,8 @@ use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfini
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
+use crate::rules;
+use crate::rules::driver::Firer;
 use crate::session::Sessions;
 use crate::{copies, namespace_service, notes, scrub};
 use rusqlite::Connection;
@@ -209,6 +211,8 @@ impl Simulated {
                     Err(fault) => return Err((names.database().take_connection(), fault.into())),
                 };
                 let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
+                // It fires on the runtime for as long as that lives.
+                let _ = Firer::start((&names, &recalls, &array), &told);
                 drop(entered);
                 Ok(Self {
                     names,
@@ -437,6 +441,12 @@ impl Simulated {
             let _ = answer.send(result);
         });
         answered
+    }
+
+    /// Keeps a rule of root's; whether that was possible.
+    pub fn add_rule(&self, text: &str) -> bool {
+        let added = rules::service::add_for_root(&self.names, text);
+        self.runtime.block_on(added).is_ok()
     }
 
     /// Has an element emptied, or not any more; whether that was possible.

@@ -1,7 +1,7 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
-//! several mounts write the same files instead of all else.
+//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules]"
         );
         return ExitCode::FAILURE;
     };
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         rot: has("--rot"),
         drains: has("--drains"),
         together: has("--together"),
+        rules: has("--rules"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));

@@ -38,6 +38,10 @@ impl World {
                 "SELECT job, state FROM job WHERE state = {running}"
             )),
         );
+        look(
+            "a version is to fire a rule",
+            self.ask("SELECT * FROM firing WHERE state <= 2"),
+        );
         look("a label is journaled", self.ask("SELECT * FROM label"));
         let queued = self.broker.iter().map(|broker| broker.labels.len());
         let queued = queued.filter(|&labels| labels > 0);
@@ -144,6 +148,7 @@ impl World {
             "tasks failed for no reason: {unexplained:?}"
         );
         self.check_jobs();
+        self.check_rules();
         self.check_together();
         self.check_objects();
         self.check_emptied();

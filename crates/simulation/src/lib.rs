@@ -17,6 +17,7 @@ mod mount;
 mod port;
 mod reference;
 mod rot;
+mod rules;
 mod store;
 mod time;
 mod together;
@@ -96,6 +97,8 @@ pub struct Options {
     pub drains: bool,
     /// Several mounts write the same files, instead of all else.
     pub together: bool,
+    /// A rule fires for every version of the clients' files.
+    pub rules: bool,
 }
 
 /// Simulates one seed.
@@ -111,6 +114,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
         world.rot = Some(dice::Dice::new(dice::mix(seed)));
     }
     world.drains = options.drains;
+    world.rules = options.rules;
     if options.together {
         let together = together::Together::new(seed);
         if together.is_prompt() {

@@ -3,6 +3,7 @@
 
 use crate::element::{Element, made_of};
 use crate::port::{Script, Task};
+use crate::rules::{KERNEL, RULED};
 use crate::store::Bytes;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet};
@@ -320,12 +321,17 @@ impl Reference {
     pub(crate) fn compare(&mut self, db: &Connection, elements: &[Element]) {
         let entries = entries(db).expect("the tables of names can be read");
         let out = self.folders.get(crate::mount::OUT).copied();
+        let ruled = self.folders.get(RULED).copied();
         let mut seen = BTreeSet::new();
         for entry in entries {
             if entry.kind == i64::from(i32::from(v1::Kind::Directory)) {
                 continue;
             }
             seen.insert(entry.name.clone());
+            if Some(entry.name.0) == ruled {
+                self.ruled(db, &entry);
+                continue;
+            }
             if Some(entry.name.0) == out {
                 self.published(db, &entry, elements);
                 continue;
@@ -345,6 +351,25 @@ impl Reference {
         for (name, ino) in &self.entries {
             assert!(seen.contains(name), "{name:?} (inode {ino}) is lost");
         }
+    }
+
+    /// A result of a rule is called by the version that it was made of, and of nothing else.
+    fn ruled(&mut self, db: &Connection, entry: &Entry) {
+        if self.objects.get(&entry.ino) == Some(&entry.object) {
+            return;
+        }
+        let read = inputs(db, entry.object).expect("the tables of jobs can be read");
+        let names: Vec<String> = read.iter().map(u64::to_string).collect();
+        assert_eq!(
+            names,
+            std::slice::from_ref(&entry.name.1),
+            "a rule read another version"
+        );
+        let bytes = self.content(read[0]).expect("what fired was sealed");
+        let made = made_of(KERNEL, &[], 0, &[bytes]);
+        assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
+        self.objects.insert(entry.ino, entry.object);
+        self.published += 1;
     }
 
     /// An output of a job has its name: it must hold what its task makes of what the task says that it read, and that

@@ -7,6 +7,7 @@ use crate::element::Element;
 use crate::mount::{Client, FOLDERS, Habits, OUT};
 use crate::port::{Answer, Port, Running};
 use crate::reference::Reference;
+use crate::rules::RULED;
 use crate::store::Refusal;
 use crate::time;
 use crate::together::Together;
@@ -123,6 +124,8 @@ pub(crate) struct World {
     pub(crate) rotted: BTreeSet<(usize, u64)>,
     /// Elements are emptied now and then.
     pub(crate) drains: bool,
+    /// A rule fires for the clients' files.
+    pub(crate) rules: bool,
     /// Several mounts write the same files, instead of all else.
     pub(crate) together: Option<Together>,
     /// Where labels wait, if not in the server's database.
@@ -203,6 +206,7 @@ impl World {
             rots: false,
             rotted: BTreeSet::new(),
             drains: false,
+            rules: false,
             together: None,
             broker: dice.chance(500).then(Arc::default),
             elements,
@@ -230,6 +234,9 @@ impl World {
         }
         self.start_server();
         self.make_folders();
+        if self.rules {
+            self.make_rule();
+        }
         for element in 0..self.elements.len() {
             self.start_element(element);
         }
@@ -580,8 +587,9 @@ impl World {
     }
 
     fn make_folders(&mut self) {
+        let ruled = self.rules.then_some(RULED);
         let server = self.server.as_ref().expect("the server has just started");
-        for folder in FOLDERS.into_iter().chain([OUT]) {
+        for folder in FOLDERS.into_iter().chain([OUT]).chain(ruled) {
             let create = v1::Create {
                 name: format!("/{folder}").into_bytes(),
                 kind: v1::Kind::Directory.into(),

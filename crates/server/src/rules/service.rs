@@ -19,15 +19,12 @@ const LOG_MAX: u32 = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
     pub(crate) firer: Firer,
+    pub(crate) access: Arc<Access>,
 }
 
 impl RuleService {
     fn names(&self) -> &Arc<SqliteNames> {
         &self.firer.names
-    }
-
-    fn access(&self) -> &Access {
-        &self.firer.access
     }
 
     /// The rule of this name or number, if the caller may see it: among rules of the same name their own.
@@ -56,7 +53,7 @@ impl RuleService {
     }
 
     fn may(&self, caller: &Caller, kept: &Kept) -> bool {
-        self.access().is_operator(caller.uid) || kept.owner.uid == caller.uid
+        self.access.is_operator(caller.uid) || kept.owner.uid == caller.uid
     }
 
     /// Writes, and has all rules read anew in the same breath.
@@ -97,7 +94,7 @@ impl RuleService {
             .iter()
             .filter(|kept| kept.owner.uid == caller.uid)
             .count();
-        let bounded = !self.access().is_operator(caller.uid);
+        let bounded = !self.access.is_operator(caller.uid);
         if all.len() >= RULES_MAX || (bounded && own >= RULES_EACH_MAX) {
             return Err(Status::resource_exhausted(format!(
                 "there are {} rules, {own} of them yours, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
@@ -152,6 +149,29 @@ impl RuleService {
     }
 }
 
+/// Keeps a rule of root's, for a simulation.
+#[cfg(feature = "simulation")]
+pub(crate) async fn add_for_root(names: &SqliteNames, text: &str) -> Result<(), Fault> {
+    let wrong = |_| Fault::Malformed("the text is no rule");
+    let kept = Kept {
+        id: 0,
+        owner: Caller::root(),
+        revision: 1,
+        for_all: false,
+        paused: false,
+        source: "rule".into(),
+        text: text.to_owned(),
+        changed: clock::now_ns(),
+        rule: Rule::read("rule", text).map_err(wrong)?,
+    };
+    let shared = names.shared().clone();
+    let write = move |db: &Connection| {
+        store::put(db, &kept, None)?;
+        shared.rules.load(db)
+    };
+    names.database().write(write).await
+}
+
 fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
@@ -201,9 +221,9 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::AddRuleRequest>,
     ) -> Result<Response<v1::AddRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let request = request.into_inner();
-        if request.for_all && !self.access().is_operator(caller.uid) {
+        if request.for_all && !self.access.is_operator(caller.uid) {
             return Err(Status::permission_denied(
                 "only root and the server's own user make rules for everybody's files",
             ));
@@ -221,7 +241,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::ListRulesRequest>,
     ) -> Result<Response<v1::ListRulesReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let name = &request.get_ref().name;
         let rules = if name.is_empty() {
             let all = self.names().shared().rules.all();
@@ -239,7 +259,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::PauseRuleRequest>,
     ) -> Result<Response<v1::Rule>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::PauseRuleRequest { name, paused, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
         self.write(move |db| store::pause(db, id, paused)).await?;
@@ -251,7 +271,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::RuleRequest>,
     ) -> Result<Response<v1::Rule>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let shown = self.shown(&kept, true)?;
         let id = kept.id;
@@ -266,7 +286,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::TestRuleRequest>,
     ) -> Result<Response<v1::TestRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let request = request.into_inner();
         let reply = if request.name.is_empty() {
             match Rule::read(source(&request.source), &request.text) {
@@ -288,7 +308,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::RuleLogRequest>,
     ) -> Result<Response<v1::RuleLogReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let request = request.into_inner();
         let id = self.own(&caller, &request.name)?.id;
         let known = |name: &String| {
@@ -319,7 +339,7 @@ impl v1::rules_server::Rules for RuleService {
         request: Request<v1::RetryRuleRequest>,
     ) -> Result<Response<v1::RetryRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
-        let caller = self.access().caller(&request, credentials.as_ref())?;
+        let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::RetryRuleRequest { name, path, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
         let now = clock::now_ns();

@@ -396,3 +396,41 @@ fn a_stencil_sees_beyond_its_chunk() {
     assert!(read[1] == [&bytes[UNIT - 8..2 * UNIT + 8], b"8 8\n"].concat());
     assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
 }
+
+#[test]
+fn what_components_make_is_planned_told_once_and_made_anew() {
+    let Some((array, mut bytes)) = with_stripes(false, 5 * UNIT) else {
+        return;
+    };
+    with_program(&array);
+    let id = array.submit(&job(TURN)).to_string();
+    array.done(id.parse().unwrap());
+    // What components read and wrote is not counted again with what joins it.
+    let report = array.json(&["report", &id]);
+    let written = report["kernels"][0]["written_bytes"].as_u64();
+    assert_eq!(written, Some(bytes.len() as u64), "{report:#}");
+    let trace = array.path("trace.json");
+    let trace = trace.to_str().unwrap();
+    assert!(array.run(&["jobs", &id, "--export-trace", trace]).ok);
+    let simulated = array.run(&["plan", "run", trace]);
+    assert!(simulated.ok, "{}", simulated.err);
+    bytes[7] ^= 1;
+    std::fs::write(array.at("d/f"), &bytes).unwrap();
+    let script = array.path("again.conf");
+    std::fs::write(&script, job(TURN)).unwrap();
+    let script = script.to_str().unwrap();
+    let planned = array.run(&["submit", "--dry-run", "--replace", script]);
+    assert!(planned.ok, "{}", planned.err);
+    let refused = array.run(&["submit", script]);
+    assert!(refused.err.contains("exists already"), "{}", refused.err);
+    let again = array.json(&["submit", "--replace", script]);
+    array.done(again["job"].as_u64().unwrap());
+    assert!(got(&array, "/out") == upper(&bytes));
+    let versions = array.json(&["lineage", "/out", "--format", "json"]);
+    assert!(
+        versions.to_string().contains("\"version\":2"),
+        "{versions:#}"
+    );
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+}

@@ -5,6 +5,7 @@ use super::store::parse;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::TaskId;
+use tidemill_wire::v1;
 
 fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {
     let mut statement = db.prepare_cached("SELECT spec FROM task WHERE task = ?1")?;
@@ -57,17 +58,34 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Has a task take as long and move as much as its components together.
+/// A task ended when the last of its components did.
 pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
-    let components = components(&spec(db, task.0)?);
-    let components: Vec<i64> = components.into_iter().map(u64::cast_signed).collect();
-    let list = serde_json::to_string(&components).unwrap_or_default();
-    let sql = "UPDATE task SET (element, start, kernel_start, end, read_bytes, written_bytes, moved_bytes, cpu_ns, \
-               memory_bytes, kernel_hash) = (SELECT one.element, min(one.start), min(one.kernel_start), max(one.end), \
-               sum(one.read_bytes), sum(one.written_bytes), sum(one.moved_bytes), sum(one.cpu_ns), \
-               max(one.memory_bytes), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
+    let sql = "UPDATE task SET (element, start, kernel_start, end, kernel_hash) = (SELECT one.element, max(one.end), \
+               max(one.end), max(one.end), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
                ON one.task = met.value) WHERE task = ?1";
+    let components = list(&components(&spec(db, task.0)?));
     db.prepare_cached(sql)?
-        .execute(params![task.0.cast_signed(), list])?;
+        .execute(params![task.0.cast_signed(), components])?;
     Ok(())
+}
+
+/// What lineage says of a task whose components ran: it took as long and moved as much as they did together.
+pub(crate) fn total(db: &Connection, spec: &StoredTask, run: &mut v1::Run) -> Result<(), Fault> {
+    let sql = "SELECT min(start), max(end), sum(read_bytes), sum(written_bytes), sum(moved_bytes) \
+               FROM json_each(?1) AS met CROSS JOIN task ON task.task = met.value";
+    let mut statement = db.prepare_cached(sql)?;
+    statement.query_row([list(&components(spec))], |row| {
+        let bytes = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
+        (run.start, run.end) = (row.get(0)?, row.get(1)?);
+        run.read_bytes = bytes(2)?;
+        run.written_bytes = bytes(3)?;
+        run.moved_bytes = bytes(4)?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn list(tasks: &[u64]) -> String {
+    let tasks: Vec<i64> = tasks.iter().copied().map(u64::cast_signed).collect();
+    serde_json::to_string(&tasks).unwrap_or_default()
 }

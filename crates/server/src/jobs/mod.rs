@@ -10,7 +10,7 @@ pub(crate) mod driver;
 pub(crate) mod expiry;
 pub(crate) mod finished;
 pub(crate) mod inbox;
-mod joins;
+pub(crate) mod joins;
 mod memo;
 pub(crate) mod outbox;
 mod persist;

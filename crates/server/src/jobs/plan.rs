@@ -9,7 +9,7 @@ use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::event::{InputSpec, Origin, TaskSpec};
+use tidemill_core::event::{InputSpec, Origin, Share, TaskSpec};
 use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
@@ -157,7 +157,10 @@ impl Planner<'_> {
             .iter()
             .find(|one| one.name == spec.kernel.name());
         let traced = v1::TracedTask {
-            kernel_kind: kind(&spec.kernel).into(),
+            kernel_kind: match spec.share {
+                Share::Join => trace::JOIN.to_owned(),
+                Share::All | Share::Component => kind(&spec.kernel).into(),
+            },
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
             pinned: spec.element.map(|element| element.0),
             needs: Some(v1::Needs::from(&spec.needs)),

@@ -135,18 +135,16 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         let id = row.get::<_, i64>(0)?.cast_unsigned();
         let text: String = row.get(1)?;
         let stored: StoredTask = parse(&text, SPEC, id)?;
-        if stored.share == StoredShare::Join
-            && let Some(task) = job.tasks.get_mut(tasks.len())
-        {
-            // Its components take the time that it is said to take.
-            task.end = task.kernel_start;
-        }
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
         let sizes = store::outputs(&stored, &store::files(db, TaskId(id))?);
         tasks.push(v1::TracedTask {
             needs: Some(v1::Needs::from(&stored.needs())),
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
-            kernel_kind: stored.kernel_kind,
+            kernel_kind: match stored.share {
+                // Nothing runs, so it has no code.
+                StoredShare::Join => JOIN.to_owned(),
+                StoredShare::All | StoredShare::Component => stored.kernel_kind,
+            },
             pinned: stored.element,
             sent: sent.get(&id).copied().unwrap_or(0),
             output_sizes: sizes.iter().map(|placed| placed.size).collect(),
@@ -204,6 +202,9 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
         ..v1::Layout::default()
     }))
 }
+
+/// The kind of kernel of what runs nowhere.
+pub(super) const JOIN: &str = "builtin";
 
 /// How long the run took that made the result which a task was given; 0 if it ran itself or that is not known.
 pub(super) fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {

@@ -5,7 +5,8 @@
 //! are a few more.
 
 use super::fault::Fault;
-use crate::jobs::spec::{SPEC, StoredTask};
+use crate::jobs::joins;
+use crate::jobs::spec::{SPEC, StoredShare, StoredTask};
 use crate::jobs::store::parse;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -324,7 +325,8 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
     while let Some(row) = rows.next()? {
         let task = long(row, 0)?;
         let stored: StoredTask = parse(&row.get::<_, String>(3)?, SPEC, task)?;
-        runs.push(v1::Run {
+        let joins = (stored.share == StoredShare::Join).then(|| stored.clone());
+        let mut run = v1::Run {
             task,
             job: long(row, 1)?,
             job_name: row.get(2)?,
@@ -344,7 +346,11 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             inputs: inputs.remove(&task).unwrap_or_default(),
             outputs: outputs.remove(&task).unwrap_or_default(),
             hidden: false,
-        });
+        };
+        if let Some(stored) = joins {
+            joins::total(db, &stored, &mut run)?;
+        }
+        runs.push(run);
     }
     for run in &mut runs {
         resolve_reuse(db, run)?;

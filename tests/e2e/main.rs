@@ -39,3 +39,4 @@ mod surroundings;
 mod together;
 mod traces;
 mod users;
+mod variables;

@@ -87,6 +87,7 @@ pub(crate) enum Command {
     Cat(command::cat::Args),
     Ls(command::ls::Args),
     Layout(command::layout::Args),
+    Variables(command::variables::Args),
     Stripe(command::stripe::Args),
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod local;
 pub mod object_file;
 pub mod objects;
+pub mod ranged;
 mod rewrite;
 pub mod server;
 pub mod sparse;

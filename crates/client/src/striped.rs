@@ -62,6 +62,14 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn remote(&self, part: usize) -> Option<&Remote> {
+        self.remotes.get(part)
+    }
+
     /// The element that a part is on.
     fn element(&self, part: usize) -> u32 {
         self.remotes[part].element.0

@@ -410,7 +410,7 @@ impl Transfer {
 
     /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
     /// shortly after `close`. A file that somebody goes on writing is waited for [`SEAL_PATIENCE`].
-    async fn settled(&self, path: &str) -> Result<v1::Attr, Error> {
+    pub(crate) async fn settled(&self, path: &str) -> Result<v1::Attr, Error> {
         let deadline = tokio::time::Instant::now() + SEAL_PATIENCE;
         loop {
             let attr = self.resolve(path).await?;

@@ -12,6 +12,7 @@ mod model;
 mod select;
 
 pub mod classic;
+pub mod columns;
 pub mod fits;
 pub mod hdf5;
 pub mod time;

@@ -12,6 +12,9 @@ use crate::{Bytes, Chunked, Error, Folder, Result, Storage, Variable, hdf5, zarr
 /// Unwanted bytes that are read along, rather than making two pieces.
 const GAP_BYTES: u64 = 64 << 10;
 
+/// Records that are farther apart than this are pieces of their own.
+const APART_BYTES: u64 = 4 << 10;
+
 /// Indices of one dimension: `start`, `start + step`, … before `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Range {
@@ -99,6 +102,8 @@ pub struct Piece {
     pub mask: u32,
     /// The array that its bytes decode to.
     pub shape: Vec<u64>,
+    /// Bytes from one index of the first dimension to the next, where other variables' bytes lie between; none if nothing does.
+    pub stride: Option<u64>,
     /// What is wanted of that array.
     pub within: Vec<Range>,
     /// Where the first of it goes in the result.
@@ -245,6 +250,7 @@ impl Iterator for Pieces<'_> {
                     span: None,
                     mask: 0,
                     shape: self.variable.shape(),
+                    stride: None,
                     within: self.selection.clone(),
                     at,
                 })
@@ -260,6 +266,8 @@ struct Runs {
     file_size: u64,
     /// Bytes from one index to the next, dimension by dimension.
     strides: Vec<u64>,
+    /// Bytes from one record to the next, if others lie between.
+    apart: Option<u64>,
     /// The dimension that is cut: those before it are taken index by index, those after it whole.
     cut: usize,
     /// Indices of `cut` that make a piece.
@@ -287,10 +295,11 @@ impl Runs {
         if let (Some(record), Some(first)) = (record, strides.first_mut()) {
             *first = record;
         }
-        // Other variables lie between records: none are read with the next one.
-        let apart = record.is_some() && record != dense;
+        // Other variables lie between records: they are read along if they are short.
+        let apart = record.filter(|record| Some(*record) != dense);
+        let near = apart.is_none_or(|record| record <= APART_BYTES);
         let mut cut = rank.saturating_sub(1);
-        while cut > usize::from(apart) {
+        while cut > usize::from(!near) {
             let row = strides[cut - 1];
             let whole = selection[cut] == Range::all(shape[cut]);
             if row > piece_bytes || !(whole || row <= GAP_BYTES) {
@@ -299,7 +308,7 @@ impl Runs {
             cut -= 1;
         }
         let rows = match (selection.get(cut), strides.get(cut)) {
-            (Some(_), Some(_)) if apart && cut == 0 => 1,
+            (Some(_), Some(_)) if !near && cut == 0 => 1,
             (Some(range), Some(stride))
                 if range.step == 1 || range.step.saturating_mul(*stride) <= GAP_BYTES =>
             {
@@ -311,6 +320,7 @@ impl Runs {
             offset,
             file_size,
             strides,
+            apart,
             cut,
             rows,
             next: Some(vec![0; cut + usize::from(rank > 0)]),
@@ -325,6 +335,7 @@ impl Runs {
             span: None,
             mask: 0,
             shape: vec![],
+            stride: None,
             within: vec![],
             at: vec![0; rank],
         };
@@ -348,6 +359,12 @@ impl Runs {
                 piece.within.push(*range);
             }
             size = size.saturating_mul(piece.shape[dimension]);
+        }
+        if let (Some(record), 0, Some(rows @ 2..)) = (self.apart, self.cut, piece.shape.first()) {
+            size = (rows - 1)
+                .saturating_mul(record)
+                .saturating_add(size / rows);
+            piece.stride = Some(record);
         }
         self.step(selection);
         let end = offset.saturating_add(size);
@@ -447,6 +464,7 @@ impl<'a> Grid<'a> {
             span: None,
             mask: 0,
             shape: self.chunked.shape.clone(),
+            stride: None,
             within: vec![],
             at: vec![],
         };

@@ -6,6 +6,8 @@
 mod v2;
 mod v3;
 
+pub(crate) use v2::simple_type;
+
 use std::io;
 
 use serde::{Deserialize, Serialize};

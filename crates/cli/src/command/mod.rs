@@ -37,6 +37,7 @@ pub(crate) mod stripe;
 pub(crate) mod submit;
 pub(crate) mod token;
 pub(crate) mod up;
+pub(crate) mod variables;
 pub(crate) mod watch;
 
 use crate::args::Command;
@@ -67,6 +68,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Cat(args) => cat::run(args, &context).await,
         Command::Ls(args) => ls::run(args, &context).await,
         Command::Layout(args) => layout::run(args, &context).await,
+        Command::Variables(args) => variables::run(args, &context).await,
         Command::Stripe(args) => stripe::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,

@@ -16,6 +16,7 @@ pub(crate) mod report;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod token;
+pub(crate) mod variables;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;

@@ -203,11 +203,16 @@ fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
 }
 
 fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
+    simple_type(text).ok_or_else(|| said.wrong(format!("dtype {text:?}")))
+}
+
+/// A type as numpy writes it, but no list.
+pub(crate) fn simple_type(text: &str) -> Option<DataType> {
     let mut letters = text.chars();
     let order = match letters.next() {
         Some('>') => Order::Big,
         Some('<' | '|' | '=') => Order::Little,
-        _ => return Err(said.wrong(format!("dtype {text:?}"))),
+        _ => return None,
     };
     let kind = letters.next();
     let digits: String = letters.take_while(char::is_ascii_digit).collect();
@@ -233,7 +238,7 @@ fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
             other("text of wide characters")
         }
         Some('V') => other("opaque"),
-        _ => return Err(said.wrong(format!("dtype {text:?}"))),
+        _ => return None,
     };
     let fits = match kind {
         Kind::Int | Kind::Uint => matches!(size, 1 | 2 | 4 | 8),
@@ -242,9 +247,5 @@ fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
         Kind::Bool => size == 1,
         _ => size > 0,
     };
-    if fits {
-        Ok(DataType { kind, size, order })
-    } else {
-        Err(said.wrong(format!("dtype {text:?}")))
-    }
+    fits.then_some(DataType { kind, size, order })
 }

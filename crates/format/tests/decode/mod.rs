@@ -124,7 +124,11 @@ fn put(
         let element = match &bytes {
             None => variable.fill.clone().unwrap_or_else(|| vec![0; size]),
             Some(bytes) => {
-                let at = position(&index, &piece.shape, filters) * size;
+                let mut at = position(&index, &piece.shape, filters) * size;
+                if let Some(stride) = piece.stride {
+                    let row = position(&index[1..], &piece.shape[1..], &[]) * size;
+                    at = usize::try_from(index[0] * stride).unwrap() + row;
+                }
                 bytes[at..at + size].to_vec()
             }
         };

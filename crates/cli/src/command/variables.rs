@@ -1,0 +1,338 @@
+//! `tidemill variables`: what a scientific file holds, and where the bytes of its variables lie.
+
+use crate::context::Context;
+use crate::files;
+use crate::output::variables::{Place, Shown, VariablesView};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use tidemill_client::ranged::Ranged;
+use tidemill_client::transfer::Transfer;
+use tidemill_client::{Error, Server};
+use tidemill_format::{
+    Bytes, Folder, Format, Header, Pieces, Range, Span, Store, Variable, pieces, zarr, zip::Zip,
+};
+use tidemill_wire::v1;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
+
+const EXAMPLES: &str = "Examples:
+  tidemill variables /cmip6/tas_day_2015.nc            all variables
+  tidemill variables /cmip6/tas_day_2015.nc tas        attributes and filters, too
+  tidemill variables --local ~/data/cube.zarr
+  tidemill --json variables /raw/a.h5 | jq '.variables[].where'";
+
+/// Pieces whose places are counted; of more it is said that there are more.
+const PIECES_MAX: u64 = 1 << 20;
+/// Files of a Zarr in the array whose elements are looked up.
+const FILES_MAX: usize = 4096;
+
+/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and where their bytes lie
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A file of the array, or a folder that is a Zarr
+    #[arg(value_name = "FILE")]
+    file: String,
+    /// Only these variables, with their attributes
+    #[arg(value_name = "VARIABLE")]
+    variables: Vec<String>,
+    /// The file is one of this machine
+    #[arg(long)]
+    local: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let view = if args.local {
+        block_in_place(|| local(&args))?
+    } else {
+        in_array(&args, context).await?
+    };
+    context.output.show(&view)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn local(args: &Args) -> anyhow::Result<VariablesView> {
+    let path = PathBuf::from(&args.file);
+    if path.is_dir() {
+        let header = zarr::read(&path)?;
+        return look(args, header, Store::Folder(&path), &mut Nowhere);
+    }
+    of_file(
+        args,
+        &std::fs::File::open(Path::new(&args.file))?,
+        &mut Nowhere,
+    )
+}
+
+async fn in_array(args: &Args, context: &Context) -> anyhow::Result<VariablesView> {
+    let server = context.connect().await?;
+    let transfer = context.transfer().await?;
+    let path = files::path(&args.file)?;
+    let attr = files::resolve(&server, &path, true).await?.attr;
+    if attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
+        let folder = ArrayFolder::new(&server, &transfer, path);
+        return block_in_place(|| {
+            let header = zarr::read(&folder)?;
+            look(args, header, Store::Folder(&folder), &mut &folder)
+        });
+    }
+    let file = ArrayFile(Mutex::new(transfer.ranged(&path).await?));
+    block_in_place(|| of_file(args, &file, &mut &file))
+}
+
+fn of_file(
+    args: &Args,
+    bytes: &dyn Bytes,
+    places: &mut dyn Places,
+) -> anyhow::Result<VariablesView> {
+    let header = tidemill_format::read(bytes)?;
+    if matches!(header.format, Format::Zarr(_)) {
+        return look(args, header, Store::Folder(&Zip::open(bytes)?), places);
+    }
+    look(args, header, Store::File(bytes), places)
+}
+
+fn look(
+    args: &Args,
+    header: Header,
+    store: Store<'_>,
+    places: &mut dyn Places,
+) -> anyhow::Result<VariablesView> {
+    for name in &args.variables {
+        header.find(name)?;
+    }
+    let named = |variable: &Variable| {
+        let names = args.variables.iter().map(|name| name.trim_matches('/'));
+        args.variables.is_empty() || names.into_iter().any(|name| name == variable.path)
+    };
+    let (format, attributes) = (header.format, header.attributes);
+    let mut shown = Vec::new();
+    for variable in header.variables.into_iter().filter(named) {
+        let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+        let counted =
+            pieces(&variable, &all, store, u64::MAX).and_then(|found| count(found, places));
+        let (found, why) = match counted {
+            Ok(found) => (found, None),
+            Err(error) => (Counted::default(), Some(error.to_string())),
+        };
+        shown.push(Shown {
+            variable,
+            places: found.places,
+            more: found.more,
+            why,
+        });
+    }
+    let detailed = !args.variables.is_empty();
+    Ok(VariablesView {
+        path: args.file.clone(),
+        format,
+        attributes,
+        variables: shown,
+        detailed,
+    })
+}
+
+#[derive(Default)]
+struct Counted {
+    places: Vec<Place>,
+    more: bool,
+}
+
+/// Bytes and pieces of a variable, by the parts that have them.
+fn count(found: Pieces<'_>, places: &mut dyn Places) -> tidemill_format::Result<Counted> {
+    let mut all: BTreeMap<(Option<usize>, Option<u32>), Place> = BTreeMap::new();
+    let mut looked_at = 0;
+    let mut more = false;
+    for piece in found {
+        let Some(span) = piece?.span else { continue };
+        looked_at += 1;
+        if looked_at > PIECES_MAX {
+            more = true;
+            break;
+        }
+        for (part, element, bytes) in places.of(&span) {
+            let place = all.entry((part, element)).or_insert(Place {
+                part,
+                element,
+                bytes: 0,
+                pieces: 0,
+            });
+            place.bytes += bytes;
+            place.pieces += 1;
+        }
+    }
+    Ok(Counted {
+        places: all.into_values().collect(),
+        more,
+    })
+}
+
+/// A part, the element that it is read from, and how many bytes.
+type At = (Option<usize>, Option<u32>, u64);
+
+/// Which part and element have the bytes of a span, and how many of them.
+trait Places {
+    fn of(&mut self, span: &Span) -> Vec<At>;
+}
+
+/// Files of this machine.
+struct Nowhere;
+
+impl Places for Nowhere {
+    fn of(&mut self, span: &Span) -> Vec<At> {
+        vec![(None, None, span.size)]
+    }
+}
+
+fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
+    let spans = file.layout().spans(offset..offset.saturating_add(size));
+    let whole = spans.len() == 1;
+    let of = |(part, range): (usize, std::ops::Range<u64>)| {
+        let bytes = if whole { size } else { range.end - range.start };
+        (
+            Some(part),
+            file.element(part).map(|element| element.0),
+            bytes,
+        )
+    };
+    spans.into_iter().map(of).collect()
+}
+
+/// A file of the array, read by ranges.
+struct ArrayFile<'a>(Mutex<Ranged<'a>>);
+
+impl Places for &ArrayFile<'_> {
+    fn of(&mut self, span: &Span) -> Vec<At> {
+        let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts_of(&file, span.offset, span.size)
+    }
+}
+
+fn fetch(file: &mut Ranged<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    let end = offset.saturating_add(into.len() as u64);
+    let bytes = Handle::current()
+        .block_on(file.read(offset..end))
+        .map_err(io::Error::other)?;
+    let bytes = bytes
+        .get(..into.len())
+        .ok_or(io::ErrorKind::UnexpectedEof)?;
+    into.copy_from_slice(bytes);
+    Ok(())
+}
+
+impl Bytes for ArrayFile<'_> {
+    fn size(&self) -> u64 {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .layout()
+            .size()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        fetch(
+            &mut self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            offset,
+            into,
+        )
+    }
+}
+
+/// A folder of the array.
+struct ArrayFolder<'a> {
+    server: &'a Server,
+    transfer: &'a Transfer,
+    root: String,
+    /// Files whose elements were looked up.
+    known: Mutex<BTreeMap<String, Vec<At>>>,
+}
+
+impl<'a> ArrayFolder<'a> {
+    fn new(server: &'a Server, transfer: &'a Transfer, root: String) -> Self {
+        Self {
+            server,
+            transfer,
+            root,
+            known: Mutex::default(),
+        }
+    }
+
+    fn attr(&self, path: &str) -> io::Result<Option<v1::Attr>> {
+        let path = files::join(&self.root, path);
+        match Handle::current().block_on(files::find(self.server, &path, true)) {
+            Ok(entry) => Ok(entry.attr),
+            Err(error)
+                if error.is(rustix::io::Errno::NOENT) || error.is(rustix::io::Errno::NOTDIR) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    fn open(&self, path: &str) -> Result<Ranged<'a>, Error> {
+        Handle::current().block_on(self.transfer.ranged(&files::join(&self.root, path)))
+    }
+}
+
+impl Places for &ArrayFolder<'_> {
+    fn of(&mut self, span: &Span) -> Vec<At> {
+        let Some(path) = &span.file else {
+            return Vec::new();
+        };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let unknown = vec![(None, None, span.size)];
+        if known.len() >= FILES_MAX && !known.contains_key(path) {
+            return unknown;
+        }
+        let found = known.entry(path.clone()).or_insert_with(|| {
+            self.open(path).map_or_else(
+                |_| Vec::new(),
+                |file| parts_of(&file, span.offset, span.size),
+            )
+        });
+        // Each file has parts of its own: numbers of them would say nothing of the whole.
+        let place = |(_, element, bytes): &At| (None, *element, *bytes);
+        if found.is_empty() {
+            unknown
+        } else {
+            found.iter().map(place).collect()
+        }
+    }
+}
+
+impl Folder for ArrayFolder<'_> {
+    fn size(&self, path: &str) -> io::Result<Option<u64>> {
+        let found = self
+            .attr(path)?
+            .filter(|attr| attr.kind() == v1::Kind::File);
+        Ok(found.map(|attr| attr.size))
+    }
+
+    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        fetch(
+            &mut self.open(path).map_err(io::Error::other)?,
+            offset,
+            into,
+        )
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let Some(attr) = self.attr(path)? else {
+            return Ok(Vec::new());
+        };
+        if attr.kind() != v1::Kind::Directory {
+            return Ok(Vec::new());
+        }
+        let entries = Handle::current().block_on(files::list(self.server, attr.ino));
+        let name = |entry: v1::Entry| String::from_utf8_lossy(&entry.name).into_owned();
+        Ok(entries
+            .map_err(io::Error::other)?
+            .into_iter()
+            .map(name)
+            .collect())
+    }
+}

@@ -1,0 +1,239 @@
+//! The variables of a scientific file.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value as Json, json};
+use std::io::{self, Write};
+use tidemill_core::shown::line;
+use tidemill_format::{Attribute, DataType, Filter, Format, Kind, Order, Storage, Value, Variable};
+
+/// What `tidemill variables` shows.
+#[derive(Debug)]
+pub(crate) struct VariablesView {
+    /// The file, as it was named.
+    pub(crate) path: String,
+    /// Its format.
+    pub(crate) format: Format,
+    /// What is said about all of it.
+    pub(crate) attributes: Vec<Attribute>,
+    /// Its variables, or some of them.
+    pub(crate) variables: Vec<Shown>,
+    /// Whether their attributes are shown.
+    pub(crate) detailed: bool,
+}
+
+/// A variable, and where its bytes lie.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) variable: Variable,
+    pub(crate) places: Vec<Place>,
+    /// Whether there are more pieces than were counted.
+    pub(crate) more: bool,
+    /// Why its bytes can't be found.
+    pub(crate) why: Option<String>,
+}
+
+/// Bytes of a variable that are in one part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) part: Option<usize>,
+    pub(crate) element: Option<u32>,
+    pub(crate) bytes: u64,
+    pub(crate) pieces: u64,
+}
+
+impl View for VariablesView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}: {}", line(&self.path), format_name(self.format))?;
+        let mut rows = table(
+            &["NAME", "TYPE", "DIMENSIONS", "STORAGE", "BYTES", "WHERE"],
+            &[4],
+        );
+        for shown in &self.variables {
+            let variable = &shown.variable;
+            rows.add_row([
+                line(&variable.path),
+                type_name(&variable.data_type),
+                line(&dimensions(variable)),
+                line(&storage(&variable.storage)),
+                format::bytes(shown.places.iter().map(|place| place.bytes).sum()),
+                line(&shown.places()),
+            ]);
+        }
+        write_table(out, &rows)?;
+        for shown in self.variables.iter().filter(|_| self.detailed) {
+            for attribute in &shown.variable.attributes {
+                let name = format!("{}:{}", shown.variable.path, attribute.name);
+                writeln!(
+                    out,
+                    "{} = {}",
+                    line(&name),
+                    line(&value_text(&attribute.value))
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Json {
+        json!({
+            "path": self.path,
+            "format": format_name(self.format),
+            "attributes": attributes(&self.attributes),
+            "variables": self.variables.iter().map(Shown::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Shown {
+    fn places(&self) -> String {
+        if let Some(why) = &self.why {
+            return why.clone();
+        }
+        let place = |place: &Place| match (place.element, place.part) {
+            (Some(element), Some(part)) => format!("part {part} on element {element}"),
+            (Some(element), None) => format!("element {element}"),
+            _ => String::new(),
+        };
+        let mut places: Vec<String> = self
+            .places
+            .iter()
+            .map(place)
+            .filter(|text| !text.is_empty())
+            .collect();
+        if self.more {
+            places.push("…".into());
+        }
+        places.join(", ")
+    }
+
+    fn json(&self) -> Json {
+        let variable = &self.variable;
+        let dimension = |one: &tidemill_format::Dimension| json!({ "name": one.name, "size": one.size, "unlimited": one.unlimited });
+        let (chunk_shape, filters) = match &variable.storage {
+            Storage::Chunked(chunked) => (json!(chunked.shape), json!(chunked.filters)),
+            _ => (Json::Null, json!([])),
+        };
+        let place = |place: &Place| json!({ "part": place.part, "element": place.element, "bytes": place.bytes, "pieces": place.pieces });
+        json!({
+            "name": variable.path,
+            "type": type_name(&variable.data_type),
+            "size": variable.data_type.size,
+            "big_endian": variable.data_type.order == Order::Big,
+            "dimensions": variable.dimensions.iter().map(dimension).collect::<Vec<_>>(),
+            "attributes": attributes(&variable.attributes),
+            "storage": storage(&variable.storage),
+            "chunk_shape": chunk_shape,
+            "filters": filters,
+            "where": self.places.iter().map(place).collect::<Vec<_>>(),
+            "more": self.more,
+            "error": self.why,
+        })
+    }
+}
+
+fn format_name(format: Format) -> String {
+    match format {
+        Format::Classic(1) => "netCDF classic".into(),
+        Format::Classic(2) => "netCDF 64-bit offset".into(),
+        Format::Classic(_) => "netCDF 64-bit data".into(),
+        Format::Netcdf4 => "netCDF-4".into(),
+        Format::Hdf5 => "HDF5".into(),
+        Format::Zarr(version) => format!("Zarr {version}"),
+        Format::Fits => "FITS".into(),
+        Format::Columns => "columns".into(),
+    }
+}
+
+fn type_name(data_type: &DataType) -> String {
+    let bits = u64::from(data_type.size) * 8;
+    match &data_type.kind {
+        Kind::Int => format!("int{bits}"),
+        Kind::Uint => format!("uint{bits}"),
+        Kind::Float => format!("float{bits}"),
+        Kind::Complex => format!("complex{bits}"),
+        Kind::Bool => "bool".into(),
+        Kind::Text if data_type.size == 1 => "char".into(),
+        Kind::Text => format!("text of {}", data_type.size),
+        Kind::Compound(members) => {
+            let of = members
+                .iter()
+                .map(|member| format!("{} {}", type_name(&member.data_type), member.name));
+            format!("({})", of.collect::<Vec<_>>().join(", "))
+        }
+        Kind::Other(name) => name.clone(),
+    }
+}
+
+/// `time=120*, lat=90`: the star says that it can grow.
+fn dimensions(variable: &Variable) -> String {
+    let one = |dimension: &tidemill_format::Dimension| {
+        let star = if dimension.unlimited { "*" } else { "" };
+        format!("{}={}{star}", dimension.name, dimension.size)
+    };
+    variable
+        .dimensions
+        .iter()
+        .map(one)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn storage(storage: &Storage) -> String {
+    match storage {
+        Storage::Contiguous { .. } => "contiguous".into(),
+        Storage::Records { .. } => "records".into(),
+        Storage::Absent => "nothing written".into(),
+        Storage::Elsewhere(what) => what.clone(),
+        Storage::Chunked(chunked) => {
+            let sizes: Vec<String> = chunked.shape.iter().map(u64::to_string).collect();
+            let filters: Vec<String> = chunked.filters.iter().map(filter_name).collect();
+            let with = if filters.is_empty() {
+                String::new()
+            } else {
+                format!(", {}", filters.join("+"))
+            };
+            format!("chunks {}{with}", sizes.join("×"))
+        }
+    }
+}
+
+fn filter_name(filter: &Filter) -> String {
+    match serde_json::to_value(filter) {
+        Ok(Json::String(name)) => name,
+        Ok(Json::Object(all)) => match filter {
+            Filter::Other { name, .. } => name.clone(),
+            _ => all.keys().next().cloned().unwrap_or_default(),
+        },
+        _ => String::new(),
+    }
+}
+
+fn attributes(attributes: &[Attribute]) -> Json {
+    attributes
+        .iter()
+        .map(|attribute| (attribute.name.clone(), value(&attribute.value)))
+        .collect()
+}
+
+fn value(value: &Value) -> Json {
+    let one = |list: Json| match list {
+        Json::Array(mut list) if list.len() == 1 => list.remove(0),
+        list => list,
+    };
+    match value {
+        Value::Text(text) => json!(text),
+        Value::Texts(texts) => json!(texts),
+        Value::Int(numbers) => one(json!(numbers)),
+        Value::Uint(numbers) => one(json!(numbers)),
+        Value::Float(numbers) => one(json!(numbers)),
+        Value::Other => Json::Null,
+    }
+}
+
+fn value_text(of: &Value) -> String {
+    match of {
+        Value::Text(text) => text.clone(),
+        other => value(other).to_string(),
+    }
+}

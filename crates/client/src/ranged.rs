@@ -1,0 +1,112 @@
+//! A version of a file that is read here and there: its header, some of its pieces.
+
+use crate::striped::{Parts, unless_silent, whole};
+use crate::transfer::Transfer;
+use crate::{Error, objects::Remote};
+use bytes::Bytes;
+use std::ops::Range;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::{Layout, Part};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// One version of a file, whatever becomes of its name.
+#[derive(Debug)]
+pub struct Ranged<'a> {
+    transfer: &'a Transfer,
+    open: v1::Open,
+    source: Source,
+    layout: Layout,
+}
+
+#[derive(Debug)]
+enum Source {
+    Whole(Remote),
+    Parts(Parts),
+}
+
+impl Transfer {
+    /// Opens a file to read bytes of it anywhere.
+    ///
+    /// # Errors
+    /// If it is not there, is no file, or may not be read.
+    pub async fn ranged(&self, path: &str) -> Result<Ranged<'_>, Error> {
+        let ino = self.settled(path).await?.ino;
+        let mut open = v1::Open {
+            ino,
+            ..v1::Open::default()
+        };
+        let (source, layout, version) = self.opened(&open).await?;
+        open.version = version;
+        Ok(Ranged {
+            transfer: self,
+            open,
+            source,
+            layout,
+        })
+    }
+
+    async fn opened(&self, open: &v1::Open) -> Result<(Source, Layout, u64), Error> {
+        let Answer::Opened(opened) = self.one(Op::Open(open.clone())).await? else {
+            return Err(Error::Answer("Open"));
+        };
+        let version = opened.attr.as_ref().map_or(0, |attr| attr.version);
+        if let Some(parts) = self.parts(&opened)? {
+            let layout = parts.layout().clone();
+            return Ok((Source::Parts(parts), layout, version));
+        }
+        let (object, element) = (ObjectId(opened.object), ElementId(opened.element));
+        let layout = Layout::Whole(Part::on(object, opened.size, element));
+        Ok((Source::Whole(self.remote(&opened)?), layout, version))
+    }
+}
+
+impl Ranged<'_> {
+    /// Which bytes of it are where.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The element that a part is read from.
+    #[must_use]
+    pub fn element(&self, part: usize) -> Option<ElementId> {
+        match &self.source {
+            Source::Whole(remote) => Some(remote.element),
+            Source::Parts(parts) => parts.remote(part).map(|remote| remote.element),
+        }
+    }
+
+    /// Some of its bytes, all of which it must have; from another copy if the element that was asked can't give them.
+    ///
+    /// # Errors
+    /// If no copy can be read.
+    pub async fn read(&mut self, range: Range<u64>) -> Result<Bytes, Error> {
+        loop {
+            let (element, error) = match self.once(range.clone()).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(failed) => failed,
+            };
+            let gone = error.is_lost() || error.is_elsewhere();
+            if !gone || self.open.avoid.contains(&element) {
+                return Err(error);
+            }
+            tracing::debug!(element, "a copy is looked for: {error}");
+            self.open.avoid.push(element);
+            (self.source, self.layout, _) = self.transfer.opened(&self.open).await?;
+        }
+    }
+
+    async fn once(&self, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
+        let objects = self.transfer.objects();
+        match &self.source {
+            Source::Parts(parts) => parts.window(objects, &self.open.avoid, range).await,
+            Source::Whole(remote) => {
+                let length = range.end.saturating_sub(range.start);
+                let read = objects.read(remote, range.start, length);
+                let patient = self.open.avoid.contains(&remote.element.0);
+                let bytes = unless_silent(read, remote, patient).await;
+                whole(bytes, remote, length).map_err(|error| (remote.element.0, error))
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What scientific files hold, and where it lies, in an array of real processes.
+
+use crate::array::{Array, Options};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../format/tests/fixtures")
+        .join(name)
+}
+
+fn variable<'a>(shown: &'a Value, name: &str) -> &'a Value {
+    let all = shown["variables"].as_array().unwrap();
+    all.iter()
+        .find(|one| one["name"] == name)
+        .unwrap_or_else(|| panic!("{name}: {shown}"))
+}
+
+fn put(array: &Array, name: &str, flags: &[&str]) {
+    let local = fixture(name);
+    let said = array.run(
+        &[
+            &["put"],
+            flags,
+            &[local.to_str().unwrap(), &format!("/{name}")],
+        ]
+        .concat(),
+    );
+    assert!(said.ok, "{}", said.err);
+}
+
+fn sum(of: &Value, what: &str) -> u64 {
+    of["where"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|place| place[what].as_u64().unwrap())
+        .sum()
+}
+
+#[test]
+fn variables_are_shown_with_the_parts_and_elements_that_have_their_bytes() {
+    for remote in [false, true] {
+        let Some(array) = Array::with(Options {
+            elements: 3,
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        put(&array, "netcdf4.nc", &["--stripe", "4096,3"]);
+        let shown = array.json(&["variables", "/netcdf4.nc"]);
+        assert_eq!(
+            (&shown["format"], &shown["attributes"]["title"]),
+            (&"netCDF-4".into(), &"groups and dimensions".into())
+        );
+        let big = variable(&shown, "deflated");
+        assert_eq!(
+            big["dimensions"][0],
+            serde_json::json!({ "name": "time", "size": 5, "unlimited": true })
+        );
+        assert_eq!(
+            (&big["type"], &big["chunk_shape"]),
+            (&"float32".into(), &serde_json::json!([2, 4, 3]))
+        );
+        // The places are those of the layout, and all bytes of the chunks are somewhere.
+        let layout = array.json(&["layout", "/netcdf4.nc"]);
+        let elements: Vec<&Value> = layout["parts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|part| &part["copies"][0]["element"])
+            .collect();
+        for place in big["where"].as_array().unwrap() {
+            let part = usize::try_from(place["part"].as_u64().unwrap()).unwrap();
+            assert_eq!(&place["element"], elements[part]);
+        }
+        let whole = array.json(&[
+            "variables",
+            "--local",
+            fixture("netcdf4.nc").to_str().unwrap(),
+        ]);
+        for one in whole["variables"].as_array().unwrap() {
+            let name = one["name"].as_str().unwrap();
+            assert_eq!(
+                sum(variable(&shown, name), "bytes"),
+                sum(one, "bytes"),
+                "{name}"
+            );
+        }
+        let all = shown["variables"].as_array().unwrap().iter();
+        let places = all.flat_map(|one| one["where"].as_array().unwrap());
+        let parts: BTreeSet<u64> = places
+            .map(|place| place["part"].as_u64().unwrap())
+            .collect();
+        assert_eq!(parts.len(), 3, "{shown}");
+        let said = array.run(&["variables", "/netcdf4.nc", "deflated"]);
+        assert!(
+            said.out.contains("deflated:note_03 = text 3")
+                && said.out.contains("chunks 2×4×3, shuffle+deflate"),
+            "{}",
+            said.out
+        );
+        put(&array, "cdf1.nc", &[]);
+        let shown = array.json(&["variables", "/cdf1.nc", "packed"]);
+        let packed = variable(&shown, "packed");
+        assert_eq!(
+            (&packed["storage"], sum(packed, "bytes")),
+            (&"records".into(), 4 * 5 * 2)
+        );
+        assert_eq!(
+            packed["attributes"]["valid_range"],
+            serde_json::json!([-300, 300])
+        );
+    }
+}
+
+#[test]
+fn a_folder_of_the_array_may_be_a_zarr() {
+    let Some(array) = Array::start() else { return };
+    array.sh(&format!(
+        "cp -r {} three.zarr",
+        fixture("three.zarr").display()
+    ));
+    let shown = array.json(&["variables", "/three.zarr"]);
+    let local = array.json(&[
+        "variables",
+        "--local",
+        fixture("three.zarr").to_str().unwrap(),
+    ]);
+    assert_eq!(shown["attributes"], local["attributes"]);
+    for one in local["variables"].as_array().unwrap() {
+        let name = one["name"].as_str().unwrap();
+        let found = variable(&shown, name);
+        assert_eq!(
+            (sum(found, "bytes"), sum(found, "pieces")),
+            (sum(one, "bytes"), sum(one, "pieces")),
+            "{name}"
+        );
+        assert!(
+            found["where"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|place| place["element"].is_u64()),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_scientific_file_is_refused_with_why() {
+    let Some(array) = Array::start() else { return };
+    put(&array, "cdf1.nc", &[]);
+    array.sh("echo hello > text; head -c 300 cdf1.nc > cut.nc; mkdir folder");
+    for (arguments, why) in [
+        (
+            &["/text"][..],
+            "neither netCDF, HDF5, FITS nor a zip file with a Zarr in it",
+        ),
+        (&["/cut.nc"], "the file ends at 300"),
+        (&["/cdf1.nc", "tas"], "no variable tas; there are i1_3t"),
+        (&["/folder"], "this folder is no Zarr"),
+        (&["/nothing"], "nothing"),
+    ] {
+        let said = array.run(&[&["variables"], arguments].concat());
+        assert!(
+            !said.ok && said.err.contains(why),
+            "{arguments:?}: {}",
+            said.err
+        );
+    }
+}

@@ -4,7 +4,7 @@
 //! that each has so many, and `columns:_=V4` names bytes that nobody wants.
 
 use crate::zarr::simple_type;
-use crate::{Bytes, Dimension, Error, Format, Header, Kind, Result, Storage, Variable};
+use crate::{Bytes, DataType, Dimension, Error, Format, Header, Kind, Result, Storage, Variable};
 
 /// Most columns.
 pub const COLUMNS_MAX: usize = 4096;
@@ -14,75 +14,50 @@ pub const COLUMNS_MAX: usize = 4096;
 /// # Errors
 /// If the text can't be understood, or the file ends before its first record.
 pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
-    let wrong = |why: String| Error::Metadata {
-        file: format!("columns:{text}"),
-        why,
+    let said = Said(text);
+    let (rest, begin) = match text.split_once('@') {
+        Some((rest, at)) => (rest, said.number(at)?),
+        None => (text, 0),
     };
-    let number = |text: &str| {
-        text.parse::<u64>()
-            .map_err(|_| wrong(format!("{text:?} is no number of bytes")))
-    };
-    let (rest, begin) = text
-        .split_once('@')
-        .map_or(Ok((text, 0)), |(rest, at)| Ok((rest, number(at)?)))?;
     let (fields, stride) = match rest.split_once('/') {
-        Some((fields, len)) => (fields, Some(number(len)?)),
+        Some((fields, len)) => (fields, Some(said.number(len)?)),
         None => (rest, None),
     };
     let mut columns = Vec::new();
-    let mut at = 0_u64;
+    let mut at = 0;
     for field in fields.split(',') {
-        let (name, kind) = field
-            .split_once('=')
-            .ok_or_else(|| wrong(format!("{field:?} is no NAME=TYPE")))?;
-        let (name, kind) = (name.trim(), kind.trim());
-        // What has one byte needs no order.
-        let kind = if kind.starts_with(['<', '>', '|']) {
-            kind.to_owned()
-        } else {
-            format!("|{kind}")
-        };
-        let data_type = simple_type(&kind)
-            .ok_or_else(|| wrong(format!("{name}: no type {kind:?} (<f8, >i4, u1, S12)")))?;
-        if kind.starts_with('|')
-            && data_type.size > 1
-            && matches!(data_type.kind, Kind::Int | Kind::Uint | Kind::Float)
-        {
-            return Err(wrong(format!(
-                "{name}: is it little-endian (<) or big-endian (>)?"
-            )));
-        }
         if columns.len() >= COLUMNS_MAX {
             return Err(Error::Limit {
                 what: "columns",
                 limit: COLUMNS_MAX as u64,
             });
         }
+        let (name, data_type) = said.column(field)?;
         let offset = at;
         at += u64::from(data_type.size);
-        columns.push((name.to_owned(), data_type, offset));
+        columns.push((name, data_type, offset));
     }
     let stride = stride.unwrap_or(at);
     if stride < at {
-        return Err(wrong(format!(
+        return Err(said.wrong(format!(
             "its columns have {at} bytes, and a record {stride}"
         )));
     }
-    let data = bytes.size().checked_sub(begin);
-    let data = data.ok_or(Error::Truncated {
+    let size = bytes.size();
+    let truncated = Error::Truncated {
         what: "first record",
         offset: begin,
         end: begin,
-        size: bytes.size(),
-    })?;
-    let dimension = Dimension {
-        name: "record".into(),
-        size: data / stride.max(1),
-        unlimited: false,
+        size,
     };
+    let records = size.checked_sub(begin).ok_or(truncated)? / stride.max(1);
     let variable = |(path, data_type, offset)| Variable {
         path,
-        dimensions: vec![dimension.clone()],
+        dimensions: vec![Dimension {
+            name: "record".into(),
+            size: records,
+            unlimited: false,
+        }],
         data_type,
         attributes: Vec::new(),
         storage: Storage::Records {
@@ -101,4 +76,46 @@ pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
         groups: Vec::new(),
         variables,
     })
+}
+
+/// What the user says.
+struct Said<'a>(&'a str);
+
+impl Said<'_> {
+    fn wrong(&self, why: String) -> Error {
+        Error::Metadata {
+            file: format!("columns:{}", self.0),
+            why,
+        }
+    }
+
+    fn number(&self, text: &str) -> Result<u64> {
+        text.parse()
+            .map_err(|_| self.wrong(format!("{text:?} is no number of bytes")))
+    }
+
+    fn column(&self, field: &str) -> Result<(String, DataType)> {
+        let split = field.split_once('=');
+        let (name, kind) = split.ok_or_else(|| self.wrong(format!("{field:?} is no NAME=TYPE")))?;
+        let (name, kind) = (name.trim(), kind.trim());
+        // What has one byte needs no order.
+        let unordered = !kind.starts_with(['<', '>']);
+        let kind = if unordered {
+            format!("|{}", kind.trim_start_matches('|'))
+        } else {
+            kind.into()
+        };
+        let unknown = || self.wrong(format!("{name}: no type {kind:?} (<f8, >i4, u1, S12)"));
+        let data_type = simple_type(&kind).ok_or_else(unknown)?;
+        let number = matches!(
+            data_type.kind,
+            Kind::Int | Kind::Uint | Kind::Float | Kind::Complex
+        );
+        if unordered && data_type.size > 1 && number {
+            return Err(self.wrong(format!(
+                "{name}: is it little-endian (<) or big-endian (>)?"
+            )));
+        }
+        Ok((name.into(), data_type))
+    }
 }

@@ -110,6 +110,25 @@ pub struct Piece {
     pub at: Vec<u64>,
 }
 
+impl Piece {
+    /// The bytes that are its own: those of each record where others' lie between.
+    pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
+        let rows = self.stride.and(self.shape.first()).copied().unwrap_or(1);
+        let stride = self.stride.unwrap_or(0);
+        self.span.iter().flat_map(move |span| {
+            let size = span
+                .size
+                .saturating_sub(rows.saturating_sub(1).saturating_mul(stride));
+            let row = move |row| Span {
+                offset: span.offset.saturating_add(stride.saturating_mul(row)),
+                size,
+                ..span.clone()
+            };
+            (0..rows).map(row)
+        })
+    }
+}
+
 /// Where a variable's bytes are looked up.
 #[derive(Clone, Copy)]
 pub enum Store<'a> {

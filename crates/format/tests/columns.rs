@@ -61,6 +61,16 @@ fn columns_are_variables_of_one_dimension() {
             .count()
     };
     assert_eq!((count(1 << 20), count(1)), (1, 100));
+    let whole = tidemill_format::pieces(id, &[Range::all(100)], Store::File(&file), 1 << 20)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap();
+    let spans: Vec<_> = whole.spans().map(|span| (span.offset, span.size)).collect();
+    assert_eq!(
+        (spans.len(), spans[0], spans[99]),
+        (100, (14, 4), (14 + 99 * 15, 4))
+    );
     // The same records, longer than their columns.
     let header = columns::read("_=V8,id=>u4/15@6", &file).unwrap();
     assert_eq!(header.variables.len(), 1);

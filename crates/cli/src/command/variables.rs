@@ -146,22 +146,23 @@ fn count(found: Pieces<'_>, places: &mut dyn Places) -> tidemill_format::Result<
     let mut all: BTreeMap<(Option<usize>, Option<u32>), Place> = BTreeMap::new();
     let mut looked_at = 0;
     let mut more = false;
-    for piece in found {
-        let Some(span) = piece?.span else { continue };
-        looked_at += 1;
-        if looked_at > PIECES_MAX {
-            more = true;
-            break;
-        }
-        for (part, element, bytes) in places.of(&span) {
-            let place = all.entry((part, element)).or_insert(Place {
-                part,
-                element,
-                bytes: 0,
-                pieces: 0,
-            });
-            place.bytes += bytes;
-            place.pieces += 1;
+    'all: for piece in found {
+        for span in piece?.spans() {
+            looked_at += 1;
+            if looked_at > PIECES_MAX {
+                more = true;
+                break 'all;
+            }
+            for (part, element, bytes) in places.of(&span) {
+                let place = all.entry((part, element)).or_insert(Place {
+                    part,
+                    element,
+                    bytes: 0,
+                    pieces: 0,
+                });
+                place.bytes += bytes;
+                place.pieces += 1;
+            }
         }
     }
     Ok(Counted {

@@ -34,7 +34,7 @@ const REQUESTS_MAX: u32 = 100_000;
 const IDLE_PER_CORE: usize = 2;
 
 /// Longest body of a request: the order, and bytes that are elsewhere.
-pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX as usize + (5 << 20);
+pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX + (5 << 20);
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]

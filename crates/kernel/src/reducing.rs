@@ -40,7 +40,7 @@ pub const PIECES_MAX: usize = 1 << 16;
 pub const STORED_BYTES_MAX: u64 = RAW_BYTES_MAX as u64;
 
 /// Bytes that may be sent with an order.
-pub const SENT_BYTES_MAX: u64 = 64 << 20;
+pub const SENT_BYTES_MAX: usize = 64 << 20;
 
 /// Where stored bytes are, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,8 @@ impl Order {
                 sent = sent.saturating_add(*length);
             }
         }
-        if all > STORED_BYTES_MAX || sent > SENT_BYTES_MAX || self.pieces.len() > PIECES_MAX {
+        if all > STORED_BYTES_MAX || sent > SENT_BYTES_MAX as u64 || self.pieces.len() > PIECES_MAX
+        {
             return Err(ArrayError::TooLarge.into());
         }
         crate::array::Plan::new(&self.spec)?;

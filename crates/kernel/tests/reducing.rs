@@ -1,6 +1,7 @@
 //! Children that reduce arrays: what they answer, and what becomes of those that die.
 
-#[path = "support/mod.rs"]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod support;
 
 use std::fs::File;

@@ -263,7 +263,6 @@ impl Server {
         let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
             firer: Firer::start((&names, &recalls, &array), &driver),
-            reductions: Reductions::new(&files, hosts(&config)),
             files,
             names: names.clone(),
             recalls: recalls.clone(),
@@ -276,7 +275,7 @@ impl Server {
             check: Check::new(names.clone(), array.clone(), &trust),
             mover: Mover::new(&names, &array, &driver, signals.running.clone()),
         };
-        let routes = parts.routes(config.default_policy);
+        let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
@@ -436,11 +435,10 @@ struct Parts {
     mover: Mover,
     files: Files,
     firer: Firer,
-    reductions: Reductions,
 }
 
 impl Parts {
-    fn routes(self, default_policy: String) -> Routes {
+    fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
         let namespace = NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),
@@ -510,10 +508,11 @@ impl Parts {
             .add_service(PlacesServer::new(places))
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(array);
+        let reductions = Reductions::new(&self.files, hosts);
         routes
             .into_axum_router()
             .merge(self.files.routes())
-            .merge(self.reductions.routes())
+            .merge(reductions.routes())
             .into()
     }
 }

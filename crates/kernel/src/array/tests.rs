@@ -1,5 +1,7 @@
 //! Arrays against a plain model: indices one by one, in `f64`, which holds all values and sums of these tests exactly.
 
+#![allow(clippy::float_cmp, reason = "results are told exactly")]
+
 use super::codec::fletcher32;
 use super::*;
 use proptest::prelude::*;

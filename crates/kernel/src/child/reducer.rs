@@ -13,6 +13,9 @@ use crate::builtin::series::Mapped;
 use crate::fork_server::receive;
 use crate::reducing::{ANSWER_BYTES_MAX, Answer, ORDER_BYTES_MAX, Order, Piece, Trouble, length};
 
+/// A multiple of the size of a page, whatever that is here.
+const PAGE_BYTES: u64 = 64 << 10;
+
 /// Serves the socket that is the standard input; gives the exit code.
 pub(super) fn serve() -> u8 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else {
@@ -95,8 +98,7 @@ impl Worker {
                 of_data: true,
             }));
         }
-        let page = rustix::param::page_size() as u64;
-        let lead = usize::try_from(offset % page).map_err(io::Error::other)?;
+        let lead = usize::try_from(offset % PAGE_BYTES).map_err(io::Error::other)?;
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let mapped = Mapped::range(file, offset - lead as u64, lead + length, flags)?;

@@ -277,7 +277,7 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
             return Err(ArrayError::TooLarge);
         }
     }
-    match others > SENT_BYTES_MAX {
+    match others > SENT_BYTES_MAX as u64 {
         true => Err(ArrayError::TooLarge),
         false => Ok((part, pieces)),
     }

@@ -27,7 +27,7 @@ struct Body {
     selection: Option<Vec<Selected>>,
     compression: Option<Compression>,
     filters: Option<Vec<Filter>>,
-    missing: Option<MissingValues>,
+    missing: Option<Absent>,
     /// Nothing is kept here between requests but what the system keeps of files anyway.
     #[serde(rename = "option_disable_chunk_cache")]
     _option_disable_chunk_cache: Option<bool>,
@@ -98,7 +98,7 @@ enum Filter {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum MissingValues {
+enum Absent {
     MissingValue(Number),
     MissingValues(Vec<Number>),
     ValidMin(Number),
@@ -205,15 +205,13 @@ fn slice(selected: &Selected) -> Slice {
     }
 }
 
-fn missing(missing: MissingValues) -> Missing {
+fn missing(missing: Absent) -> Missing {
     match missing {
-        MissingValues::MissingValue(value) => Missing::Values(vec![literal(&value)]),
-        MissingValues::MissingValues(values) => {
-            Missing::Values(values.iter().map(literal).collect())
-        }
-        MissingValues::ValidMin(least) => Missing::Outside(Some(literal(&least)), None),
-        MissingValues::ValidMax(most) => Missing::Outside(None, Some(literal(&most))),
-        MissingValues::ValidRange(least, most) => {
+        Absent::MissingValue(value) => Missing::Values(vec![literal(&value)]),
+        Absent::MissingValues(values) => Missing::Values(values.iter().map(literal).collect()),
+        Absent::ValidMin(least) => Missing::Outside(Some(literal(&least)), None),
+        Absent::ValidMax(most) => Missing::Outside(None, Some(literal(&most))),
+        Absent::ValidRange(least, most) => {
             Missing::Outside(Some(literal(&least)), Some(literal(&most)))
         }
     }

@@ -1,6 +1,7 @@
 //! `tidemill rule`: what is run when files that match a pattern are sealed.
 
 use crate::context::{Context, credentials};
+use crate::files;
 use crate::output::Said;
 use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
 use anyhow::{Context as _, bail};
@@ -169,7 +170,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let request = v1::RetryRuleRequest {
                 credentials: Some(credentials()),
                 name: args.name,
-                path: args.path.unwrap_or_default(),
+                path: args
+                    .path
+                    .map(|path| files::path(&path))
+                    .transpose()?
+                    .unwrap_or_default(),
             };
             let retried = server.rules().retry(request).await;
             let firings = retried

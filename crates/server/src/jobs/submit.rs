@@ -635,12 +635,12 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
             ))
         })
     });
+    // One that is gone is not waited for.
     let Ok((ino, size, element)) = found else {
-        return Look::Nothing;
+        return Look::Denied;
     };
     let node = match tx.reach(ino) {
         Ok(node) if tx.caller.may(&node, crate::names::node::READ) => node,
-        Err(Fault::NotFound(_)) => return Look::Nothing,
         _ => return Look::Denied,
     };
     let element = match u32::try_from(element) {

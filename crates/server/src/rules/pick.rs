@@ -10,10 +10,14 @@ use tidemill_core::rule::Batch;
 
 /// Files of one job.
 pub(super) const FILES_MAX: usize = 1000;
-/// Jobs of one rule that are under way.
+/// Jobs of one rule and one user that are under way.
 const JOBS_EACH_MAX: u32 = 16;
 /// Jobs of all rules that are under way.
 const JOBS_MAX: u32 = 64;
+/// So many a user may have even then: nobody waits for what others have begun.
+const JOBS_ALWAYS: u32 = 4;
+/// Users whose files one rule is for, looked at for one job.
+const LANES_MAX: usize = 100;
 /// With so many jobs under way the next one waits until a job is full or [`GATHER_NS`] have passed.
 const JOBS_AT_ONCE: u32 = 4;
 const GATHER_NS: i64 = 100_000_000;
@@ -71,9 +75,6 @@ impl Turns {
     ) -> Result<Next, Fault> {
         let open = open_jobs(db)?;
         let mut wait = None;
-        if open.values().sum::<u32>() >= JOBS_MAX {
-            return Ok(Next::Wait(wait));
-        }
         let mut order: Vec<&Arc<Kept>> = rules.iter().filter(|kept| !kept.paused).collect();
         let last = |kept: &Kept| {
             let user = self.last_of.get(&kept.owner.uid).copied().unwrap_or(0);
@@ -81,25 +82,20 @@ impl Turns {
         };
         order.sort_by_key(|kept| last(kept));
         for kept in order {
-            let jobs = open.get(&kept.id).copied().unwrap_or(0);
-            if busy.contains(&kept.id) || jobs >= JOBS_EACH_MAX {
+            if busy.contains(&kept.id) {
                 continue;
             }
             let after = self.uids.get(&kept.id).copied();
-            let Some((uid, queued)) = lane(db, kept.id, after)? else {
-                continue;
-            };
-            match of_lane(db, kept, uid, (jobs, queued), now)? {
-                Ok(tasks) => {
+            match of_rule(db, kept, after, &open, now)? {
+                Ok((uid, tasks)) => {
                     self.turn += 1;
                     self.last.insert(kept.id, self.turn);
                     self.last_of.insert(kept.owner.uid, self.turn);
                     self.uids.insert(kept.id, uid);
-                    let kept = (*kept).clone();
+                    let kept = Arc::clone(kept);
                     return Ok(Next::Fire(Picked { kept, uid, tasks }));
                 }
-                Err(None) => {}
-                Err(Some(at)) => wait = Some(wait.map_or(at, |wait: i64| wait.min(at))),
+                Err(at) => wait = [wait, at].into_iter().flatten().min(),
             }
         }
         Ok(Next::Wait(wait))
@@ -116,14 +112,65 @@ impl Turns {
     }
 }
 
-/// Jobs of each rule that are under way.
-fn open_jobs(db: &Connection) -> Result<BTreeMap<u64, u32>, Fault> {
-    let sql = "SELECT rule, count(*) FROM rule_job WHERE open = 1 GROUP BY rule";
+/// Jobs that are under way, by rule and by the user with whose rights they run.
+struct Open(BTreeMap<(u64, u32), u32>);
+
+impl Open {
+    fn of(&self, rule: u64, uid: u32) -> u32 {
+        self.0.get(&(rule, uid)).copied().unwrap_or(0)
+    }
+
+    /// Whether there may be one more.
+    fn takes(&self, rule: u64, uid: u32) -> bool {
+        let all: u32 = self.0.values().sum();
+        let users = self.0.iter().filter(|((_, other), _)| *other == uid);
+        let users: u32 = users.map(|(_, jobs)| jobs).sum();
+        self.of(rule, uid) < JOBS_EACH_MAX && (all < JOBS_MAX || users < JOBS_ALWAYS)
+    }
+}
+
+fn open_jobs(db: &Connection) -> Result<Open, Fault> {
+    let sql = "SELECT rule, uid, count(*) FROM rule_job JOIN job ON job.job = rule_job.job WHERE open = 1 \
+               GROUP BY rule, uid";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+        let rule = row.get::<_, i64>(0)?.cast_unsigned();
+        Ok(((rule, row.get(1)?), row.get(2)?))
     })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    Ok(Open(rows.collect::<Result<_, _>>()?))
+}
+
+/// What is due, with whose rights, or when to look again.
+type Due<T> = Result<T, Option<i64>>;
+
+/// The next job of a rule, for the next of the users whose files it is for.
+fn of_rule(
+    db: &Connection,
+    kept: &Kept,
+    mut after: Option<u32>,
+    open: &Open,
+    now: i64,
+) -> Result<Due<(u32, Vec<Task>)>, Fault> {
+    let mut wait: Option<i64> = None;
+    let mut first = None;
+    for _ in 0..LANES_MAX {
+        let Some((uid, queued)) = lane(db, kept.id, after)? else {
+            break;
+        };
+        if first == Some(uid) {
+            break;
+        }
+        first.get_or_insert(uid);
+        after = Some(uid);
+        if !open.takes(kept.id, uid) {
+            continue;
+        }
+        match of_lane(db, kept, uid, (open.of(kept.id, uid), queued), now)? {
+            Ok(tasks) => return Ok(Ok((uid, tasks))),
+            Err(at) => wait = [wait, at].into_iter().flatten().min(),
+        }
+    }
+    Ok(Err(wait))
 }
 
 /// The next user with whose rights a rule is to fire, after one, and since when the first of their files waits.
@@ -146,7 +193,7 @@ fn of_lane(
     uid: u32,
     (jobs, queued): (u32, i64),
     now: i64,
-) -> Result<Result<Vec<Task>, Option<i64>>, Fault> {
+) -> Result<Due<Vec<Task>>, Fault> {
     let batch = kept.rule.batch;
     let each = batch.map_or(1, |batch| batch.files as usize);
     let firings = queued_of(db, kept.id, uid, each.max(FILES_MAX))?;

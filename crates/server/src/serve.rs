@@ -260,10 +260,9 @@ impl Server {
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
-        let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
             firer: Firer::start((&names, &recalls, &array), &driver),
-            files,
+            files: Files::new(&names, &recalls, &access, &array, &trust),
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -459,10 +458,6 @@ impl Parts {
             names: self.names,
             access: self.access.clone(),
         };
-        let places = PlaceService {
-            mover: self.mover,
-            access: self.access.clone(),
-        };
         let tokens = TokenService {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
@@ -472,10 +467,10 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let rules = RuleService {
-            firer: self.firer,
-            access: self.access.clone(),
-        };
+        let (mover, firer, access) = (self.mover, self.firer, self.access.clone());
+        let rules = RuleService { firer, access };
+        let access = self.access.clone();
+        let places = PlaceService { mover, access };
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,
@@ -508,12 +503,9 @@ impl Parts {
             .add_service(PlacesServer::new(places))
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(array);
-        let reductions = Reductions::new(&self.files, hosts);
-        routes
-            .into_axum_router()
-            .merge(self.files.routes())
-            .merge(reductions.routes())
-            .into()
+        let reductions = Reductions::new(&self.files, hosts).routes();
+        let others = self.files.routes().merge(reductions);
+        routes.into_axum_router().merge(others).into()
     }
 }
 

@@ -222,10 +222,19 @@ impl Reader<'_> {
             self.type_error("task", "a group { … }", &setting.value);
             return None;
         };
-        for name in ["name", "foreach"] {
+        let each =
+            "it has a name by the rule and the version, and stands for each file that matches";
+        let one = "it runs once for each version; components are of jobs that are submitted";
+        let refused = [
+            (["name", "foreach"].as_slice(), each),
+            (["per", "layout", "records", "halo"].as_slice(), one),
+        ];
+        let refused = refused.into_iter();
+        for (name, advice) in
+            refused.flat_map(|(names, why)| names.iter().map(move |name| (*name, why)))
+        {
             if let Some(given) = task.get(name) {
                 let (place, name) = ("the task of a rule", name.to_owned());
-                let advice = "it has a name by the rule and the version, and stands for each file that matches";
                 self.error(
                     given.at,
                     Problem::Unknown {

@@ -151,6 +151,11 @@ fn what_is_wrong_is_said_with_its_place() {
         ("\"monthly\"", "\"a/b\"", "can't be the name of a rule"),
         ("\"monthly\"", "\"12\"", "can't be the name of a rule"),
         ("output =", "inputs = [\"a\"]; output =", "inputs"),
+        (
+            "output =",
+            "per = \"part\"; output =",
+            "once for each version",
+        ),
         ("output = [ \"out/${n}-${stem}.txt\" ];", "", "output"),
         ("\"out/${n}", "\"/elsewhere/${n}", "/elsewhere"),
     ] {

@@ -101,7 +101,7 @@ fn standard_streams_can_be_files() {
 #[test]
 fn processor_time_of_grandchildren_that_were_waited_for_counts() {
     let place = Place::new();
-    let busy = "seq 2000000 | md5sum";
+    let busy = "seq 9000000 | md5sum";
     // The shell itself says what its children took: the last line of `times`, user and system.
     let run = place.shell(&format!("sh -c 'sh -c \"{busy}\"; true'; times"));
     let (_, exit) = finish(run);

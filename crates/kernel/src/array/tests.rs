@@ -313,17 +313,18 @@ proptest! {
     #[test]
     fn any_reduction_is_that_of_the_model(spec in specs(), seed in any::<u32>()) {
         let array = Array::of(&spec, seed.into());
-        // Sums of small types wrap, which the model does not.
-        let wide = if spec.dtype.size() == 1 && spec.operation == Operation::Sum { 256.0 } else { 1e300 };
-        prop_assume!(wide > 256.0 || array.values.len() < 6);
         let (values, counts, shape) = model(&spec, |index| array.at(index));
         let found = Reducer::default().reduce(&spec, &array.stored).unwrap();
         prop_assert_eq!(&found.shape, &shape);
         prop_assert_eq!(&found.counts, &counts);
         let expected = if spec.operation == Operation::Count { Dtype::Int64 } else { spec.dtype };
         prop_assert_eq!(found.dtype, expected);
-        let fits = spec.dtype.size() > 2 || values.iter().all(|value| *value < 32768.0);
-        prop_assume!(fits || spec.operation != Operation::Sum);
+        // Sums of small types wrap: those of the model are cut off at the top.
+        let cut = |value: f64| match spec.operation {
+            Operation::Sum => values_of(&bytes_of(value, expected, false), expected)[0],
+            _ => value,
+        };
+        let values: Vec<f64> = values.into_iter().map(cut).collect();
         prop_assert_eq!(values_of(&found.bytes, found.dtype), values);
     }
 

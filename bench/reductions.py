@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Sums of the chunks of a file by URL, against fetching each by URL and summing it with numpy, the client alike.
 
-  reductions.py [--rounds 3] [--chunks 1000] [--mib 4] [--threads 8]
+  reductions.py [--rounds 3] [--chunks 1000] [--mib 4] [--threads 8] [--reductionist PROGRAM --s3 PROGRAM]
 
 One element with as many cores as the machine; `f32`, not compressed and with shuffle and zlib (of values with 12 bits of noise). Each thread
 keeps its connection. Prints JSON lines: medians of chunks per second and GB/s of what is summed, and the ratio, rounds alternating.
-Results are compared. Without numpy it is left out.
+Results are compared. Without numpy it is left out. With --reductionist (`cargo install --locked reductionist`) and --s3 (versitygw, from
+Go's registry) the same requests go to Reductionist over an S3 server on this machine, too, both by plain HTTP, with the same bytes on the same disk; ours is asked by TLS.
 """
 import argparse
+import atexit
 import base64
 import http.client
 import json
 import os
 import re
 import ssl
+import socket
 import statistics
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -62,6 +66,62 @@ class Client:
         return numpy.frombuffer(data, "<f4").sum(dtype="f8")
 
 
+class Peer:
+    """Reductionist and the S3 server that it reads, as they come."""
+
+    def __init__(self, options, folder):
+        self.own, self.started = threading.local(), []
+        atexit.register(self.end)
+        keys = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": "benchbench"}
+        self.buckets = f"{folder}/s3"
+        os.makedirs(f"{self.buckets}/bench")
+        self.s3, self.port = free_port(), free_port()
+        self.start([options.s3, "--port", f"127.0.0.1:{self.s3}", "posix", self.buckets], self.s3, keys)
+        self.start([options.reductionist, "--host", "127.0.0.1", "--port", str(self.port)], self.port, {})
+        self.headers = {"Authorization": "Basic " + base64.b64encode(b"bench:benchbench").decode(), "Content-Type": "application/json"}
+
+    def start(self, command, port, environment):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.started.append(subprocess.Popen(command, env={**os.environ, **environment}, **quiet))
+        for _ in range(100):
+            try:
+                return socket.create_connection(("127.0.0.1", port)).close()
+            except OSError:
+                time.sleep(0.1)
+        raise SystemExit(f"{command[0]} does not answer")
+
+    def reduced(self, path, chunk):
+        offset, size, codecs, values = chunk
+        request = {"interface_type": "s3", "url": f"http://127.0.0.1:{self.s3}/bench{path}", "dtype": "float32",
+                   "byte_order": "little", "offset": offset, "size": size, "shape": [values], "order": "C", **codecs}
+        if not hasattr(self.own, "connection"):
+            self.own.connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        self.own.connection.request("POST", "/v2/sum/", json.dumps(request), self.headers)
+        answer = self.own.connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"the peer: {answer.status} {data[:500]}")
+        # A text or an array of numbers, by how it was built.
+        at = data.index(b"bytes") + 5
+        if data[at] == 0x44:
+            return numpy.frombuffer(data[at + 1:at + 5], "<f4")[0]
+        numbers, at = [], at + 1
+        for _ in range(4):
+            numbers.append(data[at] if data[at] < 24 else data[at + 1])
+            at += 1 if data[at] < 24 else 2
+        return numpy.frombuffer(bytes(numbers), "<f4")[0]
+
+    def end(self):
+        for process in self.started:
+            process.terminate()
+            process.wait()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def in_threads(count, work, chunks):
     results, places = [None] * len(chunks), iter(range(len(chunks)))
     lock = threading.Lock()
@@ -80,7 +140,7 @@ def in_threads(count, work, chunks):
     return time.monotonic() - start, numpy.array(results, "f8")
 
 
-def store(array, path, pieces):
+def store(array, path, pieces, peer):
     """Puts pieces one after the other; gives where each is."""
     local, places, offset = f"{array.folder}/local", [], 0
     with open(local, "wb") as file:
@@ -89,7 +149,10 @@ def store(array, path, pieces):
             places.append((offset, len(piece)))
             offset += len(piece)
     array.tidemill("put", local, path)
-    os.remove(local)
+    if peer:
+        os.rename(local, f"{peer.buckets}/bench{path}")
+    else:
+        os.remove(local)
     return places
 
 
@@ -97,6 +160,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"rounds": 3, "chunks": 1000, "mib": 4, "threads": 8}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--reductionist", help="its program")
+    parser.add_argument("--s3", help="versitygw")
     options = parser.parse_args()
     values = options.mib << 18
     chance = numpy.random.default_rng(7)
@@ -106,21 +171,23 @@ def main():
     codecs = {"compression": {"id": "zlib"}, "filters": [{"id": "shuffle", "element_size": 4}]}
     with Array(elements=1, cores=os.cpu_count(), folder="/dev/shm") as array:
         client = Client(array)
+        peer = Peer(options, array.folder) if options.reductionist else None
+        ways = {"reduced": client.reduced, "fetched": client.fetched, **({"reductionist": peer.reduced} if peer else {})}
         for name, pieces, how in (("raw", raw, {}), ("zlib", packed, codecs)):
-            places = store(array, f"/{name}", [bytes(piece) for piece in pieces])
+            places = store(array, f"/{name}", [bytes(piece) for piece in pieces], peer)
             chunks = [(*places[number % 4], how, values) for number in range(options.chunks)]
-            rates, sums = {"reduced": [], "fetched": []}, {}
+            rates, sums = {way: [] for way in ways}, {}
             for _ in range(options.rounds):
-                for way in rates:
-                    took, sums[way] = in_threads(options.threads, lambda c: getattr(client, way)(f"/{name}", c), chunks)
+                for way, ask in ways.items():
+                    took, sums[way] = in_threads(options.threads, lambda c: ask(f"/{name}", c), chunks)
                     rates[way].append(options.chunks / took)
-            if not numpy.allclose(sums["reduced"], sums["fetched"], rtol=1e-6):
-                raise SystemExit(f"{name}: the sums differ")
+            if not all(numpy.allclose(sums["fetched"], others, rtol=1e-4) for others in sums.values()):
+                raise SystemExit(f"{name}: the sums differ: { {way: list(some[:4]) for way, some in sums.items()} }")
             medians = {way: statistics.median(rate) for way, rate in rates.items()}
             print(json.dumps({"benchmark": "reductions", "case": name, "mib": options.mib, "threads": options.threads,
                               "chunks_per_s": {way: round(rate, 1) for way, rate in medians.items()},
                               "gb_per_s": round(medians["reduced"] * values * 4 / 1e9, 2),
-                              "ratio": round(medians["reduced"] / medians["fetched"], 2)}), flush=True)
+                              "ratio": {way: round(medians["reduced"] / rate, 2) for way, rate in medians.items()}}), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def reductions(lines):
     for line in lines:
         rates = line["chunks_per_s"]
         what = f"sums of {line['case']} chunks of {line['mib']} MiB by URL, a second"
-        yield what, "fetched, numpy", rates["reduced"], rates["fetched"], line["ratio"], None
+        yield what, "fetched, numpy", rates["reduced"], rates["fetched"], line["ratio"]["fetched"], None
 
 
 def advisor(lines):

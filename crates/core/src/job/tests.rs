@@ -159,17 +159,32 @@ fn refused_task(rest: &str) -> String {
 }
 
 fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
+    resolve_job(&parse(text).unwrap(), array)
+}
+
+fn resolve_job(job: &Job, array: &Array) -> Result<JobSpec, JobErrors> {
     let owner = Owner {
         uid: 1000,
         gid: 1000,
     };
-    resolve(
-        &parse(text).unwrap(),
-        JobId(7),
-        owner,
-        array,
-        &mut Counter::default(),
-    )
+    resolve(job, JobId(7), owner, array, &mut Counter::default())
+}
+
+#[test]
+fn components_are_of_the_version_that_was_looked_at() {
+    let text = with_tasks(
+        r#"{ name = "a"; per = "part"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
+    );
+    let job = Job::read("job.conf", text.as_bytes(), &Folder(&["/w/x.striped"])).unwrap();
+    assert_eq!(job.tasks[0].inputs[0].version, Some(ObjectId(7)));
+    let errors = |object| {
+        let array = Array::with(&[("/w/x.striped", file(object, false))]);
+        resolve_job(&job, &array).map_err(|errors| errors.to_string())
+    };
+    let newer = errors(8).unwrap_err();
+    assert!(newer.contains("was written anew just now"), "{newer}");
+    let same = errors(7);
+    assert!(!same.is_err_and(|error| error.contains("anew")));
 }
 
 #[test]

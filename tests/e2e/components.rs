@@ -434,3 +434,24 @@ fn what_components_make_is_planned_told_once_and_made_anew() {
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
+
+#[test]
+fn components_of_several_outputs_are_counted_once() {
+    let Some((array, bytes)) = with_stripes(false, 4 * UNIT + 9) else {
+        return;
+    };
+    let id = array.submit(&job(
+        r#"name = "two"; kernel = "sh"; type = "program"; args = [ "-c", "cp d/f one; cp d/f other" ]; per = "part"; layout = "same";
+           input = [ "d/f" ]; output = [ "one", "other" ];"#,
+    ));
+    array.done(id);
+    let lies = elements(&array, "/d/f");
+    for path in ["/one", "/other"] {
+        assert!(got(&array, path) == bytes, "{path}");
+        assert_eq!(elements(&array, path), lies, "{path}");
+    }
+    let lineage = array.json(&["lineage", "/other", "--format", "json"]);
+    let run = &lineage["runs"][0];
+    assert_eq!(run["read_bytes"], bytes.len(), "{lineage:#}");
+    assert_eq!(run["written_bytes"], 2 * bytes.len(), "{lineage:#}");
+}

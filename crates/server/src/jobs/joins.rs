@@ -4,6 +4,7 @@ use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::store::parse;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::BTreeSet;
 use tidemill_core::id::TaskId;
 use tidemill_wire::v1;
 
@@ -21,9 +22,8 @@ fn components(spec: &StoredTask) -> Vec<u64> {
         StoredOrigin::Task { task, .. } => Some(task),
         StoredOrigin::File { .. } | StoredOrigin::Awaited => None,
     });
-    let mut components: Vec<u64> = made.collect();
-    components.dedup();
-    components
+    // Each is there once for every output.
+    made.collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
 /// The object that an input is.

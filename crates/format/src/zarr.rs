@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX};
-use crate::{Attribute, Error, Folder, Format, Group, Header, Result, Span, Value, Variable};
+use crate::{
+    Attribute, Dimension, Error, Folder, Format, Group, Header, Result, Span, Value, Variable,
+};
 
 /// Longest file of metadata.
 const METADATA_MAX: u64 = 8 << 20;
@@ -236,6 +238,17 @@ impl Said<'_> {
         json.and_then(Json::as_str)
             .ok_or_else(|| self.wrong(format!("no text at {of}")))
     }
+}
+
+/// The dimensions of an array: of these sizes, and with these names as far as there are some.
+fn dimensions(sizes: Vec<u64>, names: Option<&Vec<Json>>) -> Vec<Dimension> {
+    let name = |position: usize| names?.get(position)?.as_str();
+    let dimension = |(position, size): (usize, u64)| Dimension {
+        name: name(position).map_or(format!("dim_{position}"), str::to_owned),
+        size,
+        unlimited: false,
+    };
+    sizes.into_iter().enumerate().map(dimension).collect()
 }
 
 fn attributes(json: Option<&Json>) -> Vec<Attribute> {

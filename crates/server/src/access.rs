@@ -418,8 +418,8 @@ mod tests {
         );
     }
 
-    #[test]
-    fn the_bearer_of_a_users_token_is_that_user_whatever_they_claim() {
+    /// A user who has a token, and its secret.
+    fn with_user() -> (tempfile::TempDir, Access, String) {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let access = opened(&dir.path().join("token"), &authority);
@@ -428,6 +428,12 @@ mod tests {
             ..crate::tokens::Wanted::default()
         };
         let (_, secret) = access.tokens().create(wanted).unwrap();
+        (dir, access, secret)
+    }
+
+    #[test]
+    fn the_bearer_of_a_users_token_is_that_user_whatever_they_claim() {
+        let (_dir, access, secret) = with_user();
         let peer = shown(&access, &secret).unwrap();
         assert!(!peer.trusted);
         let claim = |uid, groups: &[u32]| {
@@ -452,14 +458,7 @@ mod tests {
 
     #[test]
     fn a_token_is_the_password_of_its_user_alone_and_not_of_pages_elsewhere() {
-        let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let access = opened(&dir.path().join("token"), &authority);
-        let wanted = crate::tokens::Wanted {
-            uid: Some(4_000_000_001),
-            ..crate::tokens::Wanted::default()
-        };
-        let (_, secret) = access.tokens().create(wanted).unwrap();
+        let (_dir, access, secret) = with_user();
         let ask = |user: &str, secret: &str, site: Option<&str>, taken: bool| {
             let mut headers = HeaderMap::new();
             let text = STANDARD.encode(format!("{user}:{secret}"));

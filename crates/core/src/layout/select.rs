@@ -207,12 +207,6 @@ impl Selection {
         self.records.as_ref()
     }
 
-    /// The bytes that its records begin in; itself, if it is not of records.
-    #[must_use]
-    pub fn bytes(&self) -> Self {
-        self.clone().of_records(None)
-    }
-
     /// Whether it is all of a version.
     #[must_use]
     pub fn is_whole(&self) -> bool {

@@ -125,6 +125,18 @@ impl Reader<'_> {
         Some(rule)
     }
 
+    fn unknown(&mut self, at: Position, place: &'static str, name: &str, advice: &'static str) {
+        let name = name.to_owned();
+        self.error(
+            at,
+            Problem::Unknown {
+                place,
+                name,
+                advice,
+            },
+        );
+    }
+
     fn missing(&mut self, name: &'static str, example: &'static str) {
         self.error(Position::START, Problem::Missing(name, example));
     }
@@ -234,27 +246,11 @@ impl Reader<'_> {
             refused.flat_map(|(names, why)| names.iter().map(move |name| (*name, why)))
         {
             if let Some(given) = task.get(name) {
-                let (place, name) = ("the task of a rule", name.to_owned());
-                self.error(
-                    given.at,
-                    Problem::Unknown {
-                        place,
-                        name,
-                        advice,
-                    },
-                );
+                self.unknown(given.at, "the task of a rule", name, advice);
             }
         }
         if let Some(tasks) = group.get("tasks") {
-            let (place, name, advice) = ("a rule", "tasks".to_owned(), "it has one \"task\"");
-            self.error(
-                tasks.at,
-                Problem::Unknown {
-                    place,
-                    name,
-                    advice,
-                },
-            );
+            self.unknown(tasks.at, "a rule", "tasks", "it has one \"task\"");
         }
         Some(task.clone())
     }
@@ -269,16 +265,8 @@ impl Reader<'_> {
                         "files" => files = Some(&setting.value),
                         "after" => after = Some(&setting.value),
                         name => {
-                            let (place, name) = ("\"batch\"", name.to_owned());
                             let advice = "it has files and after";
-                            self.error(
-                                setting.at,
-                                Problem::Unknown {
-                                    place,
-                                    name,
-                                    advice,
-                                },
-                            );
+                            self.unknown(setting.at, "\"batch\"", name, advice);
                         }
                     }
                 }
@@ -359,16 +347,8 @@ impl Reader<'_> {
                 "type" => self.kinds(&setting.value, &mut found),
                 "xattr" => self.xattrs(&setting.value, &mut found),
                 name => {
-                    let (place, name) = ("\"where\"", name.to_owned());
                     let advice = "it has size, owner, type and xattr";
-                    self.error(
-                        setting.at,
-                        Problem::Unknown {
-                            place,
-                            name,
-                            advice,
-                        },
-                    );
+                    self.unknown(setting.at, "\"where\"", name, advice);
                 }
             }
         }

@@ -2,10 +2,9 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, attributes, joined};
+use super::{Index, Node, Reader, Said, attributes, dimensions, joined};
 use crate::{
-    Chunked, DataType, Dimension, Error, Filter, Kind, Member, Order, Result, Storage, Variable,
-    model,
+    Chunked, DataType, Error, Filter, Kind, Member, Order, Result, Storage, Variable, model,
 };
 
 type Object = Map<String, Json>;
@@ -76,16 +75,6 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
     let names = attributes_said
         .and_then(|all| all.get("_ARRAY_DIMENSIONS"))
         .and_then(Json::as_array);
-    let dimension = |(position, size): (usize, u64)| {
-        let name = names
-            .and_then(|names| names.get(position))
-            .and_then(Json::as_str);
-        Dimension {
-            name: name.map_or(format!("dim_{position}"), str::to_owned),
-            size,
-            unlimited: false,
-        }
-    };
     let filters = filters(&said, rank, data_type.size)?;
     let separator = json
         .get("dimension_separator")
@@ -104,7 +93,7 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
     };
     Ok(Node::Array(Box::new(Variable {
         path: path.into(),
-        dimensions: sizes.into_iter().enumerate().map(dimension).collect(),
+        dimensions: dimensions(sizes, names),
         fill: model::fill_of(&data_type, json.get("fill_value")),
         data_type,
         attributes: attributes(

@@ -2,10 +2,9 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, Shard, attributes, joined, v2};
+use super::{Index, Node, Reader, Said, Shard, attributes, dimensions, joined, v2};
 use crate::{
-    Chunked, DataType, Dimension, Error, Filter, Kind, Order, RANK_MAX, Result, Storage, Variable,
-    model,
+    Chunked, DataType, Error, Filter, Kind, Order, RANK_MAX, Result, Storage, Variable, model,
 };
 
 type Object = Map<String, Json>;
@@ -91,19 +90,9 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
         codec(said, json, rank, &mut data_type, &mut filters)?;
     }
     let names = json.get("dimension_names").and_then(Json::as_array);
-    let dimension = |(position, size): (usize, u64)| {
-        let name = names
-            .and_then(|names| names.get(position))
-            .and_then(Json::as_str);
-        Dimension {
-            name: name.map_or(format!("dim_{position}"), str::to_owned),
-            size,
-            unlimited: false,
-        }
-    };
     Ok(Node::Array(Box::new(Variable {
         path: path.into(),
-        dimensions: sizes.into_iter().enumerate().map(dimension).collect(),
+        dimensions: dimensions(sizes, names),
         fill: model::fill_of(&data_type, json.get("fill_value")),
         data_type,
         attributes: attributes(json.get("attributes")),

@@ -455,3 +455,48 @@ fn components_of_several_outputs_are_counted_once() {
     assert_eq!(run["read_bytes"], bytes.len(), "{lineage:#}");
     assert_eq!(run["written_bytes"], 2 * bytes.len(), "{lineage:#}");
 }
+
+#[test]
+fn nothing_is_left_of_what_is_cancelled_and_nobody_takes_parts_of_others_files() {
+    let Some((array, bytes)) = with_stripes(false, 3 * UNIT) else {
+        return;
+    };
+    // The first component ends at once; the others would take a minute.
+    let first = bytes[0];
+    let script = format!(
+        "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\n\
+         if d[0] != {first}: time.sleep(60)\nopen('out', 'wb').write(d)\n"
+    );
+    std::fs::write(array.at("turn"), script).unwrap();
+    array.sh("chmod +x turn; sync turn");
+    let before = objects(&array);
+    let id = array.submit(&job(TURN)).to_string();
+    wait("one component has ended", || {
+        let told = array.json(&["jobs", &id]);
+        told["tasks_by_state"]["done"] == 1
+    });
+    assert!(!array.at("out").exists(), "a part is no file");
+    assert!(array.run(&["cancel", &id]).ok);
+    wait("what was made is gone", || objects(&array) == before);
+    assert!(!array.at("out").exists());
+    // Who may not read a file learns nothing of its parts, and gets none of them.
+    array.sh("chmod 700 d; mkdir -m 777 theirs");
+    let script = r#"name = "j"; workdir = "/theirs"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "f" ];
+        per = "part"; input = [ "/d/f" ]; output = [ "o.%part" ]; stdout = "o.%part"; } );"#;
+    let file = array.at("theirs/job.conf");
+    std::fs::write(&file, script).unwrap();
+    let submit = array.at(".tidemill/65534/submit");
+    let submit = format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'echo {} > {}'",
+        file.display(),
+        submit.display()
+    );
+    assert!(!array.try_sh(&submit).ok);
+    assert_eq!(array.sh("ls theirs"), "job.conf\n");
+    // It was for that alone.
+    array.sh("chmod 755 d");
+    array.sh(&submit);
+    wait("the parts are read", || {
+        array.try_sh("cat theirs/o.* | wc -c").out.trim() == bytes.len().to_string()
+    });
+}

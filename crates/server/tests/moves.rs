@@ -374,6 +374,7 @@ async fn tasks_go_on_where_they_are_and_no_others_come() {
     let sent = copy(&mut new).await;
     assert_eq!(sent.1.to, object);
     made(&mut new, sent).await;
+    drained(&client, |drain| drain.files_moved == 1).await;
     // The file is elsewhere, and tasks go there; what one is running reads stays until its job has ended.
     let second = submit(&client, 0, &script("two", "")).await;
     let (other, read) = new.labels().await.remove(0);

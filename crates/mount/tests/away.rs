@@ -268,8 +268,10 @@ fn programs_that_wait_can_be_ended() {
         ];
         for (program, argument, name) in programs {
             for signal in [libc::SIGKILL, libc::SIGINT] {
-                let mut command = Command::new(program);
-                command.arg(argument).arg(mounted.join(name));
+                // A shell has what it runs in the background ignore SIGINT.
+                let mut command = Command::new("env");
+                command.args(["--default-signal=INT", program, argument]);
+                command.arg(mounted.join(name));
                 let mut child = waiting(command);
                 let pid = rustix::process::Pid::from_child(&child);
                 let number = rustix::process::Signal::from_named_raw(signal).unwrap();

@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use std::ops::Range;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::copies::{self, CopyItem};
@@ -70,6 +71,37 @@ impl Objects {
         length: u64,
     ) -> Result<Bytes, Error> {
         self.read_range_as(remote, DAMAGED, (offset, length)).await
+    }
+
+    /// Reads several ranges of a sealed object (at most [`route::RANGES_MAX`] and [`route::RANGES_BYTES_MAX`] bytes) in one
+    /// request; gives the bytes of each, in order.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses; if a range lies beyond the object's end.
+    pub async fn read_ranges(
+        &self,
+        remote: &Remote,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>, Error> {
+        let pairs: Vec<_> = ranges
+            .iter()
+            .map(|range| (range.start, range.end))
+            .collect();
+        let body = serde_json::to_vec(&pairs).map_err(|_| Error::Answer("ranges"))?;
+        let request =
+            base(remote, Method::POST, "/ranges").header("content-type", "application/json");
+        let response = self.send(remote, request, body.into()).await?;
+        let body = response.into_body().collect().await;
+        let mut rest = body.map_err(|error| lost(remote, &error))?.to_bytes();
+        let mut parts = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+            if rest.len() < length {
+                return Err(Error::Answer("ranges"));
+            }
+            parts.push(rest.split_to(length));
+        }
+        Ok(parts)
     }
 
     async fn read_range_as(

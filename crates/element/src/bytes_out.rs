@@ -71,6 +71,25 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// The bytes of ranges, one after the other.
+pub(crate) fn gather(bytes: &dyn ReadAt, ranges: &[(u64, u64)]) -> std::io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    for &(start, end) in ranges {
+        let mut filled = all.len();
+        all.resize(filled + usize::try_from(end - start).unwrap_or(0), 0);
+        let mut at = start;
+        while at < end {
+            let count = bytes.read_at(at, &mut all[filled..])?;
+            if count == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            filled += count;
+            at += count as u64;
+        }
+    }
+    Ok(all)
+}
+
 fn read(bytes: &dyn ReadAt, piece: &Range<u64>, pool: Arc<Pool>) -> std::io::Result<Bytes> {
     let length = usize::try_from(piece.end - piece.start).map_err(std::io::Error::other)?;
     let mut buffer = if length < PIECE_BYTES / 4 {

@@ -123,6 +123,7 @@ fn router(node: Arc<Node>) -> axum::Router {
     };
     axum::Router::new()
         .route("/objects/{id}", get(read).head(head).put(write))
+        .route("/objects/{id}/ranges", post(ranges))
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
@@ -345,6 +346,40 @@ async fn read(
     response
         .body(Body::from_stream(body))
         .map_err(|_| Refused::Bad("no answer can be made"))
+}
+
+async fn ranges(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Extension(shown): Extension<Capability>,
+    body: Body,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::READ)?;
+    let turn = context.bodies.take(shown.uid).await?;
+    let body = collect(body, BODY_BYTES_MAX).await?;
+    let ranges: Vec<(u64, u64)> = serde_json::from_slice(&body)
+        .map_err(|_| Refused::Bad("the body is no list of ranges in JSON"))?;
+    let opened = find(&context, object, move |store| store.open(object)).await?;
+    if !opened.stat.sealed {
+        return Err(Refused::Unsealed(object.0));
+    }
+    let size = opened.stat.size;
+    if ranges.iter().any(|(start, end)| start > end || *end > size) {
+        return Err(Refused::Range(size));
+    }
+    let total = ranges.iter().map(|(start, end)| end - start);
+    let total = total.fold(0, u64::saturating_add);
+    if ranges.len() > route::RANGES_MAX || total > route::RANGES_BYTES_MAX {
+        return Err(Refused::Bad("more ranges than one request may read"));
+    }
+    let read = move || {
+        let _turn = turn;
+        bytes_out::gather(&*opened.bytes, &ranges).map_err(|source| StoreError::Device {
+            path: object.relative_path().into(),
+            source,
+        })
+    };
+    Ok(blocking(read).await?.into_response())
 }
 
 async fn head(

@@ -33,6 +33,7 @@ pub mod runner;
 mod scrub;
 mod seams;
 mod shown;
+mod spans;
 pub mod status;
 pub mod store;
 pub mod task;

@@ -15,9 +15,9 @@ use crate::flash_model::FlashModel;
 use crate::folder::close_for_ever;
 use crate::records::Hash;
 use crate::seams::Seams;
+use crate::spans::Spans;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufWriter, Read as _, Write};
@@ -313,7 +313,8 @@ impl Pulls {
                 lies.layout.records(&input.selection, begin)?
             }
             Some(Records::Until(end)) => {
-                let mut seams = Seams::new(self, lies, (here, cancelled));
+                let runs = lies.layout.runs(&input.selection)?;
+                let mut seams = Seams::new(self, lies, (here, cancelled), (runs, end));
                 lies.layout
                     .records(&input.selection, |at| seams.begin(at, end))?
             }
@@ -371,24 +372,16 @@ impl Pulls {
         };
         let file = File::create(path).map_err(device)?;
         file.set_len(selected.length()).map_err(device)?;
-        let mut sources: BTreeMap<usize, Source> = BTreeMap::new();
+        let ahead = selected.spans().map(|span| (span.part, span.bytes));
+        let mut spans = Spans::new(self, lies, (here, cancelled), ahead);
         let mut moved = 0;
         for span in selected.spans() {
-            let source = match sources.entry(span.part) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(self.source(lies, span.part, here)?),
-            };
             let place = |at: u64, bytes: &[u8]| {
                 put_span((&file, selected), &span, at, bytes).map_err(device)
             };
             let length = span.bytes.end - span.bytes.start;
-            match &source.from {
-                Reader::File(part) => read_span(part, &span.bytes, place, cancelled, device)?,
-                Reader::Element(remote) => {
-                    self.receive_span(remote, &span.bytes, place, cancelled)?
-                }
-            }
-            moved += if source.here { 0 } else { length };
+            let here = spans.read((span.part, span.bytes.clone()), place, device)?;
+            moved += if here { 0 } else { length };
         }
         close_for_ever(&file).map_err(device)?;
         Ok(moved)
@@ -433,6 +426,23 @@ impl Pulls {
             from: file.map_or_else(|| Reader::Element(remote()), Reader::File),
             here: false,
             _pulled: None,
+        })
+    }
+
+    /// Reads several spans from their element at once.
+    pub(crate) fn receive_ranges(
+        &self,
+        remote: &Remote,
+        ranges: &[Range<u64>],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<Bytes>, PullError> {
+        let objects = self.objects.lock().clone();
+        let arrived = AtomicU64::new(0);
+        self.runtime.block_on(async {
+            tokio::select! {
+                bytes = objects.read_ranges(remote, ranges) => bytes.map_err(PullError::from),
+                error = watch(&arrived, &remote.url, cancelled) => Err(error),
+            }
         })
     }
 
@@ -911,7 +921,7 @@ enum Shared {
 pub(crate) struct Source {
     pub(crate) from: Reader,
     /// Whether on this element: then nothing moves.
-    here: bool,
+    pub(crate) here: bool,
     /// Keeps what was pulled from being removed.
     _pulled: Option<Pulled>,
 }

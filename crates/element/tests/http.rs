@@ -165,6 +165,66 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ranges_of_an_object_come_in_one_answer() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    put(&element, 5, b"0123456789").await;
+    let read = capability(1, 5, rights::READ);
+    let target = format!("{}/ranges", path(5));
+    let asked = async |shown: &[u8], ranges: &str| {
+        request(
+            &element,
+            "POST",
+            &target,
+            Some(shown),
+            "",
+            ranges.as_bytes(),
+        )
+        .await
+    };
+    let reply = asked(&read, "[[8,10],[0,1],[3,3],[0,2]]").await;
+    assert_eq!((reply.status, reply.text()), (200, "89001"));
+    assert_eq!(asked(&read, "[]").await.body, b"");
+    let many = serde_json::to_string(&vec![(0, 1); 1025]).unwrap();
+    let refused = [
+        ("[[9,11]]", 416),
+        ("[[2,1]]", 416),
+        ("[[0,18446744073709551615]]", 416),
+        ("[[-1,1]]", 400),
+        ("[[0,1],[0", 400),
+        (&many, 400),
+    ];
+    for (ranges, status) in refused {
+        assert_eq!(asked(&read, ranges).await.status, status, "{ranges:.40}");
+    }
+    assert_eq!(
+        asked(&capability(1, 6, rights::READ), "[]").await.status,
+        403
+    );
+    let wrote = request(
+        &element,
+        "PUT",
+        &path(7),
+        Some(&capability(1, 7, ALL)),
+        "",
+        b"new",
+    )
+    .await;
+    assert_eq!(wrote.status, 204);
+    let target = format!("{}/ranges", path(7));
+    let unsealed = request(
+        &element,
+        "POST",
+        &target,
+        Some(&capability(1, 7, ALL)),
+        "",
+        b"[[0,1]]",
+    )
+    .await;
+    assert_eq!(unsealed.status, 404);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unsealed_object_can_be_synced_and_written_further() {
     let (_folder, element, _connection) = started(|_| ()).await;
     let all = capability(1, 5, ALL);

@@ -217,6 +217,60 @@ async fn only_selected_bytes_come_on_one_host() {
     parts_and_ranges(true).await;
 }
 
+/// More stripes than are asked for at once, with lines that are shorter, longer and much longer than those.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_at_many_seams() {
+    let mut three = three(false).await;
+    let unit = 4096;
+    let mut text = Vec::new();
+    for (line, letter) in (b'a'..=b'z').cycle().enumerate() {
+        let length = [20, 300, 5_000, 1_000, 40_000][line % 5] + line % 97;
+        text.extend(std::iter::repeat_n(letter, length));
+        text.push(b'\n');
+        if text.len() > 1000 * unit {
+            break;
+        }
+    }
+    let mut parts = Vec::new();
+    for (index, (object, element)) in PARTS.into_iter().zip(&three.elements).enumerate() {
+        let own = text.chunks(unit).skip(index).step_by(3).flatten();
+        let own: Vec<u8> = own.copied().collect();
+        put(element, object, &own).await;
+        let on = u32::try_from(index + 1).unwrap();
+        parts.push(v1::LayoutPart {
+            object,
+            element: on,
+            size: own.len() as u64,
+            capability: capability(on, object, rights::READ),
+        });
+    }
+    let layout = v1::Layout {
+        unit: unit as u64,
+        parts,
+        pieces: Vec::new(),
+    };
+    for index in 0..3 {
+        let mut at = 0;
+        let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| {
+            let stripe = at / unit;
+            at += line.len();
+            stripe % 3 == index
+        });
+        let expected: Vec<u8> = lines.flatten().copied().collect();
+        let records = Some(v1::selection::Records::Until(b"\n".into()));
+        let select = Some(v1::Selection {
+            part: Some(u32::try_from(index).unwrap()),
+            ranges: Vec::new(),
+            records,
+        });
+        let mut label = reader(1 + index as u64, &layout, select);
+        analyse(&mut label).inputs[0].size = text.len() as u64;
+        let (read, _) = three.run(1 + u32::try_from(index).unwrap(), label).await;
+        assert!(read == expected, "part {index}");
+    }
+    three.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_part_lacks_at_its_end_is_zeros() {
     let mut three = three(false).await;

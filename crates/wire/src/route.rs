@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
 //! | `GET /objects/{id}?damaged=true` | the bytes of an object that is damaged, as far as they can be read |
+//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end` not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if one lies beyond its end |
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
@@ -34,6 +35,12 @@ pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
 
 /// The header that carries the capability of an object that is copied.
 pub const SOURCE_HEADER: &str = "x-tidemill-source";
+
+/// Ranges of one request.
+pub const RANGES_MAX: usize = 1024;
+
+/// Bytes that they have together.
+pub const RANGES_BYTES_MAX: u64 = 4 << 20;
 
 /// Bytes in hexadecimal, as those headers and [`SealItem`] have them.
 #[must_use]

@@ -375,7 +375,7 @@ impl Layout {
     }
 
     /// The bytes of the file that are selected, in order; of records those that they begin in.
-    pub(super) fn runs(&self, selection: &Selection) -> Result<Vec<Range<u64>>, SelectionError> {
+    pub fn runs(&self, selection: &Selection) -> Result<Vec<Range<u64>>, SelectionError> {
         let selected = self.selected(selection)?;
         let Some(part) = selected.part else {
             return Ok(selected.ranges);

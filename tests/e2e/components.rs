@@ -1,6 +1,6 @@
 //! Components: a task for each part, chunk or file, and what they make together (Active Storage §4).
 
-use crate::array::{Array, Options, wait};
+use crate::array::{Array, Device, Options, OtherMount, wait};
 use crate::chance::Chance;
 use serde_json::Value;
 use std::path::Path;
@@ -222,10 +222,7 @@ fn a_component_that_fails_is_tried_again_alone_and_what_is_left_of_a_failure_is_
     assert!(!array.at("out").exists());
     wait("what the others made is gone", || objects(&array) == before);
     // An element that is killed in the middle is not noticed by what comes out.
-    let slow = "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\ntime.sleep(1)\n\
-                open('out', 'wb').write(bytes(b ^ 32 for b in d))\n";
-    std::fs::write(array.at("turn"), slow).unwrap();
-    array.sh("chmod +x turn");
+    with_slow_program(&array);
     let id = array.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(500));
     array.kill_element(1);
@@ -234,6 +231,79 @@ fn a_component_that_fails_is_tried_again_alone_and_what_is_left_of_a_failure_is_
     array.start_element(1);
     array.done(id);
     assert!(got(&array, "/out") == upper(&bytes));
+}
+
+/// The same, but each component takes a second.
+fn with_slow_program(array: &Array) {
+    let script = "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\ntime.sleep(1)\n\
+                  open('out', 'wb').write(bytes(b ^ 32 for b in d))\n";
+    std::fs::write(array.at("turn"), script).unwrap();
+    array.sh("chmod +x turn; sync turn");
+}
+
+#[test]
+fn what_a_full_device_under_one_component_can_not_take_is_made_elsewhere() {
+    let mut device = None;
+    let options = Options {
+        elements: 3,
+        ..Options::default()
+    };
+    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(1), "64m"));
+    let Some(array) = Array::prepared(options, prepare) else {
+        return;
+    };
+    let device = device.unwrap();
+    // Each part is more than an element sets aside for its own database, which it lets go when there is no space.
+    let bytes = Chance(7).bytes(300 * UNIT);
+    array.sh("mkdir d");
+    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(array.at("d/f"), &bytes).unwrap();
+    with_slow_program(&array);
+    array.sh("sync d/f");
+    // Full when it has begun, then full when it is to begin: another element reads its part, and no other is made again.
+    for begun in [true, false] {
+        let id = array.submit(&job(TURN));
+        if begun {
+            std::thread::sleep(std::time::Duration::from_millis(700));
+            device.fill();
+        }
+        array.done(id);
+        assert!(got(&array, "/out") == upper(&bytes));
+        let told = array.json(&["jobs", &id.to_string()]);
+        let tasks = &told["tasks"].as_array().unwrap()[..3];
+        let elsewhere = tasks.iter().all(|task| task["element"] != 1);
+        assert!(elsewhere || begun, "{told:#}");
+        let once = tasks.iter().filter(|task| task["tries"] == 1);
+        assert!(once.count() >= 2, "{told:#}");
+        array.sh("rm out");
+    }
+    device.free();
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+    assert!(got(&array, "/d/f") == bytes);
+}
+
+#[test]
+fn a_second_mount_may_write_what_components_read() {
+    let Some((array, bytes)) = with_stripes(true, 5 * UNIT + 3) else {
+        return;
+    };
+    let other = OtherMount::start(&array, "other");
+    with_slow_program(&array);
+    let id = array.submit(&job(TURN));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    // In place and as another file of that name: neither is what the job was submitted for.
+    let new = vec![b'x'; 2 * UNIT];
+    std::fs::write(other.path.join("d/f"), &new).unwrap();
+    array.done(id);
+    assert!(got(&array, "/out") == upper(&bytes));
+    assert!(got(&array, "/d/f") == new);
+    array.sh("rm out");
+    let id = array.submit(&job(TURN));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::fs::remove_file(other.path.join("d/f")).unwrap();
+    array.done(id);
+    assert!(got(&array, "/out") == upper(&new));
 }
 
 #[test]

@@ -162,3 +162,116 @@ fn loops_end_and_failures_are_fired_again() {
     wait("it was fired again", || done(&array, 3));
     assert_eq!(array.sh("cat w/out/b"), "1\n");
 }
+
+const OF_FOLDER: &str = r#"
+pattern = "*.txt"; retries = 0;
+task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"", "sh", "${file}" ]; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
+"#;
+
+/// `setfattr` makes a rule of a folder, which moves with it, goes with it, and comes back with a server that was lost.
+#[test]
+fn a_folder_has_its_rule_as_an_attribute() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let file = array.path("of_folder.rule").display().to_string();
+    std::fs::write(&file, OF_FOLDER).unwrap();
+    let set = format!("setfattr -n user.tidemill.rule -v 0s$(base64 -w0 '{file}')");
+    array.sh(&format!(
+        "mkdir a b; seq 4 > a/before.txt; getfattr -n user.tidemill.version a/before.txt; {set} a; seq 5 > a/x.txt; seq 6 > b/x.txt"
+    ));
+    let listed = array.json(&["rule", "list"]);
+    let rule = &listed[0];
+    assert_eq!(
+        (&rule["workdir"], &rule["of_folder"]),
+        (&"/a".into(), &true.into())
+    );
+    let name = rule["name"].as_str().unwrap().to_owned();
+    assert!(name.starts_with("folder-"), "{name}");
+    let done = |array: &Array, count: u64| {
+        wait("all have fired", || {
+            let said = array.run(&["--json", "rule", "show", &name]);
+            let rule: Value = serde_json::from_str(&said.out).unwrap_or_default();
+            said.ok && rule["firings"]["done"] == count
+        });
+    };
+    done(&array, 1);
+    assert_eq!(
+        array.sh("cat a/out/x; ls a/out b | paste -sd,"),
+        "5\na/out:,x,,b:,x.txt\n"
+    );
+
+    array.sh("mv a c; seq 7 > c/y.txt");
+    // What was there before the rule counts as moved there, now.
+    done(&array, 3);
+    assert_eq!(array.sh("cat c/out/y c/out/before"), "7\n4\n");
+    for wrong in [
+        "nonsense",
+        "",
+        &format!("workdir = \\\"/\\\"; $(cat '{file}')"),
+    ] {
+        let said = array.try_sh(&format!("setfattr -n user.tidemill.rule -v \"{wrong}\" c"));
+        assert!(
+            !said.ok && said.err.contains("Invalid argument"),
+            "{}",
+            said.err
+        );
+    }
+    // Who may write in a folder can't have its files analysed by a rule of it: only whose it is.
+    array.sh("chmod 777 c");
+    let stranger = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let said = array.try_sh(&format!("{stranger} {set} c"));
+    eprintln!(
+        "{} {} {} {}",
+        said.ok,
+        said.out,
+        said.err,
+        array.sh("stat c; grep mnt /proc/mounts")
+    );
+    assert!(
+        !said.ok && said.err.contains("not permitted"),
+        "{}",
+        said.err
+    );
+    assert!(
+        !array
+            .try_sh(&format!("{stranger} setfattr -x user.tidemill.rule c"))
+            .ok
+    );
+    std::fs::write(
+        array.path("wrong.rule"),
+        OF_FOLDER.replace("*.txt", "(*.txt"),
+    )
+    .unwrap();
+    let wrong = array.path("wrong.rule").display().to_string();
+    let said = array.run(&["rule", "add", "--folder", "/c", &wrong]);
+    assert!(
+        said.err.contains("/c:user.tidemill.rule:2:"),
+        "{}",
+        said.err
+    );
+    let said = array.try_sh(&format!("{set} c/y.txt"));
+    assert!(!said.ok, "a file has no rule");
+
+    array.wait_for_notes();
+    add(&array, RULE, &[]);
+    array.sh("mkdir -p w/in");
+    array.wait_for_notes();
+    array.rebuild();
+    array.sh("seq 8 > c/z.txt; seq 9 > w/in/a.txt");
+    done(&array, 1);
+    wait("the other has fired, too", || self::done(&array, 1));
+    assert_eq!(array.sh("cat c/out/z w/out/a"), "8\n9\n");
+
+    array.sh(
+        "setfattr -x user.tidemill.rule c; seq 1 > c/late.txt; sleep 0.5; ls c/out | paste -sd,",
+    );
+    assert!(!array.run(&["rule", "show", &name]).ok);
+    array.sh(&format!("mkdir d; {set} d; rmdir d; {set} b"));
+    let listed = array.json(&["rule", "list"]);
+    assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
+    let name = listed[1]["name"].as_str().unwrap();
+    array.json(&["rule", "remove", name]);
+    assert!(!array.try_sh("getfattr -n user.tidemill.rule b").ok);
+    assert_eq!(array.sh("ls c/out | paste -sd,"), "before,x,y,z\n");
+}

@@ -57,12 +57,13 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
 
 fn said(rebuilt: &Rebuilt) -> Said {
     let mut text = format!(
-        "rebuilt from {} elements: {} files ({}) in {} folders, {} tasks",
+        "rebuilt from {} elements: {} files ({}) in {} folders, {} tasks, {} rules",
         rebuilt.elements,
         rebuilt.files,
         format::bytes(rebuilt.bytes),
         rebuilt.directories,
-        rebuilt.tasks
+        rebuilt.tasks,
+        rebuilt.rules
     );
     let lists = [
         ("files have lost their bytes", paths(&rebuilt.missing)),
@@ -73,6 +74,10 @@ fn said(rebuilt: &Rebuilt) -> Said {
         (
             "files and folders that could not get their own place are in /lost+found",
             rebuilt.apart.iter().map(apart).collect(),
+        ),
+        (
+            "rules are gone: the folders that had them as an attribute are not there, or have another one",
+            rebuilt.rules_left.clone(),
         ),
     ];
     for (what, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
@@ -88,8 +93,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
             );
         }
     }
-    text +=
-        "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders";
+    text += "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
         .apart
@@ -102,6 +106,8 @@ fn said(rebuilt: &Rebuilt) -> Said {
         "bytes": rebuilt.bytes,
         "directories": rebuilt.directories,
         "tasks": rebuilt.tasks,
+        "rules": rebuilt.rules,
+        "rules_left": rebuilt.rules_left,
         "missing": paths(&rebuilt.missing),
         "unnoted": paths(&rebuilt.unnoted),
         "apart": apart,

@@ -9,11 +9,12 @@ use serde_json::json;
 use std::io::Read;
 use std::process::ExitCode;
 use tidemill_core::rule::MAX_RULE_BYTES;
-use tidemill_wire::v1;
+use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
   tidemill rule test monthly.rule /climate/run-07/tas.nc      what it would do with a file
   tidemill rule add monthly.rule --existing                   from now on, and for what is there
+  tidemill rule add --folder /raw wc.rule                     as the folder's attribute user.tidemill.rule
   tidemill rule list
   tidemill rule show monthly                                  its text, and how its firings went
   tidemill rule log monthly --state failed                    files that failed, and why
@@ -71,6 +72,9 @@ struct Add {
     /// It takes the place of the rule of the same name, which keeps its log
     #[arg(long)]
     replace: bool,
+    /// Make it the attribute user.tidemill.rule of this folder of the array, in place of the one that it has
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["replace", "existing", "for_all"])]
+    folder: Option<String>,
     /// It fires for files that are there already, too
     #[arg(long)]
     existing: bool,
@@ -230,9 +234,13 @@ async fn add(
     context: &Context,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
+    let text = read(&args.file)?;
+    if let Some(folder) = args.folder {
+        return set(&folder, text, context, server).await;
+    }
     let request = v1::AddRuleRequest {
         credentials: Some(credentials()),
-        text: read(&args.file)?,
+        text,
         source: args.file,
         replace: args.replace,
         existing: args.existing,
@@ -248,6 +256,29 @@ async fn add(
         rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
     );
     context.output.show(&Said::new(text, rule_json(&rule)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a rule of a folder's attribute, as `setfattr` does, which can't say what is wrong with it.
+async fn set(
+    folder: &str,
+    text: String,
+    context: &Context,
+    server: &tidemill_client::Server,
+) -> anyhow::Result<ExitCode> {
+    let path = files::path(folder)?;
+    let attr = files::resolve(server, &path, true).await?.attr;
+    let set = v1::SetXattr {
+        ino: attr.unwrap_or_default().ino,
+        name: b"user.tidemill.rule".to_vec(),
+        value: text.into_bytes(),
+        ..v1::SetXattr::default()
+    };
+    server.one(&credentials(), Op::SetXattr(set)).await?;
+    let text = format!("{path} has its rule: see `tidemill rule list`");
+    context
+        .output
+        .show(&Said::new(text, json!({ "folder": path })))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -105,6 +105,7 @@ pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
         "revision": rule.revision,
         "paused": rule.paused,
         "for_all": rule.for_all,
+        "of_folder": rule.of_folder,
         "workdir": rule.workdir,
         "pattern": rule.pattern,
         "changed": rule.changed,

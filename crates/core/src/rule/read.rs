@@ -21,12 +21,34 @@ impl Rule {
     /// # Errors
     /// Everything that is wrong with it in itself, or with the task that it makes.
     pub fn read(file: &str, text: &str) -> Result<Self, RuleErrors> {
+        Self::read_of(file, text, None)
+    }
+
+    /// Reads the rule of a folder, which has that folder as its `workdir`, and this name if it does not say another.
+    ///
+    /// # Errors
+    /// As [`Rule::read`], and if it names a `workdir`.
+    pub fn read_of_folder(
+        file: &str,
+        text: &str,
+        folder: &str,
+        name: &str,
+    ) -> Result<Self, RuleErrors> {
+        Self::read_of(file, text, Some((folder, name)))
+    }
+
+    fn read_of(file: &str, text: &str, folder: Option<(&str, &str)>) -> Result<Self, RuleErrors> {
         let mut reader = Reader {
             file,
             errors: Vec::new(),
         };
         let group = reader.group(text);
-        let rule = group.and_then(|group| reader.rule(&group));
+        let rule = group.and_then(|mut group| {
+            if let Some((folder, name)) = folder {
+                reader.of_folder(&mut group, folder, name);
+            }
+            reader.rule(&group)
+        });
         let Some(rule) = rule.filter(|_| reader.errors.is_empty()) else {
             reader.errors.sort_by_key(|error| error.at);
             return Err(RuleErrors::Rule(reader.errors));
@@ -67,6 +89,21 @@ impl Reader<'_> {
                 .map_err(|error| (error.at, Problem::Script(error.problem)))
         };
         found.map_err(|(at, problem)| self.error(at, problem)).ok()
+    }
+
+    /// Puts in what the rule of a folder does not say itself.
+    fn of_folder(&mut self, group: &mut Group, folder: &str, name: &str) {
+        if let Some(given) = group.get("workdir") {
+            let advice = "the folder that has the attribute is its folder: leave it out";
+            self.unknown(given.at, "the rule of a folder", "workdir", advice);
+        }
+        for (setting, text) in [("workdir", folder), ("name", name)] {
+            if group.get(setting).is_none() {
+                let (at, data) = (Position::START, Data::Text(text.to_owned()));
+                let (name, value) = (setting.to_owned(), Value { data, at });
+                group.settings.push(Setting { name, at, value });
+            }
+        }
     }
 
     fn type_error(&mut self, name: &str, expected: &'static str, value: &Value) {

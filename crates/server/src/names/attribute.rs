@@ -16,6 +16,8 @@ pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
 /// The folder attribute: new versions of files below this directory are striped so, as `UNIT` or `UNIT,WIDTH`; `off`: not.
 /// On a file: how it is.
 pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
+/// The folder attribute: the text of a rule for files below this directory.
+pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
 /// Attributes that the array answers.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
@@ -28,7 +30,7 @@ const VIRTUAL: [&[u8]; 5] = [
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(node: &Node, name: &[u8]) -> bool {
-    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES, FOLDER_STRIPES];
+    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES, FOLDER_STRIPES, FOLDER_RULE];
     VIRTUAL.contains(&name) || (of_folders.contains(&name) && !node.is_dir())
 }
 
@@ -192,6 +194,9 @@ impl Tx<'_> {
             text.trim().parse::<Striping>().map_err(Fault::BadLayout)?;
             self.shared.set_folder_stripes();
         }
+        if op.name == FOLDER_RULE {
+            self.set_folder_rule(&node, &op.value)?;
+        }
         self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name, op.value];
         self.db
@@ -204,6 +209,10 @@ impl Tx<'_> {
         let node = self.reach(op.ino)?;
         self.need_write(&node)?;
         self.check_settable(&node, &op.name)?;
+        if op.name == FOLDER_RULE && node.is_dir() {
+            self.need_own_folder(&node)?;
+            self.drop_folder_rule(node.ino)?;
+        }
         self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name];
         let removed = self

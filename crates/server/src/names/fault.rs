@@ -109,6 +109,9 @@ pub enum Fault {
     /// No layout.
     #[error(transparent)]
     BadLayout(LayoutError),
+    /// A folder attribute that is no rule, or may not be one.
+    #[error("{0}")]
+    BadRule(String),
     /// Too many pieces of a file that several mounts write.
     #[error(
         "{0} pieces are too many for one file: let each writer write more at once, or files of their own"
@@ -162,6 +165,7 @@ impl Fault {
             | Self::BadElement(_)
             | Self::BadCopies(_)
             | Self::BadLayout(_)
+            | Self::BadRule(_)
             | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,
             Self::Busy(_) => Errno::TXTBSY,
             Self::Unsettled => Errno::TIMEDOUT,

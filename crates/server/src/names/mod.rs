@@ -5,7 +5,7 @@
 //! noted in the table `removal`, for others to carry out.
 
 mod apply;
-mod attribute;
+pub(crate) mod attribute;
 pub(crate) mod changes;
 pub(crate) mod claims;
 pub(crate) mod commit;

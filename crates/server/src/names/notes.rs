@@ -9,6 +9,7 @@ use super::ids;
 use super::node::{NO_ELEMENT, Node};
 use super::transaction::Tx;
 use super::{parts, together};
+use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
 
@@ -53,6 +54,11 @@ pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), F
     Ok(())
 }
 
+/// All elements are to hear of what has this number.
+pub(crate) fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
+    changed_at(db, ALL, ino)
+}
+
 fn changed_at(db: &Connection, element: i64, ino: u64) -> Result<(), Fault> {
     let sql = "INSERT INTO note VALUES (?1, ?2, 1) ON CONFLICT DO UPDATE SET changes = changes + 1";
     db.prepare_cached(sql)?
@@ -68,7 +74,7 @@ impl Tx<'_> {
 
     /// A file that had no object has one now, so that of all elements only one knows it.
     pub(crate) fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
-        changed_at(self.db, ALL, ino)
+        changed_for_all(self.db, ino)
     }
 }
 
@@ -131,6 +137,7 @@ pub(crate) fn take(
         bytes += note.target.len();
         bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
         bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
+        bytes += note.rule.as_ref().map_or(0, |rule| rule.text.len());
         bytes += note.layout.as_ref().map_or(0, |layout| layout.pieces.len());
         notes.push(note);
         if bytes > BYTES_MAX {
@@ -151,6 +158,9 @@ pub(crate) fn take(
 
 /// What an element is to know of an inode now.
 fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> {
+    if let Some(note) = noted::note(db, ino)? {
+        return Ok(note);
+    }
     let Some(node) = Node::find(db, ino)? else {
         let sql = "SELECT object FROM version WHERE ino = ?1 ORDER BY version DESC LIMIT 1";
         let mut statement = db.prepare_cached(sql)?;
@@ -199,6 +209,7 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         target: node.target,
         copies: wanted,
         layout,
+        rule: None,
         places: places.collect::<Result<_, _>>()?,
         xattrs: xattrs.collect::<Result<_, _>>()?,
     })

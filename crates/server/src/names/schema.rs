@@ -64,6 +64,7 @@ const MIGRATIONS: &[&str] = &[
     TOGETHER,
     SELECTIONS,
     RULES,
+    FOLDER_RULES,
 ];
 
 const NAMES: &str = "
@@ -258,6 +259,12 @@ CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision I
   open INTEGER NOT NULL);
 CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
 CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
+";
+
+// The folder whose attribute a rule is; 0: none.
+const FOLDER_RULES: &str = "
+ALTER TABLE rule ADD COLUMN folder INTEGER NOT NULL DEFAULT 0;
+CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
 ";
 
 /// Opens the database for writing, making or migrating it first.

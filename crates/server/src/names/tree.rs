@@ -424,6 +424,9 @@ impl Tx<'_> {
             }
             target => self.move_entry(op, from, to, node, target)?,
         };
+        if node.is_dir() || other.as_ref().is_some_and(Node::is_dir) {
+            self.moved_folder_rules()?;
+        }
         self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
             self.fire_for_moved(other, op.parent, &op.name)?;

@@ -564,6 +564,9 @@ impl Tx<'_> {
             self.end_writing(node.writing)?;
         }
         self.drop_object(node.object, node.element)?;
+        if node.is_dir() {
+            self.drop_folder_rule(node.ino)?;
+        }
         self.db
             .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?
             .execute([ino])?;

@@ -1,6 +1,7 @@
 //! What an element keeps of its objects and tasks, read from its database (`docs/formats-element.md`).
 
 use super::{Problem, RebuildError};
+use crate::rules::noted;
 use prost::Message as _;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,8 @@ pub(super) struct Kept {
     pub(super) tasks: Vec<KeptTask>,
     /// What the server said of inodes.
     pub(super) notes: Vec<NameNote>,
+    /// What it said of rules.
+    pub(super) rules: Vec<NameNote>,
     /// Objects that have a row, but no file any more.
     pub(super) missing: Vec<KeptObject>,
     pub(super) label_max: u64,
@@ -152,6 +155,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     };
     let element = String::from_utf8_lossy(&identity("element")?).into_owned();
     let element = element.parse().map_err(|_| Problem::Unattached)?;
+    let (rules, notes) = notes(db)?.into_iter().partition(noted::is_rule);
     let mut kept = Kept {
         path: path.to_owned(),
         element,
@@ -159,7 +163,8 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         key: identity("key")?,
         objects: Vec::new(),
         tasks: Vec::new(),
-        notes: notes(db)?,
+        notes,
+        rules,
         missing: Vec::new(),
         label_max: largest(db, "SELECT max(id) FROM label")?,
         object_max: 0,

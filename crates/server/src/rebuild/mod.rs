@@ -13,6 +13,7 @@ mod tree;
 use crate::jobs::spec::StoredTask;
 use crate::jobs::store::state_number;
 use crate::names::{Fault, OpenError, schema};
+use crate::rules::noted;
 use crate::serve;
 use files::Files;
 use kept::{Kept, KeptTask};
@@ -38,6 +39,10 @@ pub struct Rebuilt {
     pub directories: usize,
     /// Tasks whose lineage is known again.
     pub tasks: usize,
+    /// Rules. What had fired them is not known any more.
+    pub rules: usize,
+    /// Names of rules that were attributes of folders which are not there, or have another one.
+    pub rules_left: Vec<String>,
     /// What could not get its own place.
     pub apart: Vec<Apart>,
     /// Files that are where they were when they were sealed, with the version number 1 and the time of their seal: no
@@ -191,6 +196,8 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     files.noted();
     files.unnoted();
     let mut rebuilt = files.write(db)?;
+    let notes = all.iter().flat_map(|kept| &kept.rules);
+    (rebuilt.rules, rebuilt.rules_left) = noted::bring_back(db, notes)?;
     rebuilt.elements = all.len();
     let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
     for task in all.iter().flat_map(|kept| &kept.tasks) {
@@ -328,6 +335,10 @@ fn raise_counters(
         ("label", largest(|kept| kept.label_max)),
         ("job", job),
         ("task", tasks.keys().next_back().copied().unwrap_or(0)),
+        (
+            "rule",
+            largest(|kept| kept.rules.iter().map(noted::number).max().unwrap_or(0)),
+        ),
         ("session", 0),
         ("change", largest(|kept| notes(kept, |note| note.change))),
     ];

@@ -133,6 +133,12 @@ impl Firer {
         let (shared, turns) = (self.names.shared().clone(), turns.clone());
         let work = move |db: &Connection| {
             let now = clock::now_ns();
+            if shared.rules.unsure() {
+                shared.rules.load(db)?;
+                if store::forget_gone(db)? {
+                    shared.rules.load_within(db)?;
+                }
+            }
             let rules = shared.rules.all();
             if rules.is_empty() {
                 return Ok(Found::Wait(None));

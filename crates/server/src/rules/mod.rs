@@ -6,6 +6,8 @@
 
 pub(crate) mod driver;
 mod ends;
+mod folder;
+pub(crate) mod noted;
 mod pick;
 mod queue;
 pub(crate) mod service;
@@ -86,6 +88,8 @@ pub(crate) struct Kept {
     pub(crate) source: String,
     pub(crate) text: String,
     pub(crate) changed: i64,
+    /// The folder whose attribute it is; 0: none.
+    pub(crate) folder: u64,
     pub(crate) rule: Rule,
 }
 
@@ -93,6 +97,8 @@ pub(crate) struct Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     any: AtomicBool,
+    /// They were read within a transaction, which may not have been kept.
+    unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
     woken: Notify,
 }
@@ -107,9 +113,26 @@ impl Rules {
         self.kept.read().clone()
     }
 
+    /// Whether the attribute of some folder is a rule.
+    pub(crate) fn any_of_folder(&self) -> bool {
+        self.any() && self.all().iter().any(|kept| kept.folder != 0)
+    }
+
+    /// Reads all rules anew, as they are in a transaction that may not be kept: the driver does so again behind it.
+    pub(crate) fn load_within(&self, db: &Connection) -> Result<(), Fault> {
+        self.unsure.store(true, Ordering::Release);
+        self.woken.notify_one();
+        self.load(db)
+    }
+
+    /// Whether they are to be read again; asks once.
+    fn unsure(&self) -> bool {
+        self.unsure.swap(false, Ordering::AcqRel)
+    }
+
     /// Reads all rules anew.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
-        let kept = store::load(db)?;
+        let kept = store::load(db, &self.all())?;
         self.any.store(!kept.is_empty(), Ordering::Release);
         *self.kept.write() = Arc::new(kept);
         Ok(())

@@ -1,7 +1,7 @@
 //! The gRPC service of rules.
 
 use super::driver::Firer;
-use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, store, walk};
+use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, store, walk};
 use crate::access::Access;
 use crate::clock;
 use crate::names::{Caller, Fault, SqliteNames};
@@ -121,6 +121,12 @@ impl RuleService {
                 )));
             }
             None => self.room(&caller)?,
+            Some(kept) if kept.folder != 0 => {
+                return Err(Status::failed_precondition(format!(
+                    "rule {} is the attribute user.tidemill.rule of {}: set that anew",
+                    kept.rule.name, kept.rule.workdir
+                )));
+            }
             Some(_) => {}
         }
         let now = clock::now_ns();
@@ -133,6 +139,7 @@ impl RuleService {
             source: request.source,
             text: request.text,
             changed: now,
+            folder: 0,
             rule,
         };
         let (folder, existing) = (kept.rule.folder(), request.existing);
@@ -162,6 +169,7 @@ pub(crate) async fn add_for_root(names: &SqliteNames, text: &str) -> Result<(), 
         source: "rule".into(),
         text: text.to_owned(),
         changed: clock::now_ns(),
+        folder: 0,
         rule: Rule::read("rule", text).map_err(wrong)?,
     };
     let shared = names.shared().clone();
@@ -274,8 +282,11 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let shown = self.shown(&kept, true)?;
-        let id = kept.id;
-        self.write(move |db| store::remove(db, id)).await?;
+        let remove = move |db: &Connection| {
+            folder::let_go(db, &kept)?;
+            store::remove(db, kept.id)
+        };
+        self.write(remove).await?;
         let forgotten = self.firer.forget().await;
         forgotten.map_err(|fault| refused(&fault))?;
         Ok(Response::new(shown))

@@ -1,7 +1,8 @@
 //! The tables of rules.
 
-use super::{Kept, State};
+use super::{Kept, State, folder, noted};
 use crate::jobs::store::{json, parse};
+use crate::names::transaction::path_of;
 use crate::names::{Caller, Fault, ids};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::sync::Arc;
@@ -11,19 +12,25 @@ use tidemill_wire::v1;
 /// Firings forgotten in one transaction.
 const FORGET_MAX: i64 = 10_000;
 
-/// All rules that can be read, in the order of their numbers.
-pub(super) fn load(db: &Connection) -> Result<Vec<Arc<Kept>>, Fault> {
-    let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed FROM rule ORDER BY rule";
+/// All rules that can be read, in the order of their numbers; those that are known already are not read again.
+pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>>, Fault> {
+    let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed, folder FROM rule ORDER BY rule";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([])?;
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
         let id = row.get::<_, i64>(0)?.cast_unsigned();
         let (source, text): (String, String) = (row.get(7)?, row.get(8)?);
-        let rule = match Rule::read(&source, &text) {
+        let folder = row.get::<_, i64>(10)?.cast_unsigned();
+        let path = match folder {
+            0 => None,
+            folder => Some((folder, path_of(db, folder)?)),
+        };
+        let known = known.iter().find(|kept| kept.id == id);
+        let rule = match read((&source, &text), path, known) {
             Ok(rule) => rule,
             Err(error) => {
-                tracing::error!(rule = id, %error, "a rule can't be read and does nothing");
+                tracing::error!(rule = id, error, "a rule can't be read and does nothing");
                 continue;
             }
         };
@@ -43,18 +50,43 @@ pub(super) fn load(db: &Connection) -> Result<Vec<Arc<Kept>>, Fault> {
             source,
             text,
             changed: row.get(9)?,
+            folder,
             rule,
         }));
     }
     Ok(all)
 }
 
+/// Reads a rule, which is that of a folder if it is given one with where it is now.
+fn read(
+    (source, text): (&str, &str),
+    folder: Option<(u64, Option<Vec<u8>>)>,
+    known: Option<&Arc<Kept>>,
+) -> Result<Rule, String> {
+    let path = match &folder {
+        None => None,
+        Some((ino, Some(path))) => Some((*ino, folder::shown_path(path)?)),
+        Some((ino, None)) => return Err(format!("its folder, inode {ino}, is gone")),
+    };
+    let same = |kept: &&Arc<Kept>| {
+        let place = path.is_none_or(|(_, path)| kept.rule.workdir == path);
+        kept.text == text && kept.source == source && place
+    };
+    if let Some(kept) = known.filter(same) {
+        return Ok(kept.rule.clone());
+    }
+    let rule = match path {
+        None => Rule::read(source, text),
+        Some((ino, path)) => Rule::read_of_folder(source, text, path, &folder::name_of(ino)),
+    };
+    rule.map_err(|error| error.to_string())
+}
+
 /// Writes a rule, new or in place of the one of this name, which keeps its number and its log.
 pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u64, Fault> {
     let row = |id: u64| {
         let owner = &kept.owner;
-        let sql =
-            "INSERT OR REPLACE INTO rule VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+        let sql = "INSERT OR REPLACE INTO rule VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
         db.prepare_cached(sql)?.execute(params![
             id.cast_signed(),
             owner.uid,
@@ -67,6 +99,7 @@ pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u
             kept.changed,
             kept.source,
             kept.text,
+            kept.folder.cast_signed(),
         ])
     };
     let id = match before {
@@ -74,6 +107,7 @@ pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u
         None => ids::reserve(db, "rule", 1)?,
     };
     row(id)?;
+    noted::changed(db, id)?;
     Ok(id)
 }
 
@@ -81,7 +115,7 @@ pub(super) fn pause(db: &Connection, rule: u64, paused: bool) -> Result<(), Faul
     let sql = "UPDATE rule SET paused = ?2 WHERE rule = ?1";
     db.prepare_cached(sql)?
         .execute(params![rule.cast_signed(), paused])?;
-    Ok(())
+    noted::changed(db, rule)
 }
 
 /// Forgets a rule; what it leaves behind is forgotten by [`forget`].
@@ -93,7 +127,7 @@ pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     ] {
         db.prepare_cached(sql)?.execute([rule.cast_signed()])?;
     }
-    Ok(())
+    noted::changed(db, rule)
 }
 
 /// Forgets some firings of a rule that is gone; whether there may be more.
@@ -104,6 +138,15 @@ pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
         .prepare_cached(sql)?
         .execute(params![rule.cast_signed(), FORGET_MAX])?;
     Ok(gone > 0)
+}
+
+/// Forgets some firings of rules that are gone; whether there may be more.
+pub(super) fn forget_gone(db: &Connection) -> Result<bool, Fault> {
+    let mut more = false;
+    for rule in gone(db)? {
+        more |= forget(db, rule)?;
+    }
+    Ok(more)
 }
 
 /// Rules that are gone and have left firings.
@@ -127,6 +170,7 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rul
         workdir: kept.rule.workdir.clone(),
         pattern: kept.rule.pattern.text().to_owned(),
         changed: kept.changed,
+        of_folder: kept.folder != 0,
         ..v1::Rule::default()
     };
     let id = kept.id.cast_signed();

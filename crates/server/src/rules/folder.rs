@@ -1,0 +1,107 @@
+//! Rules of folders: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below.
+
+use super::{Kept, RULES_EACH_MAX, RULES_MAX, store};
+use crate::names::attribute::FOLDER_RULE;
+use crate::names::node::Node;
+use crate::names::transaction::{Tx, shown};
+use crate::names::{Fault, notes};
+use rusqlite::{Connection, params};
+use tidemill_core::rule::Rule;
+
+/// The name of a rule whose text gives none.
+pub(super) fn name_of(folder: u64) -> String {
+    format!("folder-{folder}")
+}
+
+/// A folder's path as a rule can have it.
+pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(path).map_err(|_| format!("{}: a rule needs a path in UTF-8", shown(path)))
+}
+
+impl Tx<'_> {
+    /// The attribute is set: the folder has this rule from now on, which is the caller's.
+    pub(crate) fn set_folder_rule(&self, folder: &Node, value: &[u8]) -> Result<(), Fault> {
+        self.need_own_folder(folder)?;
+        let path = self.path_of(folder.ino)?.unwrap_or_default();
+        let path = shown_path(&path).map_err(Fault::BadRule)?;
+        let source = format!("{path}:user.tidemill.rule");
+        let text = String::from_utf8_lossy(value).into_owned();
+        let rule = Rule::read_of_folder(&source, &text, path, &name_of(folder.ino));
+        let rule = rule.map_err(|error| Fault::BadRule(error.to_string()))?;
+        let all = self.shared.rules.all();
+        let before = all.iter().find(|kept| kept.folder == folder.ino);
+        let uid = self.caller.uid;
+        let own = || {
+            all.iter()
+                .filter(|kept| kept.owner.uid == uid && kept.folder != folder.ino)
+        };
+        if own().any(|kept| kept.rule.name == rule.name) {
+            let what = format!(
+                "you have a rule {} already: give it another name",
+                rule.name
+            );
+            return Err(Fault::BadRule(what));
+        }
+        let bounded = uid != 0;
+        if all.len() >= RULES_MAX || (bounded && own().count() >= RULES_EACH_MAX) {
+            return Err(Fault::BadRule(format!(
+                "there are {} rules, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
+                all.len()
+            )));
+        }
+        let kept = Kept {
+            id: 0,
+            owner: self.caller.clone(),
+            revision: before.map_or(1, |kept| kept.revision + 1),
+            for_all: false,
+            paused: before.is_some_and(|kept| kept.paused),
+            source,
+            text,
+            changed: self.now,
+            folder: folder.ino,
+            rule,
+        };
+        store::put(self.db, &kept, before.map(|kept| kept.id))?;
+        self.shared.rules.load_within(self.db)
+    }
+
+    /// Whether the caller may give a folder a rule, or take it. The kernel of a mount has looked only who may write there.
+    pub(crate) fn need_own_folder(&self, folder: &Node) -> Result<(), Fault> {
+        match self.caller.uid == 0 || self.caller.uid == folder.uid {
+            true => Ok(()),
+            false => Err(Fault::NotOwner(self.called(folder.ino))),
+        }
+    }
+
+    /// The attribute is removed, or its folder: the rule is forgotten.
+    pub(crate) fn drop_folder_rule(&self, folder: u64) -> Result<(), Fault> {
+        if !self.shared.rules.any() {
+            return Ok(());
+        }
+        let all = self.shared.rules.all();
+        let Some(kept) = all.iter().find(|kept| kept.folder == folder) else {
+            return Ok(());
+        };
+        store::remove(self.db, kept.id)?;
+        self.shared.rules.load_within(self.db)
+    }
+
+    /// Folders have other paths now, and their rules.
+    pub(crate) fn moved_folder_rules(&self) -> Result<(), Fault> {
+        match self.shared.rules.any_of_folder() {
+            true => self.shared.rules.load_within(self.db),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A rule is removed by its name: it is no attribute any more.
+pub(super) fn let_go(db: &Connection, kept: &Kept) -> Result<(), Fault> {
+    let Some(node) = Node::find(db, kept.folder)? else {
+        return Ok(());
+    };
+    let sql = "DELETE FROM xattr WHERE ino = ?1 AND name = ?2";
+    db.prepare_cached(sql)?
+        .execute(params![kept.folder.cast_signed(), FOLDER_RULE])?;
+    notes::changed(db, &node)
+}

@@ -88,6 +88,7 @@ pub(crate) enum Command {
     Ls(command::ls::Args),
     Layout(command::layout::Args),
     Variables(command::variables::Args),
+    Find(command::find::Args),
     Stripe(command::stripe::Args),
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),

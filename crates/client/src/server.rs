@@ -7,6 +7,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
+use tidemill_wire::v1::find_client::FindClient;
 use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
@@ -150,6 +151,12 @@ impl Server {
     #[must_use]
     pub fn lineage(&self) -> LineageClient<TokenChannel> {
         LineageClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Finding files.
+    #[must_use]
+    pub fn finder(&self) -> FindClient<TokenChannel> {
+        FindClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// By what peers on other hosts are known.

@@ -353,6 +353,29 @@ pub struct Meaning {
     pub unsigned: bool,
 }
 
+impl DataType {
+    /// Its name, as numpy has it where it has one.
+    pub fn name(&self) -> String {
+        let bits = u64::from(self.size) * 8;
+        match &self.kind {
+            Kind::Int => format!("int{bits}"),
+            Kind::Uint => format!("uint{bits}"),
+            Kind::Float => format!("float{bits}"),
+            Kind::Complex => format!("complex{bits}"),
+            Kind::Bool => "bool".into(),
+            Kind::Text if self.size == 1 => "char".into(),
+            Kind::Text => format!("text of {}", self.size),
+            Kind::Compound(members) => {
+                let of = members
+                    .iter()
+                    .map(|member| format!("{} {}", member.data_type.name(), member.name));
+                format!("({})", of.collect::<Vec<_>>().join(", "))
+            }
+            Kind::Other(name) => name.clone(),
+        }
+    }
+}
+
 impl Variable {
     /// The sizes of all dimensions.
     pub fn shape(&self) -> Vec<u64> {

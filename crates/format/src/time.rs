@@ -240,12 +240,19 @@ impl Units {
 
     /// The day in which a value lies.
     pub fn date(&self, value: f64) -> Option<Date> {
-        let day = ((self.since + value * self.seconds) / DAY).floor();
+        self.moment(value).map(|(date, _)| date)
+    }
+
+    /// The day in which a value lies, and the seconds of that day.
+    pub fn moment(&self, value: f64) -> Option<(Date, f64)> {
+        let seconds = self.since + value * self.seconds;
+        let day = (seconds / DAY).floor();
         #[expect(
             clippy::cast_possible_truncation,
             reason = "checked against what is counted"
         )]
-        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| self.calendar.day(day as i64))
+        (day.abs() < 366.0 * YEARS_MAX as f64)
+            .then(|| (self.calendar.day(day as i64), seconds - day * DAY))
     }
 
     /// The values from the beginning of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): from

@@ -32,7 +32,7 @@ const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
-const READS: [&str; 13] = [
+const READS: [&str; 14] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -41,6 +41,7 @@ const READS: [&str; 13] = [
     "/tidemill.v1.Jobs/Logs",
     "/tidemill.v1.Jobs/Trace",
     "/tidemill.v1.Lineage/Query",
+    "/tidemill.v1.Find/Query",
     "/tidemill.v1.Array/Status",
     "/tidemill.v1.Tokens/List",
     "/tidemill.v1.Rules/List",

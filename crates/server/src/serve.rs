@@ -7,7 +7,9 @@ use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
 use crate::ends::Ends;
 use crate::files::Files;
+use crate::find::FindService;
 use crate::gate::Gates;
+use crate::headers;
 use crate::health::HealthService;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Mending, Signals};
@@ -46,6 +48,7 @@ use tidemill_client::turns::Turns;
 use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
+use tidemill_wire::v1::find_server::FindServer;
 use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
@@ -274,6 +277,7 @@ impl Server {
             check: Check::new(names.clone(), array.clone(), &trust),
             mover: Mover::new(&names, &array, &driver, signals.running.clone()),
         };
+        headers::driver::start(&names, &parts.files);
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
@@ -469,6 +473,7 @@ impl Parts {
         };
         let (mover, firer, access) = (self.mover, self.firer, self.access.clone());
         let rules = RuleService { firer, access };
+        let find = FindService::new(health.names.clone(), self.access.clone());
         let access = self.access.clone();
         let places = PlaceService { mover, access };
         let policies = tidemill_core::policy::NAMES.iter();
@@ -498,6 +503,7 @@ impl Parts {
         let routes = Routes::new(namespace)
             .add_service(jobs)
             .add_service(lineage)
+            .add_service(FindServer::new(find).max_encoding_message_size(max))
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))

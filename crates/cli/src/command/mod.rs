@@ -9,6 +9,7 @@ pub(crate) mod down;
 mod dry_run;
 pub(crate) mod element;
 pub(crate) mod explain;
+pub(crate) mod find;
 pub(crate) mod get;
 pub(crate) mod health;
 pub(crate) mod jobs;
@@ -68,6 +69,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Cat(args) => cat::run(args, &context).await,
         Command::Ls(args) => ls::run(args, &context).await,
         Command::Layout(args) => layout::run(args, &context).await,
+        Command::Find(args) => find::run(args, &context).await,
         Command::Variables(args) => variables::run(args, &context).await,
         Command::Stripe(args) => stripe::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,

@@ -5,6 +5,7 @@ pub(crate) mod array;
 pub(crate) mod check;
 pub(crate) mod explain;
 pub(crate) mod files;
+pub(crate) mod find;
 pub(crate) mod health;
 pub(crate) mod job;
 pub(crate) mod layout;

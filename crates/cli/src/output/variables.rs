@@ -5,7 +5,7 @@ use crate::format;
 use serde_json::{Value as Json, json};
 use std::io::{self, Write};
 use tidemill_core::shown::line;
-use tidemill_format::{Attribute, DataType, Filter, Format, Kind, Order, Storage, Value, Variable};
+use tidemill_format::{Attribute, Filter, Format, Order, Storage, Value, Variable};
 
 /// What `tidemill variables` shows.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl View for VariablesView {
             let variable = &shown.variable;
             rows.add_row([
                 line(&variable.path),
-                type_name(&variable.data_type),
+                variable.data_type.name(),
                 line(&dimensions(variable)),
                 line(&storage(&variable.storage)),
                 format::bytes(shown.places.iter().map(|place| place.bytes).sum()),
@@ -117,7 +117,7 @@ impl Shown {
         let place = |place: &Place| json!({ "part": place.part, "element": place.element, "bytes": place.bytes, "pieces": place.pieces });
         json!({
             "name": variable.path,
-            "type": type_name(&variable.data_type),
+            "type": variable.data_type.name(),
             "size": variable.data_type.size,
             "big_endian": variable.data_type.order == Order::Big,
             "dimensions": variable.dimensions.iter().map(dimension).collect::<Vec<_>>(),
@@ -142,26 +142,6 @@ fn format_name(format: Format) -> String {
         Format::Zarr(version) => format!("Zarr {version}"),
         Format::Fits => "FITS".into(),
         Format::Columns => "columns".into(),
-    }
-}
-
-fn type_name(data_type: &DataType) -> String {
-    let bits = u64::from(data_type.size) * 8;
-    match &data_type.kind {
-        Kind::Int => format!("int{bits}"),
-        Kind::Uint => format!("uint{bits}"),
-        Kind::Float => format!("float{bits}"),
-        Kind::Complex => format!("complex{bits}"),
-        Kind::Bool => "bool".into(),
-        Kind::Text if data_type.size == 1 => "char".into(),
-        Kind::Text => format!("text of {}", data_type.size),
-        Kind::Compound(members) => {
-            let of = members
-                .iter()
-                .map(|member| format!("{} {}", type_name(&member.data_type), member.name));
-            format!("({})", of.collect::<Vec<_>>().join(", "))
-        }
-        Kind::Other(name) => name.clone(),
     }
 }
 

@@ -12,7 +12,7 @@ mod stream;
 
 pub(crate) use path::is_file;
 pub(crate) use refused::Refused;
-pub(crate) use stream::{Source, Unreadable};
+pub(crate) use stream::{Elements, Source, Unreadable};
 
 use crate::access::{Access, Peer};
 use crate::array::Array;
@@ -31,7 +31,7 @@ use conditions::{Version, Wanted};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{Elements, Outlet, WINDOW_BYTES};
+use stream::{Outlet, WINDOW_BYTES};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
 use tidemill_client::turns::Turns;

@@ -65,6 +65,7 @@ const MIGRATIONS: &[&str] = &[
     SELECTIONS,
     RULES,
     FOLDER_RULES,
+    HEADERS,
 ];
 
 const NAMES: &str = "
@@ -265,6 +266,31 @@ CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB N
 const FOLDER_RULES: &str = "
 ALTER TABLE rule ADD COLUMN folder INTEGER NOT NULL DEFAULT 0;
 CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
+";
+
+// What headers of scientific files say, of versions that files have. A header is queued 0, to be tried later 1, read 2, or can't be
+// read 3. A term is something that is said, once for all files.
+const HEADERS: &str = "
+CREATE TABLE header(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, uid INTEGER NOT NULL, state INTEGER NOT NULL DEFAULT 0,
+  body TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');
+CREATE INDEX header_todo ON header(state, uid, object) WHERE state <= 1;
+CREATE TABLE term(term INTEGER PRIMARY KEY, key TEXT NOT NULL, text TEXT NOT NULL, number REAL, UNIQUE(key, text));
+CREATE INDEX term_number ON term(key, number) WHERE number IS NOT NULL;
+CREATE TABLE said(term INTEGER NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(term, ino)) WITHOUT ROWID;
+CREATE INDEX said_ino ON said(ino);
+CREATE TABLE span(name TEXT NOT NULL, ino INTEGER NOT NULL, is_time INTEGER NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
+  PRIMARY KEY(name, ino)) WITHOUT ROWID;
+CREATE INDEX span_ino ON span(ino);
+CREATE INDEX xattr_name ON xattr(name);
+CREATE TRIGGER header_of_removed AFTER UPDATE OF removed ON version WHEN NEW.removed = 1 BEGIN
+  DELETE FROM header WHERE object = NEW.object;
+END;
+CREATE TRIGGER header_gone AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
+  DELETE FROM term WHERE term IN (SELECT term FROM said WHERE ino = OLD.ino)
+    AND NOT EXISTS (SELECT 1 FROM said WHERE said.term = term.term AND said.ino != OLD.ino);
+  DELETE FROM said WHERE ino = OLD.ino;
+  DELETE FROM span WHERE ino = OLD.ino;
+END;
 ";
 
 /// Opens the database for writing, making or migrating it first.

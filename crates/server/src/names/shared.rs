@@ -5,6 +5,7 @@ use super::claims::Claims;
 use super::leaving::Leaving;
 use super::lent::Lent;
 use crate::clock;
+use crate::headers::Wake;
 use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) leaving: Leaving,
     /// What fires when a version is sealed.
     pub(crate) rules: Rules,
+    /// There are headers to be read.
+    pub(crate) headers: Wake,
 }
 
 /// Room in the array.
@@ -125,6 +128,7 @@ impl Shared {
             claims: Claims::default(),
             leaving: Leaving::default(),
             rules: Rules::default(),
+            headers: Wake::default(),
         }
     }
 

@@ -13,6 +13,8 @@ struct Folder {
     path: Vec<u8>,
     /// Whether all folders down to it may be walked through.
     open: bool,
+    /// Length of the path of the innermost one that may not be listed, if there is one.
+    unlisted: Option<usize>,
 }
 
 /// A file as somebody sees it.
@@ -67,12 +69,7 @@ impl<'a> Sight<'a> {
     }
 
     fn look(&mut self, node: &Node) -> Result<Seen, Fault> {
-        let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
-        let mut statement = self.tx.db.prepare_cached(sql)?;
-        let names = statement.query_map([node.ino.cast_signed()], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?))
-        })?;
-        let names = names.collect::<Result<Vec<_>, _>>()?;
+        let names = self.names(node.ino)?;
         let own = self.owns(node.uid);
         let readable = own || self.viewer.may(node, READ);
         let mut seen = Seen {
@@ -81,7 +78,7 @@ impl<'a> Sight<'a> {
             path: Vec::new(),
         };
         for (parent, name) in names {
-            let Some(folder) = self.folder(parent.cast_unsigned())? else {
+            let Some(folder) = self.folder(parent)? else {
                 continue;
             };
             let open = readable && folder.open;
@@ -94,6 +91,36 @@ impl<'a> Sight<'a> {
             }
         }
         Ok(seen)
+    }
+
+    /// A path of a file below a folder (nothing for the root) whose folders from that one on the viewer may list; `None` if there is
+    /// none, or the file is neither readable nor the viewer's own.
+    pub(crate) fn listed(&mut self, node: &Node, under: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+        if !self.owns(node.uid) && !self.viewer.may(node, READ) {
+            return Ok(None);
+        }
+        for (parent, name) in self.names(node.ino)? {
+            let Some(folder) = self.folder(parent)? else {
+                continue;
+            };
+            let below = folder.path.strip_prefix(under);
+            let below = below.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+            let listed = folder.unlisted.is_none_or(|length| length < under.len());
+            if below && folder.open && listed {
+                return Ok(Some([folder.path.as_slice(), b"/", &name].concat()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The folders that a file is in, and what it is called there.
+    fn names(&self, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
+        let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
+        let mut statement = self.tx.db.prepare_cached(sql)?;
+        let names = statement.query_map([ino.cast_signed()], |row| {
+            Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+        })?;
+        Ok(names.collect::<Result<_, _>>()?)
     }
 
     /// A folder; `None` if no path leads to it.
@@ -110,8 +137,16 @@ impl<'a> Sight<'a> {
             };
             if at == Inode::ROOT.0 {
                 let open = self.viewer.may(&node, SEARCH);
+                let unlisted = (!self.viewer.may(&node, READ)).then_some(0);
                 let path = Vec::new();
-                break self.keep(at, Some(Folder { path, open }));
+                break self.keep(
+                    at,
+                    Some(Folder {
+                        path,
+                        open,
+                        unlisted,
+                    }),
+                );
             }
             if chain.len() == DEPTH_MAX {
                 break None;
@@ -124,9 +159,18 @@ impl<'a> Sight<'a> {
             let mut statement = self.tx.db.prepare_cached(sql)?;
             let name =
                 statement.query_row([node.ino.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
-            let folder = above.zip(name.optional()?).map(|(above, name)| Folder {
-                path: [above.path.as_slice(), b"/", &name].concat(),
-                open: above.open && self.viewer.may(&node, SEARCH),
+            let folder = above.zip(name.optional()?).map(|(above, name)| {
+                let path = [above.path.as_slice(), b"/", &name].concat();
+                let listed = self.viewer.may(&node, READ);
+                Folder {
+                    open: above.open && self.viewer.may(&node, SEARCH),
+                    unlisted: if listed {
+                        above.unlisted
+                    } else {
+                        Some(path.len())
+                    },
+                    path,
+                }
             });
             above = self.keep(node.ino, folder);
         }

@@ -319,6 +319,7 @@ impl Tx<'_> {
         let folder = parent.ino;
         self.add_entry(parent, &op.name, &node)?;
         self.fire_for_moved(&node, folder, &op.name)?;
+        self.want_header(&node, &op.name)?;
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Moved);
         Ok(Answer::Entry(node.entry(&op.name)))
@@ -428,8 +429,10 @@ impl Tx<'_> {
             self.moved_folder_rules()?;
         }
         self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
+        self.want_header(&node, &op.new_name)?;
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
             self.fire_for_moved(other, op.parent, &op.name)?;
+            self.want_header(other, &op.name)?;
         }
         self.changes.push(Change::Moved);
         Ok(moved(op, &node, other.as_ref()))

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::layout::Layout;
 use tidemill_core::shown::line;
-use tidemill_kernel::array::{ArrayError, Operation, Reduced};
+use tidemill_kernel::array::{ArrayError, Reduced, Spec};
 use tidemill_kernel::reducing::{Order, PIECES_MAX, Piece, SENT_BYTES_MAX, STORED_BYTES_MAX};
 use tokio::sync::Semaphore;
 
@@ -102,7 +102,7 @@ impl Reductions {
         let reading = self.files.version(peer, &path).await?;
         let range = range(&asked, &shown, reading.node.size)?;
         let reduced = self
-            .reduce(peer, operation, asked.spec, (&shown, range), reading)
+            .reduce(peer, asked.spec, (&shown, range), reading)
             .await?;
         let cbor = answer::cbor(&reduced, (asked.shape_as_bytes, asked.count_as_bytes));
         let response = Response::builder()
@@ -144,29 +144,12 @@ impl Reductions {
     async fn reduce(
         &self,
         peer: &Peer,
-        operation: Operation,
-        spec: tidemill_kernel::array::Spec,
+        spec: Spec,
         (shown, range): (&str, Range<u64>),
         reading: Reading,
     ) -> Result<Reduced, Refused> {
         let source = Source::new(self.files.elements(), reading).ok_or(Refused::Empty)?;
-        let (part, pieces) = pieces(source.layout(), range.clone())?;
-        let is_sent = |(_, piece): &&Place| matches!(piece, Piece::Sent(_));
-        let elsewhere: Vec<_> = (pieces.iter().filter(is_sent))
-            .map(|(bytes, _)| source.window(bytes.clone()))
-            .collect();
-        let sent: Vec<Bytes> = stream::iter(elsewhere)
-            .buffered(FETCHED_AT_ONCE)
-            .try_collect()
-            .await?;
-        let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
-        let order = Order { spec, pieces };
-        order.check().map_err(|trouble| {
-            Refused::Request(format!("{operation:?}").to_lowercase(), trouble.message)
-        })?;
-        let order = postcard::to_allocvec(&order).map_err(|_| ArrayError::TooLarge)?;
-        let length = u32::try_from(order.len()).map_err(|_| ArrayError::TooLarge)?;
-        let body = Bytes::from([&length.to_le_bytes()[..], &order, &sent.concat()].concat());
+        let (part, body) = ordered(&source, spec, range.clone()).await?;
         let answered = source.reduce(part, (peer.uid, peer.gid), body).await;
         let answer = answered.map_err(|(status, why)| match status {
             Some(400) => Refused::Request(shown.to_owned(), why.why().to_owned()),
@@ -181,6 +164,33 @@ impl Reductions {
         let unfit = |_| FilesRefused::from(Fault::Malformed("an element's answer does not fit"));
         Ok(postcard::from_bytes(&answer).map_err(unfit)?)
     }
+}
+
+/// What is told to an element to have bytes reduced, and the part that it has most of them of; the others are sent along.
+pub(crate) async fn ordered(
+    source: &Source,
+    spec: Spec,
+    range: Range<u64>,
+) -> Result<(usize, Bytes), Refused> {
+    let operation = spec.operation;
+    let (part, pieces) = pieces(source.layout(), range)?;
+    let is_sent = |(_, piece): &&Place| matches!(piece, Piece::Sent(_));
+    let elsewhere: Vec<_> = (pieces.iter().filter(is_sent))
+        .map(|(bytes, _)| source.window(bytes.clone()))
+        .collect();
+    let sent: Vec<Bytes> = stream::iter(elsewhere)
+        .buffered(FETCHED_AT_ONCE)
+        .try_collect()
+        .await?;
+    let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
+    let order = Order { spec, pieces };
+    order.check().map_err(|trouble| {
+        Refused::Request(format!("{operation:?}").to_lowercase(), trouble.message)
+    })?;
+    let order = postcard::to_allocvec(&order).map_err(|_| ArrayError::TooLarge)?;
+    let length = u32::try_from(order.len()).map_err(|_| ArrayError::TooLarge)?;
+    let body = Bytes::from([&length.to_le_bytes()[..], &order, &sent.concat()].concat());
+    Ok((part, body))
 }
 
 async fn serve(State(reductions): State<Reductions>, request: Request<Body>) -> Response<Body> {

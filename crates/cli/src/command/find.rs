@@ -1,0 +1,92 @@
+//! `tidemill find`: files by what is known of them.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::find::FoundView;
+use anyhow::anyhow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tidemill_client::Error;
+use tidemill_core::find::{FindError, read};
+use tidemill_core::shown::line;
+use tidemill_mount::mountpoint::is_mounted;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill find 'var = tas and time >= 1990 and lat < 30'   what headers of netCDF, HDF5 and FITS files say
+  tidemill find 'units = K and dim.lat >= 180' --under /cmip6
+  tidemill find 'attr.institution ~ \"NC.*\" or standard_name = air_temperature'
+  tidemill find 'user.project = x and not owner = alice'      attributes that setfattr sets
+  tidemill find 'name ~ \"*.nc\" and size > 1G and mtime >= 2026-01-01'
+  tidemill find 'made-by = monthly and from = /raw/a.nc'      by kernel, task, job or rule; by what it was made of
+  tidemill find 'time = 1999-12' --under /mnt/tidemill/cmip6  prints paths of the mount
+  tidemill --json find 'var = tas' --header | jq -r '.header.attributes.experiment'";
+
+/// Find files by name, size, owner, attributes, lineage, and what their headers say
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Conditions, joined by and, or, not and brackets
+    #[arg(value_name = "EXPR")]
+    expression: String,
+    /// Only files below this folder of the array, or of a place where it is mounted
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    under: String,
+    /// With --json: show what is known of each file's header
+    #[arg(long)]
+    header: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    read(&args.expression).map_err(|error| pointed(&args.expression, &error))?;
+    let (mount, under) = folder(&args.under)?;
+    let server = context.connect().await?;
+    let mut request = v1::FindRequest {
+        credentials: Some(credentials()),
+        expression: args.expression,
+        under: under.into_bytes(),
+        headers: args.header && context.global.json,
+        ..v1::FindRequest::default()
+    };
+    loop {
+        let reply = server.finder().query(request.clone()).await;
+        let reply = reply.map_err(Error::from)?.into_inner();
+        for file in reply.files {
+            let mount = mount.as_deref();
+            context.output.step(&FoundView { mount, file })?;
+        }
+        if reply.after == 0 {
+            if reply.unread > 0 {
+                let unread = reply.unread;
+                context.note(format_args!(
+                    "{unread} headers have not been read yet: there may be more"
+                ));
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        request.after = reply.after;
+    }
+}
+
+/// The expression with a mark below the place.
+fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
+    let one_line = line(expression);
+    let blanks = " ".repeat(error.at);
+    anyhow!("{}\n  {one_line}\n  {blanks}^", line(&error.to_string()))
+}
+
+/// Where the array is mounted, if a folder is named as it is there, and the folder's path in the array.
+fn folder(text: &str) -> anyhow::Result<(Option<PathBuf>, String)> {
+    if text.starts_with(['/', '.']) {
+        let whole = std::path::absolute(text)?;
+        let whole: PathBuf = whole.components().collect();
+        if let Some(mount) = whole.ancestors().find(|path| is_mounted(path)) {
+            let below = whole.strip_prefix(mount).unwrap_or(Path::new(""));
+            let below = below
+                .to_str()
+                .ok_or_else(|| anyhow!("{}: no UTF-8", whole.display()))?;
+            return Ok((Some(mount.to_owned()), files::path(below)?));
+        }
+    }
+    Ok((None, files::path(text)?))
+}

@@ -1,0 +1,50 @@
+//! Files that were found.
+
+use super::View;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::Path;
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+
+/// A file that was found.
+#[derive(Debug)]
+pub(crate) struct FoundView<'a> {
+    /// Where the array is mounted, if its path is to be told as there.
+    pub(crate) mount: Option<&'a Path>,
+    pub(crate) file: v1::Found,
+}
+
+impl FoundView<'_> {
+    fn path(&self) -> String {
+        let path = String::from_utf8_lossy(&self.file.path);
+        match self.mount {
+            Some(mount) => format!("{}{path}", mount.display()),
+            None => path.into_owned(),
+        }
+    }
+}
+
+impl View for FoundView<'_> {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}", line(&self.path()))
+    }
+
+    fn json(&self) -> Value {
+        let file = &self.file;
+        let mut shown = json!({
+            "path": self.path(),
+            "inode": file.ino,
+            "object": file.object,
+            "size": file.size,
+            "mtime": file.mtime,
+            "uid": file.uid,
+        });
+        if let (Some(shown), Ok(header)) =
+            (shown.as_object_mut(), serde_json::from_str(&file.header))
+        {
+            let _: Option<Value> = shown.insert("header".into(), header);
+        }
+        shown
+    }
+}

@@ -1,0 +1,197 @@
+//! Finding files by what is known of them: names, sizes, owners, attributes, headers, lineage (`docs/find.md`).
+//!
+//! An expression becomes one query (`query`), which gives files in the order of their inodes, a page at a time. Of what it gives
+//! only files are told that the asker may read or owns, and whose folders they may list.
+
+mod query;
+
+use crate::access::Access;
+use crate::clock;
+use crate::names::node::{Caller, Node};
+use crate::names::sight::Sight;
+use crate::names::transaction::Tx;
+use crate::names::{Fault, SqliteNames};
+use crate::namespace_service::refused;
+use query::Query;
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_core::find;
+use tidemill_wire::v1::{self, Kind};
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+/// Files in one answer, and the bytes of their headers after which it ends.
+const FOUND_MAX: usize = 1000;
+const HEADER_BYTES_MAX: usize = 1 << 20;
+/// Files that one query gives, seen or not; after this time no further one is begun for the same answer.
+const LOOKED_AT_MAX: usize = 10_000;
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// A query that takes longer is ended.
+const QUERY_MAX: Duration = Duration::from_secs(20);
+/// Searches at once: each has a reading connection, of which there are four.
+const AT_ONCE: usize = 2;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Headers that are to be read are counted so far.
+const UNREAD_MAX: i64 = 100_000;
+
+/// The gRPC service.
+#[derive(Clone, Debug)]
+pub(crate) struct FindService {
+    names: Arc<SqliteNames>,
+    access: Arc<Access>,
+    turns: Arc<Semaphore>,
+}
+
+impl FindService {
+    pub(crate) fn new(names: Arc<SqliteNames>, access: Arc<Access>) -> Self {
+        Self {
+            names,
+            access,
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::find_server::Find for FindService {
+    async fn query(
+        &self,
+        request: Request<v1::FindRequest>,
+    ) -> Result<Response<v1::FindReply>, Status> {
+        let mut viewer = self
+            .access
+            .caller(&request, request.get_ref().credentials.as_ref())?;
+        if viewer.checked {
+            // A mount's kernel knows the groups and has not told them.
+            viewer.groups = self.access.groups_of(viewer.uid);
+            viewer.checked = false;
+        }
+        let asked = request.into_inner();
+        let expr = find::read(&asked.expression);
+        let expr = expr.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let turn = tokio::time::timeout(PATIENCE, self.turns.clone().acquire_owned()).await;
+        let turn = turn.ok().and_then(Result::ok);
+        let turn =
+            turn.ok_or_else(|| Status::resource_exhausted("others search: try again later"))?;
+        let names = self.names.clone();
+        let (interrupts, interrupt) = tokio::sync::oneshot::channel();
+        let answer = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            names.database().read(|db| {
+                let _ = interrupts.send(db.get_interrupt_handle());
+                let tx = Tx::new(db, names.shared(), &viewer, 0, clock::now_ns());
+                answer(&tx, &viewer, &expr, &asked)
+            })
+        });
+        let watch = async {
+            if let Ok(handle) = interrupt.await {
+                tokio::time::sleep(QUERY_MAX).await;
+                handle.interrupt();
+            }
+            std::future::pending::<()>().await;
+        };
+        let answer = tokio::select! { answer = answer => answer, () = watch => return Err(refused(&Fault::Closed)) };
+        let answer = answer.map_err(|_| refused(&Fault::Closed))?;
+        Ok(Response::new(answer.map_err(|fault| refused(&fault))?))
+    }
+}
+
+fn answer(
+    tx: &Tx<'_>,
+    viewer: &Caller,
+    expr: &find::Expr,
+    asked: &v1::FindRequest,
+) -> Result<v1::FindReply, Fault> {
+    let under = match asked.under.as_slice() {
+        b"" | b"/" => Vec::new(),
+        path => folder(tx, path)?,
+    };
+    let query = Query::new(tx, viewer, expr)?;
+    let limit = match asked.limit {
+        0 => FOUND_MAX,
+        limit => FOUND_MAX.min(limit as usize),
+    };
+    let (begun, mut after, mut header_bytes) = (Instant::now(), asked.after, 0);
+    let mut reply = v1::FindReply::default();
+    let mut sight = Sight::new(tx, viewer);
+    loop {
+        let page = query.after(tx.db, after, LOOKED_AT_MAX)?;
+        let end = page.len() < LOOKED_AT_MAX;
+        for ino in page {
+            after = ino;
+            let Some(file) = seen(tx, &mut sight, ino, &under)? else {
+                continue;
+            };
+            let header = match asked.headers {
+                true => header(tx.db, file.object)?,
+                false => String::new(),
+            };
+            header_bytes += header.len();
+            reply.files.push(v1::Found { header, ..file });
+            if reply.files.len() == limit || header_bytes >= HEADER_BYTES_MAX {
+                reply.after = after;
+                return Ok(reply);
+            }
+        }
+        if end {
+            reply.unread = unread(tx.db)?;
+            return Ok(reply);
+        }
+        if begun.elapsed() >= ANSWER_MAX {
+            reply.after = after;
+            return Ok(reply);
+        }
+    }
+}
+
+/// The path of a folder as it is, without links; nothing of it is found if it may not be listed.
+fn folder(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
+    let node = tx
+        .resolve(path, true)
+        .map_err(|fault| tx.advised(path, fault))?;
+    let shown = || String::from_utf8_lossy(path).into_owned();
+    if node.kind != Kind::Directory {
+        return Err(Fault::NotDirectory(shown()));
+    }
+    let found = tx
+        .path_of(node.ino)?
+        .ok_or_else(|| Fault::NotFound(shown()))?;
+    Ok(if found == b"/" { Vec::new() } else { found })
+}
+
+fn seen(
+    tx: &Tx<'_>,
+    sight: &mut Sight<'_>,
+    ino: u64,
+    under: &[u8],
+) -> Result<Option<v1::Found>, Fault> {
+    let Some(node) = Node::find(tx.db, ino)? else {
+        return Ok(None);
+    };
+    let path = sight.listed(&node, under)?;
+    Ok(path.map(|path| v1::Found {
+        path,
+        ino,
+        object: node.object,
+        size: node.size,
+        mtime: node.mtime,
+        uid: node.uid,
+        header: String::new(),
+    }))
+}
+
+fn header(db: &Connection, object: u64) -> Result<String, Fault> {
+    let sql = "SELECT coalesce((SELECT body FROM header WHERE object = ?1), '')";
+    let mut statement = db.prepare_cached(sql)?;
+    Ok(statement.query_row([object.cast_signed()], |row| row.get(0))?)
+}
+
+/// How many headers are still to be read.
+fn unread(db: &Connection) -> Result<u64, Fault> {
+    let sql = "SELECT count(*) FROM (SELECT 1 FROM header WHERE state <= 1 LIMIT ?1)";
+    let mut statement = db.prepare_cached(sql)?;
+    Ok(statement
+        .query_row([UNREAD_MAX], |row| row.get::<_, i64>(0))?
+        .cast_unsigned())
+}

@@ -1,0 +1,301 @@
+//! An expression as SQL. Each condition is a set of inodes or a comparison of columns; values are parameters, never text of the
+//! query.
+
+use crate::names::Fault;
+use crate::names::lineage::{Way, versions_of, walk};
+use crate::names::node::Caller;
+use crate::names::transaction::Tx;
+use rusqlite::types::Value as Sql;
+use rusqlite::{Connection, params_from_iter};
+use tidemill_client::users;
+use tidemill_core::find::{Compare, Expr, Moment, Test, Value};
+use tidemill_wire::v1::Kind;
+
+/// Distinct values that a regular expression or comparison is tried on.
+const TRIED_MAX: i64 = 1_000_000;
+
+/// A query for inodes.
+pub(super) struct Query {
+    sql: String,
+    values: Vec<Sql>,
+}
+
+impl Query {
+    pub(super) fn new(tx: &Tx<'_>, viewer: &Caller, expr: &Expr) -> Result<Self, Fault> {
+        let mut query = Self {
+            sql: String::new(),
+            values: Vec::new(),
+        };
+        let kind = query.value(i64::from(Kind::File as i32));
+        let condition = query.expr(tx, viewer, expr)?;
+        let (after, limit) = (query.values.len() + 1, query.values.len() + 2);
+        query.sql = format!(
+            "SELECT ino FROM inode AS i WHERE {condition} AND i.kind = {kind} AND i.nlink > 0 AND i.ino > ?{after} \
+             ORDER BY i.ino LIMIT ?{limit}"
+        );
+        Ok(query)
+    }
+
+    /// So many inodes at most, from the one after `after` on.
+    pub(super) fn after(
+        &self,
+        db: &Connection,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<u64>, Fault> {
+        let mut statement = db.prepare(&self.sql)?;
+        let last = [
+            after.cast_signed(),
+            i64::try_from(limit).unwrap_or(i64::MAX),
+        ];
+        let values = self.values.iter().cloned().chain(last.map(Sql::from));
+        let rows = statement.query_map(params_from_iter(values), |row| row.get::<_, i64>(0))?;
+        let inodes = rows.map(|ino| ino.map(i64::cast_unsigned));
+        Ok(inodes.collect::<Result<_, _>>()?)
+    }
+
+    /// A parameter.
+    fn value(&mut self, value: impl Into<Sql>) -> String {
+        self.values.push(value.into());
+        format!("?{}", self.values.len())
+    }
+
+    fn expr(&mut self, tx: &Tx<'_>, viewer: &Caller, expr: &Expr) -> Result<String, Fault> {
+        let mut joined = |all: &[Expr], word: &str| -> Result<String, Fault> {
+            let all: Result<Vec<String>, Fault> =
+                all.iter().map(|one| self.expr(tx, viewer, one)).collect();
+            Ok(format!("({})", all?.join(word)))
+        };
+        match expr {
+            Expr::All(all) => joined(all, " AND "),
+            Expr::Any(all) => joined(all, " OR "),
+            Expr::Not(one) => Ok(format!("NOT ({})", self.expr(tx, viewer, one)?)),
+            Expr::Test(test) => self.test(tx, viewer, test),
+        }
+    }
+
+    fn test(&mut self, tx: &Tx<'_>, viewer: &Caller, test: &Test) -> Result<String, Fault> {
+        match test {
+            Test::Said {
+                key,
+                compare,
+                value,
+            } => self.said(tx.db, key, *compare, value),
+            Test::Coordinate {
+                name,
+                compare,
+                number,
+                moment,
+            } => Ok(self.coordinate(name, *compare, *number, *moment)),
+            Test::Attribute {
+                name,
+                compare,
+                value,
+            } => self.attribute(tx.db, name, *compare, value),
+            Test::Name { compare, text } => Ok(self.name(*compare, text)),
+            Test::Size { compare, bytes } => {
+                let bytes = self.value(i64::try_from(*bytes).unwrap_or(i64::MAX));
+                Ok(format!("i.size {} {bytes}", compare.sign()))
+            }
+            Test::Modified { compare, moment } => {
+                let (from, to) = moment.nanos();
+                let (from, to) = (self.value(from), self.value(to));
+                Ok(reach(*compare, ("i.mtime", "i.mtime"), (&from, &to)))
+            }
+            Test::Owner { user } => {
+                let unknown = || Fault::NotFound(format!("user {user}"));
+                let uid = users::uid(user).ok_or_else(unknown)?;
+                let uid = self.value(i64::from(uid));
+                Ok(format!("i.uid = {uid}"))
+            }
+            Test::MadeBy { name } => Ok(self.made_by(viewer, name)),
+            Test::From { path } => self.made_of(tx, path),
+        }
+    }
+
+    /// What headers say.
+    fn said(
+        &mut self,
+        db: &Connection,
+        key: &str,
+        compare: Compare,
+        value: &Value,
+    ) -> Result<String, Fault> {
+        let terms = match compare {
+            Compare::Matches => {
+                let sql = "SELECT term, text FROM term WHERE key = ?1 LIMIT ?2";
+                let mut statement = db.prepare_cached(sql)?;
+                let mut rows = statement.query(rusqlite::params![key, TRIED_MAX])?;
+                let mut fits: Vec<i64> = Vec::new();
+                while let Some(row) = rows.next()? {
+                    let text = row.get_ref(1)?.as_str().unwrap_or_default();
+                    if value.fits(compare, text) {
+                        fits.push(row.get(0)?);
+                    }
+                }
+                self.list(&fits)
+            }
+            _ => {
+                let key = self.value(key.to_owned());
+                let of = format!("SELECT term FROM term WHERE key = {key} AND");
+                let (sign, number) = (
+                    compare.sign(),
+                    value.number.map(|number| self.value(number)),
+                );
+                let mut text = || self.value(value.text.clone());
+                match (compare, number) {
+                    (Compare::Equal, Some(number)) => {
+                        format!("{of} text = {} UNION {of} number = {number}", text())
+                    }
+                    (Compare::Equal, None) => format!("{of} text = {}", text()),
+                    (Compare::Unequal, number) => {
+                        let number = number.unwrap_or_else(|| "NULL".into());
+                        format!(
+                            "{of} text != {} AND (number IS NULL OR number IS NOT {number})",
+                            text()
+                        )
+                    }
+                    (_, number) => format!(
+                        "{of} number {sign} {}",
+                        number.unwrap_or_else(|| "NULL".into())
+                    ),
+                }
+            }
+        };
+        Ok(format!(
+            "i.ino IN (SELECT ino FROM said WHERE term IN ({terms}))"
+        ))
+    }
+
+    fn coordinate(
+        &mut self,
+        name: &str,
+        compare: Compare,
+        number: Option<f64>,
+        moment: Option<Moment>,
+    ) -> String {
+        let name = self.value(name.to_owned());
+        let mut ways = Vec::new();
+        if let Some(number) = number {
+            let number = self.value(number);
+            let reach = match compare {
+                Compare::Equal => format!("low <= {number} AND high >= {number}"),
+                Compare::Unequal => format!("(low != {number} OR high != {number})"),
+                Compare::Less | Compare::AtMost => format!("low {} {number}", compare.sign()),
+                _ => format!("high {} {number}", compare.sign()),
+            };
+            ways.push(format!("is_time = 0 AND {reach}"));
+        }
+        if let Some(moment) = moment {
+            let (from, to) = moment.places();
+            let (from, to) = (self.value(from), self.value(to));
+            let reach = reach(compare, ("low", "high"), (&from, &to));
+            ways.push(format!("is_time = 1 AND {reach}"));
+        }
+        let ways = ways.join(" OR ");
+        format!("i.ino IN (SELECT ino FROM span WHERE name = {name} AND ({ways}))")
+    }
+
+    /// Attributes of files; of a name there are as many as files have it.
+    fn attribute(
+        &mut self,
+        db: &Connection,
+        name: &str,
+        compare: Compare,
+        value: &Value,
+    ) -> Result<String, Fault> {
+        if compare == Compare::Equal && value.number.is_none() {
+            let name = self.value(name.as_bytes().to_vec());
+            let value = self.value(value.text.as_bytes().to_vec());
+            return Ok(format!(
+                "i.ino IN (SELECT ino FROM xattr WHERE name = {name} AND value = {value})"
+            ));
+        }
+        let sql = "SELECT ino, value FROM xattr WHERE name = ?1 LIMIT ?2";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut rows = statement.query(rusqlite::params![name.as_bytes(), TRIED_MAX])?;
+        let mut fits: Vec<i64> = Vec::new();
+        while let Some(row) = rows.next()? {
+            let text = String::from_utf8_lossy(row.get_ref(1)?.as_bytes().unwrap_or_default());
+            if value.fits(compare, &text) {
+                fits.push(row.get(0)?);
+            }
+        }
+        Ok(format!("i.ino IN ({})", self.list(&fits)))
+    }
+
+    fn name(&mut self, compare: Compare, text: &str) -> String {
+        let text = self.value(text.to_owned());
+        let fits = match compare {
+            Compare::Matches => format!("CAST(name AS TEXT) GLOB {text}"),
+            _ => format!("CAST(name AS TEXT) {} {text}", compare.sign()),
+        };
+        format!("i.ino IN (SELECT ino FROM dirent WHERE {fits})")
+    }
+
+    /// Made by a task of the viewer's own that is called so, or whose kernel, job or rule is; or by a built-in kernel.
+    fn made_by(&mut self, viewer: &Caller, name: &str) -> String {
+        let all = viewer.above() || tidemill_kernel::is_builtin(name);
+        let own = match all {
+            true => "1".to_owned(),
+            false => format!("job.uid = {}", self.value(i64::from(viewer.uid))),
+        };
+        let whole = self.value(name.to_owned());
+        let below = self.value(format!("%/{}", name.replace(['%', '_'], "_")));
+        let (kernel, task) = (
+            "json_extract(task.spec, '$.kernel')",
+            "json_extract(task.spec, '$.name')",
+        );
+        let called = match tidemill_kernel::is_builtin(name) {
+            true if !viewer.above() => format!("{kernel} = {whole}"),
+            _ => format!(
+                "job.name = {whole} OR {task} = {whole} OR {kernel} = {whole} OR {kernel} LIKE {below} OR {kernel} LIKE {whole} || '@%' \
+                 OR EXISTS (SELECT 1 FROM rule_job JOIN rule USING (rule) WHERE rule_job.job = task.job AND rule.name = {whole})"
+            ),
+        };
+        format!(
+            "EXISTS (SELECT 1 FROM version CROSS JOIN task ON task.task = version.task CROSS JOIN job ON job.job = task.job \
+             WHERE version.object = i.object AND version.task != 0 AND {own} AND ({called}))"
+        )
+    }
+
+    /// Made, by however many tasks, of a version of a file that the viewer may read.
+    fn made_of(&mut self, tx: &Tx<'_>, path: &str) -> Result<String, Fault> {
+        let bytes = path.as_bytes();
+        let node = tx
+            .resolve(bytes, true)
+            .map_err(|fault| tx.advised(bytes, fault))?;
+        tx.need_read(&node)?;
+        let start = versions_of(tx.db, node.ino, b"")?;
+        let walked = walk(tx.db, Way::Down, &start, 0)?;
+        if let Some(cut) = walked.cut {
+            return Err(Fault::NotFound(format!(
+                "from = {path} can't be looked for: {cut}"
+            )));
+        }
+        let made = walked.objects.difference(&start);
+        let made: Vec<i64> = made.map(|object| object.cast_signed()).collect();
+        let list = self.list(&made);
+        Ok(format!(
+            "i.ino IN (SELECT inode.ino FROM version CROSS JOIN inode ON inode.ino = version.ino AND inode.object = version.object \
+             WHERE version.object IN ({list}))"
+        ))
+    }
+
+    fn list(&mut self, ids: &[i64]) -> String {
+        let ids = self.value(serde_json::to_string(ids).unwrap_or_default());
+        format!("SELECT value FROM json_each({ids})")
+    }
+}
+
+/// Whether what reaches from `low` to `high` has something that compares so with a time, which is from one value to before another.
+fn reach(compare: Compare, (low, high): (&str, &str), (from, to): (&str, &str)) -> String {
+    match compare {
+        Compare::Unequal => format!("({low} < {from} OR {high} >= {to})"),
+        Compare::Less => format!("{low} < {from}"),
+        Compare::AtMost => format!("{low} < {to}"),
+        Compare::Greater => format!("{high} >= {to}"),
+        Compare::AtLeast => format!("{high} >= {from}"),
+        Compare::Equal | Compare::Matches => format!("({low} < {to} AND {high} >= {from})"),
+    }
+}

@@ -1,0 +1,240 @@
+//! How far the coordinates of a file reach: the smallest and largest value of variables that have the name of their only
+//! dimension. Of long ones the first and last values are looked at, which CF has in order (CF conventions, section 1.3).
+
+use super::facts::Span;
+use tidemill_core::find::place_in_time;
+use tidemill_format::time::Units;
+use tidemill_format::{
+    Bytes, DataType, Filter, Header, Kind, Order, Piece, Range, Storage, Store, Variable, pieces,
+};
+use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
+
+/// Coordinates of a file that are looked at.
+const COORDINATES_MAX: usize = 32;
+/// Chunks, or records, of a coordinate that are all looked at.
+const PIECES_MAX: u64 = 4;
+/// Bytes of a coordinate that are all looked at, and of one piece of it.
+const BYTES_MAX: u64 = 64 << 10;
+const PIECE_BYTES_MAX: u64 = 4 << 20;
+
+/// Decodes the stored bytes from one byte of the file on, so many, to little-endian values; none if that can't be done.
+pub(super) type Decode<'a> = dyn Fn(Spec, std::ops::Range<u64>) -> Option<Vec<u8>> + 'a;
+
+/// The spans of all coordinates that can be read. What can't be is left out.
+pub(super) fn spans(header: &Header, bytes: &dyn Bytes, decode: &Decode<'_>) -> Vec<Span> {
+    let coordinates = header
+        .variables
+        .iter()
+        .filter(|variable| is_coordinate(variable));
+    let mut all = Vec::new();
+    for variable in coordinates.take(COORDINATES_MAX) {
+        let values = values(variable, bytes, decode).unwrap_or_default();
+        let finite = || values.iter().copied().filter(|value| value.is_finite());
+        let (low, high) = (finite().reduce(f64::min), finite().reduce(f64::max));
+        if let (Some(low), Some(high)) = (low, high) {
+            all.extend(named(variable, (low, high)));
+        }
+    }
+    all
+}
+
+fn last_of(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn is_coordinate(variable: &Variable) -> bool {
+    let [dimension] = variable.dimensions.as_slice() else {
+        return false;
+    };
+    let numbers = matches!(
+        variable.data_type.kind,
+        Kind::Int | Kind::Uint | Kind::Float
+    );
+    numbers && dimension.size > 0 && last_of(&variable.path) == dimension.name
+}
+
+/// Under the coordinate's own name, its standard name, and for short `lat`, `lon` and `time`.
+fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
+    let units = Units::of(variable).ok().flatten();
+    let placed = |value: f64| {
+        let (date, seconds) = units?.moment(value)?;
+        let place = place_in_time((date.year, date.month, date.day), seconds);
+        Some((place, date.to_string()))
+    };
+    let times = placed(low).zip(placed(high));
+    let (is_time, low, high, shown) = match times {
+        Some(((from, first), (to, last))) => (true, from, to, (first, last)),
+        None if units.is_some() => return Vec::new(),
+        None => (false, low, high, (low.to_string(), high.to_string())),
+    };
+    let standard = variable.text("standard_name");
+    let short = match variable.text("units").unwrap_or_default() {
+        "degrees_north" | "degree_north" | "degrees_N" => Some("lat"),
+        "degrees_east" | "degree_east" | "degrees_E" => Some("lon"),
+        _ => is_time.then_some("time"),
+    };
+    let mut names = vec![last_of(&variable.path)];
+    names.extend(standard.into_iter().chain(short));
+    names.retain(|name| name.len() <= 256);
+    names.sort_unstable();
+    names.dedup();
+    let span = |name: &str| Span {
+        name: name.to_owned(),
+        is_time,
+        low,
+        high,
+        shown: shown.clone(),
+    };
+    names.into_iter().map(span).collect()
+}
+
+fn values(variable: &Variable, bytes: &dyn Bytes, decode: &Decode<'_>) -> Option<Vec<f64>> {
+    let size = variable.dimensions.first()?.size;
+    let few = match &variable.storage {
+        Storage::Contiguous { .. } => {
+            size.checked_mul(variable.data_type.size.into())? <= BYTES_MAX
+        }
+        Storage::Records { .. } => size <= PIECES_MAX,
+        Storage::Chunked(chunked) => size.div_ceil(*chunked.shape.first()?.max(&1)) <= PIECES_MAX,
+        Storage::Absent | Storage::Elsewhere(_) => false,
+    };
+    let ends = [0..1, size - 1..size];
+    let wanted = if few { vec![0..size] } else { ends.to_vec() };
+    let mut all = Vec::new();
+    for range in wanted {
+        let range = Range {
+            start: range.start,
+            end: range.end,
+            step: 1,
+        };
+        for piece in pieces(variable, &[range], Store::File(bytes), BYTES_MAX).ok()? {
+            all.extend(of_piece(variable, &piece.ok()?, bytes, decode)?);
+        }
+    }
+    let meaning = variable.meaning();
+    let fill = |value: &f64| {
+        let missing = meaning.fill_value.iter().chain(&meaning.missing_value);
+        missing
+            .into_iter()
+            .any(|other| other.total_cmp(value).is_eq())
+    };
+    all.retain(|value| !fill(value));
+    let (scale, offset) = (
+        meaning.scale_factor.unwrap_or(1.0),
+        meaning.add_offset.unwrap_or(0.0),
+    );
+    Some(
+        all.into_iter()
+            .map(|value| value * scale + offset)
+            .collect(),
+    )
+}
+
+fn of_piece(
+    variable: &Variable,
+    piece: &Piece,
+    bytes: &dyn Bytes,
+    decode: &Decode<'_>,
+) -> Option<Vec<f64>> {
+    let span = piece
+        .span
+        .as_ref()
+        .filter(|span| span.file.is_none() && span.size <= PIECE_BYTES_MAX)?;
+    let within = piece.within.first()?;
+    let filters: &[Filter] = match &variable.storage {
+        Storage::Chunked(chunked) => &chunked.filters,
+        _ => &[],
+    };
+    let codecs = codecs(filters, piece.mask)?;
+    let data_type = &variable.data_type;
+    if codecs.is_empty() {
+        let mut stored = vec![0; usize::try_from(span.size).ok()?];
+        bytes.read_at(span.offset, &mut stored).ok()?;
+        let all = numbers(&stored, data_type)?;
+        let (from, to) = (
+            usize::try_from(within.start).ok()?,
+            usize::try_from(within.end).ok()?,
+        );
+        return all.get(from..to).map(<[f64]>::to_vec);
+    }
+    let selection = Slice {
+        start: within.start.cast_signed(),
+        end: within.end.cast_signed(),
+        stride: 1,
+    };
+    let spec = Spec {
+        operation: Operation::Select,
+        dtype: dtype(data_type)?,
+        big_endian: data_type.order == Order::Big,
+        shape: Some(piece.shape.clone()),
+        fortran: false,
+        axes: None,
+        selection: Some(vec![selection]),
+        codecs,
+        missing: None,
+    };
+    let values = decode(spec, span.offset..span.offset.checked_add(span.size)?)?;
+    let little = DataType {
+        order: Order::Little,
+        ..data_type.clone()
+    };
+    numbers(&values, &little)
+}
+
+/// How stored bytes are decoded: filters in the opposite order, but those that a chunk lacks.
+fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
+    let applied = filters.iter().enumerate().rev();
+    let applied = applied.filter(|(place, _)| mask >> (*place).min(31) & 1 == 0);
+    let codec = |(_, filter): (usize, &Filter)| {
+        Some(match filter {
+            Filter::Shuffle { element } => Codec::Shuffle(u8::try_from(*element).ok()?),
+            Filter::Deflate => Codec::Zlib,
+            Filter::Gzip => Codec::Gzip,
+            Filter::Zstd => Codec::Zstd,
+            Filter::Fletcher32 => Codec::Fletcher32,
+            _ => return None,
+        })
+    };
+    applied.map(codec).collect()
+}
+
+fn dtype(data_type: &DataType) -> Option<Dtype> {
+    Some(match (&data_type.kind, data_type.size) {
+        (Kind::Int, 1) => Dtype::Int8,
+        (Kind::Int, 2) => Dtype::Int16,
+        (Kind::Int, 4) => Dtype::Int32,
+        (Kind::Int, 8) => Dtype::Int64,
+        (Kind::Uint, 1) => Dtype::Uint8,
+        (Kind::Uint, 2) => Dtype::Uint16,
+        (Kind::Uint, 4) => Dtype::Uint32,
+        (Kind::Uint, 8) => Dtype::Uint64,
+        (Kind::Float, 4) => Dtype::Float32,
+        (Kind::Float, 8) => Dtype::Float64,
+        _ => return None,
+    })
+}
+
+/// Values as numbers, if they are of a type that computers have.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "coordinates are compared as floating point"
+)]
+fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<f64>> {
+    let size = dtype(data_type)?.size();
+    let one = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..size].copy_from_slice(bytes);
+        if data_type.order == Order::Big {
+            word[..size].reverse();
+        }
+        let bits = u64::from_le_bytes(word);
+        let unused = 64 - 8 * size;
+        match (&data_type.kind, size) {
+            (Kind::Float, 4) => f64::from(f32::from_bits(u32::try_from(bits).unwrap_or(0))),
+            (Kind::Float, _) => f64::from_bits(bits),
+            (Kind::Int, _) => ((bits << unused).cast_signed() >> unused) as f64,
+            _ => bits as f64,
+        }
+    };
+    Some(stored.chunks_exact(size).map(one).collect())
+}

@@ -1,0 +1,158 @@
+//! What is kept of a header: what people look for, and no more than so much of it.
+
+use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
+use tidemill_format::{Format, Header, Value, Variable};
+
+/// Variables, dimensions and attributes that are kept.
+const VARIABLES_MAX: usize = 1000;
+const DIMENSIONS_MAX: usize = 1000;
+const ATTRIBUTES_MAX: usize = 256;
+/// Longest text that is kept: of a longer one nothing is.
+const TEXT_BYTES_MAX: usize = 1024;
+/// What is said of variables and can be looked for.
+const SAID: [&str; 3] = ["units", "standard_name", "long_name"];
+
+/// What is kept of a header.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// For whoever wants to see it.
+    pub(super) body: Json,
+    pub(super) terms: Vec<Term>,
+    pub(super) spans: Vec<Span>,
+}
+
+/// Something that is said.
+#[derive(Debug, PartialEq)]
+pub(super) struct Term {
+    pub(super) key: String,
+    pub(super) text: String,
+    pub(super) number: Option<f64>,
+}
+
+/// How far a coordinate reaches: numbers, or times as `core::find` places them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Span {
+    pub(super) name: String,
+    pub(super) is_time: bool,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    /// The same for people.
+    pub(super) shown: (String, String),
+}
+
+impl Facts {
+    pub(super) fn of(header: &Header, spans: Vec<Span>) -> Self {
+        let mut facts = Self::default();
+        let format = format_name(header.format);
+        facts.say("format", format.to_owned(), None);
+        let (mut variables, mut sizes) = (Vec::new(), BTreeMap::new());
+        for variable in header.variables.iter().take(VARIABLES_MAX) {
+            variables.push(facts.variable(variable));
+            for dimension in &variable.dimensions {
+                if sizes.len() < DIMENSIONS_MAX && short(&dimension.name) {
+                    sizes.insert((dimension.name.clone(), dimension.size), dimension.size);
+                }
+            }
+        }
+        let mut dimensions = Map::new();
+        for ((name, size), _) in sizes {
+            #[expect(clippy::cast_precision_loss, reason = "sizes are compared as numbers")]
+            facts.say(&format!("dim.{name}"), size.to_string(), Some(size as f64));
+            dimensions.insert(name, json!(size));
+        }
+        let mut attributes = Map::new();
+        for attribute in header.attributes.iter().take(ATTRIBUTES_MAX) {
+            let Some((text, number)) = one(&attribute.value).filter(|_| short(&attribute.name))
+            else {
+                continue;
+            };
+            facts.say(&format!("attr.{}", attribute.name), text.clone(), number);
+            attributes.insert(attribute.name.clone(), json!(text));
+        }
+        let reach =
+            |span: &Span| json!({"name": span.name, "from": span.shown.0, "to": span.shown.1});
+        facts.body = json!({
+            "format": format,
+            "dimensions": dimensions,
+            "variables": variables,
+            "coordinates": spans.iter().map(reach).collect::<Vec<_>>(),
+            "attributes": attributes,
+        });
+        facts.spans = spans;
+        facts
+    }
+
+    fn variable(&mut self, variable: &Variable) -> Json {
+        let mut shown = Map::new();
+        let data_type = variable.data_type.name();
+        if short(&data_type) {
+            shown.insert("type".into(), json!(data_type));
+            self.say("type", data_type, None);
+        }
+        if short(&variable.path) {
+            shown.insert("name".into(), json!(variable.path));
+            self.say("var", variable.path.clone(), None);
+            if let Some((_, last)) = variable.path.rsplit_once('/') {
+                self.say("var", last.to_owned(), None);
+            }
+        }
+        let dimensions = variable.dimensions.iter().map(|dimension| &dimension.name);
+        let dimensions: Vec<&String> = dimensions.filter(|name| short(name)).collect();
+        shown.insert("dimensions".into(), json!(dimensions));
+        for key in SAID {
+            if let Some(text) = variable.text(key).filter(|text| short(text)) {
+                shown.insert(key.into(), json!(text));
+                self.say(key, text.to_owned(), None);
+            }
+        }
+        Json::Object(shown)
+    }
+
+    fn say(&mut self, key: &str, text: String, number: Option<f64>) {
+        let key = key.to_owned();
+        self.terms.push(Term { key, text, number });
+    }
+}
+
+fn short(text: &str) -> bool {
+    text.len() <= TEXT_BYTES_MAX
+}
+
+/// An attribute as text, and as a number if it is a single one.
+fn one(value: &Value) -> Option<(String, Option<f64>)> {
+    let text = match value {
+        Value::Text(text) => text.clone(),
+        Value::Texts(texts) if texts.iter().map(String::len).sum::<usize>() <= TEXT_BYTES_MAX => {
+            texts.join(", ")
+        }
+        Value::Int(numbers) => joined(numbers)?,
+        Value::Uint(numbers) => joined(numbers)?,
+        Value::Float(numbers) => joined(numbers)?,
+        Value::Texts(_) | Value::Other => return None,
+    };
+    let number = match (value, &value.numbers()[..]) {
+        (Value::Text(text), _) => text.trim().parse().ok(),
+        (_, [number]) => Some(*number),
+        _ => None,
+    };
+    let number = number.filter(|number: &f64| number.is_finite());
+    short(&text).then_some((text, number))
+}
+
+fn joined<T: std::fmt::Display>(numbers: &[T]) -> Option<String> {
+    let few = numbers.len() <= TEXT_BYTES_MAX / 2;
+    let texts = || numbers.iter().map(T::to_string).collect::<Vec<_>>();
+    few.then(|| texts().join(", "))
+}
+
+fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Classic(_) => "netcdf3",
+        Format::Netcdf4 => "netcdf4",
+        Format::Hdf5 => "hdf5",
+        Format::Zarr(_) => "zarr",
+        Format::Fits => "fits",
+        Format::Columns => "columns",
+    }
+}

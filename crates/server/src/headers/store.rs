@@ -1,0 +1,182 @@
+//! The tables of headers.
+
+use super::facts::Facts;
+use super::{Wake, by_name};
+use crate::names::Fault;
+use crate::names::node::Node;
+use crate::names::transaction::Tx;
+use rusqlite::{Connection, OptionalExtension, params};
+use tidemill_wire::v1::Kind;
+
+/// Versions that are looked at in one transaction whether they have been queued.
+const SCANNED_MAX: usize = 1000;
+/// Headers that could not be read for now and are tried again at once.
+const AGAIN_MAX: i64 = 1000;
+
+const QUEUED: i64 = 0;
+const LATER: i64 = 1;
+const READ: i64 = 2;
+const UNREADABLE: i64 = 3;
+
+/// A version whose header is to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) object: u64,
+    pub(super) ino: u64,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Read(Box<Facts>),
+    /// It has no header that can be read.
+    Unreadable(String),
+    /// Its bytes can't be had now.
+    Later,
+}
+
+impl Wake {
+    fn wake(&self) {
+        self.0.notify_one();
+    }
+
+    pub(super) async fn woken(&self) {
+        self.0.notified().await;
+    }
+}
+
+impl Tx<'_> {
+    /// The version that a file has is visible under this name or path: if that is one of a scientific file its header is read
+    /// after the transaction.
+    pub(crate) fn want_header(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
+        if !by_name(path) || node.kind != Kind::File || node.object == 0 || node.version == 0 {
+            return Ok(());
+        }
+        let (object, ino) = (node.object.cast_signed(), node.ino.cast_signed());
+        let sql = "INSERT OR IGNORE INTO header(object, ino, uid) VALUES (?1, ?2, ?3)";
+        let new = self
+            .db
+            .prepare_cached(sql)?
+            .execute(params![object, ino, node.uid])?;
+        if new > 0 {
+            self.shared.headers.wake();
+        }
+        Ok(())
+    }
+}
+
+/// Queues versions of a database in which they were not: that of an earlier release, or one that was made again. Whether there may
+/// be more.
+pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
+    let sql = "SELECT value FROM setting WHERE name = 'headers_after'";
+    let after: Option<Vec<u8>> = db
+        .prepare_cached(sql)?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    let after = after
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, i64::from_le_bytes);
+    if after == i64::MAX {
+        return Ok(false);
+    }
+    let sql = "SELECT version.object, version.ino, inode.uid, version.path FROM version CROSS JOIN inode \
+               ON inode.ino = version.ino AND inode.object = version.object \
+               WHERE version.object > ?1 AND removed = 0 AND version.version != 0 ORDER BY version.object LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let page = i64::try_from(SCANNED_MAX).unwrap_or(i64::MAX);
+    let rows = statement.query_map(params![after, page], |row| {
+        let path: Vec<u8> = row.get(3)?;
+        let key: (i64, i64, u32) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        Ok((key, path))
+    })?;
+    let rows = rows.collect::<Result<Vec<_>, _>>()?;
+    let sql = "INSERT OR IGNORE INTO header(object, ino, uid) VALUES (?1, ?2, ?3)";
+    let mut insert = db.prepare_cached(sql)?;
+    for ((object, ino, uid), _) in rows.iter().filter(|(_, path)| by_name(path)) {
+        insert.execute(params![object, ino, uid])?;
+    }
+    let more = rows.len() == SCANNED_MAX;
+    let last = rows.last().filter(|_| more);
+    let after = last.map_or(i64::MAX, |((object, ..), _)| *object);
+    db.prepare_cached("INSERT OR REPLACE INTO setting VALUES ('headers_after', ?1)")?
+        .execute([after.to_le_bytes()])?;
+    Ok(more)
+}
+
+/// Some versions whose headers are to be read, as many of each user.
+pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> {
+    let mut users: Vec<i64> = Vec::new();
+    let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND uid > ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    while users.len() < count {
+        let last = users.last().copied().unwrap_or(-1);
+        match statement.query_row([QUEUED, last], |row| row.get(0))? {
+            Some(uid) => users.push(uid),
+            None => break,
+        }
+    }
+    let each = count.div_ceil(users.len().max(1));
+    let sql =
+        "SELECT object, ino FROM header WHERE state = ?1 AND uid = ?2 ORDER BY object LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut all = Vec::new();
+    for uid in users {
+        let key = params![QUEUED, uid, i64::try_from(each).unwrap_or(1)];
+        let rows = statement.query_map(key, |row| {
+            Ok(Wanted {
+                object: row.get::<_, i64>(0)?.cast_unsigned(),
+                ino: row.get::<_, i64>(1)?.cast_unsigned(),
+            })
+        })?;
+        for row in rows {
+            all.push(row?);
+        }
+    }
+    Ok(all)
+}
+
+/// Whether some headers could not be read for now; some of them are queued again.
+pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
+    let sql = "UPDATE header SET state = ?1 WHERE object IN (SELECT object FROM header WHERE state = ?2 LIMIT ?3)";
+    let count = db
+        .prepare_cached(sql)?
+        .execute([QUEUED, LATER, AGAIN_MAX])?;
+    Ok(count > 0)
+}
+
+/// Keeps what came of a header. Of a version that is gone, or was, nothing is kept.
+pub(super) fn keep(db: &Connection, wanted: Wanted, outcome: &Outcome) -> Result<(), Fault> {
+    let (state, body, error) = match outcome {
+        Outcome::Read(facts) => (READ, facts.body.to_string(), ""),
+        Outcome::Unreadable(why) => (UNREADABLE, String::new(), why.as_str()),
+        Outcome::Later => (LATER, String::new(), ""),
+    };
+    let sql =
+        "UPDATE header SET state = ?2, body = ?3, error = ?4 WHERE object = ?1 AND state = ?5";
+    let row = params![wanted.object.cast_signed(), state, body, error, QUEUED];
+    let kept = db.prepare_cached(sql)?.execute(row)?;
+    let Outcome::Read(facts) = outcome else {
+        return Ok(());
+    };
+    if kept == 0 {
+        return Ok(());
+    }
+    let ino = wanted.ino.cast_signed();
+    let mut find = db.prepare_cached("SELECT term FROM term WHERE key = ?1 AND text = ?2")?;
+    let mut add = db
+        .prepare_cached("INSERT INTO term(key, text, number) VALUES (?1, ?2, ?3) RETURNING term")?;
+    let mut said = db.prepare_cached("INSERT OR IGNORE INTO said VALUES (?1, ?2)")?;
+    for term in &facts.terms {
+        let known = find.query_row([&term.key, &term.text], |row| row.get::<_, i64>(0));
+        let id = match known.optional()? {
+            Some(id) => id,
+            None => add.query_row(params![term.key, term.text, term.number], |row| row.get(0))?,
+        };
+        said.execute([id, ino])?;
+    }
+    let mut put = db.prepare_cached("INSERT OR IGNORE INTO span VALUES (?1, ?2, ?3, ?4, ?5)")?;
+    for span in &facts.spans {
+        put.execute(params![span.name, ino, span.is_time, span.low, span.high])?;
+    }
+    Ok(())
+}

@@ -13,6 +13,7 @@ mod ends;
 mod examples;
 mod faults;
 mod files;
+mod find;
 mod first_day;
 mod folders;
 mod jobs;

@@ -189,6 +189,29 @@ def images():
     fits.HDUList([first, table, cube, bytes_]).writeto(HERE / "images.fits", output_verify="fix")
 
 
+def climate():
+    """What models write: coordinates that CF knows, in a calendar of their own."""
+    for name, kind, calendar in (("climate.nc", "NETCDF4", "360_day"), ("climate-classic.nc", "NETCDF3_CLASSIC", "noleap")):
+        with netCDF4.Dataset(HERE / name, "w", format=kind) as f:
+            f.institution, f.experiment, f.realization = "NCAR, Boulder", "historical" if kind == "NETCDF4" else "ssp585", np.int32(3)
+            f.createDimension("time", None)
+            f.createDimension("lat", 18)
+            f.createDimension("lon", 12)
+            packed = {"zlib": True, "shuffle": True, "fletcher32": True} if kind == "NETCDF4" else {}
+            time = f.createVariable("time", "f8", ("time",), chunksizes=(5,) if packed else None, **packed)
+            time.units, time.calendar, time.standard_name = "days since 1850-01-01", calendar, "time"
+            year = 360 if calendar == "360_day" else 365
+            time[:] = (140 if packed else 165) * year + np.arange(24) * year / 12 + 15
+            for coordinate, units, first, step in (("lat", "degrees_north", 5, 10 / 3), ("lon", "degrees_east", 0, 30)):
+                v = f.createVariable(coordinate, "f4", (coordinate,), **packed)
+                v.units, v.standard_name = units, {"lat": "latitude", "lon": "longitude"}[coordinate]
+                v[:] = first + np.arange(len(f.dimensions[coordinate])) * step
+            v = f.createVariable("tas" if packed else "pr", "f4", ("time", "lat", "lon"), fill_value=1e20, **packed)
+            v.units, v.standard_name = ("K", "air_temperature") if packed else ("kg m-2 s-1", "precipitation_flux")
+            v.long_name = "Near-Surface Air Temperature" if packed else "Precipitation"
+            v[:] = np.broadcast_to(np.arange(12, dtype="f4"), (24, 18, 12))
+
+
 if __name__ == "__main__":
     shutil.rmtree(HERE, ignore_errors=True)
     HERE.mkdir()
@@ -203,6 +226,7 @@ if __name__ == "__main__":
     zarr.consolidate_metadata(HERE / "consolidated.zarr")
     with zarr.storage.ZipStore(HERE / "three.zarr.zip", mode="w") as store:
         zarr_three(store)
+    climate()
     for path in sorted(HERE.iterdir()):
         streaming = path.name == "cdf1-streaming.nc"
         truth = HERE / "cdf1-one-record.nc" if streaming else path

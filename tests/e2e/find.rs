@@ -1,0 +1,268 @@
+//! Files found by what is known of them, in an array of real processes.
+
+use crate::array::{Array, Options, wait};
+use std::path::Path;
+use tidemill_client::{Credential, Server};
+use tidemill_wire::v1;
+
+const ALICE: u32 = 4_000_001;
+const BOB: u32 = 4_000_002;
+
+fn fixture(name: &str) -> String {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");
+    fixtures.join(name).display().to_string()
+}
+
+/// The paths of what is found, when all headers have been read.
+fn find(array: &Array, args: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    wait("headers are read", || {
+        let said = array.run(&[&["find"], args].concat());
+        assert!(said.ok, "{args:?}: {}", said.err);
+        found = said.out.lines().map(str::to_owned).collect();
+        !said.err.contains("have not been read")
+    });
+    found.sort();
+    found
+}
+
+/// As a user who is no operator.
+fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec<String>, String> {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let credential = Credential::read(&array.token_file()).unwrap();
+        let endpoint = array.address().parse().unwrap();
+        let server = Server::connect(&endpoint, Some(&credential)).await.unwrap();
+        let credentials = v1::Credentials {
+            uid,
+            gid: uid,
+            ..v1::Credentials::default()
+        };
+        let request = v1::FindRequest {
+            credentials: Some(credentials),
+            expression: expression.to_owned(),
+            under: under.as_bytes().to_vec(),
+            ..v1::FindRequest::default()
+        };
+        let reply = server.finder().query(request).await;
+        let reply = reply.map_err(|status| status.message().to_owned())?;
+        let files = reply.into_inner().files.into_iter();
+        let paths = files.map(|file| String::from_utf8(file.path).unwrap());
+        Ok(paths.collect())
+    })
+}
+
+/// Two climate files, one of them in three parts, others, and some that are none.
+fn fill(array: &Array) {
+    array.sh(&format!(
+        "mkdir cmip6 raw; cp {} cmip6/tas.nc; cp {} cmip6/pr.part; mv cmip6/pr.part cmip6/pr.nc; cp {} raw/a.h5; cp {} raw/sky.FITS; \
+         echo hello > raw/text; head -c 3000 cmip6/tas.nc > raw/cut.nc; : > raw/empty.nc; setfattr -n user.project -v x raw/text; \
+         setfattr -n user.level -v 12 raw/a.h5; chown {ALICE} raw/a.h5; touch -d 2001-02-03T04:05 raw/text; cp raw/text 'raw/odd \"name'",
+        fixture("climate.nc"), fixture("climate-classic.nc"), fixture("new.h5"), fixture("images.fits"),
+    ));
+    let local = fixture("climate.nc");
+    let said = array.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
+    assert!(said.ok, "{}", said.err);
+}
+
+const TAS: [&str; 2] = ["/cmip6/tas.nc", "/raw/striped.nc"];
+const PR: &str = "/cmip6/pr.nc";
+
+fn by_headers(array: &Array) {
+    let find = |expression| find(array, &[expression]);
+    let both = [PR, TAS[0], TAS[1]];
+    for (expression, expected) in [
+        // What was moved into place is found as what was written there, whatever the layout.
+        ("var = tas", &TAS[..]),
+        ("var = pr", &[PR]),
+        ("standard_name ~ '^(air|precip)'", &both),
+        ("units = K and not var = pr", &TAS),
+        ("dim.lat >= 18 and dim.lat < 19", &both),
+        ("dim.lat > 18", &[]),
+        ("attr.institution ~ \"NC.*\"", &both),
+        ("attr.realization = 3", &both),
+        ("attr.realization > 3", &[]),
+        ("format = netcdf4 and var = tas", &TAS),
+        ("format = fits", &["/raw/sky.FITS"]),
+        // Coordinates that are packed, of two calendars: 1990 and 1991, 2015 and 2016.
+        ("time >= 1992", &[PR]),
+        ("time = 1990-12", &TAS),
+        ("time <= 2015-01 and time >= 1991-12-15", &both),
+        ("time < 1990-01-16", &[]),
+        ("time = 1989-12", &[]),
+        ("lat < 10 and var = tas", &TAS),
+        ("latitude > 61 and lon = 330", &both),
+        ("lat > 62", &[]),
+        ("lat < 4.9", &[]),
+    ] {
+        assert_eq!(find(expression), expected, "{expression}");
+    }
+}
+
+fn by_the_rest(array: &Array) {
+    let find = |args: &[&str]| find(array, args);
+    for (args, expected) in [
+        (
+            &["name ~ '*.h5' or name = text"][..],
+            &["/raw/a.h5", "/raw/text"][..],
+        ),
+        (&["user.project = x"], &["/raw/text"]),
+        (&["user.project ~ ^X"], &[]),
+        (&["user.level > 11.5 and user.level = 12"], &["/raw/a.h5"]),
+        (&["owner = 4000001"], &["/raw/a.h5"]),
+        (
+            &["mtime = 2001-02-03 and mtime < 2001-02-04"],
+            &["/raw/text"],
+        ),
+        (&["size = 6 and not name = text"], &["/raw/odd \"name"]),
+        (&["size < 10 and name ~ '*.nc'"], &["/raw/empty.nc"]),
+        (&["var = tas", "--under", "/raw"], &["/raw/striped.nc"]),
+        (&["var = tas", "--under", "cmip6/"], &["/cmip6/tas.nc"]),
+    ] {
+        assert_eq!(find(args), expected, "{args:?}");
+    }
+    // As it is mounted.
+    let under = array.at("cmip6").display().to_string();
+    let expected = [array.at("cmip6/tas.nc").display().to_string()];
+    assert_eq!(find(&["var = tas", "--under", &under]), expected);
+    let shown = array.json(&["find", "var = tas and name = tas.nc", "--header"]);
+    assert_eq!(
+        (&shown["path"], &shown["header"]["attributes"]["experiment"]),
+        (&"/cmip6/tas.nc".into(), &"historical".into())
+    );
+    let coordinates = shown["header"]["coordinates"].as_array().unwrap();
+    let time = coordinates
+        .iter()
+        .find(|one| one["name"] == "time")
+        .unwrap();
+    assert_eq!(
+        (&time["from"], &time["to"]),
+        (&"1990-01-16".into(), &"1991-12-16".into()),
+        "{time}"
+    );
+}
+
+#[test]
+fn files_are_found_by_headers_names_sizes_owners_attributes_and_times() {
+    for remote in [false, true] {
+        let Some(array) = Array::with(Options {
+            elements: 3,
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        fill(&array);
+        by_headers(&array);
+        by_the_rest(&array);
+    }
+}
+
+#[test]
+fn what_is_found_follows_the_file_and_outlives_the_database() {
+    let Some(mut array) = Array::with(Options {
+        elements: 3,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    fill(&array);
+    assert_eq!(find(&array, &["var = tas"]), TAS);
+    // Its next version says something else; what is gone says nothing.
+    array.sh(&format!(
+        "cp {} cmip6/tas.nc; rm raw/striped.nc",
+        fixture("climate-classic.nc")
+    ));
+    let none: [&str; 0] = [];
+    assert_eq!(find(&array, &["var = tas"]), none);
+    assert_eq!(find(&array, &["var = pr"]), [PR, "/cmip6/tas.nc"]);
+    array.sh("mv cmip6/tas.nc cmip6/other.nc; ln cmip6/pr.nc raw/link");
+    assert_eq!(find(&array, &["var = pr", "--under", "raw"]), ["/raw/link"]);
+    array.wait_for_notes();
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
+    array.wait_for_notes();
+    array.rebuild();
+    assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
+}
+
+#[test]
+fn a_file_is_found_by_what_made_it() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir raw; echo a b c > raw/text; echo d > raw/other");
+    let job = array.submit(
+        "workdir = \"/\"; name = \"counting\"; tasks = ({ name = \"words\"; kernel = \"wordcount\"; input = [ \"raw/text\" ]; output = [ \"n1\" ]; }, \
+         { name = \"again\"; kernel = \"wordcount\"; input = [ \"n1\" ]; output = [ \"n2\" ]; });",
+    );
+    array.done(job);
+    for (expression, expected) in [
+        ("made-by = wordcount", &["/n1", "/n2"][..]),
+        ("made-by = counting and not made-by = words", &["/n2"]),
+        ("from = /raw/text", &["/n1", "/n2"]),
+        ("from = /n1", &["/n2"]),
+        ("from = /raw/other", &[]),
+        ("made-by = nothing", &[]),
+    ] {
+        assert_eq!(find(&array, &[expression]), expected, "{expression}");
+    }
+    let refused = array.run(&["find", "from = /raw/texd"]);
+    assert!(
+        !refused.ok && refused.err.contains("/raw/text"),
+        "{}",
+        refused.err
+    );
+    // Whose job it was is nobody else's business, but for the built-in kernel.
+    array.sh("chmod 755 .; chmod 644 n1 n2");
+    let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
+    let none: [&str; 0] = [];
+    assert_eq!(as_bob("made-by = counting"), none);
+    assert_eq!(as_bob("made-by = wordcount"), ["/n1", "/n2"]);
+}
+
+#[test]
+fn nobody_finds_what_they_may_not_read_or_list() {
+    let Some(array) = Array::start() else { return };
+    array.sh(&format!(
+        "chmod 755 .; mkdir open closed passed; cp {0} open/mine.nc; cp {0} open/all.nc; cp {0} closed/all.nc; cp {0} passed/all.nc; \
+         chmod 644 */all.nc; chmod 600 open/mine.nc; chown {ALICE} open/mine.nc; chmod 700 closed; mkdir passed/below; cp {0} passed/below/all.nc; \
+         chmod 711 passed; chmod 755 passed/below; chmod 644 passed/below/all.nc",
+        fixture("climate.nc")
+    ));
+    assert_eq!(find(&array, &["var = tas"]).len(), 5);
+    let found = |uid, under| find_as(&array, uid, "var = tas", under).unwrap();
+    assert_eq!(found(ALICE, ""), ["/open/mine.nc", "/open/all.nc"]);
+    assert_eq!(found(BOB, ""), ["/open/all.nc"]);
+    // Who knows the name of a folder in one that may be passed but not listed.
+    assert_eq!(found(BOB, "/passed/below"), ["/passed/below/all.nc"]);
+    let none: [&str; 0] = [];
+    assert_eq!(found(BOB, "/passed"), none);
+    let denied = find_as(&array, BOB, "var = tas", "/closed/x").unwrap_err();
+    assert!(denied.contains("denied"), "{denied}");
+    let denied = find_as(&array, BOB, "from = /open/mine.nc", "").unwrap_err();
+    assert!(denied.contains("denied"), "{denied}");
+}
+
+#[test]
+fn what_can_t_be_looked_for_is_said_with_its_place() {
+    let Some(array) = Array::start() else { return };
+    for (args, part) in [
+        (&["tas"][..], "after tas one of"),
+        (&["lat < north"], "\n  lat < north\n        ^"),
+        (&["owner = nobody-at-all"], "user nobody-at-all"),
+        (
+            &["var = tas", "--under", "/none"],
+            "no such file or directory",
+        ),
+    ] {
+        let said = array.run(&[&["find"], args].concat());
+        assert!(
+            !said.ok && said.err.contains(part),
+            "{args:?}: {}",
+            said.err
+        );
+    }
+    let refused = find_as(&array, BOB, "(", "").unwrap_err();
+    assert!(refused.contains("at character 2"), "{refused}");
+}

@@ -75,26 +75,21 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, PrepareError> {
     let outside = run.user.map(|user| ids.outside(user)).transpose()?;
     let user = outside.unwrap_or(*OWN_USER);
-    let temporary = format!("{RESERVED}/{TEMPORARY}");
-    let mut folder = PrivateFolder {
+    let folder = PrivateFolder {
         root: run.folder.clone(),
         user: outside,
-        made: BTreeSet::from([RESERVED.to_owned(), temporary]),
+        made: folders_of(&run),
     };
     // Where others have the user of kernels they may hold what a folder had before.
     let alone = run.user.is_none() || ids == Ids::OfKernels;
-    if !spares.is_some_and(|spares| alone && spares.take(&run)) {
+    if !spares.is_some_and(|spares| alone && spares.take(&run, &folder.made)) {
         make_folder(&run.folder)?;
         for name in &folder.made {
             make_folder(&run.folder.join(name))?;
         }
     }
     let mut given = BTreeSet::new();
-    let stdin = link_inputs(&run, user, &mut folder, &mut given)?;
-    for output in &run.outputs {
-        // The slash at the end of a folder makes it one of its own parents.
-        folder.make_parents(output)?;
-    }
+    let stdin = link_inputs(&run, user, &mut given)?;
     let stdout = run
         .stdout
         .as_ref()
@@ -126,7 +121,6 @@ pub(crate) fn prepare(
 fn link_inputs(
     run: &Run,
     user: User,
-    folder: &mut PrivateFolder,
     given: &mut BTreeSet<(u64, u64)>,
 ) -> Result<Option<File>, PrepareError> {
     let mut stdin = None;
@@ -137,7 +131,6 @@ fn link_inputs(
             source,
         };
         let data = plain_file(&input.path).map_err(error)?;
-        folder.make_parents(&input.name)?;
         let link = run.folder.join(&input.name);
         match run.inputs_as {
             InputsAs::HardLink => {
@@ -375,6 +368,19 @@ fn copy_program(
     Ok(copy)
 }
 
+/// The folders in the private one of a run, each behind those that it lies in: the reserved ones and those of names.
+fn folders_of(run: &Run) -> BTreeSet<String> {
+    let temporary = format!("{RESERVED}/{TEMPORARY}");
+    let mut folders = BTreeSet::from([RESERVED.to_owned(), temporary]);
+    let inputs = run.inputs.iter().map(|input| &input.name);
+    for name in inputs.chain(&run.outputs) {
+        // The slash at the end of an output that is a folder makes it one of its own parents.
+        let parents = name.match_indices('/').map(|(end, _)| &name[..end]);
+        folders.extend(parents.map(str::to_owned));
+    }
+    folders
+}
+
 fn make_folder(path: &Path) -> Result<(), PrepareError> {
     let made = DirBuilder::new().mode(0o700).create(path);
     made.map_err(|source| PrepareError::Make {
@@ -393,18 +399,6 @@ struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    fn make_sub(&mut self, name: &str) -> Result<(), PrepareError> {
-        if self.made.insert(name.to_owned()) {
-            make_folder(&self.root.join(name))?;
-        }
-        Ok(())
-    }
-
-    fn make_parents(&mut self, name: &str) -> Result<(), PrepareError> {
-        name.match_indices('/')
-            .try_for_each(|(end, _)| self.make_sub(&name[..end]))
-    }
-
     /// Makes a file of its user.
     fn new_file(&self, path: &Path) -> Result<File, PrepareError> {
         let make = |source| PrepareError::Make {

@@ -1,13 +1,13 @@
 //! Private folders that are used again.
 //!
-//! Making and removing three folders a task costs more than starting it: some file systems (ext4) go
-//! through all inodes that were removed in the last minutes each time they make a new one. So a folder that
-//! a kernel left empty is kept, bare but for its reserved part, for the next run of the same user.
+//! Making and removing several folders a task costs more than starting it: some file systems (ext4 without a journal) go
+//! through all inodes that were removed in the last minutes each time they make a new one. So a folder that a kernel left as
+//! it was made is kept, emptied of files, for the next run of the same user that has the same folders in it.
 //!
 //! The folder and those in it belonged to a kernel's user. They are this process's own again before they are looked into,
 //! and emptied by descriptor, following no link.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
-use crate::prepare::{RESERVED, TEMPORARY};
 use crate::private::{next, open_taken, remove_folder};
 use crate::run::{Run, User};
 
-/// Spare folders kept for each user.
-const SPARES_MAX: usize = 64;
+/// Spare folders that are kept.
+const SPARES_MAX: usize = 128;
+
+/// Folders within a private one that is kept.
+const FOLDERS_MAX: usize = 16;
 
 /// The spare folders of one [`crate::Launcher`].
 #[derive(Debug, Default)]
@@ -29,19 +31,21 @@ pub(crate) struct Spares {
     shelf: Mutex<Shelf>,
 }
 
-/// The folder that spares lie in, and the user and group they are for.
-type Key = (PathBuf, Option<(u32, u32)>);
+/// Where a private folder lies, the user and group it is for, and the folders in it.
+type Key = (PathBuf, Option<(u32, u32)>, BTreeSet<String>);
 
 #[derive(Debug, Default)]
 struct Shelf {
-    used: HashMap<PathBuf, Option<User>>,
-    free: BTreeMap<Key, Vec<PathBuf>>,
+    used: HashMap<PathBuf, Key>,
+    /// Those kept last at the end.
+    free: VecDeque<(Key, PathBuf)>,
     next: u64,
 }
 
-fn key(folder: &Path, user: Option<User>) -> Key {
+fn key(folder: &Path, user: Option<User>, folders: &BTreeSet<String>) -> Key {
     let parent = folder.parent().unwrap_or(Path::new("/")).to_owned();
-    (parent, user.map(|user| (user.uid, user.gid)))
+    let user = user.map(|user| (user.uid, user.gid));
+    (parent, user, folders.clone())
 }
 
 impl Spares {
@@ -49,19 +53,20 @@ impl Spares {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a spare folder where the run wants its private folder; whether there was one.
-    pub(crate) fn take(&self, run: &Run) -> bool {
+    /// Puts a spare folder with these folders in it where the run wants its private folder; whether there was one.
+    pub(crate) fn take(&self, run: &Run, folders: &BTreeSet<String>) -> bool {
+        let key = key(&run.folder, run.user, folders);
         let mut shelf = self.shelf();
-        shelf.used.insert(run.folder.clone(), run.user);
-        let spare = shelf
-            .free
-            .get_mut(&key(&run.folder, run.user))
-            .and_then(Vec::pop);
+        let place = shelf.free.iter().rposition(|(other, _)| *other == key);
+        let spare = place.and_then(|place| shelf.free.remove(place));
+        if folders.len() <= FOLDERS_MAX {
+            shelf.used.insert(run.folder.clone(), key);
+        }
         drop(shelf);
         // What is there already must not be replaced.
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         let cwd = rustix::fs::CWD;
-        spare.is_some_and(|spare| {
+        spare.is_some_and(|(_, spare)| {
             rustix::fs::renameat_with(cwd, &spare, cwd, &run.folder, flags)
                 .inspect_err(|_| drop(remove_folder(&spare)))
                 .is_ok()
@@ -71,61 +76,75 @@ impl Spares {
     /// Empties a private folder and keeps it; `false` if it is left for the caller to remove.
     pub(crate) fn put(&self, folder: &Path) -> bool {
         let mut shelf = self.shelf();
-        let Some(user) = shelf.used.remove(folder) else {
+        let Some(key) = shelf.used.remove(folder) else {
             return false;
         };
-        let key = key(folder, user);
-        if shelf
-            .free
-            .get(&key)
-            .is_some_and(|free| free.len() >= SPARES_MAX)
-        {
-            return false;
-        }
         shelf.next += 1;
         let spare = key.0.join(format!("spare-{}", shelf.next));
         drop(shelf);
-        if empty(folder).is_err() || std::fs::rename(folder, &spare).is_err() {
+        if empty(folder, &key.2).is_err() || std::fs::rename(folder, &spare).is_err() {
             return false;
         }
-        self.shelf().free.entry(key).or_default().push(spare);
+        let mut shelf = self.shelf();
+        shelf.free.push_back((key, spare));
+        let most = shelf.free.len() > SPARES_MAX;
+        let oldest = if most { shelf.free.pop_front() } else { None };
+        drop(shelf);
+        if let Some((_, oldest)) = oldest
+            && let Err(error) = remove_folder(&oldest)
+        {
+            tracing::warn!(path = %oldest.display(), %error, "a spare folder can't be removed");
+        }
         true
     }
 }
 
-/// Takes a private folder back and removes all but the reserved folders, which are left as they were made.
-fn empty(folder: &Path) -> io::Result<()> {
-    let root = open_taken(rustix::fs::CWD, folder)?;
-    let reserved = open_taken(&root, RESERVED)?;
-    clear(open_taken(&reserved, TEMPORARY)?, None)?;
-    clear(reserved, Some(TEMPORARY))?;
-    clear(root, Some(RESERVED))
+/// Takes a private folder back and removes all files in it and in those folders, each of which must be there.
+fn empty(folder: &Path, folders: &BTreeSet<String>) -> io::Result<()> {
+    let found = clear(open_taken(rustix::fs::CWD, folder)?, "", folders)?;
+    match found == folders.len() {
+        true => Ok(()),
+        false => Err(Errno::NOENT.into()),
+    }
 }
 
-/// Removes the entries of a folder but `keep`. A folder among them is an error: then all goes.
-fn clear(folder: OwnedFd, keep: Option<&str>) -> io::Result<()> {
+/// Removes the files in a folder and in those of its folders that stay; gives how many these are. Another folder is an error:
+/// then all goes.
+fn clear(folder: OwnedFd, within: &str, folders: &BTreeSet<String>) -> io::Result<usize> {
     let mut entries = Dir::new(folder)?;
+    let mut found = 0;
     while let Some(entry) = next(&mut entries) {
         let entry = entry?;
         let name = entry.file_name();
-        if keep.is_some_and(|keep| name.to_bytes() == keep.as_bytes()) {
+        if entry.file_type() != FileType::Directory {
+            rustix::fs::unlinkat(entries.fd()?, name, AtFlags::empty())?;
             continue;
         }
-        if entry.file_type() == FileType::Directory {
-            return Err(Errno::ISDIR.into());
-        }
-        rustix::fs::unlinkat(entries.fd()?, name, AtFlags::empty())?;
+        let path = name.to_str().map(|name| format!("{within}{name}"));
+        let path = path.ok().filter(|path| folders.contains(path));
+        let path = path.ok_or(Errno::ISDIR)?;
+        let inner = open_taken(entries.fd()?, name)?;
+        found += 1 + clear(inner, &format!("{path}/"), folders)?;
     }
-    Ok(())
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prepare::RESERVED;
     use crate::run::Code;
 
+    fn folders() -> BTreeSet<String> {
+        [".tidemill", ".tidemill/tmp", "in", "in/deep"]
+            .map(str::to_owned)
+            .into()
+    }
+
     fn made(folder: &Path) -> Run {
-        std::fs::create_dir_all(folder.join(RESERVED).join(TEMPORARY)).unwrap();
+        folders()
+            .iter()
+            .for_each(|name| std::fs::create_dir_all(folder.join(name)).unwrap());
         Run::new(Code::Program("/bin/true".into()), folder)
     }
 
@@ -134,25 +153,59 @@ mod tests {
         let all = tempfile::tempdir().unwrap();
         let spares = Spares::default();
         let run = made(&all.path().join("1"));
-        assert!(!spares.take(&run), "there is none yet");
-        for file in ["a", ".tidemill/b", ".tidemill/tmp/c"] {
+        assert!(!spares.take(&run, &folders()), "there is none yet");
+        for file in ["a", ".tidemill/b", ".tidemill/tmp/c", "in/deep/d"] {
             std::fs::write(run.folder.join(file), "x").unwrap();
         }
         assert!(spares.put(&run.folder));
         assert!(!run.folder.exists());
         let next = Run::new(run.code.clone(), all.path().join("2"));
-        assert!(spares.take(&next));
-        let names: Vec<_> = std::fs::read_dir(&next.folder)
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
-        assert_eq!(names, [RESERVED]);
-        assert_eq!(
-            std::fs::read_dir(next.folder.join(".tidemill/tmp"))
-                .unwrap()
-                .count(),
-            0
-        );
+        // Not with other folders in it, nor for somebody else.
+        assert!(!spares.take(&next, &BTreeSet::from(["in".to_owned()])));
+        let user = User { uid: 7, gid: 7 };
+        assert!(!spares.take(
+            &Run {
+                user: Some(user),
+                ..next.clone()
+            },
+            &folders()
+        ));
+        assert!(spares.take(&next, &folders()));
+        let mut left = BTreeSet::new();
+        let mut open = vec![next.folder.clone()];
+        while let Some(folder) = open.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                left.insert(
+                    path.strip_prefix(&next.folder)
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .to_owned(),
+                );
+                open.extend(path.is_dir().then_some(path));
+            }
+        }
+        assert_eq!(left, folders());
+    }
+
+    #[test]
+    fn only_so_many_are_kept() {
+        let all = tempfile::tempdir().unwrap();
+        let spares = Spares::default();
+        for number in 0..SPARES_MAX + 5 {
+            let run = made(&all.path().join(number.to_string()));
+            let own = BTreeSet::from([number.to_string()]);
+            let all: BTreeSet<String> = folders().union(&own).cloned().collect();
+            std::fs::create_dir(run.folder.join(number.to_string())).unwrap();
+            assert!(!spares.take(&run, &all));
+            assert!(spares.put(&run.folder));
+        }
+        assert_eq!(std::fs::read_dir(all.path()).unwrap().count(), SPARES_MAX);
+        // Nor one with too many folders.
+        let run = made(&all.path().join("many"));
+        let many: BTreeSet<String> = (0..=FOLDERS_MAX).map(|number| number.to_string()).collect();
+        assert!(!spares.take(&run, &many) && !spares.put(&run.folder));
     }
 
     #[test]
@@ -162,10 +215,21 @@ mod tests {
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("kept"), "x").unwrap();
         let spares = Spares::default();
-        for (name, tamper) in [("folder", 0), ("link", 1), ("no-tmp", 2)] {
+        for (name, tamper) in [
+            ("folder", 0),
+            ("link", 1),
+            ("no-tmp", 2),
+            ("deep link", 3),
+            ("moved", 4),
+        ] {
             let run = made(&all.path().join(name));
-            spares.take(&run);
+            spares.take(&run, &folders());
             match tamper {
+                3 => {
+                    std::fs::remove_dir(run.folder.join("in/deep")).unwrap();
+                    std::os::unix::fs::symlink(&outside, run.folder.join("in/deep")).unwrap();
+                }
+                4 => std::fs::rename(run.folder.join("in/deep"), run.folder.join("deep")).unwrap(),
                 0 => std::fs::create_dir(run.folder.join("d")).unwrap(),
                 1 => {
                     std::fs::remove_dir_all(run.folder.join(RESERVED)).unwrap();

@@ -262,7 +262,6 @@ fn condition(
         )),
         _ => Ok(()),
     };
-    let moment = || Moment::read(&text);
     match name {
         "name" => {
             only(&[Compare::Equal, Compare::Unequal, Compare::Matches])?;
@@ -277,7 +276,7 @@ fn condition(
         }
         "mtime" => {
             order()?;
-            let moment = moment().ok_or_else(|| no_time(place, &text))?;
+            let moment = Moment::read(&text).ok_or_else(|| no_time(place, &text))?;
             Ok(Test::Modified { compare, moment })
         }
         "owner" | "made-by" | "from" => {
@@ -308,23 +307,30 @@ fn condition(
         }
         _ => {
             order()?;
-            let (number, moment) = (number(&text), moment());
-            if number.is_none() && moment.is_none() {
-                let what = format!(
-                    "{name} is taken for a coordinate, and {text} is neither a number nor a time; other conditions are on var, units, \
-                     standard_name, long_name, type, format, dim.NAME, attr.NAME, user.NAME, name, size, owner, mtime, made-by, from"
-                );
-                return Err(wrong(place, what));
-            }
-            let name = name.to_owned();
-            Ok(Test::Coordinate {
-                name,
-                compare,
-                number,
-                moment,
-            })
+            coordinate(name, compare, (place, &text))
         }
     }
+}
+
+fn coordinate(
+    name: &str,
+    compare: Compare,
+    (place, text): (usize, &str),
+) -> Result<Test, FindError> {
+    let (number, moment) = (number(text), Moment::read(text));
+    if number.is_none() && moment.is_none() {
+        let what = format!(
+            "{name} is taken for a coordinate, and {text} is neither a number nor a time; other conditions are on var, units, \
+             standard_name, long_name, type, format, dim.NAME, attr.NAME, user.NAME, name, size, owner, mtime, made-by, from"
+        );
+        return Err(wrong(place, what));
+    }
+    Ok(Test::Coordinate {
+        name: name.to_owned(),
+        compare,
+        number,
+        moment,
+    })
 }
 
 fn no_time(place: usize, text: &str) -> FindError {

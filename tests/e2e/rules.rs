@@ -275,3 +275,117 @@ fn a_folder_has_its_rule_as_an_attribute() {
     assert!(!array.try_sh("getfattr -n user.tidemill.rule b").ok);
     assert_eq!(array.sh("ls c/out | paste -sd,"), "before,x,y,z\n");
 }
+
+const GROWING: &str = r#"
+name = "count"; workdir = "/w"; pattern = "*.log"; when = "growing";
+task = { kernel = "/bin/sh"; args = [ "-c", "while read -r line; do echo got $line >&2; echo $line; done" ];
+         stdin = "${file}"; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
+"#;
+
+/// What the kernel of the job of the last firing has said so far.
+fn said_so_far(array: &Array) -> String {
+    let log = array.json(&["rule", "log", "count", "-n", "1"]);
+    match log[0]["job"].as_u64() {
+        Some(job) if job > 0 => array.run(&["logs", &job.to_string()]).out,
+        _ => String::new(),
+    }
+}
+
+/// Writes into a file, and waits until its rule's task has read that.
+fn grow(array: &Array, file: &mut std::fs::File, line: &str) {
+    use std::io::Write as _;
+    writeln!(file, "{line}").unwrap();
+    let read = format!("got {line}");
+    wait(&read, || said_so_far(array).contains(&read));
+}
+
+/// A task reads while its input is written, and ends when that is sealed; it is one firing of one version.
+#[test]
+fn a_growing_file_is_read_while_it_is_written() {
+    use std::io::{Seek as _, Write as _};
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir -p w/out");
+    add(&array, GROWING, &[]);
+    let create = |array: &Array, name: &str| std::fs::File::create(array.path("mnt/w").join(name));
+    let mut file = create(&array, "a.log").unwrap();
+    for line in ["one", "two", "three"] {
+        grow(&array, &mut file, line);
+    }
+    assert_eq!(array.sh("ls w/out"), "");
+    drop(file);
+    wait("it ends with its input", || done(&array, 1));
+    assert_eq!(array.sh("cat w/out/a"), "one\ntwo\nthree\n");
+    let object = array.sh("getfattr --only-values -n user.tidemill.object w/a.log");
+    let log = array.json(&["rule", "log", "count"]);
+    assert_eq!(log[0]["object"].to_string(), object);
+    assert!(array.run(&["lineage", "/w/out/a"]).out.contains("/w/a.log"));
+
+    // Who goes back and writes over what was read has it read again.
+    let mut file = create(&array, "b.log").unwrap();
+    grow(&array, &mut file, "first");
+    file.rewind().unwrap();
+    file.write_all(b"FIRST\nlast\n").unwrap();
+    drop(file);
+    wait("what was sealed counts", || done(&array, 2));
+    assert_eq!(array.sh("cat w/out/b"), "FIRST\nlast\n");
+
+    // An element that is killed reads from the beginning.
+    let mut file = create(&array, "c.log").unwrap();
+    grow(&array, &mut file, "before");
+    for element in 0..2 {
+        array.kill_element(element);
+    }
+    for element in 0..2 {
+        array.start_element(element);
+    }
+    array.wait_for_elements(2);
+    grow(&array, &mut file, "after");
+    array.kill_server();
+    array.start_server();
+    grow(&array, &mut file, "later");
+    drop(file);
+    wait("it ends once", || done(&array, 3));
+    assert_eq!(array.sh("cat w/out/c"), "before\nafter\nlater\n");
+    assert_eq!(show(&array)["firings"].as_object().unwrap().len(), 1);
+
+    // Its writer dies: what it has written is the version.
+    let mut file = create(&array, "d.log").unwrap();
+    grow(&array, &mut file, "all");
+    array.kill_mount();
+    drop(file);
+    array.start_mount();
+    wait("it is sealed for the mount", || done(&array, 4));
+    assert_eq!(array.sh("cat w/out/d"), "all\n");
+}
+
+/// A file that is taken away before it is sealed ends its task, and holds nobody up.
+#[test]
+fn a_growing_file_that_is_given_up_ends_its_task() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir -p w/out");
+    add(&array, GROWING, &[]);
+    let mut file = std::fs::File::create(array.path("mnt/w/a.log")).unwrap();
+    grow(&array, &mut file, "one");
+    array.sh("rm w/a.log");
+    drop(file);
+    wait("it has ended", || {
+        let rule = show(&array);
+        rule["jobs"] == 0 && rule["firings"]["running"].is_null()
+    });
+    let log = array.json(&["rule", "log", "count"]);
+    assert_eq!(log.as_array().unwrap().len(), 1);
+    // Ignores its input and ends at once: that counts when its input is sealed.
+    let early = GROWING.replace("while read", "exit 0; while read");
+    add(&array, &early, &["--replace"]);
+    array.sh("seq 1000000 > w/b.log");
+    wait("it has ended", || {
+        show(&array)["firings"]["done"].as_u64() >= Some(1)
+    });
+    array.sh("seq 3 > w/c.log; seq 3 > w/c.log");
+    wait("all have ended", || {
+        let firings = show(&array)["firings"].clone();
+        firings["running"].is_null() && firings["queued"].is_null() && firings["waiting"].is_null()
+    });
+}

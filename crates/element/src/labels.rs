@@ -81,6 +81,8 @@ pub struct Way {
     pub capability: Vec<u8>,
     /// The objects that it lies in.
     pub layout: Option<v1::Layout>,
+    /// Whether it may not be sealed yet, and is here.
+    pub growing: bool,
 }
 
 /// A label from its acceptance until its outcome is kept.
@@ -659,6 +661,7 @@ fn ways(message: &v1::Label) -> Arc<[Way]> {
     let way = |input: &v1::Input| Way {
         capability: input.capability.clone(),
         layout: input.layout.clone(),
+        growing: input.growing,
     };
     inputs.iter().map(way).collect()
 }

@@ -17,6 +17,7 @@ pub mod error;
 pub mod executor;
 pub mod flash_model;
 pub mod folder;
+mod growing;
 pub mod http;
 pub mod identity;
 pub mod labels;

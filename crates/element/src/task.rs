@@ -7,6 +7,7 @@
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
 use crate::folder::keep_from;
+use crate::growing::{Growing, Grown};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
 use crate::records::{self, Hash, ObjectRecord};
@@ -16,6 +17,7 @@ use crate::store::StoreError;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::content;
 use tidemill_core::folder;
@@ -112,6 +114,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         live,
         outcome: failed(live.start, FailureKind::Device, String::new()),
         inputs: Vec::new(),
+        growing: Vec::new(),
         held: Vec::new(),
         pulled: Vec::new(),
         made: Vec::new(),
@@ -167,6 +170,8 @@ struct Running<'a> {
     outcome: Outcome,
     /// The inputs that its kernel had: names and files.
     inputs: Vec<(String, PathBuf)>,
+    /// Those of them that are pipes, by their place.
+    growing: Vec<(usize, Growing)>,
     /// Inputs of this element's own: held, so that no mount takes the file for another version.
     held: Vec<std::fs::File>,
     /// Keeps pulled inputs from being removed.
@@ -217,13 +222,59 @@ impl Running<'_> {
             phase("fetching");
         }
         for (index, input) in analysis.inputs.iter().enumerate() {
-            let (path, size) = self.fetch(index, input)?;
-            keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
-            self.outcome.read_bytes += size;
+            let path = self.input(index, input)?;
             self.inputs.push((input.name.clone(), path));
         }
         phase("running");
         self.outcome.kernel_start = now();
+        let mut result = self.run_kernel(analysis);
+        if self.grown(analysis)? {
+            drop(result);
+            clean(self.parts, self.id());
+            result = self.run_kernel(analysis);
+        }
+        self.take_outputs(&result?, analysis)
+    }
+
+    /// The file of an input, or the pipe of one that is still being written.
+    fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
+        let growing = self.live.ways.get(index).is_some_and(|way| way.growing);
+        if growing && self.local(input.object).is_none() {
+            let pipe = private_folder(self.parts, self.id());
+            let pipe = pipe.with_extension(format!("{index}.grows"));
+            let store = Arc::clone(&self.parts.store);
+            let begun = Growing::begin(store, input.object, pipe.clone());
+            let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
+            self.growing.push((index, begun));
+            return Ok(pipe);
+        }
+        let (path, size) = self.fetch(index, input)?;
+        keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
+        self.outcome.read_bytes += size;
+        Ok(path)
+    }
+
+    /// Waits until inputs are sealed that were not; whether one is another than what the kernel was given, which then
+    /// finds all that was sealed.
+    fn grown(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
+        let mut again = false;
+        for (index, growing) in std::mem::take(&mut self.growing) {
+            let input = &analysis.inputs[index];
+            match growing.end(|| self.live.control.is_cancelled()) {
+                Ok(Grown::Same) => {}
+                Ok(Grown::Changed) => again = true,
+                Ok(Grown::GivenUp) => return Err(runner::cancelled()),
+                Err(StoreError::NotFound { .. }) => {
+                    return Err(lacks(input, "was given up before it was sealed"));
+                }
+                Err(error) => return Err(store_failure(&error)),
+            }
+            self.inputs[index].1 = self.input(index, input)?;
+        }
+        Ok(again)
+    }
+
+    fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
         let folder = private_folder(self.parts, self.id());
         let request = self.request(analysis, &folder, &self.inputs);
         let Ran {
@@ -239,7 +290,7 @@ impl Running<'_> {
         self.outcome.kernel_hash = kernel_hash;
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
-        self.take_outputs(&result?, analysis)
+        result
     }
 
     fn request<'a>(

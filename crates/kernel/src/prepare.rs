@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{
-    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, symlink,
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, symlink,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,7 +130,11 @@ fn link_inputs(
             path: input.path.clone(),
             source,
         };
-        let data = plain_file(&input.path).map_err(error)?;
+        let data = fs::symlink_metadata(&input.path).map_err(error)?;
+        // Whoever runs it may feed it by a pipe.
+        if !data.file_type().is_fifo() {
+            plain_file(&input.path).map_err(error)?;
+        }
         let link = run.folder.join(&input.name);
         match run.inputs_as {
             InputsAs::HardLink => {

@@ -250,6 +250,7 @@ fn input(input: &core::Input) -> v1::Input {
         capability: Vec::new(),
         layout: None,
         selection: selection(&input.selection),
+        growing: false,
     }
 }
 

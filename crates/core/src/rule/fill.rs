@@ -2,7 +2,7 @@
 
 use super::{Problem, Rule, VARIABLES};
 use crate::script::{Data, Group, Position, Setting, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A file can't be given to a task.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +19,8 @@ pub enum FillError {
 #[derive(Clone, Debug)]
 pub(super) struct Fill {
     task: String,
+    /// Where it must run.
+    element: Option<u32>,
     files: Vec<Vec<(String, String)>>,
 }
 
@@ -32,6 +34,7 @@ impl Fill {
         values.push(("batch".into(), "1".into()));
         Self {
             task: rule.name.clone(),
+            element: None,
             files: vec![values],
         }
     }
@@ -51,8 +54,11 @@ impl Fill {
             values.push(("batch".into(), version.to_string()));
             files.push(values);
         }
-        let task = task.to_owned();
-        Ok(Self { task, files })
+        Ok(Self {
+            task: task.to_owned(),
+            element: None,
+            files,
+        })
     }
 }
 
@@ -90,8 +96,23 @@ impl Rule {
         revision: u64,
         tasks: &[(String, u64, Vec<&str>)],
     ) -> Result<String, FillError> {
+        self.script_on(revision, tasks, &BTreeMap::new())
+    }
+
+    /// As [`Rule::script`]; tasks with some of the numbers must run on an element.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn script_on(
+        &self,
+        revision: u64,
+        tasks: &[(String, u64, Vec<&str>)],
+        elements: &BTreeMap<u64, u32>,
+    ) -> Result<String, FillError> {
         let fill = |(task, version, paths): &(String, u64, Vec<&str>)| {
-            Fill::of(self, task, (*version, paths))
+            let fill = Fill::of(self, task, (*version, paths))?;
+            let element = elements.get(version).copied();
+            Ok(Fill { element, ..fill })
         };
         let fills = tasks.iter().map(fill).collect::<Result<Vec<_>, _>>()?;
         let mut job = self.job_group(&fills);
@@ -159,6 +180,9 @@ fn task(template: &Group, fill: &Fill) -> Group {
             at,
         };
         first("input", Data::Array(vec![path]));
+    }
+    if let Some(element) = fill.element {
+        first("element", Data::Integer(element.into()));
     }
     first("name", Data::Text(fill.task.clone()));
     for setting in group.settings.iter_mut().skip(1) {

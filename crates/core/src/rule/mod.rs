@@ -46,6 +46,8 @@ pub struct Rule {
     pub pattern: Pattern,
     /// What else must hold of them.
     pub conditions: Conditions,
+    /// Whether it begins when a version is begun, and reads it as it grows; else it fires when one is sealed.
+    pub growing: bool,
     /// How files are gathered into one task; `None`: each has its own.
     pub batch: Option<Batch>,
     /// Longest chain of firings that it may be the end of.
@@ -209,8 +211,10 @@ pub enum Problem {
     /// The pattern leads elsewhere.
     #[error("the pattern is absolute and does not begin with the folder {0:?} of \"workdir\"")]
     Outside(String),
-    /// `when = "growing"`, or something else.
-    #[error("when = {0:?} is not there: a rule fires when a version is sealed; leave it out")]
+    /// Neither `when = "sealed"` nor `"growing"`.
+    #[error(
+        "when = {0:?} is not there: a rule fires when a version is \"sealed\", or begins with one that is \"growing\""
+    )]
     When(String),
     /// A value that makes no sense.
     #[error("setting \"{name}\": {what}")]

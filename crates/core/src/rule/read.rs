@@ -132,11 +132,7 @@ impl Reader<'_> {
         let name = self.name(group);
         let workdir = self.workdir(group);
         let pattern = self.pattern(group, workdir.as_deref());
-        if let Some((when, at)) = self.text(group, "when")
-            && when != "sealed"
-        {
-            self.error(at, Problem::When(when.to_owned()));
-        }
+        let growing = self.growing(group);
         let conditions = self.conditions(group);
         let batch = self.batch(group);
         let depth = self.depth(group);
@@ -151,6 +147,7 @@ impl Reader<'_> {
             workdir: workdir?,
             pattern: pattern?,
             conditions,
+            growing,
             batch,
             depth,
             job,
@@ -160,6 +157,47 @@ impl Reader<'_> {
             self.error(at, problem);
         }
         Some(rule)
+    }
+
+    /// What is not known of a file that is still being written can't be asked of it.
+    fn growing(&mut self, group: &Group) -> bool {
+        let when = self.text(group, "when");
+        match when {
+            Some(("growing", _)) => {}
+            Some(("sealed", _)) | None => return false,
+            Some((when, at)) => {
+                self.error(at, Problem::When(when.to_owned()));
+                return false;
+            }
+        }
+        let of = |name: &str, within: &str| {
+            let setting = group.get(within)?;
+            match &setting.value.data {
+                Data::Group(settings) => Some(settings.get(name)?.at),
+                _ => None,
+            }
+        };
+        let sealed = "only of what is sealed: leave it out, or when = \"growing\"";
+        for (name, at) in [
+            ("batch", group.get("batch").map(|setting| setting.at)),
+            ("size", of("size", "where")),
+            ("xattr", of("xattr", "where")),
+        ] {
+            if let Some(at) = at {
+                let what = sealed.to_owned();
+                self.error(at, Problem::Value { name, what });
+            }
+        }
+        if let Some(at) = of("element", "task") {
+            let advice = "it runs where the file is written";
+            self.unknown(
+                at,
+                "the task of a rule with when = \"growing\"",
+                "element",
+                advice,
+            );
+        }
+        true
     }
 
     fn unknown(&mut self, at: Position, place: &'static str, name: &str, advice: &'static str) {

@@ -137,8 +137,13 @@ fn what_is_wrong_is_said_with_its_place() {
         ("\"wordcount\"", "\"${n}\"", "may not stand in \"kernel\""),
         (
             "task =",
-            "when = \"growing\"; task =",
-            "fires when a version is sealed",
+            "when = \"written\"; task =",
+            "fires when a version is",
+        ),
+        (
+            "task =",
+            "when = \"growing\"; batch = 7; where = { size = \"1..\"; }; task =",
+            "setting \"batch\": only of what is sealed",
         ),
         (
             "task =",

@@ -394,6 +394,7 @@ impl Build for v1::Label {
             capability: capability(element, object, rights::READ),
             layout: None,
             selection: None,
+            growing: false,
         });
         self
     }

@@ -1101,6 +1101,15 @@ impl Driver {
         self.shared.damage() && self.database.read(is).unwrap_or(false)
     }
 
+    /// Whether an object is still being written that a rule's task may read.
+    fn is_growing(&self, object: u64) -> bool {
+        let is = |db: &rusqlite::Connection| {
+            let sql = "SELECT 1 FROM writing WHERE object = ?1";
+            Ok(db.prepare_cached(sql)?.exists([object.cast_signed()])?)
+        };
+        self.shared.rules.any_growing() && self.database.read(is).unwrap_or(false)
+    }
+
     /// The label as it is sent: with the right to pull each input that is elsewhere, from where it can be had now.
     fn signed(
         &self,
@@ -1114,6 +1123,7 @@ impl Driver {
                 input.layout = Some(layout);
                 return;
             }
+            input.growing = input.element == element.0 && self.is_growing(input.object);
             if input.element != element.0 {
                 let object = input.object;
                 let is_damaged = || self.is_damaged(object, input.element);

@@ -624,7 +624,9 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
 
 /// A version, whatever its file is called and has now. Its bytes are kept by whoever asks.
 fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
-    let sql = "SELECT ino, size, element FROM version WHERE object = ?1";
+    // One that is still being written is as long as it will be.
+    let sql = "SELECT ino, size, element FROM version WHERE object = ?1 \
+               UNION ALL SELECT ino, 0, element FROM writing WHERE object = ?1 LIMIT 1";
     let found = tx.db.prepare_cached(sql).and_then(|mut statement| {
         statement.query_row([object.0.cast_signed()], |row| {
             let (ino, size): (i64, i64) = (row.get(0)?, row.get(1)?);

@@ -6,6 +6,7 @@ use super::ids;
 use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, NOWHERE};
 use super::transaction::{Change, Tx};
+use crate::rules::ends::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::layout::{
@@ -159,6 +160,7 @@ impl Tx<'_> {
         };
         let all: &[Extent] = if size > 0 { &[all] } else { &[] };
         self.insert_publication(version, 1, None, false, all)?;
+        self.end_begun(object, SHARED)?;
         node.writing = version;
         node.update(self.db)?;
         self.changes.push(Change::Node(ino));

@@ -6,6 +6,7 @@ use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, Half};
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
+use crate::rules::ends::GIVEN_UP;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, Inode};
@@ -201,6 +202,7 @@ impl Tx<'_> {
         }
         node.update(self.db)?;
         self.begin_writing_on(&node, element)?;
+        self.fire_for_begun(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.opened_for_writing(&node, op.object)
     }
@@ -255,7 +257,8 @@ impl Tx<'_> {
     }
 
     pub(crate) fn begin_writing(&self, node: &Node) -> Result<(), Fault> {
-        self.begin_writing_on(node, node.element)
+        self.begin_writing_on(node, node.element)?;
+        self.fire_for_begun(node)
     }
 
     fn begin_writing_on(&self, node: &Node, element: i64) -> Result<(), Fault> {
@@ -299,7 +302,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    pub(super) fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
+    pub(crate) fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
         let sql = "SELECT element FROM writing WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let found = statement.query_row([object.cast_signed()], |row| row.get(0));
@@ -524,6 +527,7 @@ impl Tx<'_> {
     }
 
     pub(super) fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
+        self.end_begun(node.writing, GIVEN_UP)?;
         let element = match self.writing_element(node.writing)? {
             Some(element) => element,
             None if self.shared.parts() && parts::parts(self.db, node.writing)?.is_some() => {

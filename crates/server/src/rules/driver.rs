@@ -1,6 +1,6 @@
 //! Turns queued firings into jobs, for as long as the server runs. It sleeps until something is queued or a job has ended.
 
-use super::ends::{end, settle};
+use super::ends::{GIVEN_UP, end, in_vain, settle};
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
 use super::{Kept, State, walk};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_client::users;
-use tidemill_core::id::ObjectId;
+use tidemill_core::id::{JobId, ObjectId};
 use tidemill_core::rule::FillError;
 use tokio::task::JoinSet;
 
@@ -141,18 +141,27 @@ impl Firer {
             }
             let rules = shared.rules.all();
             if rules.is_empty() {
-                return Ok(Found::Wait(None));
+                return Ok((Found::Wait(None), Vec::new()));
             }
             let more = settle(db, now)? | walk::page(db, &shared, now)?;
+            let in_vain = match shared.rules.any_growing() {
+                true => in_vain(db)?,
+                false => Vec::new(),
+            };
             let mut turns = turns.lock();
             turns.keep(&rules);
-            Ok(match turns.next(db, &rules, &away, now)? {
+            let found = match turns.next(db, &rules, &away, now)? {
                 Next::Fire(picked) => Found::Fire(picked),
                 Next::Wait(_) if more => Found::More,
                 Next::Wait(at) => Found::Wait(at),
-            })
+            };
+            Ok((found, in_vain))
         };
-        self.names.database().write(work).await
+        let (found, in_vain) = self.names.database().write(work).await?;
+        for job in in_vain {
+            let _ = self.driver.send(Incoming::Cancel(JobId(job)));
+        }
+        Ok(found)
     }
 
     /// Forgets what rules that were removed have left behind.
@@ -323,14 +332,25 @@ fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fa
     if nlink.unwrap_or(0) == 0 {
         return Ok(Some("the file was removed before it was fired"));
     }
+    if firing.element.is_some() {
+        return Ok(None);
+    }
     // Of what failed before and is tried again.
     let sql = "SELECT 1 FROM version WHERE object = ?1 AND (removed = 0 \
                OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1))";
     let kept = one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?;
     Ok(match kept {
         Some(()) => None,
-        None => Some("the file has a later version, and this one is gone"),
+        None if was_sealed(db, firing)? => {
+            Some("the file has a later version, and this one is gone")
+        }
+        None => Some(GIVEN_UP),
     })
+}
+
+fn was_sealed(db: &Connection, firing: &Firing) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM version WHERE object = ?1";
+    Ok(one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?.is_some())
 }
 
 /// A job that is to be made.
@@ -362,6 +382,10 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
         paths_seen.extend(paths.iter().map(|path| (*path).to_owned()));
         tasks.push(task);
     }
+    // What is still being written is read there alone.
+    let elements = tasks.iter().flatten();
+    let elements = elements.filter_map(|one| Some((one.object, one.element?)));
+    let elements = elements.collect();
     let named = tasks.iter().map(|task| {
         let object = task.first().map_or(0, |one| one.object);
         let paths = task.iter().map(|one| one.path.as_str()).collect();
@@ -370,7 +394,7 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
     });
     let script = kept
         .rule
-        .script(kept.revision, &named.collect::<Vec<_>>())?;
+        .script_on(kept.revision, &named.collect::<Vec<_>>(), &elements)?;
     let firings = tasks.iter().flatten();
     let given = firings.map(|one| (one.path.clone(), ObjectId(one.object)));
     let given = given.collect();

@@ -12,6 +12,22 @@ const JOBS_MAX: u32 = 16;
 /// Longest reason that is kept, in characters.
 const ERROR_CHARS_MAX: usize = 2000;
 
+/// Why a version has no result that was never sealed.
+pub(crate) const GIVEN_UP: &str =
+    "the file was removed, or given up by its writer, before it was sealed";
+
+/// Why a version is not the one that is sealed.
+pub(crate) const SHARED: &str = "several mounts write the file: it fires when it is sealed";
+
+/// Jobs that go on though all that they were made for is given up.
+pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
+    let sql = "SELECT job FROM rule_job WHERE open = 1 AND NOT EXISTS \
+               (SELECT 1 FROM firing WHERE firing.job = rule_job.job AND state = 2)";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 /// Sees to jobs that have ended; whether there may be more.
 pub(super) fn settle(db: &Connection, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \

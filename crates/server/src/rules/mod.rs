@@ -5,7 +5,7 @@
 //! version exactly once; `ends` sees what became of them; `store` has the tables; `service` answers clients.
 
 pub(crate) mod driver;
-mod ends;
+pub(crate) mod ends;
 mod folder;
 pub(crate) mod noted;
 mod pick;
@@ -97,6 +97,7 @@ pub(crate) struct Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     any: AtomicBool,
+    any_growing: AtomicBool,
     /// They were read within a transaction, which may not have been kept.
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
@@ -111,6 +112,11 @@ impl Rules {
 
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Kept>>> {
         self.kept.read().clone()
+    }
+
+    /// Whether there are rules that begin with what is still being written.
+    pub(crate) fn any_growing(&self) -> bool {
+        self.any_growing.load(Ordering::Acquire)
     }
 
     /// Whether the attribute of some folder is a rule.
@@ -134,6 +140,8 @@ impl Rules {
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let kept = store::load(db, &self.all())?;
         self.any.store(!kept.is_empty(), Ordering::Release);
+        let growing = kept.iter().any(|kept| kept.rule.growing);
+        self.any_growing.store(growing, Ordering::Release);
         *self.kept.write() = Arc::new(kept);
         Ok(())
     }

@@ -30,6 +30,8 @@ pub(super) struct Firing {
     pub(super) ino: u64,
     pub(super) path: String,
     pub(super) depth: u32,
+    /// The element on which it is still being written.
+    pub(super) element: Option<u32>,
 }
 
 /// Files of one task.
@@ -196,11 +198,13 @@ fn of_lane(
 ) -> Result<Due<Vec<Task>>, Fault> {
     let batch = kept.rule.batch;
     let each = batch.map_or(1, |batch| batch.files as usize);
-    let firings = queued_of(db, kept.id, uid, each.max(FILES_MAX))?;
+    // One that is given up ends the job of its own.
+    let most = if kept.rule.growing { 1 } else { FILES_MAX };
+    let firings = queued_of(db, kept.id, uid, each.max(most))?;
     let full = firings.len() / each;
     let late = |at: i64| if at <= now { None } else { Some(at) };
     let tasks = match batch {
-        None if jobs >= JOBS_AT_ONCE && full < FILES_MAX => {
+        None if jobs >= JOBS_AT_ONCE && full < most => {
             if let Some(at) = late(queued.saturating_add(GATHER_NS)) {
                 return Ok(Err(Some(at)));
             }
@@ -221,7 +225,8 @@ fn of_lane(
 }
 
 fn queued_of(db: &Connection, rule: u64, uid: u32, limit: usize) -> Result<Vec<Firing>, Fault> {
-    let sql = "SELECT firing, object, ino, path, depth FROM firing WHERE rule = ?1 AND state = 0 AND uid = ?2 \
+    let sql = "SELECT firing, firing.object, firing.ino, path, depth, writing.element FROM firing \
+               LEFT JOIN writing ON writing.object = firing.object WHERE rule = ?1 AND state = 0 AND firing.uid = ?2 \
                ORDER BY firing LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -233,6 +238,9 @@ fn queued_of(db: &Connection, rule: u64, uid: u32, limit: usize) -> Result<Vec<F
             ino: id(2)?,
             path: row.get(3)?,
             depth: row.get(4)?,
+            element: row
+                .get::<_, Option<i64>>(5)?
+                .and_then(|one| one.try_into().ok()),
         })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)

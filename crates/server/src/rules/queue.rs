@@ -1,9 +1,10 @@
 //! Versions that match are queued, in the transaction that makes them visible under a name.
 
+use super::ends::end;
 use super::store::one;
 use super::{Kept, State};
 use crate::names::Fault;
-use crate::names::node::{Node, READ};
+use crate::names::node::{NO_ELEMENT, Node, READ};
 use crate::names::transaction::Tx;
 use rusqlite::params;
 use tidemill_wire::v1::Kind;
@@ -12,6 +13,58 @@ impl Tx<'_> {
     /// The version that a file has got was sealed, and the file has this path.
     pub(crate) fn fire_for(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
         self.offer(node, path, None)
+    }
+
+    /// A version was begun: rules that read files as they grow begin with it. It fires them no more when it is sealed, as its
+    /// object stays the same.
+    pub(crate) fn fire_for_begun(&self, node: &Node) -> Result<(), Fault> {
+        if !self.shared.rules.any_growing() || self.is_in_parts(node)? {
+            return Ok(());
+        }
+        let Some(path) = self.path_of(node.ino)? else {
+            return Ok(());
+        };
+        let Ok(path) = std::str::from_utf8(&path) else {
+            return Ok(());
+        };
+        let begun = Node {
+            object: node.writing,
+            ..node.clone()
+        };
+        let rules = self.shared.rules.all();
+        for kept in rules.iter().filter(|kept| kept.rule.growing) {
+            if kept.rule.matches(path) && self.fits(kept, &begun, path)? {
+                self.queue(kept, &begun, path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What lies in several objects is no stream.
+    fn is_in_parts(&self, node: &Node) -> Result<bool, Fault> {
+        let element = self.writing_element(node.writing)?;
+        Ok(element.is_none_or(|element| element == NO_ELEMENT))
+    }
+
+    /// A version that was begun is given up: what began with it ends.
+    pub(crate) fn end_begun(&self, object: u64, why: &str) -> Result<(), Fault> {
+        if !self.shared.rules.any() {
+            return Ok(());
+        }
+        let sql = "SELECT firing, state FROM firing WHERE object = ?1 AND state <= 2";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let rows = statement.query_map([object.cast_signed()], |row| {
+            Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?))
+        })?;
+        for row in rows.collect::<Result<Vec<_>, _>>()? {
+            let (firing, state) = row;
+            let states = State::ALL.map(|(state, _)| state);
+            let state = states.into_iter().find(|one| one.number() == state);
+            let before = (firing, state.unwrap_or(State::Queued));
+            end(self.db, before, State::Gone, why, self.now)?;
+        }
+        self.shared.rules.wake();
+        Ok(())
     }
 
     /// A file or folder has got a name.

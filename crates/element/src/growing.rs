@@ -1,0 +1,278 @@
+//! Inputs that are still being written: fed to kernels through a pipe as their bytes arrive, in order, until they are sealed.
+//!
+//! Nothing tells when a program writes into a file that it has open, so the file is looked at again and again. What was
+//! delivered is compared with what was sealed: who went back and wrote over it has made it another stream.
+
+use crate::store::{Store, StoreError};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+use tidemill_core::id::ObjectId;
+use tidemill_kernel::STORE_USER;
+
+/// How often a file is looked at that did not grow.
+const PERIOD: Duration = Duration::from_millis(10);
+/// How often a full pipe is.
+const FULL: Duration = Duration::from_millis(1);
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What became of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grown {
+    /// It is sealed, and begins with all that was delivered.
+    Same,
+    /// It is sealed, and other bytes were delivered.
+    Changed,
+    /// The label was given up.
+    GivenUp,
+}
+
+/// An input on its way into a pipe.
+#[derive(Debug)]
+pub(crate) struct Growing {
+    pipe: PathBuf,
+    signs: Arc<Signs>,
+    feeder: Option<JoinHandle<Result<Grown, StoreError>>>,
+}
+
+#[derive(Debug, Default)]
+struct Signs {
+    /// The kernel has ended: nothing more is delivered.
+    ended: AtomicBool,
+    given_up: AtomicBool,
+}
+
+impl Growing {
+    /// Makes the pipe and begins to feed it.
+    pub(crate) fn begin(
+        store: Arc<dyn Store>,
+        object: ObjectId,
+        pipe: PathBuf,
+    ) -> std::io::Result<Self> {
+        make_pipe(&pipe)?;
+        let signs = Arc::new(Signs::default());
+        let mut feeder = Feeder {
+            store,
+            object,
+            pipe: pipe.clone(),
+            signs: signs.clone(),
+            out: Out::Closed,
+            seen: false,
+            at: 0,
+            hasher: blake3::Hasher::new(),
+            buffer: vec![0; PIECE_BYTES],
+        };
+        let feeder = Some(spawn(move || feeder.run()));
+        Ok(Self {
+            pipe,
+            signs,
+            feeder,
+        })
+    }
+
+    /// Waits for the seal; the kernel has ended.
+    pub(crate) fn end(mut self, given_up: impl Fn() -> bool) -> Result<Grown, StoreError> {
+        self.signs.ended.store(true, Ordering::Release);
+        let Some(feeder) = self.feeder.take() else {
+            return Ok(Grown::GivenUp);
+        };
+        while !feeder.is_finished() {
+            if given_up() {
+                self.signs.given_up.store(true, Ordering::Release);
+            }
+            sleep(FULL);
+        }
+        feeder.join().unwrap_or(Ok(Grown::GivenUp))
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        self.signs.given_up.store(true, Ordering::Release);
+        let _ = std::fs::remove_file(&self.pipe);
+    }
+}
+
+/// A pipe that kernels may read, whatever user they run as, and nobody else may write.
+fn make_pipe(path: &Path) -> std::io::Result<()> {
+    let _ = std::fs::remove_file(path);
+    mknodat(CWD, path, FileType::Fifo, Mode::from(0o600), 0)?;
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        chown(path, Some(STORE_USER.uid), Some(STORE_USER.gid))?;
+    }
+    let mode = if root { 0o444 } else { 0o644 };
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+enum Out {
+    /// Nobody reads yet.
+    Closed,
+    Open(File),
+    /// Whoever read has closed it.
+    Left,
+}
+
+struct Feeder {
+    store: Arc<dyn Store>,
+    object: ObjectId,
+    pipe: PathBuf,
+    signs: Arc<Signs>,
+    out: Out,
+    /// The object was there once.
+    seen: bool,
+    /// Bytes that were delivered.
+    at: u64,
+    hasher: blake3::Hasher,
+    buffer: Vec<u8>,
+}
+
+impl Feeder {
+    fn run(&mut self) -> Result<Grown, StoreError> {
+        let grown = self.feed();
+        // Whoever opens the pipe now finds its end.
+        self.out = Out::Left;
+        while !self.over() {
+            drop(self.open());
+            sleep(PERIOD);
+        }
+        grown
+    }
+
+    /// Whether the kernel has ended.
+    fn over(&self) -> bool {
+        self.signs.ended.load(Ordering::Acquire) || self.given_up()
+    }
+
+    fn given_up(&self) -> bool {
+        self.signs.given_up.load(Ordering::Acquire)
+    }
+
+    fn feed(&mut self) -> Result<Grown, StoreError> {
+        while !self.given_up() {
+            let stat = match self.store.stat(self.object) {
+                Ok(stat) => stat,
+                // Its writer has not begun; the server says if it never will.
+                Err(StoreError::NotFound { .. }) if !self.seen => {
+                    sleep(PERIOD);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            self.seen = true;
+            let moved = !self.over() && self.deliver(stat.size)?;
+            let deaf = self.over() || matches!(self.out, Out::Left);
+            if stat.sealed && (deaf || self.at >= stat.size) {
+                return self.compare(stat.size);
+            }
+            if !moved {
+                sleep(PERIOD);
+            }
+        }
+        Ok(Grown::GivenUp)
+    }
+
+    fn open(&self) -> Option<File> {
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        options
+            .write(true)
+            .custom_flags(flags)
+            .open(&self.pipe)
+            .ok()
+    }
+
+    /// Delivers some of what is there; whether there was something.
+    fn deliver(&mut self, size: u64) -> Result<bool, StoreError> {
+        if matches!(self.out, Out::Closed)
+            && let Some(pipe) = self.open()
+        {
+            self.out = Out::Open(pipe);
+        }
+        let Out::Open(pipe) = &mut self.out else {
+            return Ok(false);
+        };
+        let most = size.saturating_sub(self.at).min(PIECE_BYTES as u64);
+        let most = usize::try_from(most).unwrap_or(PIECE_BYTES);
+        if most == 0 {
+            return Ok(false);
+        }
+        let opened = self.store.open(self.object)?;
+        let count = read(
+            &*opened.bytes,
+            self.at,
+            &mut self.buffer[..most],
+            &self.pipe,
+        )?;
+        let mut left = &self.buffer[..count];
+        while !left.is_empty() {
+            match pipe.write(left) {
+                Ok(written) => {
+                    self.hasher.update(&left[..written]);
+                    self.at += written as u64;
+                    left = &left[written..];
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.out = Out::Left;
+                    return Ok(false);
+                }
+            }
+            let signs = &self.signs;
+            if signs.ended.load(Ordering::Acquire) || signs.given_up.load(Ordering::Acquire) {
+                return Ok(false);
+            }
+        }
+        Ok(count > 0)
+    }
+
+    /// Whether what was sealed begins with what was delivered.
+    fn compare(&mut self, size: u64) -> Result<Grown, StoreError> {
+        // The reader has all of it, and need not wait.
+        self.out = Out::Left;
+        if self.at > size {
+            return Ok(Grown::Changed);
+        }
+        let opened = self.store.open(self.object)?;
+        let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
+        while at < self.at {
+            if self.given_up() {
+                return Ok(Grown::GivenUp);
+            }
+            let most = usize::try_from(self.at - at)
+                .unwrap_or(PIECE_BYTES)
+                .min(PIECE_BYTES);
+            let count = read(&*opened.bytes, at, &mut self.buffer[..most], &self.pipe)?;
+            if count == 0 {
+                return Ok(Grown::Changed);
+            }
+            hasher.update(&self.buffer[..count]);
+            at += count as u64;
+        }
+        Ok(match hasher.finalize() == self.hasher.finalize() {
+            true => Grown::Same,
+            false => Grown::Changed,
+        })
+    }
+}
+
+fn read(
+    bytes: &dyn crate::store::ReadAt,
+    at: u64,
+    buffer: &mut [u8],
+    path: &Path,
+) -> Result<usize, StoreError> {
+    bytes
+        .read_at(at, buffer)
+        .map_err(|source| StoreError::Device {
+            path: path.to_owned(),
+            source,
+        })
+}

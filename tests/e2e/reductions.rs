@@ -313,8 +313,8 @@ fn what_is_wrong_is_said_in_words_and_numbers() {
         (
             "/f",
             400,
-            json!({"compression": {"id": "blosc2"}}),
-            "blosc2",
+            json!({"compression": {"id": "lzma"}}),
+            "lzma",
         ),
         (
             "/f",

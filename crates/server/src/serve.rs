@@ -277,7 +277,6 @@ impl Server {
             check: Check::new(names.clone(), array.clone(), &trust),
             mover: Mover::new(&names, &array, &driver, signals.running.clone()),
         };
-        headers::driver::start(&names, &parts.files);
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
@@ -442,6 +441,7 @@ struct Parts {
 
 impl Parts {
     fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
+        headers::driver::start(&self.names, &self.files);
         let namespace = NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),

@@ -1,9 +1,16 @@
 //! Decoding: what was stored becomes raw values. Declared sizes are looked at before anything is allocated, and buffers are used
 //! again.
 
+mod bits;
+mod blosc;
+mod lz;
+#[cfg(test)]
+mod tests;
+
 use super::error::ArrayError;
 use super::plan::Plan;
 use super::{CODECS_MAX, RAW_BYTES_MAX};
+use bits::Packed;
 use libdeflater::{DecompressionError, Decompressor};
 use serde::{Deserialize, Serialize};
 
@@ -16,19 +23,34 @@ pub enum Codec {
     Zlib,
     /// Zstandard.
     Zstd,
-    /// Blosc 2.
+    /// Blosc 2: a frame, or a chunk alone.
     Blosc2,
     /// The first bytes of all elements of this size come first, then their second ones, and so on.
     Shuffle(u8),
     /// Four bytes at the end sum up those before, as HDF5 does it.
     Fletcher32,
+    /// Blosc: a chunk.
+    Blosc,
+    /// LZF, as h5py has it.
+    Lzf,
+    /// Bits of one significance together, as HDF5's filter 32008 has it.
+    Bitshuffle {
+        /// Bytes of an element.
+        element: u8,
+        /// Elements of a block; 0 if the library chose it.
+        block: u32,
+        /// How they are compressed then: 0 not, 2 by LZ4, 3 by Zstandard.
+        packed: u32,
+    },
 }
 
 impl Codec {
     fn check(self) -> Result<(), ArrayError> {
         match self {
-            Self::Blosc2 => Err(ArrayError::Unsupported("blosc2")),
-            Self::Shuffle(0) => Err(ArrayError::ElementSize),
+            Self::Shuffle(0) | Self::Bitshuffle { element: 0, .. } => Err(ArrayError::ElementSize),
+            Self::Bitshuffle { packed, .. } if Packed::numbered(packed).is_none() => {
+                Err(ArrayError::Unsupported("bitshuffle with this compression"))
+            }
             _ => Ok(()),
         }
     }
@@ -165,6 +187,18 @@ impl Decoder {
         match codec {
             Codec::Gzip => inflate.gzip_decompress(input, to).map_err(bad),
             Codec::Zlib => inflate.zlib_decompress(input, to).map_err(bad),
+            Codec::Blosc | Codec::Blosc2 => blosc::decode(input, to, self),
+            Codec::Lzf => lz::lzf(input, to),
+            Codec::Bitshuffle {
+                element,
+                block,
+                packed,
+            } => {
+                let packed = Packed::numbered(packed).unwrap_or(Packed::No);
+                let block = usize::try_from(block).unwrap_or(0);
+                let mut zstd = |input: &[u8], to: &mut [u8]| self.unzstd(input, to).ok();
+                bits::decode(input, to, (element.into(), block, packed), &mut zstd)
+            }
             _ => self.unzstd(input, to),
         }
     }
@@ -190,11 +224,21 @@ impl Decoder {
     }
 }
 
+impl blosc::Within for Decoder {
+    fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize> {
+        self.attempt(Codec::Zlib, input, to).ok()
+    }
+
+    fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize> {
+        self.unzstd(input, to).ok()
+    }
+}
+
 /// Bytes before steps that leave `raw` bytes, where that can be told.
 fn before(steps: &[Codec], raw: usize) -> Option<usize> {
     steps.iter().try_fold(raw, |bytes, step| match step {
         Codec::Fletcher32 => Some(bytes + 4),
-        Codec::Shuffle(_) => Some(bytes),
+        Codec::Shuffle(_) | Codec::Bitshuffle { packed: 0, .. } => Some(bytes),
         _ => None,
     })
 }
@@ -213,6 +257,9 @@ fn corrupt(codec: Codec, why: &'static str) -> ArrayError {
         Codec::Blosc2 => "blosc2",
         Codec::Shuffle(_) => "shuffle",
         Codec::Fletcher32 => "fletcher32",
+        Codec::Blosc => "blosc",
+        Codec::Lzf => "lzf",
+        Codec::Bitshuffle { .. } => "bitshuffle",
     };
     ArrayError::Corrupt { format, why }
 }

@@ -98,13 +98,15 @@ fn values(variable: &Variable, bytes: &dyn Bytes, decode: &Decode<'_>) -> Option
         Storage::Chunked(chunked) => size.div_ceil(*chunked.shape.first()?.max(&1)) <= PIECES_MAX,
         Storage::Absent | Storage::Elsewhere(_) => false,
     };
-    let ends = [0..1, size - 1..size];
-    let wanted = if few { vec![0..size] } else { ends.to_vec() };
+    let wanted = match few {
+        true => vec![(0, size)],
+        false => vec![(0, 1), (size - 1, size)],
+    };
     let mut all = Vec::new();
-    for range in wanted {
+    for (start, end) in wanted {
         let range = Range {
-            start: range.start,
-            end: range.end,
+            start,
+            end,
             step: 1,
         };
         for piece in pieces(variable, &[range], Store::File(bytes), BYTES_MAX).ok()? {
@@ -192,6 +194,17 @@ fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
             Filter::Gzip => Codec::Gzip,
             Filter::Zstd => Codec::Zstd,
             Filter::Fletcher32 => Codec::Fletcher32,
+            Filter::Blosc => Codec::Blosc,
+            Filter::Blosc2 => Codec::Blosc2,
+            Filter::Lzf => Codec::Lzf,
+            Filter::Bitshuffle { parameters } => match parameters[..] {
+                [_, _, element, block, ref packed @ ..] => Codec::Bitshuffle {
+                    element: u8::try_from(element).ok()?,
+                    block,
+                    packed: packed.first().copied().unwrap_or(0),
+                },
+                _ => return None,
+            },
             _ => return None,
         })
     };

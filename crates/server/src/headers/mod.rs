@@ -25,7 +25,7 @@ fn by_name(path: &[u8]) -> bool {
         _ => return false,
     };
     let is = |known: &&str| ending.eq_ignore_ascii_case(known.as_bytes());
-    ENDINGS.iter().any(|known| is(&known))
+    ENDINGS.iter().any(is)
 }
 
 /// Wakes whoever reads headers.

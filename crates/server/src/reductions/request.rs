@@ -277,7 +277,7 @@ mod tests {
             (r#", "shape": [3], "selection": [[0, 1, 0]]"#, "stride"),
             (r#", "shape": [3], "axis": 1"#, "axis 1"),
             (r#", "compression": {"id": "lzma"}"#, "lzma"),
-            (r#", "compression": {"id": "blosc2"}"#, "blosc2"),
+            (r#", "compression": {"id": "blosc2"}"#, ""),
             (r#", "missing": {"missing_value": 1.5}"#, "1.5"),
             (r#", "missing": {"valid_range": [4, 4]}"#, "below"),
             (

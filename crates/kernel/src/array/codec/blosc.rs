@@ -1,0 +1,391 @@
+//! Blosc: chunks of versions 1 and 2, and frames of the second that hold one array. From the descriptions of the formats
+//! (`README_CHUNK_FORMAT`, `README_CFRAME_FORMAT`, `README_B2ND_METALAYER` of C-Blosc2) and files of the libraries.
+//!
+//! A chunk is cut into blocks, and these, mostly, into one stream for each byte of an element. What a header declares is bounded by
+//! the room that the caller gives.
+
+use super::{Failed, bits, lz};
+
+/// What else is compressed within: zlib and zstd, each with the room that it may fill.
+pub(super) trait Within {
+    fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
+    fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
+}
+
+const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
+
+const HEADER: usize = 16;
+const HEADER_LONG: usize = 32;
+const FRAME_MAGIC: &[u8] = b"\x9e\xa8b2frame\0";
+const DIMENSIONS_MAX: usize = 8;
+
+const SHUFFLE: u8 = 1;
+const BITSHUFFLE: u8 = 2;
+const TRUNCATED: u8 = 4;
+
+/// A number of four bytes, which may not be negative.
+fn number(bytes: &[u8], at: usize) -> Result<usize, Failed> {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk::<4>);
+    let number = i32::from_le_bytes(*word.ok_or(DAMAGED)?);
+    usize::try_from(number).map_err(|_| DAMAGED)
+}
+
+fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, Failed> {
+    let bytes = bytes.get(at..at + length).ok_or(DAMAGED)?;
+    let number = bytes
+        .iter()
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    usize::try_from(number).map_err(|_| DAMAGED)
+}
+
+/// A frame or chunk; gives how many bytes it made.
+pub(super) fn decode(
+    input: &[u8],
+    to: &mut [u8],
+    within: &mut dyn Within,
+) -> Result<usize, Failed> {
+    match input.starts_with(FRAME_MAGIC) {
+        true => frame(input, to, within),
+        false => chunk(input, to, within),
+    }
+}
+
+/// What a chunk says of itself.
+struct Header {
+    version: u8,
+    flags: u8,
+    size: usize,
+    bytes: usize,
+    block: usize,
+    /// What was done to blocks, first to last.
+    filters: [u8; 6],
+    /// 1 zeros, 2 not a number, 3 one value, 4 never written; 0 none of these.
+    special: u8,
+    length: usize,
+}
+
+impl Header {
+    fn read(input: &[u8]) -> Result<Self, Failed> {
+        let head = input.first_chunk::<HEADER>().ok_or(DAMAGED)?;
+        let [version, _, flags, size, ..] = *head;
+        let mut header = Self {
+            version,
+            flags,
+            size: usize::from(size),
+            bytes: number(head, 4)?,
+            block: number(head, 8)?,
+            filters: [0; 6],
+            special: 0,
+            length: HEADER,
+        };
+        if flags & 5 == 5 {
+            let head = input.first_chunk::<HEADER_LONG>().ok_or(DAMAGED)?;
+            header.filters.copy_from_slice(&head[16..22]);
+            header.special = head[31] >> 4 & 7;
+            header.length = HEADER_LONG;
+            if head[31] & 1 != 0 {
+                return Err(Failed::Data("it needs a dictionary"));
+            }
+        } else {
+            header.filters[0] = [0, SHUFFLE, 0, 0, BITSHUFFLE][usize::from(flags & 4 | flags & 1)];
+        }
+        if header.size == 0 || (header.bytes > 0 && header.block == 0) {
+            return Err(DAMAGED);
+        }
+        header.block = header.block.min(header.bytes);
+        Ok(header)
+    }
+
+    /// Streams of a block.
+    fn streams(&self, block: usize) -> usize {
+        let dense = self.flags & 0x10 != 0 || block < self.block;
+        let old = self.version <= 2 && (self.size > 16 || self.block / self.size < 128);
+        if dense || old { 1 } else { self.size }
+    }
+
+    fn unfiltered(&self, from: &mut Vec<u8>, spare: &mut Vec<u8>) -> Result<(), Failed> {
+        for filter in self.filters.iter().rev() {
+            match *filter {
+                0 | TRUNCATED => continue,
+                SHUFFLE if self.size == 1 => continue,
+                SHUFFLE => super::unshuffle(from, self.size, spare),
+                BITSHUFFLE => self.unbitshuffle(from, spare),
+                _ => {
+                    return Err(Failed::Data(
+                        "it was filtered in a way that is not known here",
+                    ));
+                }
+            }
+            spare.truncate(from.len());
+            std::mem::swap(from, spare);
+        }
+        Ok(())
+    }
+
+    fn unbitshuffle(&self, from: &[u8], to: &mut Vec<u8>) {
+        to.clear();
+        to.extend_from_slice(from);
+        let count = from.len() / self.size;
+        // The first version left a block alone if not all of it could be shuffled.
+        let count = if self.version <= 2 && count % 8 != 0 {
+            0
+        } else {
+            count / 8 * 8
+        };
+        let whole = count * self.size;
+        if whole > 0 {
+            bits::unshuffle(&from[..whole], self.size, &mut to[..whole]);
+        }
+    }
+}
+
+fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, Failed> {
+    let header = Header::read(input)?;
+    let to = to.get_mut(..header.bytes).ok_or(Failed::Room)?;
+    if header.special != 0 {
+        return special(header.special, header.size, input, to);
+    }
+    if header.flags & 2 != 0 {
+        let stored = input
+            .get(header.length..)
+            .and_then(|rest| rest.get(..header.bytes));
+        to.copy_from_slice(stored.ok_or(DAMAGED)?);
+        return Ok(header.bytes);
+    }
+    let (mut block, mut spare) = (Vec::new(), Vec::new());
+    for (index, to) in to.chunks_mut(header.block.max(1)).enumerate() {
+        let start = number(input, header.length + 4 * index)?;
+        block.clear();
+        block.resize(to.len(), 0);
+        streams(
+            &header,
+            input.get(start..).ok_or(DAMAGED)?,
+            &mut block,
+            within,
+        )?;
+        header.unfiltered(&mut block, &mut spare)?;
+        to.copy_from_slice(&block);
+    }
+    Ok(header.bytes)
+}
+
+/// A chunk that is told in short.
+fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    let nan: &[u8] = if size == 4 {
+        &[0, 0, 0xc0, 0x7f]
+    } else {
+        &[0, 0, 0, 0, 0, 0, 0xf8, 0x7f]
+    };
+    let value = match kind {
+        1 | 4 => &[0],
+        2 if size == 4 || size == 8 => nan,
+        3 => input.get(HEADER_LONG..HEADER_LONG + size).ok_or(DAMAGED)?,
+        _ => return Err(DAMAGED),
+    };
+    for (to, byte) in to.iter_mut().zip(value.iter().cycle()) {
+        *to = *byte;
+    }
+    Ok(to.len())
+}
+
+fn streams(
+    header: &Header,
+    mut input: &[u8],
+    block: &mut [u8],
+    within: &mut dyn Within,
+) -> Result<(), Failed> {
+    let count = header.streams(block.len());
+    let length = block.len() / count;
+    if length * count != block.len() || length == 0 {
+        return Err(DAMAGED);
+    }
+    for to in block.chunks_mut(length) {
+        let (stored, rest) = input.split_first_chunk::<4>().ok_or(DAMAGED)?;
+        let stored = i32::from_le_bytes(*stored);
+        input = rest;
+        if header.version > 2 && stored <= 0 {
+            // One byte again and again, whose value stands in place of the length.
+            if stored < 0 {
+                let (kind, rest) = input.split_first().ok_or(DAMAGED)?;
+                if kind & 1 == 0 || stored < -255 {
+                    return Err(DAMAGED);
+                }
+                input = rest;
+            }
+            to.fill(u8::try_from(-stored).unwrap_or(0));
+            continue;
+        }
+        let stored = usize::try_from(stored).map_err(|_| DAMAGED)?;
+        let (bytes, rest) = input.split_at_checked(stored).ok_or(DAMAGED)?;
+        input = rest;
+        if stored == length {
+            to.copy_from_slice(bytes);
+            continue;
+        }
+        let made = match header.flags >> 5 {
+            0 => lz::blosclz(bytes, to).ok(),
+            1 => lz4_flex::block::decompress_into(bytes, to).ok(),
+            3 => within.zlib(bytes, to),
+            4 => within.zstd(bytes, to),
+            _ => {
+                return Err(Failed::Data(
+                    "it is compressed in a way that is not known here",
+                ));
+            }
+        };
+        if made != Some(length) {
+            return Err(DAMAGED);
+        }
+    }
+    Ok(())
+}
+
+/// A frame that lies in one piece: a header, chunks, and a chunk that says where they are.
+fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, Failed> {
+    let head = big(input, 11, 4)?;
+    let (bytes, stored) = (big(input, 30, 8)?, big(input, 39, 8)?);
+    let (size, chunk_bytes) = (big(input, 48, 4)?, big(input, 58, 4)?);
+    let grid = Grid::read(input.get(..head).ok_or(DAMAGED)?, size)?;
+    // What is in blocks of several dimensions is filled up to whole blocks.
+    let room = to.len().saturating_mul(if grid.is_some() { 4 } else { 1 });
+    if bytes > room {
+        return Err(Failed::Room);
+    }
+    let mut blocks = Vec::new();
+    let out = match &grid {
+        Some(_) => {
+            blocks.resize(bytes, 0);
+            &mut blocks[..]
+        }
+        None => &mut to[..bytes],
+    };
+    let count = bytes.div_ceil(chunk_bytes.max(1));
+    if (bytes > 0 && chunk_bytes == 0) || count > input.len() || (grid.is_some() && count != 1) {
+        return Err(DAMAGED);
+    }
+    let mut places = vec![0; count * 8];
+    let index = head.checked_add(stored).and_then(|at| input.get(at..));
+    if count > 0 && chunk(index.ok_or(DAMAGED)?, &mut places, within)? != places.len() {
+        return Err(DAMAGED);
+    }
+    let (places, _) = places.as_chunks::<8>();
+    for (place, to) in places.iter().zip(out.chunks_mut(chunk_bytes.max(1))) {
+        let place = i64::from_le_bytes(*place);
+        if place < 0 {
+            special(u8::try_from(place >> 56 & 7).unwrap_or(0), size, &[], to)?;
+            continue;
+        }
+        let at = usize::try_from(place).ok();
+        let at = at.and_then(|place| place.checked_add(head));
+        let from = at.and_then(|at| input.get(at..)).ok_or(DAMAGED)?;
+        if chunk(from, to, within)? != to.len() {
+            return Err(DAMAGED);
+        }
+    }
+    match grid {
+        Some(grid) => grid.turn(&blocks, to),
+        None => Ok(bytes),
+    }
+}
+
+/// How an array of several dimensions lies in the blocks of its only chunk.
+struct Grid {
+    shape: Vec<usize>,
+    block: Vec<usize>,
+    size: usize,
+}
+
+impl Grid {
+    /// From a frame's header; `None` if its bytes are in order.
+    fn read(head: &[u8], size: usize) -> Result<Option<Self>, Failed> {
+        let Some(name) = head.windows(5).position(|bytes| bytes == b"\xa4b2nd") else {
+            return Ok(None);
+        };
+        // Name, place; there its length, and then an array: version, dimensions, shape, shapes of chunk and block.
+        let at = big(head, name + 6, 4)?;
+        let told = at
+            .checked_add(5)
+            .and_then(|at| head.get(at..))
+            .ok_or(DAMAGED)?;
+        let dimensions = usize::from(*told.get(2).ok_or(DAMAGED)?);
+        if dimensions == 0 || dimensions > DIMENSIONS_MAX || size == 0 {
+            return Err(DAMAGED);
+        }
+        let list = |at: usize, length: usize| -> Result<Vec<usize>, Failed> {
+            (0..dimensions)
+                .map(|place| big(told, at + 2 + place * (length + 1), length))
+                .collect()
+        };
+        let (chunks, blocks) = (4 + dimensions * 9, 5 + dimensions * 14);
+        let (shape, chunk, block) = (list(3, 8)?, list(chunks, 4)?, list(blocks, 4)?);
+        if block.contains(&0) || shape.contains(&0) {
+            return Err(DAMAGED);
+        }
+        if shape != chunk {
+            return Err(Failed::Data("it is an array of several chunks"));
+        }
+        Ok(Some(Self { shape, block, size }))
+    }
+
+    /// From blocks to rows; gives how many bytes there are.
+    fn turn(&self, blocks: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+        let product = |sizes: &[usize]| {
+            let mut sizes = sizes.iter().chain([&self.size]);
+            sizes.try_fold(1_usize, |product, size| product.checked_mul(*size))
+        };
+        let bytes = product(&self.shape).ok_or(Failed::Room)?;
+        let block_bytes = product(&self.block).ok_or(DAMAGED)?;
+        if bytes > to.len() {
+            return Err(Failed::Room);
+        }
+        let counts: Vec<usize> = (self.shape.iter().zip(&self.block))
+            .map(|(shape, block)| shape.div_ceil(*block))
+            .collect();
+        let all = counts
+            .iter()
+            .try_fold(1_usize, |product, count| product.checked_mul(*count));
+        if all.and_then(|all| all.checked_mul(block_bytes)) != Some(blocks.len()) {
+            return Err(DAMAGED);
+        }
+        for (number, block) in blocks.chunks_exact(block_bytes).enumerate() {
+            let first: Vec<usize> = (places(number, &counts).iter().zip(&self.block))
+                .map(|(place, block)| place * block)
+                .collect();
+            self.put(block, &first, to);
+        }
+        Ok(bytes)
+    }
+
+    /// The rows of one block whose first element is at `first`.
+    fn put(&self, block: &[u8], first: &[usize], to: &mut [u8]) {
+        let last = self.shape.len() - 1;
+        let length = self.block[last].min(self.shape[last] - first[last]) * self.size;
+        for (number, row) in block.chunks_exact(self.block[last] * self.size).enumerate() {
+            let place = places(number, &self.block[..last]);
+            let mut at = 0;
+            let mut inside = true;
+            for dimension in 0..last {
+                let index = first[dimension] + place[dimension];
+                inside &= index < self.shape[dimension];
+                at = at * self.shape[dimension] + index;
+            }
+            if inside {
+                let at = (at * self.shape[last] + first[last]) * self.size;
+                to[at..at + length].copy_from_slice(&row[..length]);
+            }
+        }
+    }
+}
+
+/// The indices of the element of this number, the last dimension first.
+fn places(mut number: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut places: Vec<usize> = (sizes.iter().rev())
+        .map(|size| {
+            let place = number % size;
+            number /= size;
+            place
+        })
+        .collect();
+    places.reverse();
+    places
+}

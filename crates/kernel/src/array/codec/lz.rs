@@ -1,0 +1,103 @@
+//! Small relatives of LZ77: LZF, as h5py has it, and BloscLZ.
+
+use super::Failed;
+
+const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
+
+/// Where bytes are read from and written to, within bounds.
+struct Copy<'a> {
+    input: &'a [u8],
+    to: &'a mut [u8],
+    made: usize,
+}
+
+impl Copy<'_> {
+    fn byte(&mut self) -> Result<usize, Failed> {
+        let (byte, rest) = self.input.split_first().ok_or(DAMAGED)?;
+        self.input = rest;
+        Ok(usize::from(*byte))
+    }
+
+    fn literal(&mut self, length: usize) -> Result<(), Failed> {
+        let (bytes, rest) = self.input.split_at_checked(length).ok_or(DAMAGED)?;
+        let room = self
+            .to
+            .get_mut(self.made..self.made + length)
+            .ok_or(Failed::Room)?;
+        room.copy_from_slice(bytes);
+        (self.input, self.made) = (rest, self.made + length);
+        Ok(())
+    }
+
+    /// What was made `back` bytes ago, which may be made meanwhile.
+    fn again(&mut self, back: usize, length: usize) -> Result<(), Failed> {
+        let start = self.made.checked_sub(back).ok_or(DAMAGED)?;
+        if self.to.len() - self.made < length {
+            return Err(Failed::Room);
+        }
+        if back >= length {
+            self.to.copy_within(start..start + length, self.made);
+        } else {
+            for place in 0..length {
+                self.to[self.made + place] = self.to[start + place];
+            }
+        }
+        self.made += length;
+        Ok(())
+    }
+}
+
+/// LZF; gives how many bytes it made.
+pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    let mut copy = Copy { input, to, made: 0 };
+    while !copy.input.is_empty() {
+        let control = copy.byte()?;
+        if control < 32 {
+            copy.literal(control + 1)?;
+            continue;
+        }
+        let mut length = control >> 5;
+        if length == 7 {
+            length += copy.byte()?;
+        }
+        let back = (control & 31) << 8 | copy.byte()?;
+        copy.again(back + 1, length + 2)?;
+    }
+    Ok(copy.made)
+}
+
+/// BloscLZ; gives how many bytes it made.
+pub(super) fn blosclz(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    /// Farther back there are two bytes more.
+    const NEAR_MAX: usize = 8191;
+    let mut copy = Copy { input, to, made: 0 };
+    // The first is always a literal.
+    let mut control = copy.byte()? & 31;
+    loop {
+        if control < 32 {
+            copy.literal(control + 1)?;
+        } else {
+            let mut length = (control >> 5) - 1;
+            let far = (control & 31) << 8;
+            if length == 6 {
+                loop {
+                    let more = copy.byte()?;
+                    length += more;
+                    if more != 255 {
+                        break;
+                    }
+                }
+            }
+            let low = copy.byte()?;
+            let back = match low == 255 && far == 31 << 8 {
+                true => (copy.byte()? << 8 | copy.byte()?) + NEAR_MAX,
+                false => far | low,
+            };
+            copy.again(back + 1, length + 3)?;
+        }
+        if copy.input.is_empty() {
+            return Ok(copy.made);
+        }
+        control = copy.byte()?;
+    }
+}

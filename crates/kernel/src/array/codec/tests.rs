@@ -1,0 +1,158 @@
+//! What real libraries stored is decoded to the values that were given to them (`samples.py`); what is damaged is refused, or
+//! decoded to something, within its room.
+
+use super::Codec;
+use crate::array::{ArrayError, Dtype, Operation, Reducer, Spec};
+use proptest::prelude::*;
+use std::path::Path;
+
+/// What a sample is of.
+struct Sample {
+    name: String,
+    spec: Spec,
+    stored: Vec<u8>,
+    values: Vec<u8>,
+}
+
+fn values(how: &str, count: u64, kind: &str) -> Vec<u8> {
+    let size: u64 = kind[1..].parse().unwrap();
+    if how == "noise" {
+        let mut state = 1_u64;
+        let noise = (0..count * size).map(|_| {
+            state = (state * 1_103_515_245 + 12_345) % (1 << 31);
+            (state >> 16) as u8
+        });
+        return noise.collect();
+    }
+    let value = |place: u64| {
+        if how == "same" {
+            3
+        } else {
+            place * place / 50 % 101
+        }
+    };
+    let bytes = |value: u64| match kind {
+        "f4" => (value as f32).to_le_bytes().to_vec(),
+        "f8" => (value as f64).to_le_bytes().to_vec(),
+        _ => value.to_le_bytes()[..size as usize].to_vec(),
+    };
+    (0..count).flat_map(|place| bytes(value(place))).collect()
+}
+
+fn sample(name: &str, stored: Vec<u8>) -> Sample {
+    let parts: Vec<&str> = name.split('.').collect();
+    let [codec, what, how, count, kind] = parts[..] else {
+        panic!("{name}");
+    };
+    let size: u8 = kind[1..].parse().unwrap();
+    let codec = match codec {
+        "blosc" => Codec::Blosc,
+        "blosc2" => Codec::Blosc2,
+        "lzf" => Codec::Lzf,
+        _ => {
+            let (packed, block) = what.split_once('-').unwrap();
+            Codec::Bitshuffle {
+                element: size,
+                block: block.parse().unwrap(),
+                packed: packed.parse().unwrap(),
+            }
+        }
+    };
+    let count: u64 = count.parse().unwrap();
+    Sample {
+        name: name.to_owned(),
+        spec: Spec {
+            operation: Operation::Select,
+            dtype: Dtype::Uint8,
+            big_endian: false,
+            shape: Some(vec![count * u64::from(size)]),
+            fortran: false,
+            axes: None,
+            selection: None,
+            codecs: vec![codec],
+            missing: None,
+        },
+        stored,
+        values: values(how, count, kind),
+    }
+}
+
+fn samples() -> Vec<Sample> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/array/codec/samples");
+    let mut all: Vec<Sample> = (folder.read_dir().unwrap())
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            sample(&name, std::fs::read(entry.path()).unwrap())
+        })
+        .collect();
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    assert!(all.len() > 150);
+    all
+}
+
+#[test]
+fn what_libraries_stored_is_decoded() {
+    let mut reducer = Reducer::default();
+    for sample in samples() {
+        let found = reducer.reduce(&sample.spec, &sample.stored);
+        let found = found.unwrap_or_else(|error| panic!("{}: {error}", sample.name));
+        assert!(found.bytes == sample.values, "{}", sample.name);
+        // Without a shape it is found out how much there is.
+        let open = Spec {
+            shape: None,
+            ..sample.spec
+        };
+        let found = reducer.reduce(&open, &sample.stored).unwrap();
+        assert!(found.bytes == sample.values, "{}", sample.name);
+    }
+}
+
+#[test]
+fn more_than_the_array_has_is_not_made() {
+    for sample in samples() {
+        for less in [1, 7, sample.values.len() as u64 - 1] {
+            let spec = Spec {
+                shape: Some(vec![less.max(1)]),
+                ..sample.spec.clone()
+            };
+            let refused = Reducer::default().reduce(&spec, &sample.stored);
+            let refused = refused.map(|found| found.shape).unwrap_err();
+            let size = matches!(
+                refused,
+                ArrayError::Corrupt { .. } | ArrayError::Size { .. }
+            );
+            assert!(size, "{}: {refused}", sample.name);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damage_is_refused_or_makes_as_many_values(
+        which in any::<prop::sample::Index>(),
+        cuts in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..5),
+        cut in any::<Option<prop::sample::Index>>(),
+        open in any::<bool>(),
+    ) {
+        let mut all = samples();
+        let at = which.index(all.len());
+        let sample = &mut all[at];
+        for (place, byte, head) in cuts {
+            let length = if head { sample.stored.len().min(40) } else { sample.stored.len() };
+            sample.stored[place.index(length)] = byte;
+        }
+        if let Some(cut) = cut {
+            let length = cut.index(sample.stored.len());
+            sample.stored.truncate(length);
+        }
+        let mut spec = sample.spec.clone();
+        if open {
+            spec.shape = None;
+        }
+        match Reducer::default().reduce(&spec, &sample.stored) {
+            Ok(found) => prop_assert!(open || found.bytes.len() == sample.values.len()),
+            Err(error) => prop_assert!(error.is_of_data() || error == ArrayError::TooLarge || open, "{error}"),
+        }
+    }
+}

@@ -451,6 +451,7 @@ pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
                 capability: capability(element, from, rights::READ),
                 layout: None,
                 selection: None,
+                growing: false,
             }),
             to,
             ..v1::Copy::default()

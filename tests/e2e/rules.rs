@@ -383,3 +383,37 @@ fn a_growing_file_that_is_given_up_ends_its_task() {
         firings["running"].is_null() && firings["queued"].is_null() && firings["waiting"].is_null()
     });
 }
+
+/// A rule's task may have components: a firing has ended well when all of them have, on the version that fired it.
+#[test]
+fn a_rules_task_may_have_components() {
+    let Some(array) = Array::start() else { return };
+    let text = |command: &str| {
+        let task = format!(
+            "kernel = \"/bin/sh\"; args = [ \"-c\", \"{command}\", \"sh\", \"${{file}}\" ]; retries = 0; per = \"part\"; layout = \"same\";"
+        );
+        let outputs = "output = [ \"out/${stem}\" ]; stdout = \"out/${stem}\";";
+        format!(
+            "name = \"count\"; workdir = \"/w\"; pattern = \"*.txt\"; task = {{ {task} {outputs} }};"
+        )
+    };
+    array.sh("mkdir -p w/out; setfattr -n user.tidemill.stripe -v 4096 w");
+    add(&array, &text("tr a-z A-Z < \\\"$1\\\""), &[]);
+    let lines = "seq -f 'line %g' 2000";
+    array.sh(&format!(
+        "{lines} > w/a.txt; {lines} > w/b.txt; seq 3 > w/small.txt"
+    ));
+    wait("all have fired", || done(&array, 3));
+    array.sh(&format!(
+        "{lines} | tr a-z A-Z | cmp - w/out/a; cmp w/out/a w/out/b; seq 3 | cmp - w/out/small"
+    ));
+    let log = array.json(&["rule", "log", "count"]);
+    assert_eq!(log.as_array().unwrap().len(), 3);
+    add(&array, &text("exit 3; cat \\\"$1\\\""), &["--replace"]);
+    array.sh(&format!("{lines} > w/c.txt"));
+    wait("it has failed", || show(&array)["firings"]["failed"] == 1);
+    let log = array
+        .run(&["rule", "log", "count", "--state", "failed"])
+        .out;
+    assert!(log.contains("/w/c.txt") && log.contains('3'), "{log}");
+}

@@ -269,7 +269,9 @@ impl Running<'_> {
                 }
                 Err(error) => return Err(store_failure(&error)),
             }
-            self.inputs[index].1 = self.input(index, input)?;
+            let (path, size) = self.fetch(index, input)?;
+            self.outcome.read_bytes += size;
+            self.inputs[index].1 = path;
         }
         Ok(again)
     }

@@ -261,7 +261,7 @@ impl Job {
     /// Everything that is wrong with the script in itself, in its order; if patterns are, only that.
     pub fn read(file: &str, text: &[u8], files: &dyn Files) -> Result<Self, JobErrors> {
         match script::parse(file, text) {
-            Ok(group) => Self::of_parsed(file, group, files),
+            Ok(group) => Self::of_group(file, group, files),
             Err(error) => {
                 let mut errors = Errors::new(file);
                 errors.add(error.at, None, Problem::Script(error.problem));
@@ -274,11 +274,7 @@ impl Job {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn of_group(file: &str, group: Group) -> Result<Self, JobErrors> {
-        Self::of_parsed(file, group, &NoFiles)
-    }
-
-    fn of_parsed(file: &str, mut group: Group, files: &dyn Files) -> Result<Self, JobErrors> {
+    pub fn of_group(file: &str, mut group: Group, files: &dyn Files) -> Result<Self, JobErrors> {
         let mut errors = Errors::new(file);
         expand::expand(&mut group, files, &mut errors);
         if !errors.is_empty() {

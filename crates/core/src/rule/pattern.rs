@@ -113,7 +113,15 @@ pub(super) fn stars(text: &str) -> Result<Regex, String> {
     compile(&format!("\\A(?s:{})\\z", parts.join(".*")))
 }
 
+/// What the drawing of an error is moved by.
+const INDENT: usize = 4;
+
 fn compile(text: &str) -> Result<Regex, String> {
+    compile_at(text).map_err(|(_, what)| what)
+}
+
+/// As [`compile`]; an error says at which character, if that is known, and else 0.
+fn compile_at(text: &str) -> Result<Regex, (usize, String)> {
     let mut builder = RegexBuilder::new(text);
     let regex = builder
         .size_limit(COMPILED_BYTES_MAX)
@@ -121,15 +129,33 @@ fn compile(text: &str) -> Result<Regex, String> {
         .build();
     regex.map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => {
-            format!("it needs more than {COMPILED_BYTES_MAX} bytes of memory; repeat less")
+            let what = "bytes of memory; repeat less";
+            (0, format!("it needs more than {COMPILED_BYTES_MAX} {what}"))
         }
-        // A drawing, whose last line says what it is.
+        // A drawing, with a mark below the place; its last line says what it is.
         error => {
             let text = error.to_string();
             let last = text.lines().last().unwrap_or_default();
-            last.trim_start_matches("error: ").to_owned()
+            let mark = text.lines().find_map(|line| {
+                let at = line
+                    .find('^')
+                    .filter(|_| line.trim_matches([' ', '^']).is_empty())?;
+                at.checked_sub(INDENT)
+            });
+            (
+                mark.unwrap_or(0),
+                advised(last.trim_start_matches("error: ")),
+            )
         }
     })
+}
+
+/// What is wrong with a regular expression, and what was probably meant.
+fn advised(what: &str) -> String {
+    match what.starts_with("repetition operator missing") {
+        true => "in parentheses '*', '?' and '+' repeat what stands before them, and here is nothing: write [^/]* for any characters".to_owned(),
+        false => what.to_owned(),
+    }
 }
 
 struct Reader<'a> {
@@ -282,7 +308,7 @@ impl Reader<'_> {
             }
         }
         let text: String = self.chars[start..at].iter().collect();
-        compile(&text).map_err(|what| wrong(start, what))?;
+        compile_at(&text).map_err(|(at, what)| wrong(start + at, what))?;
         if let Some(c @ ('*' | '?' | '+' | '{')) = self.chars.get(at) {
             let what = format!(
                 "'{c}' after a group could mean two things: write it within, as in ((…){c})"

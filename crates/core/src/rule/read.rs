@@ -5,7 +5,9 @@ use super::{
     BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
-use crate::job::{Job, duration, size};
+use crate::id::{ElementId, ObjectId};
+use crate::job::{Files, Job, Made, duration, size};
+use crate::layout::{Layout, Part};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 
 /// Most users, types and attributes that conditions name.
@@ -59,9 +61,25 @@ impl Rule {
     /// Its job as it would be for some file, read as any job is.
     fn checked(mut self, file: &str) -> Result<Self, RuleErrors> {
         let sample = Fill::sample(&self);
-        let job = Job::of_group(file, self.job_group(&[sample]))?;
+        let job = Job::of_group(file, self.job_group(&[sample]), &Sample)?;
         self.workdir = job.workdir;
         Ok(self)
+    }
+}
+
+/// An array in which every file is there, and whole.
+#[derive(Debug)]
+struct Sample;
+
+impl Files for Sample {
+    fn list(&self, _: &str) -> Vec<(String, bool)> {
+        Vec::new()
+    }
+
+    fn made_of(&self, _: &str) -> Option<Made> {
+        let object = ObjectId(1);
+        let layout = Layout::Whole(Part::on(object, 1, ElementId(0)));
+        Some(Made { object, layout })
     }
 }
 
@@ -188,14 +206,14 @@ impl Reader<'_> {
                 self.error(at, Problem::Value { name, what });
             }
         }
-        if let Some(at) = of("element", "task") {
-            let advice = "it runs where the file is written";
-            self.unknown(
-                at,
-                "the task of a rule with when = \"growing\"",
-                "element",
-                advice,
-            );
+        for (name, advice) in [
+            ("element", "it runs where the file is written"),
+            ("per", "what is still written has no pieces yet"),
+        ] {
+            if let Some(at) = of(name, "task") {
+                let place = "the task of a rule with when = \"growing\"";
+                self.unknown(at, place, name, advice);
+            }
         }
         true
     }
@@ -311,17 +329,9 @@ impl Reader<'_> {
         };
         let each =
             "it has a name by the rule and the version, and stands for each file that matches";
-        let one = "it runs once for each version; components are of jobs that are submitted";
-        let refused = [
-            (["name", "foreach"].as_slice(), each),
-            (["per", "layout", "records", "halo"].as_slice(), one),
-        ];
-        let refused = refused.into_iter();
-        for (name, advice) in
-            refused.flat_map(|(names, why)| names.iter().map(move |name| (*name, why)))
-        {
+        for name in ["name", "foreach"] {
             if let Some(given) = task.get(name) {
-                self.unknown(given.at, "the task of a rule", name, advice);
+                self.unknown(given.at, "the task of a rule", name, each);
             }
         }
         if let Some(tasks) = group.get("tasks") {

@@ -107,7 +107,7 @@ fn what_is_wrong_is_said_with_its_place() {
         (
             r"run-(?<n>\d+)/*.nc",
             r"(?<n>\y)",
-            "r.conf:3:12: pattern: unrecognized escape",
+            "r.conf:3:17: pattern: unrecognized escape",
         ),
         (
             r"run-(?<n>\d+)/*.nc",
@@ -158,9 +158,10 @@ fn what_is_wrong_is_said_with_its_place() {
         ("output =", "inputs = [\"a\"]; output =", "inputs"),
         (
             "output =",
-            "per = \"part\"; output =",
-            "once for each version",
+            "per = \"part\"; layout = \"other\"; output =",
+            "same",
         ),
+        ("output =", "per = \"parts\"; output =", "part"),
         ("output = [ \"out/${n}-${stem}.txt\" ];", "", "output"),
         ("\"out/${n}", "\"/elsewhere/${n}", "/elsewhere"),
     ] {
@@ -281,10 +282,11 @@ fn the_documented_rules_are_right() {
             .filter_map(move |block| block.strip_prefix(kind));
         blocks.map(str::trim_start).collect::<Vec<_>>()
     };
-    let [whole, conditions, batches] = body("libconfig\n")[..] else {
+    let [whole, conditions, growing, batches] = body("libconfig\n")[..] else {
         panic!("{blocks:?}")
     };
     Rule::read("page", whole).unwrap();
+    assert!(Rule::read("page", growing).unwrap().growing);
     let with = whole.replace("task = {", &format!("{conditions} task = {{"));
     Rule::read("page", &with).unwrap();
     let (batches, task) = batches.split_once("task =").unwrap();
@@ -359,6 +361,18 @@ proptest! {
         }
     }
 
+    /// Whatever is wrong with a pattern, it is said where: within it, and at the character of a repetition of nothing.
+    #[test]
+    fn errors_of_patterns_have_their_place(text in "[a-z/*?()\\[\\]\\\\+{}|^.-]{1,40}", before in "[a-z]{0,5}") {
+        if let Err(error) = Pattern::new(&text) {
+            prop_assert!(error.at <= text.chars().count(), "{text}: {error:?}");
+            prop_assert!(!error.what.is_empty() && !error.what.contains('\n'), "{text}: {error:?}");
+        }
+        let error = Pattern::new(&format!("{before}/(x|{before}|*.txt)")).unwrap_err();
+        prop_assert_eq!(error.at, 2 * before.len() + 5);
+        prop_assert!(error.what.contains("[^/]*"));
+    }
+
     #[test]
     fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", noise in "[a-z<>&;/\"=!\\[\\](){}*?$ ]{0,200}") {
         let _ = Rule::read("r", &text);
@@ -366,4 +380,64 @@ proptest! {
         let _ = Rule::read("r", &format!("<{noise}"));
         let _ = Pattern::new(&noise);
     }
+}
+
+#[test]
+fn the_rule_of_a_folder_lies_there_and_has_a_name() {
+    let text =
+        "pattern = \"*.nc\"; task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };";
+    let rule = Rule::read_of_folder("a", text, "/raw", "folder-7").unwrap();
+    assert_eq!(
+        (rule.name.as_str(), rule.workdir.as_str()),
+        ("folder-7", "/raw")
+    );
+    assert!(rule.matches("/raw/a.nc") && !rule.matches("/other/a.nc"));
+    let named = format!("name = \"own\"; {text}");
+    let rule = Rule::read_of_folder("a", &named, "/", "folder-1").unwrap();
+    assert_eq!((rule.name.as_str(), rule.matches("/a.nc")), ("own", true));
+    let elsewhere = format!("workdir = \"/x\"; {text}");
+    let errors = Rule::read_of_folder("a", &elsewhere, "/raw", "folder-7").unwrap_err();
+    assert!(
+        errors
+            .to_string()
+            .starts_with("a:1:1: the rule of a folder has no setting \"workdir\""),
+        "{errors}"
+    );
+}
+
+#[test]
+fn the_task_of_what_grows_runs_where_it_is_written() {
+    let text = "name = \"g\"; workdir = \"/w\"; pattern = \"*.log\"; when = \"growing\"; \
+                task = { kernel = \"/bin/wc\"; stdin = \"${file}\"; output = [ \"${stem}\" ]; stdout = \"${stem}\"; };";
+    let rule = Rule::read("g", text).unwrap();
+    let tasks = [("t".to_owned(), 5, vec!["/w/a.log"])];
+    let on = rule.script_on(1, &tasks, &[(5, 2)].into()).unwrap();
+    assert!(on.contains("element = 2"), "{on}");
+    assert!(!rule.script(1, &tasks).unwrap().contains("element"));
+    for (from, to) in [
+        ("stdin", "element = 1; stdin"),
+        ("stdin", "per = \"part\"; stdin"),
+    ] {
+        let errors = Rule::read("g", &text.replacen(from, to, 1)).unwrap_err();
+        assert!(
+            errors.to_string().contains("with when = \"growing\""),
+            "{errors}"
+        );
+    }
+}
+
+/// As many rules as may be, each of which a seal looks at: the one below whose folder it lies matches.
+#[test]
+fn of_a_thousand_rules_one_matches() {
+    let rule = |number: usize| {
+        let text = format!(
+            "name = \"r{number}\"; workdir = \"/w/{number}\"; pattern = \"**/run-(?<n>\\\\d+)/*.nc\"; \
+             task = {{ kernel = \"wordcount\"; output = [ \"${{n}}.txt\" ]; }};"
+        );
+        Rule::read("r", &text).unwrap()
+    };
+    let rules: Vec<Rule> = (0..1000).map(rule).collect();
+    let path = "/w/500/a/b/run-12/x.nc";
+    let matching = rules.iter().filter(|rule| rule.matches(path));
+    assert_eq!(matching.count(), 1);
 }

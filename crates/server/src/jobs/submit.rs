@@ -179,12 +179,12 @@ async fn read(
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let mut writing = RefCell::default();
-    let mut found = parsed(names, &caller, &what, &writing);
+    let mut found = parsed(names, &caller, (&what, given), &writing);
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // What is open after all counts as it was sealed before.
         join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
-        found = parsed(names, &caller, &what, &writing);
+        found = parsed(names, &caller, (&what, given), &writing);
     }
     let (job, source) = found?;
     if what.bounded && !has_room(names, what.caller.uid)? {
@@ -213,7 +213,7 @@ async fn read(
 fn parsed(
     names: &SqliteNames,
     caller: &Caller,
-    what: &Submission,
+    (what, given): (&Submission, &Given),
     writing: &RefCell<BTreeSet<u64>>,
 ) -> Result<(Job, String), Refused> {
     let one = |text: String| Refused::Script(vec![text]);
@@ -225,6 +225,7 @@ fn parsed(
     let folders = Folders {
         names,
         caller,
+        given,
         writing,
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
@@ -483,6 +484,7 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
 struct Folders<'a> {
     names: &'a SqliteNames,
     caller: &'a Caller,
+    given: &'a Given,
     /// Files whose parts count and that are being written.
     writing: &'a RefCell<BTreeSet<u64>>,
 }
@@ -506,7 +508,10 @@ impl Files for Folders<'_> {
         let made = self.names.database().read(|db| {
             let now = clock::now_ns();
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
-            let (look, writing) = look(&tx, path);
+            let (look, writing) = match self.given.get(path) {
+                Some(&object) => (look_at_version(&tx, object), None),
+                None => look(&tx, path),
+            };
             self.writing.borrow_mut().extend(writing);
             let Look::Sealed(found) = look else {
                 return Ok(None);

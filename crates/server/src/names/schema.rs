@@ -262,9 +262,10 @@ CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
 CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
 ";
 
-// The folder whose attribute a rule is; 0: none.
+// The folder whose attribute a rule is; 0: none. Of a firing that has components the last of its tasks.
 const FOLDER_RULES: &str = "
 ALTER TABLE rule ADD COLUMN folder INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE firing ADD COLUMN last INTEGER NOT NULL DEFAULT 0;
 CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
 ";
 

@@ -265,6 +265,7 @@ impl Firer {
             Err(error) => return Ok(Tried::Refused(error.to_string())),
         };
         let Plan {
+            names: tasks_named,
             script,
             given,
             tasks,
@@ -282,7 +283,9 @@ impl Firer {
         };
         let job = (kept.id, kept.revision);
         tokio::task::yield_now().await;
-        let also = move |db: &Connection, accepted: &Accepted| begun(db, job, &tasks, accepted);
+        let also = move |db: &Connection, accepted: &Accepted| {
+            begun(db, job, (&tasks, &tasks_named), accepted)
+        };
         let (names, recalls) = (&self.names, &self.recalls);
         match submit_given(names, recalls, &self.array, (submission, &given), also).await {
             Ok((accepted, _)) => {
@@ -355,6 +358,8 @@ fn was_sealed(db: &Connection, firing: &Firing) -> Result<bool, Fault> {
 
 /// A job that is to be made.
 struct Plan {
+    /// The names of its tasks.
+    names: Vec<String>,
     script: String,
     given: Given,
     tasks: Vec<Task>,
@@ -392,13 +397,14 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
         let name = format!("{}@{}-{object}", kept.rule.name, kept.revision);
         (name, object, paths)
     });
-    let script = kept
-        .rule
-        .script_on(kept.revision, &named.collect::<Vec<_>>(), &elements)?;
+    let named: Vec<_> = named.collect();
+    let script = kept.rule.script_on(kept.revision, &named, &elements)?;
+    let names = named.iter().map(|(name, ..)| name.clone()).collect();
     let firings = tasks.iter().flatten();
     let given = firings.map(|one| (one.path.clone(), ObjectId(one.object)));
     let given = given.collect();
     Ok(Plan {
+        names,
         script,
         given,
         tasks,
@@ -410,20 +416,32 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
 fn begun(
     db: &Connection,
     (rule, revision): (u64, u64),
-    tasks: &[Task],
+    (tasks, names): (&[Task], &[String]),
     accepted: &Accepted,
 ) -> Result<(), Fault> {
     let job = accepted.spec.job.0.cast_signed();
-    let sql = "UPDATE firing SET state = ?2, job = ?3, task = ?4 WHERE firing = ?1 AND state = ?5";
+    let sql = "UPDATE firing SET state = ?2, job = ?3, task = ?4, last = ?6 WHERE firing = ?1 AND state = ?5";
     let mut update = db.prepare_cached(sql)?;
-    for (task, spec) in tasks.iter().zip(&accepted.spec.tasks) {
+    let mut specs = accepted.spec.tasks.iter().peekable();
+    for (task, name) in tasks.iter().zip(names) {
+        // One, or its components and what joins them.
+        let own = |other: &str| {
+            let rest = other.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('['))
+        };
+        let Some(spec) = specs.next() else { break };
+        let mut last = spec.task;
+        while let Some(next) = specs.next_if(|next| own(&next.name)) {
+            last = next.task;
+        }
         for firing in task {
             let changed = update.execute(params![
                 firing.firing.cast_signed(),
                 State::Running.number(),
                 job,
                 spec.task.0.cast_signed(),
-                State::Queued.number()
+                State::Queued.number(),
+                last.0.cast_signed()
             ])?;
             if changed != 1 {
                 return Err(Fault::Stale(firing.object));

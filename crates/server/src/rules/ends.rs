@@ -5,6 +5,7 @@ use super::store::one;
 use crate::jobs::store::state_number;
 use crate::names::Fault;
 use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
 use tidemill_wire::v1;
 
 /// Jobs whose ends are seen to in one transaction.
@@ -47,28 +48,42 @@ pub(super) fn settle(db: &Connection, now: i64) -> Result<bool, Fault> {
 }
 
 fn settle_job(db: &Connection, job: i64, now: i64) -> Result<(), Fault> {
-    let sql = "SELECT firing, task.state, task.error FROM firing LEFT JOIN task ON task.task = firing.task \
-               WHERE firing.job = ?1 AND firing.state = 2";
+    let sql = "SELECT firing, task.state, task.error FROM firing LEFT JOIN task ON task.task BETWEEN firing.task \
+               AND max(firing.task, firing.last) WHERE firing.job = ?1 AND firing.state = 2";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job], |row| {
         let (state, error): (Option<i32>, Option<String>) = (row.get(1)?, row.get(2)?);
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), state, error))
     })?;
-    for row in rows.collect::<Result<Vec<_>, _>>()? {
-        let (firing, state, error) = row;
-        let error = error.unwrap_or_default();
-        let state = state.and_then(|state| v1::State::try_from(state).ok());
-        let (ended, error) = match state {
-            Some(v1::State::Done) => (State::Done, String::new()),
-            Some(v1::State::Cancelled) if error.is_empty() => {
-                (State::Failed, format!("its job {job} was cancelled"))
-            }
-            _ if error.is_empty() => (State::Failed, format!("its job {job} has ended without it")),
-            _ => (State::Failed, error),
+    // A firing with components has failed if one of its tasks has, and says the first reason that there is.
+    let mut ends: BTreeMap<u64, (State, String)> = BTreeMap::new();
+    for row in rows {
+        let (firing, state, error) = row?;
+        let (ended, error) = ended(job, state, error.unwrap_or_default());
+        let known = ends.entry(firing).or_insert((State::Done, String::new()));
+        if ended == State::Failed && (known.0 == State::Done || known.1.is_empty()) {
+            *known = (ended, error);
+        }
+    }
+    for (firing, (ended, error)) in ends {
+        let error = match ended {
+            State::Failed if error.is_empty() => format!("its job {job} has ended without it"),
+            _ => error,
         };
         end(db, (firing, State::Running), ended, &error, now)?;
     }
     Ok(())
+}
+
+/// What the end of a task makes of its firing, and why, if that is known.
+fn ended(job: i64, state: Option<i32>, error: String) -> (State, String) {
+    match state.and_then(|state| v1::State::try_from(state).ok()) {
+        Some(v1::State::Done) => (State::Done, String::new()),
+        Some(v1::State::Cancelled) if error.is_empty() => {
+            (State::Failed, format!("its job {job} was cancelled"))
+        }
+        _ => (State::Failed, error),
+    }
 }
 
 /// Notes how a firing has ended that was in some state, and lets the next version of its path have its turn.

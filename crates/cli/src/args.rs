@@ -89,6 +89,7 @@ pub(crate) enum Command {
     Layout(command::layout::Args),
     Variables(command::variables::Args),
     Find(command::find::Args),
+    Reduce(command::reduce::Args),
     Stripe(command::stripe::Args),
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),

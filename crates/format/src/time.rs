@@ -178,6 +178,15 @@ impl fmt::Display for Date {
     }
 }
 
+/// A day and an hour of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// The day.
+    pub date: Date,
+    /// 0 to 23.
+    pub hour: i64,
+}
+
 /// What the numbers of a time coordinate mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
@@ -217,7 +226,7 @@ impl Units {
                 ));
             }
         };
-        let since = Moment::parse(since.trim(), calendar)?.start;
+        let since = Text::parse(since.trim(), calendar)?.start;
         Ok(Self {
             calendar,
             seconds,
@@ -255,14 +264,43 @@ impl Units {
             .then(|| (self.calendar.day(day as i64), seconds - day * DAY))
     }
 
+    /// The day and the hour in which a value lies; what is less than half a millisecond away counts as that.
+    pub fn moment(&self, value: f64) -> Option<Moment> {
+        let seconds = (self.seconds(value) * 1e3).round() / 1e3;
+        let day = (seconds / DAY).floor();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "checked against what is counted"
+        )]
+        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| Moment {
+            date: self.calendar.day(day as i64),
+            hour: ((seconds - day * DAY) / 3600.0) as i64,
+        })
+    }
+
+    /// A value as seconds of the calendar.
+    pub fn seconds(&self, value: f64) -> f64 {
+        self.since + value * self.seconds
+    }
+
+    /// The value of so many seconds of the calendar.
+    pub fn value(&self, seconds: f64) -> f64 {
+        (seconds - self.since) / self.seconds
+    }
+
+    /// Whether another one counts days alike.
+    pub fn same_calendar(&self, other: &Self) -> bool {
+        self.calendar == other.calendar
+    }
+
     /// The values from the beginning of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): from
     /// the first, to before the second.
     ///
     /// # Errors
     /// If one is no time.
     pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
-        let from = Moment::parse(from, self.calendar)?.start;
-        let to = Moment::parse(to, self.calendar)?.end;
+        let from = Text::parse(from, self.calendar)?.start;
+        let to = Text::parse(to, self.calendar)?.end;
         Ok((
             (from - self.since) / self.seconds,
             (to - self.since) / self.seconds,
@@ -271,12 +309,12 @@ impl Units {
 }
 
 /// A time as a text says it: as long as its smallest part (a year, a month, a day, an hour, a minute, a second).
-struct Moment {
+struct Text {
     start: f64,
     end: f64,
 }
 
-impl Moment {
+impl Text {
     fn parse(text: &str, calendar: Calendar) -> Result<Self> {
         let wrong = |why: &str| Error::Time {
             text: text.into(),

@@ -185,7 +185,7 @@ fn take(user: User) -> io::Result<()> {
         // Both say what was before; asking for nobody changes nothing.
         [libc::SYS_setfsuid, libc::SYS_setfsgid].map(|call| libc::syscall(call, u32::MAX))
     };
-    if now == [user.uid.into(), user.gid.into()] {
+    if now == [i64::from(user.uid), i64::from(user.gid)] {
         Ok(())
     } else {
         Err(io::ErrorKind::PermissionDenied.into())

@@ -47,6 +47,7 @@ mod private;
 mod probe;
 mod program;
 pub mod reducing;
+pub mod reduction;
 mod run;
 mod running;
 mod sandbox;

@@ -28,6 +28,7 @@ pub(crate) mod plan;
 pub(crate) mod put;
 pub(crate) mod rebalance;
 pub(crate) mod rebuild;
+pub(crate) mod reduce;
 pub(crate) mod report;
 pub(crate) mod rm;
 pub(crate) mod rule;
@@ -71,6 +72,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Layout(args) => layout::run(args, &context).await,
         Command::Find(args) => find::run(args, &context).await,
         Command::Variables(args) => variables::run(args, &context).await,
+        Command::Reduce(args) => reduce::run(args, &context).await,
         Command::Stripe(args) => stripe::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,

@@ -13,6 +13,7 @@ pub(crate) mod lineage;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod prov;
+pub(crate) mod reduce;
 pub(crate) mod report;
 pub(crate) mod rule;
 pub(crate) mod scrub;

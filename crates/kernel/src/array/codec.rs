@@ -8,7 +8,6 @@ mod lz;
 mod tests;
 
 use super::error::ArrayError;
-use super::plan::Plan;
 use super::{CODECS_MAX, RAW_BYTES_MAX};
 use bits::Packed;
 use libdeflater::{DecompressionError, Decompressor};
@@ -42,6 +41,12 @@ pub enum Codec {
         /// How they are compressed then: 0 not, 2 by LZ4, 3 by Zstandard.
         packed: u32,
     },
+    /// Four bytes at the end are the CRC-32C of those before.
+    Crc32c,
+    /// A block of LZ4 after its length, or (`true`) blocks with their lengths, as HDF5 has them.
+    Lz4(bool),
+    /// bzip2.
+    Bzip2,
 }
 
 impl Codec {
@@ -57,7 +62,7 @@ impl Codec {
 }
 
 /// Whether `codecs` can be undone here.
-pub(super) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
+pub(crate) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
     if codecs.len() > CODECS_MAX {
         return Err(ArrayError::ManyCodecs);
     }
@@ -66,7 +71,7 @@ pub(super) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
 
 /// Decompressors and buffers.
 #[derive(Default)]
-pub(super) struct Decoder {
+pub(crate) struct Decoder {
     inflate: Option<Decompressor>,
     zstd: Option<zstd::bulk::Decompressor<'static>>,
     /// What the last step made, and what the next one makes.
@@ -82,17 +87,13 @@ impl std::fmt::Debug for Decoder {
 impl Decoder {
     /// The raw bytes, and whether they are shuffled still: a last step that shuffles values of the array's own type is left to
     /// whoever reads them.
-    pub(super) fn decode<'a>(
+    pub(crate) fn decode<'a>(
         &'a mut self,
-        plan: &Plan<'_>,
+        (codecs, size): (&[Codec], usize),
+        raw_bytes: Option<usize>,
         stored: &'a [u8],
     ) -> Result<(&'a [u8], bool), ArrayError> {
-        let codecs = &plan.spec.codecs;
-        let fused = codecs.last()
-            == u8::try_from(plan.spec.dtype.size())
-                .ok()
-                .map(Codec::Shuffle)
-                .as_ref();
+        let fused = codecs.last() == u8::try_from(size).ok().map(Codec::Shuffle).as_ref();
         let steps = &codecs[..codecs.len() - usize::from(fused)];
         // `None`: still what was stored, less what was cut off.
         let (mut made, mut length) = (None, stored.len());
@@ -104,11 +105,10 @@ impl Decoder {
             } else {
                 &stored[..length]
             };
-            let bytes = plan
-                .raw_bytes()
-                .and_then(|raw| before(&steps[place + 1..], raw));
+            let bytes = raw_bytes.and_then(|raw| before(&steps[place + 1..], raw));
             let step = match step {
-                Codec::Fletcher32 => checked(input),
+                Codec::Fletcher32 => checked(input, fletcher32_is),
+                Codec::Crc32c => checked(input, crc32c_is),
                 Codec::Shuffle(size) => {
                     unshuffle(input, usize::from(*size), &mut other);
                     Ok(length)
@@ -122,7 +122,7 @@ impl Decoder {
                     break;
                 }
             }
-            if steps[place] != Codec::Fletcher32 {
+            if !matches!(steps[place], Codec::Fletcher32 | Codec::Crc32c) {
                 std::mem::swap(&mut one, &mut other);
                 made = Some(());
             }
@@ -199,6 +199,12 @@ impl Decoder {
                 let mut zstd = |input: &[u8], to: &mut [u8]| self.unzstd(input, to).ok();
                 bits::decode(input, to, (element.into(), block, packed), &mut zstd)
             }
+            Codec::Lz4(true) => unlz4_blocks(input, to),
+            Codec::Lz4(false) => match input.split_first_chunk::<4>() {
+                Some((length, block)) => unlz4(block, to, u64::from(u32::from_le_bytes(*length))),
+                None => Err(Failed::Data(DAMAGED)),
+            },
+            Codec::Bzip2 => unbzip2(input, to),
             _ => self.unzstd(input, to),
         }
     }
@@ -237,7 +243,7 @@ impl blosc::Within for Decoder {
 /// Bytes before steps that leave `raw` bytes, where that can be told.
 fn before(steps: &[Codec], raw: usize) -> Option<usize> {
     steps.iter().try_fold(raw, |bytes, step| match step {
-        Codec::Fletcher32 => Some(bytes + 4),
+        Codec::Fletcher32 | Codec::Crc32c => Some(bytes + 4),
         Codec::Shuffle(_) | Codec::Bitshuffle { packed: 0, .. } => Some(bytes),
         _ => None,
     })
@@ -260,6 +266,9 @@ fn corrupt(codec: Codec, why: &'static str) -> ArrayError {
         Codec::Blosc => "blosc",
         Codec::Lzf => "lzf",
         Codec::Bitshuffle { .. } => "bitshuffle",
+        Codec::Crc32c => "crc32c",
+        Codec::Lz4(_) => "lz4",
+        Codec::Bzip2 => "bzip2",
     };
     ArrayError::Corrupt { format, why }
 }
@@ -283,20 +292,110 @@ fn unshuffle(from: &[u8], size: usize, to: &mut Vec<u8>) {
 }
 
 /// How many bytes stand before a checksum that is right.
-fn checked(bytes: &[u8]) -> Result<usize, ArrayError> {
+fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize, ArrayError> {
     let Some((data, stored)) = bytes.split_last_chunk::<4>() else {
         return Err(corrupt(
             Codec::Fletcher32,
             "there is no room for a checksum",
         ));
     };
-    let (found, expected) = (fletcher32(data), u32::from_le_bytes(*stored));
+    let expected = u32::from_le_bytes(*stored);
+    match is(data, expected) {
+        Ok(()) => Ok(data.len()),
+        Err(found) => Err(ArrayError::Checksum { found, expected }),
+    }
+}
+
+fn fletcher32_is(data: &[u8], expected: u32) -> Result<(), u32> {
+    let found = fletcher32(data);
     // Old libraries stored the bytes of both halves in the other order, and readers take both.
     let swapped = (found >> 8 & 0x00ff_00ff) | (found & 0x00ff_00ff) << 8;
-    if found == expected || swapped == expected {
-        return Ok(data.len());
+    match found == expected || swapped == expected {
+        true => Ok(()),
+        false => Err(found),
     }
-    Err(ArrayError::Checksum { found, expected })
+}
+
+fn crc32c_is(data: &[u8], expected: u32) -> Result<(), u32> {
+    match crc32c(data) {
+        found if found == expected => Ok(()),
+        found => Err(found),
+    }
+}
+
+/// Castagnoli's CRC, a byte at a time.
+fn crc32c(data: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let (mut value, mut bit) = (byte as u32, 0);
+            while bit < 8 {
+                value = value >> 1 ^ if value & 1 == 1 { 0x82f6_3b78 } else { 0 };
+                bit += 1;
+            }
+            table[byte] = value;
+            byte += 1;
+        }
+        table
+    };
+    let next = |crc: u32, byte: &u8| crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize];
+    !data.iter().fold(!0, next)
+}
+
+const DAMAGED: &str = "the bytes are damaged, or are no such data";
+
+/// One block of LZ4 that makes so many bytes.
+fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
+    let length = usize::try_from(length).map_err(|_| Failed::Room)?;
+    let to = to.get_mut(..length).ok_or(Failed::Room)?;
+    let made = lz4_flex::block::decompress_into(block, to);
+    made.ok()
+        .filter(|made| *made == length)
+        .ok_or(Failed::Data(DAMAGED))
+}
+
+/// HDF5's blocks: the length of all, that of a block, and each behind its own; what did not get shorter is as it was.
+fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    let damaged = || Failed::Data(DAMAGED);
+    let (all, rest) = input.split_first_chunk::<8>().ok_or_else(damaged)?;
+    let (block, mut rest) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
+    let all = usize::try_from(u64::from_be_bytes(*all)).map_err(|_| Failed::Room)?;
+    let block = u32::from_be_bytes(*block) as usize;
+    let to = to.get_mut(..all).ok_or(Failed::Room)?;
+    if block == 0 && all > 0 {
+        return Err(damaged());
+    }
+    for to in to.chunks_mut(block.max(1)) {
+        let (length, behind) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
+        let length = u32::from_be_bytes(*length) as usize;
+        let (bytes, behind) = behind.split_at_checked(length).ok_or_else(damaged)?;
+        rest = behind;
+        if length == to.len() {
+            to.copy_from_slice(bytes);
+        } else {
+            unlz4(bytes, to, to.len() as u64)?;
+        }
+    }
+    Ok(all)
+}
+
+fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    use std::io::Read;
+    let mut decoder = bzip2::read::BzDecoder::new(input);
+    let mut made = 0;
+    while made < to.len() {
+        match decoder.read(&mut to[made..]) {
+            Ok(0) => return Ok(made),
+            Ok(more) => made += more,
+            Err(_) => return Err(Failed::Data(DAMAGED)),
+        }
+    }
+    match decoder.read(&mut [0]) {
+        Ok(0) => Ok(made),
+        Ok(_) => Err(Failed::Room),
+        Err(_) => Err(Failed::Data(DAMAGED)),
+    }
 }
 
 /// Fletcher's checksum over 16-bit words, the high byte first, as HDF5 has it.

@@ -9,15 +9,15 @@
 //! wrap as the type does. Sums of floats are added up in `f64`, in pairs and with compensation, and rounded once, however the
 //! array was cut.
 
-mod codec;
+pub(crate) mod codec;
 mod error;
 mod fold;
-mod pass;
+pub(crate) mod pass;
 mod plan;
 mod state;
 #[cfg(test)]
 mod tests;
-mod values;
+pub(crate) mod values;
 
 pub use codec::Codec;
 pub use error::ArrayError;
@@ -236,9 +236,10 @@ impl Reducer {
     /// If the bytes are not what the spec says.
     pub fn fold(&mut self, spec: &Spec, stored: &[u8]) -> Result<State, ArrayError> {
         let plan = Plan::new(spec)?;
-        let (raw, shuffled) = self.decoder.decode(&plan, stored)?;
+        let how = (spec.codecs.as_slice(), spec.dtype.size());
+        let (raw, shuffled) = self.decoder.decode(how, plan.raw_bytes(), stored)?;
         let plan = plan.of(raw.len())?;
-        let values = Values::new(raw, spec, shuffled);
+        let values = Values::new(raw, (spec.dtype, spec.big_endian), shuffled);
         fold::fold(&plan, &values)
     }
 

@@ -159,7 +159,7 @@ impl<T: Adds<Sum = f64>> Pass for SumCompensated<'_, T> {
 
 /// A sum and what is lost in it (Knuth, The Art of Computer Programming 2, 4.2.2).
 #[inline(always)]
-fn two_sum(a: f64, b: f64) -> Compensated {
+pub(crate) fn two_sum(a: f64, b: f64) -> Compensated {
     let sum = a + b;
     let of_b = sum - a;
     (sum, (a - (sum - of_b)) + (b - of_b))
@@ -313,7 +313,7 @@ pub(super) fn count_each<T: Number>(values: &[u8], keep: &Keep<T>, counts: &mut 
 }
 
 /// A value and what was lost in rounding it.
-pub(super) type Compensated = (f64, f64);
+pub(crate) type Compensated = (f64, f64);
 
 /// Adds with compensation, as Neumaier does ("Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974).
 #[inline(always)]

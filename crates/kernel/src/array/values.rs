@@ -1,41 +1,63 @@
 //! The values of a decoded array, a block at a time: little-endian and side by side, whatever their order is in memory. What is
 //! shuffled is put together block by block, so that it is read from the cache when it is reduced.
 
-use super::{Dtype, Spec};
+use super::{ArrayError, Dtype};
 use crate::loops::simd::{self, Level, Pass};
 use crate::loops::swap;
 
 /// Values in a block.
-pub(super) const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 
 /// Raw values.
 #[derive(Debug)]
-pub(super) struct Values<'a> {
+pub(crate) struct Values<'a> {
     raw: &'a [u8],
     size: usize,
     shuffled: bool,
     swapped: bool,
+    /// Whether all values are the one that `raw` has.
+    constant: bool,
 }
 
 impl<'a> Values<'a> {
-    pub(super) fn new(raw: &'a [u8], spec: &Spec, shuffled: bool) -> Self {
-        let size = Dtype::size(spec.dtype);
+    pub(crate) fn new(raw: &'a [u8], (dtype, big_endian): (Dtype, bool), shuffled: bool) -> Self {
+        let size = dtype.size();
         Self {
             raw,
             size,
             shuffled: shuffled && size > 1,
-            swapped: spec.big_endian && size > 1,
+            swapped: big_endian && size > 1,
+            constant: false,
         }
     }
 
+    /// As many values as are asked for, all the same.
+    pub(crate) fn constant(
+        raw: &'a [u8],
+        (dtype, big_endian): (Dtype, bool),
+    ) -> Result<Self, ArrayError> {
+        if raw.len() != dtype.size() {
+            let (found, expected) = (raw.len(), dtype.size());
+            return Err(ArrayError::Size { found, expected });
+        }
+        let values = Self::new(raw, (dtype, big_endian), false);
+        Ok(Self {
+            constant: true,
+            ..values
+        })
+    }
+
     /// Values `first` to `first + count`, at most [`BLOCK`]; in `room` if they don't lie like that in memory.
-    pub(super) fn block<'b>(
+    pub(crate) fn block<'b>(
         &'b self,
         first: usize,
         count: usize,
         room: &'b mut Vec<u8>,
     ) -> &'b [u8] {
         let size = self.size;
+        if self.constant {
+            return self.repeated(count, room);
+        }
         let plain = &self.raw[first * size..][..count * size];
         if !self.shuffled && !self.swapped {
             return plain;
@@ -48,6 +70,17 @@ impl<'a> Values<'a> {
             swap::swap(plain, room, size);
         }
         room
+    }
+
+    fn repeated<'b>(&self, count: usize, room: &'b mut Vec<u8>) -> &'b [u8] {
+        room.resize(BLOCK * self.size, 0);
+        for value in room.chunks_exact_mut(self.size).take(count) {
+            value.copy_from_slice(self.raw);
+            if self.swapped {
+                value.reverse();
+            }
+        }
+        &room[..count * self.size]
     }
 
     fn unshuffle(&self, first: usize, count: usize, to: &mut [u8]) {

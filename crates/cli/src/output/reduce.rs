@@ -1,0 +1,57 @@
+//! What a reduction found.
+
+use super::{View, table, write_table};
+use serde_json::Value as Json;
+use std::io::{self, Write};
+use tidemill_core::shown::line;
+use tidemill_kernel::reduction::{Form, Table};
+
+/// Cells that are shown in columns; more of them as CSV.
+const ROWS_MAX: usize = 1000;
+
+/// A result.
+#[derive(Debug)]
+pub(crate) struct TableView(pub(crate) Table);
+
+impl View for TableView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self(of) = self;
+        let none = || "-".to_owned();
+        if of.axes.is_empty() {
+            for field in &of.fields {
+                let value = field.values.text(0).unwrap_or_else(none);
+                match of.fields.len() {
+                    1 => writeln!(out, "{value}")?,
+                    _ => writeln!(out, "{:8}{value}", field.name)?,
+                }
+            }
+            return Ok(());
+        }
+        if of.cells() > ROWS_MAX {
+            return of.write(Form::Csv, out).map_err(io::Error::other);
+        }
+        let names = of.axes.iter().map(|axis| line(&axis.name).to_uppercase());
+        let fields = of.fields.iter().map(|field| field.name.to_uppercase());
+        let names: Vec<String> = names.chain(fields).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let numbers: Vec<usize> = (of.axes.len()..names.len()).collect();
+        let mut rows = table(&names, &numbers);
+        for cell in 0..of.cells() {
+            let labels = of
+                .axes
+                .iter()
+                .zip(of.indices(cell))
+                .map(|(axis, index)| axis.label(index));
+            let values = of
+                .fields
+                .iter()
+                .map(|field| field.values.text(cell).unwrap_or_else(none));
+            rows.add_row(labels.chain(values));
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Json {
+        self.0.json()
+    }
+}

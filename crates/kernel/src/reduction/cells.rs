@@ -1,0 +1,374 @@
+//! Inner loops over blocks of little-endian values: all into one cell, or each into its own.
+
+use std::marker::PhantomData;
+
+use super::state::{Numbers, Sums, count};
+use crate::array::pass::{Compensated, two_sum};
+use crate::loops::number::{Number, Tally};
+use crate::loops::simd::{self, Level, Pass};
+
+/// Lanes of a block: the same on every processor, so that sums of floats are.
+const LANES: usize = 32;
+
+/// A type whose sums are known.
+pub(super) trait Summed: Number {
+    /// A sum of up to 4096 values.
+    type Lane: Copy + Default;
+    /// A sum of any.
+    type Total: Copy + Default + Send + std::fmt::Debug;
+    fn put(lane: Self::Lane, value: Self, keeps: bool) -> Self::Lane;
+    fn join(total: Self::Total, lane: Self::Lane) -> Self::Total;
+    fn both(one: Self::Total, other: Self::Total) -> Self::Total;
+    fn real(total: Self::Total) -> f64;
+    fn sums(totals: Vec<Self::Total>) -> Sums;
+    fn numbers(values: &[Self]) -> Numbers;
+}
+
+macro_rules! whole {
+    ($($type:ty),*; $lane:ty, $put:expr, $join:expr) => {
+        $(#[allow(clippy::cast_lossless, clippy::cast_possible_wrap, clippy::cast_sign_loss,
+            clippy::cast_possible_truncation, clippy::unnecessary_cast, reason = "both fit")]
+        impl Summed for $type {
+            type Lane = $lane;
+            type Total = i128;
+            #[inline(always)]
+            fn put(lane: $lane, value: Self, keeps: bool) -> $lane {
+                let put: fn($lane, $type) -> $lane = $put;
+                put(lane, if keeps { value } else { 0 })
+            }
+            #[inline(always)]
+            fn join(total: i128, lane: $lane) -> i128 {
+                let join: fn($lane) -> i128 = $join;
+                total + join(lane)
+            }
+            fn both(one: i128, other: i128) -> i128 {
+                one.wrapping_add(other)
+            }
+            fn real(total: i128) -> f64 {
+                super::state::real(total)
+            }
+            fn sums(totals: Vec<i128>) -> Sums {
+                Sums::Whole(totals)
+            }
+            fn numbers(values: &[Self]) -> Numbers {
+                Numbers::Whole(values.iter().map(|value| i128::from(*value)).collect())
+            }
+        })*
+    };
+}
+whole!(i8, i16, i32, u8, u16, u32; i64, |lane, value| lane + value as i64, |lane| lane as i128);
+// The upper and the lower half, so that neither wraps.
+whole!(i64, u64; (i64, u64),
+    |(high, low), value| (high + (value >> 32) as i64, low + u64::from(value as u32)),
+    |(high, low)| ((high as i128) << 32) + low as i128);
+
+impl Summed for f32 {
+    type Lane = f64;
+    type Total = Compensated;
+    #[inline(always)]
+    fn put(lane: f64, value: Self, keeps: bool) -> f64 {
+        lane + f64::from(if keeps { value } else { 0.0 })
+    }
+    #[inline(always)]
+    fn join((sum, lost): Compensated, lane: f64) -> Compensated {
+        let (sum, more) = two_sum(sum, lane);
+        (sum, lost + more)
+    }
+    fn both(one: Compensated, other: Compensated) -> Compensated {
+        let (sum, more) = two_sum(one.0, other.0);
+        (sum, one.1 + (more + other.1))
+    }
+    fn real(total: Compensated) -> f64 {
+        super::state::total(total)
+    }
+    fn sums(totals: Vec<Compensated>) -> Sums {
+        Sums::Real(totals)
+    }
+    fn numbers(values: &[Self]) -> Numbers {
+        Numbers::Real(values.iter().copied().map(f64::from).collect())
+    }
+}
+
+impl Summed for f64 {
+    type Lane = Compensated;
+    type Total = Compensated;
+    #[inline(always)]
+    fn put((sum, lost): Compensated, value: Self, keeps: bool) -> Compensated {
+        let (sum, more) = two_sum(sum, if keeps { value } else { 0.0 });
+        (sum, lost + more)
+    }
+    #[inline(always)]
+    fn join((sum, lost): Compensated, lane: Compensated) -> Compensated {
+        let (sum, more) = two_sum(sum, lane.0);
+        (sum, lost + (more + lane.1))
+    }
+    fn both(one: Compensated, other: Compensated) -> Compensated {
+        let (sum, more) = two_sum(one.0, other.0);
+        (sum, one.1 + (more + other.1))
+    }
+    fn real(total: Compensated) -> f64 {
+        super::state::total(total)
+    }
+    fn sums(totals: Vec<Compensated>) -> Sums {
+        Sums::Real(totals)
+    }
+    fn numbers(values: &[Self]) -> Numbers {
+        Numbers::Real(values.to_vec())
+    }
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Found<T: Summed> {
+    pub(super) count: u64,
+    pub(super) sum: T::Total,
+    pub(super) low: T,
+    pub(super) high: T,
+}
+
+/// Counts, adds up and, with `EXTREMES`, finds the smallest and largest.
+pub(super) struct Block<'a, T, K, const SUM: bool, const EXTREMES: bool> {
+    pub(super) values: &'a [u8],
+    pub(super) keeps: K,
+    pub(super) of: PhantomData<T>,
+}
+
+impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool> Pass
+    for Block<'_, T, K, SUM, EXTREMES>
+{
+    type Output = Found<T>;
+
+    #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "lanes number several arrays at once"
+    )]
+    fn run(self) -> Found<T> {
+        let mut counts = [T::Tally::default(); LANES];
+        let mut sums = [T::Lane::default(); LANES];
+        let (mut lows, mut highs) = ([T::HIGHEST; LANES], [T::LOWEST; LANES]);
+        let mut put = |lane: usize, value: T| {
+            let keeps = (self.keeps)(value);
+            counts[lane] = counts[lane].count(keeps);
+            if SUM {
+                sums[lane] = T::put(sums[lane], value, keeps);
+            }
+            if EXTREMES {
+                lows[lane] = (if keeps { value } else { T::HIGHEST }).smaller(lows[lane]);
+                highs[lane] = (if keeps { value } else { T::LOWEST }).larger(highs[lane]);
+            }
+        };
+        let mut rows = self.values.chunks_exact(LANES * T::SIZE);
+        for row in rows.by_ref() {
+            for lane in 0..LANES {
+                put(lane, T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]));
+            }
+        }
+        for (lane, value) in rows.remainder().chunks_exact(T::SIZE).enumerate() {
+            put(lane, T::read(value));
+        }
+        let mut found = Found {
+            count: 0,
+            sum: T::Total::default(),
+            low: T::HIGHEST,
+            high: T::LOWEST,
+        };
+        for lane in 0..LANES {
+            found.count += counts[lane].total();
+            if SUM {
+                found.sum = T::join(found.sum, sums[lane]);
+            }
+            if EXTREMES {
+                found.low = lows[lane].smaller(found.low);
+                found.high = highs[lane].larger(found.high);
+            }
+        }
+        found
+    }
+}
+
+/// The sum of squares of what values are away from their mean.
+pub(super) struct Squares<'a, T, K> {
+    pub(super) values: &'a [u8],
+    pub(super) mean: f64,
+    pub(super) keeps: K,
+    pub(super) of: PhantomData<T>,
+}
+
+impl<T: Summed, K: Fn(T) -> bool> Pass for Squares<'_, T, K> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut lanes = [0.0_f64; LANES];
+        let mut put = |lane: usize, value: T| {
+            let away = value.to_f64() - self.mean;
+            lanes[lane] += if (self.keeps)(value) {
+                away * away
+            } else {
+                0.0
+            };
+        };
+        let mut rows = self.values.chunks_exact(LANES * T::SIZE);
+        for row in rows.by_ref() {
+            for lane in 0..LANES {
+                put(lane, T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]));
+            }
+        }
+        for (lane, value) in rows.remainder().chunks_exact(T::SIZE).enumerate() {
+            put(lane, T::read(value));
+        }
+        lanes.iter().sum()
+    }
+}
+
+/// The cells of a box, one array a kind of thing that is kept.
+#[derive(Debug)]
+pub(super) struct Cells<T: Summed> {
+    pub(super) counts: Vec<u64>,
+    pub(super) sums: Vec<T::Total>,
+    /// Of weighted values.
+    pub(super) weighted: Vec<Compensated>,
+    pub(super) weights: Vec<f64>,
+    pub(super) lows: Vec<T>,
+    pub(super) highs: Vec<T>,
+    pub(super) moments: Vec<(f64, f64)>,
+}
+
+/// Each value into a cell of its own.
+struct Each<'a, T: Summed, K> {
+    values: &'a [u8],
+    keeps: K,
+    weight: f64,
+    cells: &'a mut Cells<T>,
+    first: usize,
+}
+
+impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            values,
+            keeps,
+            weight,
+            cells,
+            first,
+        } = self;
+        let count_of = values.len() / T::SIZE;
+        let values = || values.chunks_exact(T::SIZE).map(T::read);
+        let counts = &mut cells.counts[first..first + count_of];
+        if let Some(moments) = cells.moments.get_mut(first..first + count_of) {
+            for ((value, (mean, squares)), seen) in values().zip(moments).zip(&*counts) {
+                let away = value.to_f64() - *mean;
+                let next = *mean + away / (count(*seen) + 1.0);
+                let more = away * (value.to_f64() - next);
+                if keeps(value) {
+                    (*mean, *squares) = (next, *squares + more);
+                }
+            }
+        }
+        if let Some(sums) = cells.sums.get_mut(first..first + count_of) {
+            for (value, sum) in values().zip(sums) {
+                *sum = T::join(*sum, T::put(T::Lane::default(), value, keeps(value)));
+            }
+        }
+        if let Some(lows) = cells.lows.get_mut(first..first + count_of) {
+            for (value, low) in values().zip(lows) {
+                *low = (if keeps(value) { value } else { T::HIGHEST }).smaller(*low);
+            }
+        }
+        if let Some(highs) = cells.highs.get_mut(first..first + count_of) {
+            for (value, high) in values().zip(highs) {
+                *high = (if keeps(value) { value } else { T::LOWEST }).larger(*high);
+            }
+        }
+        if let Some(weights) = cells.weights.get_mut(first..first + count_of) {
+            let sums = &mut cells.weighted[first..first + count_of];
+            for ((value, all), sum) in values().zip(weights).zip(sums) {
+                if keeps(value) {
+                    *all += weight;
+                    let (total, more) = two_sum(sum.0, weight * value.to_f64());
+                    *sum = (total, sum.1 + more);
+                }
+            }
+        }
+        for (value, seen) in values().zip(counts) {
+            *seen += u64::from(keeps(value));
+        }
+    }
+}
+
+impl<T: Summed> Cells<T> {
+    /// Each value into a cell of its own, from `first` on.
+    pub(super) fn each<K: Fn(T) -> bool>(
+        &mut self,
+        level: Level,
+        (values, first): (&[u8], usize),
+        keeps: K,
+        weight: f64,
+    ) {
+        let each = Each {
+            values,
+            keeps,
+            weight,
+            cells: self,
+            first,
+        };
+        simd::run(level, each);
+    }
+
+    /// All values into one cell.
+    pub(super) fn all<K: Fn(T) -> bool + Copy>(
+        &mut self,
+        level: Level,
+        (values, cell): (&[u8], usize),
+        keeps: K,
+        weight: f64,
+    ) {
+        let of = PhantomData;
+        macro_rules! block {
+            ($sum:literal, $extremes:literal) => {
+                simd::run(level, Block::<T, K, $sum, $extremes> { values, keeps, of })
+            };
+        }
+        let weighted = !self.weights.is_empty();
+        let sum = !self.sums.is_empty() || weighted || !self.moments.is_empty();
+        let found = match (sum, !self.lows.is_empty()) {
+            (false, false) => block!(false, false),
+            (false, true) => block!(false, true),
+            (true, false) => block!(true, false),
+            (true, true) => block!(true, true),
+        };
+        if found.count == 0 {
+            return;
+        }
+        let real = T::real(found.sum);
+        if let Some(moments) = self.moments.get_mut(cell) {
+            let mean = real / count(found.count);
+            let squares = Squares {
+                values,
+                mean,
+                keeps,
+                of: PhantomData,
+            };
+            let squares = simd::run(level, squares);
+            let own = (self.counts[cell], *moments);
+            *moments = super::state::moments(own, (found.count, (mean, squares)));
+        }
+        if let Some(sum) = self.sums.get_mut(cell) {
+            *sum = T::both(*sum, found.sum);
+        }
+        if let (Some(low), Some(high)) = (self.lows.get_mut(cell), self.highs.get_mut(cell)) {
+            (*low, *high) = (found.low.smaller(*low), found.high.larger(*high));
+        }
+        if weighted {
+            self.weights[cell] += weight * count(found.count);
+            let own = self.weighted[cell];
+            let (sum, more) = two_sum(own.0, weight * real);
+            self.weighted[cell] = (sum, own.1 + more);
+        }
+        self.counts[cell] += found.count;
+    }
+}

@@ -1,0 +1,86 @@
+//! Pieces of a file as items, and pieces that lie on several elements as several.
+
+use tidemill_format::{Piece, Range, Span};
+
+use super::task::Item;
+use crate::reducing::Piece as Stored;
+
+/// A piece whose bytes are found at these places.
+#[must_use]
+pub fn item(piece: &Piece, bytes: Vec<Stored>) -> Item {
+    Item {
+        chunk: piece.chunk,
+        bytes,
+        mask: piece.mask,
+        shape: piece.shape.clone(),
+        stride: piece.stride,
+        within: piece.within.clone(),
+        at: piece.at.clone(),
+    }
+}
+
+/// Cuts a piece of what lies one after the other where the bytes of one part end and those of another begin (`ends`, ascending
+/// bytes of the file within it): at whole rows if it can be, so that only values that cross an end are of both.
+#[must_use]
+pub fn cut(piece: &Piece, ends: &[u64]) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    cut_to(piece, ends, &mut pieces);
+    pieces
+}
+
+fn cut_to(piece: &Piece, ends: &[u64], to: &mut Vec<Piece>) {
+    let place = piece.shape.iter().position(|length| *length > 1);
+    let (Some(dimension), Some(span), false) = (place, &piece.span, ends.is_empty()) else {
+        to.push(piece.clone());
+        return;
+    };
+    let row = (span.size / piece.shape[dimension]).max(1);
+    let (mut next, mut ends) = (0, ends);
+    while let Some(end) = ends.first() {
+        let crossed = (end - span.offset) / row;
+        to.extend(rows(piece, span, dimension, (next, crossed)));
+        let row_end = span.offset + (crossed + 1) * row;
+        let (inside, others) = ends.split_at(ends.partition_point(|end| *end < row_end));
+        let inside = &inside[usize::from((end - span.offset) % row == 0)..];
+        if !inside.is_empty()
+            && let Some(one) = rows(piece, span, dimension, (crossed, crossed + 1))
+        {
+            cut_to(&one, inside, to);
+        }
+        next = crossed + u64::from(!inside.is_empty());
+        ends = others;
+    }
+    to.extend(rows(piece, span, dimension, (next, piece.shape[dimension])));
+}
+
+/// What is wanted of some indices of the first dimension that has more than one.
+fn rows(piece: &Piece, span: &Span, dimension: usize, (from, to): (u64, u64)) -> Option<Piece> {
+    let (row, range) = (span.size / piece.shape[dimension], piece.within[dimension]);
+    let before = from
+        .saturating_sub(range.start)
+        .div_ceil(range.step)
+        .min(range.count());
+    let up_to = to
+        .saturating_sub(range.start)
+        .div_ceil(range.step)
+        .min(range.count());
+    if up_to <= before {
+        return None;
+    }
+    let start = range.start + before * range.step;
+    let end = range.start + (up_to - 1) * range.step + 1;
+    let mut some = piece.clone();
+    some.span = Some(Span {
+        file: span.file.clone(),
+        offset: span.offset + from * row,
+        size: (to - from) * row,
+    });
+    some.shape[dimension] = to - from;
+    some.within[dimension] = Range {
+        start: start - from,
+        end: end - from,
+        step: range.step,
+    };
+    some.at[dimension] += before;
+    Some(some)
+}

@@ -1,0 +1,69 @@
+//! Why a variable can't be reduced.
+
+use crate::array::ArrayError;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
+pub enum Error {
+    #[error("{file}: {source}")]
+    Format {
+        file: String,
+        source: tidemill_format::Error,
+    },
+    #[error("{file}: chunk {chunk} of {variable}{}: {source}", .place.as_deref().unwrap_or_default())]
+    Chunk {
+        file: String,
+        variable: String,
+        chunk: u64,
+        place: Option<String>,
+        source: ArrayError,
+    },
+    #[error("{what} {text:?}: {why}")]
+    Text {
+        what: &'static str,
+        text: String,
+        why: String,
+    },
+    #[error("{variable} of {file} has no dimension {name}; there are {}", .there.join(", "))]
+    NoDimension {
+        file: String,
+        variable: String,
+        name: String,
+        there: Vec<String>,
+    },
+    #[error("{variable} of {file}: {what}, which can't be reduced")]
+    Unsupported {
+        file: String,
+        variable: String,
+        what: String,
+    },
+    #[error("{file}: dimension {dimension}: {why}")]
+    Selection {
+        file: String,
+        dimension: String,
+        why: String,
+    },
+    #[error("{file} and {other} don't fit together: {why}")]
+    Files {
+        file: String,
+        other: String,
+        why: String,
+    },
+    #[error("the result has {0} values, and at most {max} are made: reduce more dimensions, or select less", max = super::CELLS_MAX)]
+    TooLarge(u64),
+    #[error("one piece of the result has more than {max} bytes: select less of it at a time", max = super::STATE_BYTES_MAX)]
+    PieceTooLarge,
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    #[error("{file}: {source}")]
+    Io {
+        file: String,
+        source: std::io::Error,
+    },
+    #[error("{0}")]
+    Query(String),
+}
+
+/// A result of this module.
+pub type Result<T> = std::result::Result<T, Error>;

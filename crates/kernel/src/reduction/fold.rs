@@ -1,0 +1,607 @@
+//! Pieces of a variable, decoded and put into cells.
+
+use super::cells::{Cells, Summed};
+use super::state::{Numbers, State, Sums, as_usize};
+use super::task::{Item, Keep, Target, Task};
+use crate::array::codec::{self, Decoder};
+use crate::array::values::{BLOCK, Values};
+use crate::array::{ArrayError, Codec, DIMENSIONS_MAX, Literal, RAW_BYTES_MAX, with_type};
+use crate::loops::number::Number;
+use crate::loops::simd::Level;
+
+/// Folds pieces into the cells of one box, one after the other.
+pub struct Folding {
+    task: Task,
+    sink: Box<dyn Sink>,
+    cells: (Vec<u64>, Vec<u64>),
+    decoder: Decoder,
+    rows: Vec<u8>,
+}
+
+impl std::fmt::Debug for Folding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Folding")
+            .field("cells", &self.cells)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Folding {
+    /// Begins with no values. `cells` are the first cell of the box and its lengths.
+    ///
+    /// # Errors
+    /// If there are more cells than may be, or the task is none.
+    pub fn new(task: Task, cells: (Vec<u64>, Vec<u64>)) -> Result<Self, ArrayError> {
+        let rank = task.targets.len();
+        if rank > DIMENSIONS_MAX {
+            return Err(ArrayError::Dimensions(rank));
+        }
+        codec::check(&task.filters)?;
+        let kept = task
+            .targets
+            .iter()
+            .filter(|target| **target != Target::Reduced)
+            .count();
+        let count = cells.1.iter().try_fold(1_usize, |all, length| {
+            all.checked_mul(usize::try_from(*length).ok()?)
+        });
+        let count = count.filter(|count| {
+            count.saturating_mul(task.cell_bytes()) <= super::STATE_BYTES_MAX
+                && kept == cells.1.len()
+                && kept == cells.0.len()
+        });
+        let count = count.ok_or(ArrayError::ResultTooLarge)?;
+        let sink = with_type!(task.dtype, T => sink::<T>(&task, count)?);
+        Ok(Self {
+            task,
+            sink,
+            cells,
+            decoder: Decoder::default(),
+            rows: Vec::new(),
+        })
+    }
+
+    /// Adds a piece. `stored` are its bytes as they are stored.
+    ///
+    /// # Errors
+    /// If the bytes are not what the task says, or the piece lies outside.
+    pub fn add(&mut self, item: &Item, stored: &[u8]) -> Result<(), ArrayError> {
+        let task = &self.task;
+        let size = task.dtype.size();
+        let raw = check(task, item)?;
+        let walk = walk(task, item, &self.cells)?;
+        if item.bytes.is_empty() {
+            let values = Values::constant(&task.fill, (task.dtype, task.big_endian))?;
+            return self.sink.take(&walk, &values);
+        }
+        let raw = raw.ok_or(ArrayError::TooLarge)?;
+        if let Some(stride) = item.stride {
+            gather_rows(item, (stride, raw), stored, &mut self.rows)?;
+            let values = Values::new(&self.rows, (task.dtype, task.big_endian), false);
+            return self.sink.take(&walk, &values);
+        }
+        let applied = |place: usize| item.mask >> place.min(31) & 1 == 0;
+        let codecs = task.filters.iter().enumerate().rev();
+        let codecs: Vec<Codec> = codecs
+            .filter(|(place, _)| applied(*place))
+            .map(|(_, codec)| *codec)
+            .collect();
+        let (bytes, shuffled) = self.decoder.decode((&codecs, size), Some(raw), stored)?;
+        if bytes.len() != raw {
+            return Err(ArrayError::Size {
+                found: bytes.len(),
+                expected: raw,
+            });
+        }
+        let values = Values::new(bytes, (task.dtype, task.big_endian), shuffled);
+        self.sink.take(&walk, &values)
+    }
+
+    /// The first cell of the box, and its lengths.
+    #[must_use]
+    pub fn cells(&self) -> &(Vec<u64>, Vec<u64>) {
+        &self.cells
+    }
+
+    /// What was found.
+    #[must_use]
+    pub fn finish(self) -> State {
+        let (at, shape) = self.cells;
+        self.sink.finish(at, shape)
+    }
+}
+
+/// Whether the piece is one of this task; gives the bytes that it decodes to, where they are no more than may be.
+fn check(task: &Task, item: &Item) -> Result<Option<usize>, ArrayError> {
+    let rank = task.targets.len();
+    if item.shape.len() != rank || item.within.len() != rank || item.at.len() != rank {
+        return Err(ArrayError::Dimensions(item.shape.len()));
+    }
+    let outside = || ArrayError::Selection {
+        dimensions: rank,
+        given: rank,
+    };
+    for (range, length) in item.within.iter().zip(&item.shape) {
+        let fits =
+            *length > 0 && range.step > 0 && range.start <= range.end && range.end <= *length;
+        if !fits || i64::try_from(*length).is_err() || range.step > 1 << 40 {
+            return Err(outside());
+        }
+    }
+    let raw = item
+        .shape
+        .iter()
+        .try_fold(task.dtype.size() as u64, |all, length| {
+            all.checked_mul(*length)
+        });
+    if raw.is_none_or(|raw| i64::try_from(raw).is_err()) {
+        return Err(ArrayError::TooLarge);
+    }
+    let raw = raw.filter(|raw| *raw <= RAW_BYTES_MAX as u64);
+    Ok(raw.and_then(|raw| usize::try_from(raw).ok()))
+}
+
+/// Rows that lie apart, side by side.
+fn gather_rows(
+    item: &Item,
+    (stride, raw): (u64, usize),
+    stored: &[u8],
+    rows: &mut Vec<u8>,
+) -> Result<(), ArrayError> {
+    rows.clear();
+    let count = item
+        .shape
+        .first()
+        .map_or(1, |count| as_usize(*count))
+        .max(1);
+    let row = raw / count;
+    for place in 0..count {
+        let start = as_usize(stride).saturating_mul(place);
+        let bytes = stored.get(start..start.saturating_add(row));
+        let found = stored.len();
+        rows.extend_from_slice(bytes.ok_or(ArrayError::Size {
+            found,
+            expected: raw,
+        })?);
+    }
+    Ok(())
+}
+
+/// One dimension of a walk.
+#[derive(Debug, Clone)]
+struct Dimension<'a> {
+    length: usize,
+    /// Values from one index to the next.
+    step: usize,
+    leads: Leads,
+    weights: Option<&'a [f64]>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Leads {
+    Nowhere,
+    /// Cells from one index to the next.
+    On(usize),
+    /// To these cells.
+    To(Vec<usize>),
+}
+
+/// A walk over what is wanted of a piece, the slowest dimension first.
+#[derive(Debug)]
+struct Walk<'a> {
+    first: usize,
+    cell: usize,
+    dimensions: Vec<Dimension<'a>>,
+    empty: bool,
+}
+
+fn walk<'a>(
+    task: &'a Task,
+    item: &Item,
+    (at, lengths): &(Vec<u64>, Vec<u64>),
+) -> Result<Walk<'a>, ArrayError> {
+    let rank = item.shape.len();
+    let outside = || ArrayError::Selection {
+        dimensions: rank,
+        given: rank,
+    };
+    let mut strides = vec![1_usize; rank];
+    let order: Vec<usize> = match &task.order {
+        Some(order) => order.iter().map(|one| *one as usize).collect(),
+        None => (0..rank).collect(),
+    };
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq(0..rank) {
+        return Err(outside());
+    }
+    let mut stride = 1;
+    for dimension in order.into_iter().rev() {
+        strides[dimension] = stride;
+        stride *= as_usize(item.shape[dimension]);
+    }
+    let mut walk = Walk {
+        first: 0,
+        cell: 0,
+        dimensions: Vec::new(),
+        empty: false,
+    };
+    let (mut cells, mut kept) = (1_usize, at.len());
+    for dimension in (0..rank).rev() {
+        let (range, first) = (item.within[dimension], as_usize(item.at[dimension]));
+        let length = as_usize(range.count());
+        let end = first.checked_add(length).ok_or_else(outside)?;
+        walk.empty |= length == 0;
+        walk.first += as_usize(range.start) * strides[dimension];
+        let leads = match &task.targets[dimension] {
+            Target::Reduced => Leads::Nowhere,
+            target => {
+                kept -= 1;
+                let (start, stop) = (at[kept], at[kept].saturating_add(lengths[kept]));
+                let leads = match target {
+                    Target::Grouped(groups) => {
+                        let groups = groups.get(first..end).ok_or_else(outside)?;
+                        let cell = |group: &u32| {
+                            Some(as_usize(u64::from(*group).checked_sub(start)?) * cells)
+                                .filter(|_| u64::from(*group) < stop)
+                        };
+                        Leads::To(
+                            groups
+                                .iter()
+                                .map(cell)
+                                .collect::<Option<_>>()
+                                .ok_or_else(outside)?,
+                        )
+                    }
+                    Target::Kept(from) => {
+                        let from = from.saturating_add(first as u64);
+                        if from < start || from.saturating_add(length as u64) > stop {
+                            return Err(outside());
+                        }
+                        walk.cell += as_usize(from - start) * cells;
+                        Leads::On(cells)
+                    }
+                    Target::Reduced => Leads::Nowhere,
+                };
+                cells *= as_usize(lengths[kept]);
+                leads
+            }
+        };
+        let weights = match &task.weights {
+            Some((of, weights)) if *of as usize == dimension => {
+                Some(weights.get(first..end).ok_or_else(outside)?)
+            }
+            _ => None,
+        };
+        let step = as_usize(range.step) * strides[dimension];
+        walk.push(Dimension {
+            length,
+            step,
+            leads,
+            weights,
+        });
+    }
+    walk.dimensions.reverse();
+    Ok(walk)
+}
+
+impl<'a> Walk<'a> {
+    /// Adds the next slower dimension; two become one if a walk over both is one over that.
+    fn push(&mut self, slower: Dimension<'a>) {
+        if slower.length == 1 && slower.weights.is_none() && !matches!(slower.leads, Leads::To(_)) {
+            return;
+        }
+        let Some(faster) = self.dimensions.last_mut() else {
+            self.dimensions.push(slower);
+            return;
+        };
+        let plain = faster.weights.is_none() && slower.weights.is_none();
+        let alike = match (&faster.leads, &slower.leads) {
+            (Leads::Nowhere, Leads::Nowhere) => true,
+            (Leads::On(fast), Leads::On(slow)) => fast * faster.length == *slow,
+            _ => false,
+        };
+        if plain && alike && faster.step * faster.length == slower.step {
+            faster.length *= slower.length;
+        } else {
+            self.dimensions.push(slower);
+        }
+    }
+}
+
+/// Where values go.
+trait Sink: Send {
+    fn take(&mut self, walk: &Walk<'_>, values: &Values<'_>) -> Result<(), ArrayError>;
+    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> State;
+}
+
+struct Typed<T: Summed> {
+    cells: Cells<T>,
+    keep: Kept<T>,
+    rooms: [Vec<u8>; 2],
+}
+
+/// Which values count. NaN never does.
+#[derive(Clone, Debug)]
+enum Kept<T> {
+    All,
+    Within {
+        least: T,
+        most: T,
+        not: [Option<T>; 2],
+    },
+    Many {
+        least: T,
+        most: T,
+        not: Vec<T>,
+    },
+}
+
+fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayError> {
+    let wants = task.wants;
+    let weighted = task.weights.is_some();
+    let all = |wanted: bool| if wanted { cells } else { 0 };
+    Ok(Box::new(Typed::<T> {
+        cells: Cells {
+            counts: vec![0; cells],
+            sums: vec![T::Total::default(); all(wants.sum && !weighted)],
+            weighted: vec![(0.0, 0.0); all(weighted)],
+            weights: vec![0.0; all(weighted)],
+            lows: vec![T::HIGHEST; all(wants.extremes)],
+            highs: vec![T::LOWEST; all(wants.extremes)],
+            moments: vec![(0.0, 0.0); all(wants.moments)],
+        },
+        keep: kept(&task.keep)?,
+        rooms: Default::default(),
+    }))
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "the nearest bound is looked for"
+)]
+fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
+    let bound = |literal: &Literal, up: bool| match *literal {
+        Literal::Float(value) => T::bound(value, up),
+        Literal::Int(value) => T::parse(&value.to_string()).or(T::bound(value as f64, up)),
+        Literal::Uint(value) => T::parse(&value.to_string()).or(T::bound(value as f64, up)),
+    };
+    let value = |literal: &Literal| match *literal {
+        Literal::Float(value) if T::INTEGER => {
+            T::bound(value, true).filter(|bound| bound.to_f64() - value == 0.0)
+        }
+        Literal::Float(value) => T::parse(&value.to_string()),
+        Literal::Int(value) => T::parse(&value.to_string()),
+        Literal::Uint(value) => T::parse(&value.to_string()),
+    };
+    // What the type can't be is no value; a bound that no value meets leaves none.
+    let mut not: Vec<T> = keep
+        .missing
+        .iter()
+        .filter_map(value)
+        .filter(|value| value.partial_cmp(value).is_some())
+        .collect();
+    not.dedup();
+    if not.len() > crate::array::MISSING_MAX {
+        return Err(ArrayError::ManyMissing);
+    }
+    let none = (T::HIGHEST, T::LOWEST);
+    let least = keep
+        .least
+        .as_ref()
+        .map_or(Some(T::LOWEST), |least| bound(least, true));
+    let most = keep
+        .most
+        .as_ref()
+        .map_or(Some(T::HIGHEST), |most| bound(most, false));
+    let (least, most) = least.zip(most).unwrap_or(none);
+    Ok(match not.len() {
+        0 if keep.least.is_none() && keep.most.is_none() => Kept::All,
+        0..=2 => Kept::Within {
+            least,
+            most,
+            not: [not.first().copied(), not.get(1).copied()],
+        },
+        _ => Kept::Many { least, most, not },
+    })
+}
+
+/// Runs `$body` with `$keeps` as a closure that says which values count.
+macro_rules! with_keep {
+    ($keep:expr, $level:ident, $keeps:ident => $body:expr) => {{
+        let $level = Level::best();
+        match $keep {
+            #[allow(clippy::eq_op, reason = "only NaN is not itself")]
+            Kept::All => {
+                let $keeps = |value: T| value == value;
+                $body
+            }
+            Kept::Within {
+                least,
+                most,
+                not: [Some(one), Some(other)],
+            } => {
+                let $keeps = |value: T| {
+                    (value >= *least) & (value <= *most) & (value != *one) & (value != *other)
+                };
+                $body
+            }
+            Kept::Within {
+                least,
+                most,
+                not: [Some(one), None],
+            } => {
+                let $keeps = |value: T| (value >= *least) & (value <= *most) & (value != *one);
+                $body
+            }
+            Kept::Within { least, most, .. } => {
+                let $keeps = |value: T| (value >= *least) & (value <= *most);
+                $body
+            }
+            Kept::Many { least, most, not } => {
+                let $level = Level::Portable;
+                let $keeps =
+                    |value: T| (value >= *least) & (value <= *most) && !not.contains(&value);
+                $body
+            }
+        }
+    }};
+}
+
+impl<T: Summed> Sink for Typed<T> {
+    fn take(&mut self, walk: &Walk<'_>, values: &Values<'_>) -> Result<(), ArrayError> {
+        if !walk.empty {
+            self.go(&walk.dimensions, values, (walk.first, walk.cell), 1.0);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> State {
+        let Cells {
+            counts,
+            sums,
+            weighted,
+            weights,
+            lows,
+            highs,
+            moments,
+        } = self.cells;
+        let numbers = |values: Vec<T>| {
+            if values.is_empty() {
+                Numbers::None
+            } else {
+                T::numbers(&values)
+            }
+        };
+        let extremes = [numbers(lows), numbers(highs)];
+        let sums = match (weights.is_empty(), sums.is_empty()) {
+            (false, _) => Sums::Real(weighted),
+            (_, false) => T::sums(sums),
+            _ => Sums::None,
+        };
+        State {
+            at,
+            shape,
+            counts,
+            sums,
+            extremes,
+            moments,
+            weights,
+        }
+    }
+}
+
+impl<T: Summed> Typed<T> {
+    fn go(
+        &mut self,
+        dimensions: &[Dimension<'_>],
+        values: &Values<'_>,
+        (value, cell): (usize, usize),
+        weight: f64,
+    ) {
+        let Some((outer, inner)) = dimensions.split_first() else {
+            let one = Dimension {
+                length: 1,
+                step: 1,
+                leads: Leads::Nowhere,
+                weights: None,
+            };
+            return self.row(&one, values, (value, cell), weight);
+        };
+        if inner.is_empty() {
+            return self.row(outer, values, (value, cell), weight);
+        }
+        for index in 0..outer.length {
+            let to = match &outer.leads {
+                Leads::Nowhere => cell,
+                Leads::On(cells) => cell + index * cells,
+                Leads::To(cells) => cell + cells[index],
+            };
+            let weight = outer
+                .weights
+                .map_or(weight, |weights| weight * weights[index]);
+            self.go(inner, values, (value + index * outer.step, to), weight);
+        }
+    }
+
+    fn row(
+        &mut self,
+        inner: &Dimension<'_>,
+        values: &Values<'_>,
+        (value, cell): (usize, usize),
+        weight: f64,
+    ) {
+        let at_once = (BLOCK - 1) / inner.step.max(1) + 1;
+        let [mut read, mut picked] = std::mem::take(&mut self.rooms);
+        for first in (0..inner.length).step_by(at_once) {
+            let count = at_once.min(inner.length - first);
+            let span = (count - 1) * inner.step + 1;
+            let mut block = values.block(value + first * inner.step, span, &mut read);
+            if inner.step != 1 && count > 1 {
+                picked.resize(BLOCK * T::SIZE, 0);
+                for (place, to) in picked.chunks_exact_mut(T::SIZE).take(count).enumerate() {
+                    to.copy_from_slice(&block[place * inner.step * T::SIZE..][..T::SIZE]);
+                }
+                block = &picked[..count * T::SIZE];
+            }
+            let run = Run {
+                inner,
+                first,
+                count,
+            };
+            run.put(&mut self.cells, &self.keep, block, (cell, weight));
+        }
+        self.rooms = [read, picked];
+    }
+}
+
+/// Values of a row that lie side by side now.
+struct Run<'a, 'b> {
+    inner: &'a Dimension<'b>,
+    first: usize,
+    count: usize,
+}
+
+impl Run<'_, '_> {
+    fn put<T: Summed>(
+        &self,
+        cells: &mut Cells<T>,
+        keep: &Kept<T>,
+        block: &[u8],
+        (cell, weight): (usize, f64),
+    ) {
+        let Self {
+            inner,
+            first,
+            count,
+        } = *self;
+        match (&inner.leads, inner.weights) {
+            (Leads::Nowhere, None) => {
+                with_keep!(keep, level, keeps => cells.all(level, (block, cell), keeps, weight));
+            }
+            (Leads::On(1), None) => {
+                with_keep!(keep, level, keeps => cells.each(level, (block, cell + first), keeps, weight));
+            }
+            // Neighbours that go to one cell with one weight are put there together.
+            (leads, weights) => {
+                let to = |index: usize| match leads {
+                    Leads::Nowhere => 0,
+                    Leads::On(apart) => (first + index) * apart,
+                    Leads::To(cells) => cells[first + index],
+                };
+                let of = |index: usize| weights.map_or(1.0, |weights| weights[first + index]);
+                let mut start = 0;
+                while start < count {
+                    let same = |index: &usize| {
+                        to(*index) == to(start) && of(*index).to_bits() == of(start).to_bits()
+                    };
+                    let length = (start..count).take_while(same).count();
+                    let values = &block[start * T::SIZE..(start + length) * T::SIZE];
+                    let into = (values, cell + to(start));
+                    with_keep!(keep, level, keeps => cells.all(level, into, keeps, weight * of(start)));
+                    start += length;
+                }
+            }
+        }
+    }
+}

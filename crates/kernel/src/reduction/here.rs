@@ -1,0 +1,221 @@
+//! Reductions of files that lie on this machine, and of the few values of coordinates wherever they lie.
+
+use tidemill_format::{Header, Piece, Range, Span, Store, Variable, pieces};
+
+use super::error::{Error, Result};
+use super::filters::coding;
+use super::plan::{FilePlan, Input, plan};
+use super::query::Query;
+use super::state::{State, Sums, as_usize, real, total};
+use super::table::Table;
+use super::task::{Target, Task, Wants};
+use super::{Folding, Keep, PIECE_BYTES, STATE_BYTES_MAX, around, item};
+use crate::array::{ArrayError, RAW_BYTES_MAX};
+use crate::reducing::Piece as Stored;
+
+/// Bytes that a coordinate is read by.
+const COORDINATE_PIECE: u64 = 4 << 20;
+
+/// Reads the header of a file; a zip file is a folder from then on.
+///
+/// # Errors
+/// If it is none of a format that is known.
+pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
+    let header = match store {
+        Store::File(bytes) => tidemill_format::read(bytes),
+        Store::Folder(folder) => tidemill_format::zarr::read(folder),
+    };
+    header.map_err(|source| Error::Format {
+        file: name.into(),
+        source,
+    })
+}
+
+/// Reduces files that can be read here.
+///
+/// # Errors
+/// If they can't be reduced as asked.
+pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) -> Result<Table> {
+    let plan = plan(query, inputs)?;
+    let mut all = plan.state();
+    for file in &plan.files {
+        fold(file, inputs[file.input], &mut all, &mut done)?;
+    }
+    Ok(plan.table(&all))
+}
+
+/// Puts what was found of some pieces of a file into the whole.
+///
+/// # Errors
+/// If it does not fit.
+pub fn merge(file: &FilePlan, all: &mut State, some: State) -> Result<()> {
+    let some = match file.unpack {
+        Some((scale, offset)) => some.unpacked(scale, offset),
+        None => some,
+    };
+    Ok(all.merge(&some)?)
+}
+
+fn fold(
+    file: &FilePlan,
+    input: Input<'_>,
+    all: &mut State,
+    done: &mut impl FnMut(u64),
+) -> Result<()> {
+    let format = |source| Error::Format {
+        file: input.name.into(),
+        source,
+    };
+    let found =
+        pieces(&file.variable, &file.selection, input.store, PIECE_BYTES).map_err(format)?;
+    let mut folding: Option<Folding> = None;
+    let mut stored = Vec::new();
+    for piece in found {
+        let piece = piece.map_err(format)?;
+        let one = item(
+            &piece,
+            piece
+                .span
+                .iter()
+                .map(|span| Stored::Held {
+                    offset: span.offset,
+                    length: span.size,
+                })
+                .collect(),
+        );
+        let cells = file.task.cells(&one);
+        let now = folding
+            .as_ref()
+            .map_or_else(|| cells.clone(), |folding| around(folding.cells(), &cells));
+        if folding
+            .as_ref()
+            .is_none_or(|folding| *folding.cells() != now)
+        {
+            folding
+                .take()
+                .map(|folding| merge(file, all, folding.finish()))
+                .transpose()?;
+            // As much of the result as may be, so that it is not begun anew for each piece.
+            let whole = (all.at.clone(), all.shape.clone());
+            let wide = if bytes_of(&file.task, &whole) <= STATE_BYTES_MAX as u64 {
+                whole
+            } else {
+                cells
+            };
+            folding =
+                Some(Folding::new(file.task.clone(), wide).map_err(|_| Error::PieceTooLarge)?);
+        }
+        let Some(folding) = &mut folding else {
+            continue;
+        };
+        if let Some(span) = &piece.span {
+            read(input, span, &mut stored)?;
+        }
+        folding
+            .add(&one, &stored)
+            .map_err(|source| at_chunk(input.name, &file.variable, &piece, source))?;
+        done(piece.span.as_ref().map_or(0, |span| span.size));
+    }
+    folding.map_or(Ok(()), |folding| merge(file, all, folding.finish()))
+}
+
+fn bytes_of(task: &Task, cells: &(Vec<u64>, Vec<u64>)) -> u64 {
+    cells
+        .1
+        .iter()
+        .fold(task.cell_bytes() as u64, |all, length| {
+            all.saturating_mul(*length)
+        })
+}
+
+fn at_chunk(file: &str, variable: &Variable, piece: &Piece, source: ArrayError) -> Error {
+    Error::Chunk {
+        file: file.into(),
+        variable: variable.path.clone(),
+        chunk: piece.chunk,
+        place: piece
+            .span
+            .as_ref()
+            .map(|span| format!(" (bytes {} to {})", span.offset, span.offset + span.size)),
+        source,
+    }
+}
+
+fn read(input: Input<'_>, span: &Span, into: &mut Vec<u8>) -> Result<()> {
+    if span.size > RAW_BYTES_MAX as u64 {
+        return Err(ArrayError::TooLarge.into());
+    }
+    into.resize(as_usize(span.size), 0);
+    let read = match (input.store, &span.file, input.bytes) {
+        (Store::Folder(folder), Some(file), _) => folder.read_at(file, span.offset, into),
+        (_, _, Some(bytes)) => bytes.read_at(span.offset, into),
+        _ => Err(std::io::ErrorKind::NotFound.into()),
+    };
+    read.map_err(|source| Error::Io {
+        file: input.name.into(),
+        source,
+    })
+}
+
+/// The values of a variable of one dimension, as its attributes say they are meant; NaN where there is none.
+///
+/// # Errors
+/// If they can't be read.
+pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
+    let meaning = variable.meaning();
+    let coding = coding(input.name, variable, meaning.unsigned)?;
+    let selection: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+    let task = Task {
+        dtype: coding.dtype,
+        big_endian: coding.big_endian,
+        filters: coding.filters,
+        order: coding.order,
+        fill: coding.fill,
+        keep: Keep::default(),
+        wants: Wants {
+            sum: true,
+            ..Wants::default()
+        },
+        targets: vec![Target::Kept(0); selection.len()],
+        weights: None,
+    };
+    let count = selection.iter().map(Range::count).collect::<Vec<_>>();
+    let mut folding = Folding::new(task, (vec![0; count.len()], count))?;
+    let format = |source| Error::Format {
+        file: input.name.into(),
+        source,
+    };
+    let mut stored = Vec::new();
+    for piece in pieces(variable, &selection, input.store, COORDINATE_PIECE).map_err(format)? {
+        let piece = piece.map_err(format)?;
+        let bytes = piece.span.iter().map(|span| Stored::Held {
+            offset: span.offset,
+            length: span.size,
+        });
+        let one = item(&piece, bytes.collect());
+        if let Some(span) = &piece.span {
+            read(input, span, &mut stored)?;
+        }
+        folding
+            .add(&one, &stored)
+            .map_err(|source| at_chunk(input.name, variable, &piece, source))?;
+    }
+    let state = folding.finish();
+    let sums: Vec<f64> = match state.sums {
+        Sums::None => Vec::new(),
+        Sums::Whole(all) => all.into_iter().map(real).collect(),
+        Sums::Real(all) => all.into_iter().map(total).collect(),
+    };
+    let (scale, offset) = (
+        meaning.scale_factor.unwrap_or(1.0),
+        meaning.add_offset.unwrap_or(0.0),
+    );
+    let value = |(sum, count): (f64, &u64)| {
+        if *count == 0 {
+            f64::NAN
+        } else {
+            sum * scale + offset
+        }
+    };
+    Ok(sums.into_iter().zip(&state.counts).map(value).collect())
+}

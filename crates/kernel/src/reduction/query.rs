@@ -1,0 +1,387 @@
+//! What is wanted, and how that is written: `mean`, `time=1990-01..1999-12,lat=30:60`, `month`.
+
+use std::fmt;
+
+use tidemill_format::time::{Moment, Units};
+
+use super::error::{Error, Result};
+
+/// What is found of the values of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Operation {
+    Count,
+    Min,
+    Max,
+    Sum,
+    Mean,
+    Stddev,
+    Range,
+    Stats,
+}
+
+/// All operations, by their names.
+pub(super) const OPERATIONS: [(&str, Operation); 8] = [
+    ("count", Operation::Count),
+    ("min", Operation::Min),
+    ("max", Operation::Max),
+    ("sum", Operation::Sum),
+    ("mean", Operation::Mean),
+    ("stddev", Operation::Stddev),
+    ("range", Operation::Range),
+    ("stats", Operation::Stats),
+];
+
+/// Operations that need all values at once, which elements do not send.
+const WHOLE: [&str; 4] = ["median", "quantile", "histogram", "mode"];
+
+/// How the indices of a time coordinate are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum By {
+    Year,
+    Season,
+    Month,
+    Day,
+    Hour,
+    /// The same season of all years.
+    SeasonOfYear,
+    /// The same month of all years.
+    MonthOfYear,
+    /// The same hour of all days.
+    HourOfDay,
+}
+
+pub(super) const GROUPINGS: [(&str, By); 8] = [
+    ("year", By::Year),
+    ("season", By::Season),
+    ("month", By::Month),
+    ("day", By::Day),
+    ("hour", By::Hour),
+    ("climatological-season", By::SeasonOfYear),
+    ("climatological-month", By::MonthOfYear),
+    ("climatological-hour", By::HourOfDay),
+];
+
+/// What of a dimension is selected.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Select {
+    /// The dimension.
+    pub dimension: String,
+    pub(super) what: What,
+    /// Of what is selected every so many.
+    pub(super) step: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum What {
+    All,
+    /// From the first index to before the second, as Python has it.
+    Indices(Option<i64>, Option<i64>),
+    /// One index.
+    Index(i64),
+    /// By the values of the coordinate, both ends included.
+    Values(String, String),
+}
+
+/// A reduction as it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Query {
+    /// What is found.
+    pub operation: Operation,
+    /// Of which variable.
+    pub variable: String,
+    /// What of it.
+    pub select: Vec<Select>,
+    /// Dimensions that are reduced; all if none are named.
+    pub over: Option<Vec<String>>,
+    /// How times are put together.
+    pub by: Option<By>,
+    /// The dimension along which values weigh as the cosine of its coordinate, in degrees.
+    pub weights: Option<String>,
+    /// What is taken from the count of a standard deviation.
+    pub ddof: u32,
+    /// The dimension along which several files are one.
+    pub along: Option<String>,
+}
+
+impl Query {
+    /// All of a variable, to one value.
+    #[must_use]
+    pub fn new(operation: Operation, variable: &str) -> Self {
+        Self {
+            operation,
+            variable: variable.into(),
+            select: Vec::new(),
+            over: None,
+            by: None,
+            weights: None,
+            ddof: 0,
+            along: None,
+        }
+    }
+}
+
+fn named<T: Copy>(what: &'static str, known: &[(&str, T)], text: &str) -> Result<T> {
+    let found = known.iter().find(|(name, _)| *name == text);
+    let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+    found.map(|(_, value)| *value).ok_or_else(|| Error::Text {
+        what,
+        text: text.into(),
+        why: format!("it is none of {}", names.join(", ")),
+    })
+}
+
+impl std::str::FromStr for Operation {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        if WHOLE.contains(&text) {
+            return Err(Error::Text {
+                what: "operation",
+                text: text.into(),
+                why: "it needs all values in one place, and only sums of what was seen are sent between elements; select the values \
+                      by a task of a job, or take mean, stddev, min and max".into(),
+            });
+        }
+        named("operation", &OPERATIONS, text)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = OPERATIONS.iter().find(|(_, operation)| operation == self);
+        out.write_str(name.map_or("", |(name, _)| name))
+    }
+}
+
+impl std::str::FromStr for By {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        named("grouping", &GROUPINGS, &text.trim().replace(' ', "-"))
+    }
+}
+
+impl By {
+    pub(super) fn name(self) -> &'static str {
+        GROUPINGS
+            .iter()
+            .find(|(_, by)| *by == self)
+            .map_or("", |(name, _)| name)
+    }
+
+    /// Which group a time is in: groups are in the order of these.
+    pub(super) fn group(self, at: &Moment) -> i64 {
+        let date = at.date;
+        let month = date.year * 12 + date.month - 1;
+        let day = month * 31 + date.day - 1;
+        match self {
+            Self::Year => date.year,
+            // A winter is of the year in which it ends.
+            Self::Season => (month + 1).div_euclid(3),
+            Self::Month => month,
+            Self::Day => day,
+            Self::Hour => day * 24 + at.hour,
+            Self::SeasonOfYear => (month + 1).div_euclid(3).rem_euclid(4),
+            Self::MonthOfYear => date.month - 1,
+            Self::HourOfDay => at.hour,
+        }
+    }
+
+    /// What a group is called.
+    pub(super) fn label(self, group: i64) -> String {
+        const SEASONS: [&str; 4] = ["DJF", "MAM", "JJA", "SON"];
+        let season = |group: i64| SEASONS[usize::try_from(group.rem_euclid(4)).unwrap_or(0)];
+        let month = |group: i64| {
+            format!(
+                "{:04}-{:02}",
+                group.div_euclid(12),
+                group.rem_euclid(12) + 1
+            )
+        };
+        let day = |group: i64| {
+            format!(
+                "{}-{:02}",
+                month(group.div_euclid(31)),
+                group.rem_euclid(31) + 1
+            )
+        };
+        match self {
+            Self::Year => format!("{group:04}"),
+            Self::Season => format!("{:04}-{}", group.div_euclid(4), season(group)),
+            Self::Month => month(group),
+            Self::Day => day(group),
+            Self::Hour => format!("{}T{:02}", day(group.div_euclid(24)), group.rem_euclid(24)),
+            Self::SeasonOfYear => season(group).into(),
+            Self::MonthOfYear => format!("{:02}", group + 1),
+            Self::HourOfDay => format!("{group:02}"),
+        }
+    }
+}
+
+impl Select {
+    /// Several, with commas between them: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
+    ///
+    /// # Errors
+    /// If one is none.
+    pub fn parse(text: &str) -> Result<Vec<Self>> {
+        text.split(',')
+            .filter(|one| !one.trim().is_empty())
+            .map(Self::one)
+            .collect()
+    }
+
+    fn one(text: &str) -> Result<Self> {
+        let wrong = |why: &str| Error::Text {
+            what: "selection",
+            text: text.into(),
+            why: why.into(),
+        };
+        let (name, what) = text.split_once('=').ok_or_else(|| {
+            wrong("it is NAME=LOW..HIGH by the coordinate's values, or NAME=[START:END] by index; ::STEP may follow")
+        })?;
+        let (name, what) = (name.trim(), what.trim());
+        let select = |what, step| {
+            Ok(Self {
+                dimension: name.into(),
+                what,
+                step,
+            })
+        };
+        let step_of = |text: &str| {
+            let step = text.trim().parse().ok().filter(|step| *step > 0);
+            step.ok_or_else(|| wrong("a step is a number from 1 on"))
+        };
+        if let Some(indices) = what.strip_prefix('[') {
+            let indices = indices
+                .strip_suffix(']')
+                .ok_or_else(|| wrong("there is no ] at its end"))?;
+            let parts: Vec<&str> = indices.split(':').map(str::trim).collect();
+            let number = |text: &str| {
+                text.parse::<i64>()
+                    .map_err(|_| wrong("indices are whole numbers"))
+            };
+            let end = |text: &str| {
+                if text.is_empty() {
+                    Ok(None)
+                } else {
+                    number(text).map(Some)
+                }
+            };
+            return match parts[..] {
+                [one] => select(What::Index(number(one)?), 1),
+                [start, stop] => select(What::Indices(end(start)?, end(stop)?), 1),
+                [start, stop, step] => {
+                    select(What::Indices(end(start)?, end(stop)?), step_of(step)?)
+                }
+                _ => Err(wrong("indices are [START:END] or [START:END:STEP]")),
+            };
+        }
+        let (what, step) = match what.rsplit_once("::") {
+            Some((what, step)) => (what.trim(), step_of(step)?),
+            None => (what, 1),
+        };
+        if what.is_empty() {
+            return select(What::All, step);
+        }
+        // A time of day has colons, too: between numbers alone one makes a span.
+        let is_number = |text: &str| text.trim().parse::<f64>().is_ok();
+        let span = what.split_once("..").or_else(|| {
+            what.split_once(':').filter(|(low, high)| {
+                (is_number(low) || low.trim().is_empty())
+                    && (is_number(high) || high.trim().is_empty())
+            })
+        });
+        let (low, high) = span.unwrap_or((what, what));
+        select(What::Values(low.trim().into(), high.trim().into()), step)
+    }
+}
+
+/// The values of a coordinate from one text to another: the lowest, the highest, and whether that is included.
+pub(super) fn bounds(
+    units: Option<&Units>,
+    (low, high): (&str, &str),
+) -> std::result::Result<(f64, f64, bool), String> {
+    if let Some(units) = units {
+        let span = |low, high| units.span(low, high).map_err(|error| error.to_string());
+        let low = if low.is_empty() {
+            f64::NEG_INFINITY
+        } else {
+            span(low, low)?.0
+        };
+        let high = if high.is_empty() {
+            f64::INFINITY
+        } else {
+            span(high, high)?.1
+        };
+        return Ok((low, high, false));
+    }
+    let number = |text: &str, none: f64| match text {
+        "" => Ok(none),
+        text => text
+            .parse::<f64>()
+            .ok()
+            .filter(|value| !value.is_nan())
+            .ok_or_else(|| format!("{text:?} is no number")),
+    };
+    let (low, high) = (
+        number(low, f64::NEG_INFINITY)?,
+        number(high, f64::INFINITY)?,
+    );
+    if low > high {
+        return Err(format!("{low} is above {high}"));
+    }
+    Ok((low, high, true))
+}
+
+/// A query as people write it.
+#[derive(Clone, Debug, Default)]
+pub struct Words<'a> {
+    /// The operation.
+    pub operation: &'a str,
+    /// The variable.
+    pub variable: &'a str,
+    /// Selections, with commas between them.
+    pub select: &'a str,
+    /// Dimensions, with commas between them; empty for all.
+    pub over: &'a str,
+    /// A grouping, or nothing.
+    pub by: &'a str,
+    /// A dimension, or nothing.
+    pub weights: &'a str,
+    /// A number; 0 if there is none.
+    pub ddof: &'a str,
+    /// A dimension, or nothing.
+    pub along: &'a str,
+}
+
+impl Words<'_> {
+    /// What they mean.
+    ///
+    /// # Errors
+    /// If they mean nothing.
+    pub fn query(&self) -> Result<Query> {
+        let some = |text: &str| {
+            Some(text.trim())
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+        };
+        let names = |text: &str| text.split(',').filter_map(some).collect::<Vec<_>>();
+        let ddof = some(self.ddof).map_or(Ok(0), |text: String| {
+            text.parse().map_err(|_| Error::Text {
+                what: "ddof",
+                text: text.clone(),
+                why: "it is a whole number from 0 on".into(),
+            })
+        })?;
+        Ok(Query {
+            operation: self.operation.parse()?,
+            variable: self.variable.into(),
+            select: Select::parse(self.select)?,
+            over: Some(names(self.over)).filter(|names| !names.is_empty()),
+            by: some(self.by).map(|by| by.parse()).transpose()?,
+            weights: some(self.weights),
+            ddof,
+            along: some(self.along),
+        })
+    }
+}

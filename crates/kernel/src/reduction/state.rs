@@ -1,0 +1,272 @@
+//! What has been found so far, of a box of cells. States of pieces of one result merge.
+
+use serde::{Deserialize, Serialize};
+
+use super::task::Wants;
+use crate::array::ArrayError;
+use crate::array::pass::{Compensated, two_sum};
+
+/// What is known of the cells of a box.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// The first cell.
+    pub at: Vec<u64>,
+    /// How many there are along each dimension of the result.
+    pub shape: Vec<u64>,
+    /// How many values count.
+    pub counts: Vec<u64>,
+    pub(super) sums: Sums,
+    /// The smallest and the largest.
+    pub(super) extremes: [Numbers; 2],
+    /// Mean, and sum of squares of what values are away from it.
+    pub(super) moments: Vec<(f64, f64)>,
+    /// Sum of weights. Then `sums` are of weighted values.
+    pub(super) weights: Vec<f64>,
+}
+
+/// Sums, one a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Sums {
+    None,
+    Whole(Vec<i128>),
+    Real(Vec<Compensated>),
+}
+
+/// Numbers, one a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Numbers {
+    None,
+    Whole(Vec<i128>),
+    Real(Vec<f64>),
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the nearest is wanted")]
+pub(super) fn real(whole: i128) -> f64 {
+    whole as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
+pub(super) fn count(count: u64) -> f64 {
+    count as f64
+}
+
+/// What is nothing: a sum of infinities has no rest.
+pub(super) fn total((sum, lost): Compensated) -> f64 {
+    if sum.is_finite() { sum + lost } else { sum }
+}
+
+impl State {
+    /// Of no values at all.
+    #[must_use]
+    pub fn empty(shape: Vec<u64>, whole: bool, wants: Wants, weighted: bool) -> Self {
+        let cells = usize::try_from(shape.iter().product::<u64>()).unwrap_or(usize::MAX);
+        let extreme = |wanted, largest: bool| match (wanted, whole) {
+            (false, _) => Numbers::None,
+            (_, true) => Numbers::Whole(vec![if largest { i128::MIN } else { i128::MAX }; cells]),
+            (_, false) => Numbers::Real(vec![
+                if largest {
+                    f64::NEG_INFINITY
+                } else {
+                    f64::INFINITY
+                };
+                cells
+            ]),
+        };
+        Self {
+            at: vec![0; shape.len()],
+            counts: vec![0; cells],
+            sums: match (wants.sum, whole && !weighted) {
+                (false, _) => Sums::None,
+                (_, true) => Sums::Whole(vec![0; cells]),
+                (_, false) => Sums::Real(vec![(0.0, 0.0); cells]),
+            },
+            extremes: [false, true].map(|largest| extreme(wants.extremes, largest)),
+            moments: vec![(0.0, 0.0); if wants.moments { cells } else { 0 }],
+            weights: vec![0.0; if weighted { cells } else { 0 }],
+            shape,
+        }
+    }
+
+    fn fits(&self, other: &Self) -> bool {
+        let inside = |dimension: usize| {
+            let end = other.at[dimension].checked_add(other.shape[dimension]);
+            other.at[dimension] >= self.at[dimension]
+                && end.is_some_and(|end| end <= self.at[dimension] + self.shape[dimension])
+        };
+        let cells = other.counts.len();
+        let has = |numbers: &Numbers| match numbers {
+            Numbers::None => 0,
+            Numbers::Whole(all) => all.len(),
+            Numbers::Real(all) => all.len(),
+        };
+        let sums = match &other.sums {
+            Sums::None => 0,
+            Sums::Whole(all) => all.len(),
+            Sums::Real(all) => all.len(),
+        };
+        let known = other.shape.iter().try_fold(1_u64, |a, b| a.checked_mul(*b));
+        let mut lengths = vec![
+            sums,
+            other.moments.len(),
+            other.weights.len(),
+            has(&other.extremes[0]),
+            has(&other.extremes[1]),
+        ];
+        lengths.retain(|length| *length != 0);
+        self.at.len() == other.at.len()
+            && other.shape.len() == other.at.len()
+            && known == Some(cells as u64)
+            && lengths.iter().all(|length| *length == cells)
+            && self.moments.is_empty() == other.moments.is_empty()
+            && self.weights.is_empty() == other.weights.is_empty()
+            && (0..self.at.len()).all(inside)
+    }
+
+    /// Adds what was found of other values, of a box that lies within this one's.
+    ///
+    /// # Errors
+    /// If it is of another reduction.
+    pub fn merge(&mut self, other: &Self) -> Result<(), ArrayError> {
+        if !self.fits(other) {
+            return Err(ArrayError::OtherReduction);
+        }
+        let rank = self.at.len();
+        let row = other.shape.last().map_or(1, |length| as_usize(*length));
+        if row == 0 || other.counts.is_empty() {
+            return Ok(());
+        }
+        let mut index = vec![0_u64; rank];
+        for from in (0..other.counts.len()).step_by(row) {
+            let to = (0..rank).fold(0, |cell, dimension| {
+                cell * self.shape[dimension] + other.at[dimension] - self.at[dimension]
+                    + index[dimension]
+            });
+            self.merge_row(as_usize(to), other, from, row)?;
+            for dimension in (0..rank.saturating_sub(1)).rev() {
+                index[dimension] += 1;
+                if index[dimension] < other.shape[dimension] {
+                    break;
+                }
+                index[dimension] = 0;
+            }
+        }
+        Ok(())
+    }
+
+    fn merge_row(
+        &mut self,
+        to: usize,
+        other: &Self,
+        from: usize,
+        row: usize,
+    ) -> Result<(), ArrayError> {
+        let pairs = || (to..to + row).zip(from..from + row);
+        if !self.moments.is_empty() {
+            for (to, from) in pairs() {
+                let one = (self.counts[to], self.moments[to]);
+                self.moments[to] = moments(one, (other.counts[from], other.moments[from]));
+            }
+        }
+        match (&mut self.sums, &other.sums) {
+            (Sums::None, Sums::None) => {}
+            (Sums::Whole(own), Sums::Whole(more)) => {
+                pairs().for_each(|(to, from)| own[to] = own[to].wrapping_add(more[from]));
+            }
+            (Sums::Real(own), Sums::Real(more)) => pairs().for_each(|(to, from)| {
+                let (sum, lost) = two_sum(own[to].0, more[from].0);
+                own[to] = (sum, own[to].1 + (lost + more[from].1));
+            }),
+            _ => return Err(ArrayError::OtherReduction),
+        }
+        for (largest, (own, more)) in self.extremes.iter_mut().zip(&other.extremes).enumerate() {
+            match (own, more) {
+                (Numbers::None, Numbers::None) => {}
+                (Numbers::Whole(own), Numbers::Whole(more)) => pairs().for_each(|(to, from)| {
+                    let (a, b) = (own[to], more[from]);
+                    own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
+                }),
+                (Numbers::Real(own), Numbers::Real(more)) => pairs().for_each(|(to, from)| {
+                    let (a, b) = (own[to], more[from]);
+                    own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
+                }),
+                _ => return Err(ArrayError::OtherReduction),
+            }
+        }
+        if !self.weights.is_empty() {
+            pairs().for_each(|(to, from)| self.weights[to] += other.weights[from]);
+        }
+        pairs().for_each(|(to, from)| {
+            self.counts[to] = self.counts[to].saturating_add(other.counts[from]);
+        });
+        Ok(())
+    }
+
+    /// The same of values that mean `scale` times what they are, and `offset` more.
+    #[must_use]
+    pub fn unpacked(mut self, scale: f64, offset: f64) -> Self {
+        let counts = &self.counts;
+        let many = |cell: usize| match self.weights.get(cell) {
+            Some(weight) => *weight,
+            None => count(counts[cell]),
+        };
+        let sum = |(cell, sum): (usize, f64)| two_sum(sum * scale, many(cell) * offset);
+        self.sums = match self.sums {
+            Sums::None => Sums::None,
+            Sums::Whole(sums) => {
+                Sums::Real(sums.into_iter().map(real).enumerate().map(sum).collect())
+            }
+            Sums::Real(sums) => {
+                Sums::Real(sums.into_iter().map(total).enumerate().map(sum).collect())
+            }
+        };
+        let unpacked = |numbers: Numbers| {
+            let value = |value: f64| value * scale + offset;
+            match numbers {
+                Numbers::None => Numbers::None,
+                Numbers::Whole(all) => {
+                    Numbers::Real(all.into_iter().map(|one| value(real(one))).collect())
+                }
+                Numbers::Real(all) => Numbers::Real(all.into_iter().map(value).collect()),
+            }
+        };
+        let [low, high] = self.extremes.map(unpacked);
+        self.extremes = if scale < 0.0 {
+            [high, low]
+        } else {
+            [low, high]
+        };
+        for (mean, squares) in &mut self.moments {
+            (*mean, *squares) = (*mean * scale + offset, *squares * scale * scale);
+        }
+        // Of no values the ends would be scaled, too.
+        for cell in (0..self.counts.len()).filter(|cell| self.counts[*cell] == 0) {
+            for (largest, numbers) in self.extremes.iter_mut().enumerate() {
+                if let Numbers::Real(all) = numbers {
+                    all[cell] = [f64::INFINITY, f64::NEG_INFINITY][largest];
+                }
+            }
+        }
+        self
+    }
+}
+
+pub(super) fn as_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Counts, means and squares of two sets as one (Chan, Golub and LeVeque, 1979).
+pub(super) fn moments(
+    (own_count, own): (u64, (f64, f64)),
+    (more_count, more): (u64, (f64, f64)),
+) -> (f64, f64) {
+    if own_count == 0 || more_count == 0 {
+        return if own_count == 0 { more } else { own };
+    }
+    let (a, b) = (count(own_count), count(more_count));
+    let away = more.0 - own.0;
+    let share = b / (a + b);
+    (
+        own.0 + away * share,
+        own.1 + more.1 + away * away * a * share,
+    )
+}

@@ -1,0 +1,1 @@
+//! Reductions against a plain model.

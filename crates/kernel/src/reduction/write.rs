@@ -1,0 +1,515 @@
+//! Results as netCDF, npy, CSV and JSON.
+
+use std::io::{self, Write};
+
+use serde_json::{Value as Json, json};
+use tidemill_format::{Attribute, Value};
+
+use super::error::{Error, Result};
+use super::table::{Axis, Column, Table};
+
+/// How a result is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Form {
+    Netcdf,
+    Npy,
+    Csv,
+    Json,
+}
+
+impl Form {
+    /// That of a file's name.
+    ///
+    /// # Errors
+    /// If it ends in none of `.nc`, `.npy`, `.csv`, `.json`.
+    pub fn of(name: &str) -> Result<Self> {
+        let forms = [
+            (".nc", Self::Netcdf),
+            (".npy", Self::Npy),
+            (".csv", Self::Csv),
+            (".json", Self::Json),
+        ];
+        let found = forms.into_iter().find(|(end, _)| name.ends_with(end));
+        found.map(|(_, form)| form).ok_or_else(|| Error::Text {
+            what: "output",
+            text: name.into(),
+            why: "its name ends in none of .nc, .npy, .csv, .json".into(),
+        })
+    }
+}
+
+impl Column {
+    fn len(&self) -> usize {
+        match self {
+            Self::Whole(all) => all.len(),
+            Self::Real(all) => all.len(),
+        }
+    }
+
+    /// A number as text; none if there is none.
+    #[must_use]
+    pub fn text(&self, cell: usize) -> Option<String> {
+        match self {
+            Self::Whole(all) => all[cell].map(|one| one.to_string()),
+            Self::Real(all) => all[cell].map(real),
+        }
+    }
+
+    fn json(&self, cell: usize) -> Json {
+        match self {
+            Self::Whole(all) => match all[cell] {
+                None => Json::Null,
+                Some(one) => i64::try_from(one)
+                    .map_or_else(|_| json!(u64::try_from(one).ok()), |one| json!(one)),
+            },
+            // JSON has neither infinities nor NaN.
+            Self::Real(all) => match all[cell] {
+                Some(one) if !one.is_finite() => json!(one.to_string()),
+                one => json!(one),
+            },
+        }
+    }
+}
+
+/// The shortest text that is the same number.
+fn real(value: f64) -> String {
+    format!("{value:?}")
+}
+
+impl Axis {
+    /// What an index is called: its group, its value, or its number.
+    #[must_use]
+    pub fn label(&self, index: usize) -> String {
+        match (&self.labels, &self.coordinate) {
+            (Some(labels), _) => labels[index].clone(),
+            (None, Some(coordinate)) => coordinate.values[index].to_string(),
+            (None, None) => index.to_string(),
+        }
+    }
+}
+
+impl Table {
+    /// How many cells it has.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.fields.first().map_or(0, |field| field.values.len())
+    }
+
+    /// The index along each dimension of a cell.
+    #[must_use]
+    pub fn indices(&self, cell: usize) -> Vec<usize> {
+        let mut left = cell as u64;
+        let mut indices = vec![0; self.axes.len()];
+        for (index, axis) in indices.iter_mut().zip(&self.axes).rev() {
+            *index = usize::try_from(left % axis.length.max(1)).unwrap_or(0);
+            left /= axis.length.max(1);
+        }
+        indices
+    }
+
+    /// As JSON.
+    #[must_use]
+    pub fn json(&self) -> Json {
+        let axis = |axis: &Axis| {
+            json!({
+                "name": axis.name,
+                "length": axis.length,
+                "values": axis.coordinate.as_ref().map(|coordinate| &coordinate.values),
+                "units": axis.coordinate.as_ref().and_then(|coordinate| text(&coordinate.attributes, "units")),
+                "labels": axis.labels,
+            })
+        };
+        let mut fields = serde_json::Map::new();
+        for field in &self.fields {
+            let values: Vec<Json> = (0..field.values.len())
+                .map(|cell| field.values.json(cell))
+                .collect();
+            let values = if self.axes.is_empty() {
+                values.into_iter().next().unwrap_or(Json::Null)
+            } else {
+                json!(values)
+            };
+            fields.insert(field.name.into(), values);
+        }
+        json!({
+            "variable": self.variable,
+            "units": self.units,
+            "dimensions": self.axes.iter().map(axis).collect::<Vec<_>>(),
+            "values": fields,
+        })
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// If it has several fields and is to be npy, or can't be written.
+    pub fn write(&self, form: Form, out: &mut dyn Write) -> Result<()> {
+        let wrote = match form {
+            Form::Json => serde_json::to_writer_pretty(&mut *out, &self.json())
+                .map_err(io::Error::from)
+                .and_then(|()| writeln!(out)),
+            Form::Csv => self.csv(out),
+            Form::Npy if self.fields.len() > 1 => {
+                return Err(Error::Query(
+                    "npy holds one array: stats are several; write .nc, .csv or .json".into(),
+                ));
+            }
+            Form::Npy => self.npy(out),
+            Form::Netcdf => self.netcdf(out),
+        };
+        wrote.map_err(|source| Error::Io {
+            file: "the result".into(),
+            source,
+        })
+    }
+
+    fn csv(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self
+            .axes
+            .iter()
+            .map(|axis| axis.name.as_str())
+            .chain(self.fields.iter().map(|field| field.name));
+        writeln!(out, "{}", names.collect::<Vec<_>>().join(","))?;
+        for cell in 0..self.cells() {
+            let labels = self
+                .axes
+                .iter()
+                .zip(self.indices(cell))
+                .map(|(axis, index)| axis.label(index));
+            let values = self
+                .fields
+                .iter()
+                .map(|field| field.values.text(cell).unwrap_or_default());
+            writeln!(
+                out,
+                "{}",
+                labels.chain(values).collect::<Vec<_>>().join(",")
+            )?;
+        }
+        Ok(())
+    }
+
+    fn npy(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(field) = self.fields.first() else {
+            return Ok(());
+        };
+        let (descr, bytes) = little(&field.values);
+        let lengths: Vec<String> = self
+            .axes
+            .iter()
+            .map(|axis| format!("{},", axis.length))
+            .collect();
+        let mut head = format!(
+            "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}",
+            lengths.join(" ")
+        );
+        let pad = (64 - (10 + head.len() + 1) % 64) % 64;
+        head.push_str(&" ".repeat(pad));
+        head.push('\n');
+        out.write_all(b"\x93NUMPY\x01\x00")?;
+        out.write_all(
+            &u16::try_from(head.len())
+                .map_err(io::Error::other)?
+                .to_le_bytes(),
+        )?;
+        out.write_all(head.as_bytes())?;
+        out.write_all(&bytes)
+    }
+
+    /// netCDF classic; with 64-bit integers, the form of it that has them.
+    fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut variables = Vec::new();
+        for (number, axis) in self.axes.iter().enumerate() {
+            if let Some(coordinate) = &axis.coordinate {
+                let attributes = coordinate
+                    .attributes
+                    .iter()
+                    .filter(|one| !PACKED.contains(&one.name.as_str()))
+                    .cloned()
+                    .collect();
+                variables.push(Written {
+                    name: axis.name.clone(),
+                    dimensions: vec![number],
+                    attributes,
+                    kind: DOUBLE,
+                    bytes: coordinate
+                        .values
+                        .iter()
+                        .flat_map(|value| value.to_be_bytes())
+                        .collect(),
+                });
+            }
+        }
+        for field in &self.fields {
+            let variable = self.variable.replace('/', "_");
+            let name = if self.fields.len() == 1 {
+                variable
+            } else {
+                format!("{variable}_{}", field.name)
+            };
+            let (kind, bytes) = big(&field.values);
+            let mut attributes = vec![attribute("cell_methods", Value::Text(field.name.into()))];
+            if let Some(units) = self.units.as_ref().filter(|_| field.name != "count") {
+                attributes.push(attribute("units", Value::Text(units.clone())));
+            }
+            if kind == DOUBLE {
+                attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
+            }
+            variables.push(Written {
+                name,
+                dimensions: (0..self.axes.len()).collect(),
+                attributes,
+                kind,
+                bytes,
+            });
+        }
+        let dimensions = self
+            .axes
+            .iter()
+            .map(|axis| (axis.name.as_str(), axis.length))
+            .collect::<Vec<_>>();
+        written(&dimensions, &variables, out)
+    }
+}
+
+/// What a file says about numbers that are packed there, or lie in another variable that is not written.
+const PACKED: [&str; 11] = [
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+    "valid_min",
+    "valid_max",
+    "valid_range",
+    "_Unsigned",
+    "bounds",
+    "climatology",
+    "formula_terms",
+];
+
+/// netCDF's default for a double that nobody wrote.
+const FILL: f64 = 9.969_209_968_386_869e36;
+
+const CHAR: u32 = 2;
+const INT: u32 = 4;
+const DOUBLE: u32 = 6;
+const INT64: u32 = 10;
+const UINT64: u32 = 11;
+
+struct Written {
+    name: String,
+    dimensions: Vec<usize>,
+    attributes: Vec<Attribute>,
+    kind: u32,
+    bytes: Vec<u8>,
+}
+
+fn attribute(name: &str, value: Value) -> Attribute {
+    Attribute {
+        name: name.into(),
+        value,
+    }
+}
+
+fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a str> {
+    attributes
+        .iter()
+        .find(|one| one.name == name)
+        .and_then(|one| match &one.value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
+}
+
+/// All as integers of 64 bits, if there is one everywhere and each fits.
+fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
+    let signed: Option<Vec<u64>> = all
+        .iter()
+        .map(|one| i64::try_from((*one)?).ok().map(i64::cast_unsigned))
+        .collect();
+    signed.map(|all| (true, all)).or_else(|| {
+        let unsigned: Option<Vec<u64>> =
+            all.iter().map(|one| u64::try_from((*one)?).ok()).collect();
+        unsigned.map(|all| (false, all))
+    })
+}
+
+fn reals(values: &Column, none: f64) -> Vec<f64> {
+    match values {
+        Column::Whole(all) => all
+            .iter()
+            .map(|one| one.map_or(none, super::state::real))
+            .collect(),
+        Column::Real(all) => all.iter().map(|one| one.unwrap_or(none)).collect(),
+    }
+}
+
+fn little(values: &Column) -> (&'static str, Vec<u8>) {
+    match values {
+        Column::Whole(all) => match integers(all) {
+            Some((signed, all)) => {
+                let bytes = all.into_iter().flat_map(u64::to_le_bytes).collect();
+                (if signed { "<i8" } else { "<u8" }, bytes)
+            }
+            None => (
+                "<f8",
+                reals(values, f64::NAN)
+                    .into_iter()
+                    .flat_map(f64::to_le_bytes)
+                    .collect(),
+            ),
+        },
+        Column::Real(_) => (
+            "<f8",
+            reals(values, f64::NAN)
+                .into_iter()
+                .flat_map(f64::to_le_bytes)
+                .collect(),
+        ),
+    }
+}
+
+fn big(values: &Column) -> (u32, Vec<u8>) {
+    let doubles = || {
+        (
+            DOUBLE,
+            reals(values, FILL)
+                .into_iter()
+                .flat_map(f64::to_be_bytes)
+                .collect(),
+        )
+    };
+    let Column::Whole(all) = values else {
+        return doubles();
+    };
+    let short: Option<Vec<i32>> = all.iter().map(|one| i32::try_from((*one)?).ok()).collect();
+    if let Some(short) = short {
+        return (INT, short.into_iter().flat_map(i32::to_be_bytes).collect());
+    }
+    match integers(all) {
+        Some((signed, all)) => (
+            if signed { INT64 } else { UINT64 },
+            all.into_iter().flat_map(u64::to_be_bytes).collect(),
+        ),
+        None => doubles(),
+    }
+}
+
+/// The header of a classic file, whose numbers have 8 bytes where its version is 5.
+struct Head {
+    bytes: Vec<u8>,
+    wide: bool,
+}
+
+impl Head {
+    fn number(&mut self, number: u64) {
+        if self.wide {
+            self.bytes.extend(number.to_be_bytes());
+        } else {
+            self.bytes
+                .extend(u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes());
+        }
+    }
+
+    fn tag(&mut self, tag: u32) {
+        self.bytes.extend(tag.to_be_bytes());
+    }
+
+    fn padded(&mut self, bytes: &[u8]) {
+        self.bytes.extend(bytes);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn name(&mut self, name: &str) {
+        self.number(name.len() as u64);
+        self.padded(name.as_bytes());
+    }
+
+    fn list(&mut self, tag: u32, count: usize) {
+        self.tag(if count == 0 { 0 } else { tag });
+        self.number(count as u64);
+    }
+
+    fn attributes(&mut self, attributes: &[Attribute]) {
+        let kept: Vec<(&str, u32, u64, Vec<u8>)> = attributes
+            .iter()
+            .filter_map(|one| {
+                let (kind, count, bytes) = match &one.value {
+                    Value::Text(text) => (CHAR, text.len(), text.as_bytes().to_vec()),
+                    Value::Float(all) => (
+                        DOUBLE,
+                        all.len(),
+                        all.iter().flat_map(|value| value.to_be_bytes()).collect(),
+                    ),
+                    Value::Int(_) | Value::Uint(_) => {
+                        let all = one.value.numbers();
+                        (
+                            DOUBLE,
+                            all.len(),
+                            all.into_iter().flat_map(f64::to_be_bytes).collect(),
+                        )
+                    }
+                    Value::Texts(_) | Value::Other => return None,
+                };
+                Some((one.name.as_str(), kind, count as u64, bytes))
+            })
+            .collect();
+        self.list(12, kept.len());
+        for (name, kind, count, bytes) in kept {
+            self.name(name);
+            self.tag(kind);
+            self.number(count);
+            self.padded(&bytes);
+        }
+    }
+}
+
+fn written(
+    dimensions: &[(&str, u64)],
+    variables: &[Written],
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let wide = variables
+        .iter()
+        .any(|one| one.kind >= INT64 || one.bytes.len() > i32::MAX as usize);
+    let head = |begins: &[u64]| {
+        let mut head = Head {
+            bytes: b"CDF".to_vec(),
+            wide,
+        };
+        head.bytes.push(if wide { 5 } else { 2 });
+        head.number(0);
+        head.list(10, dimensions.len());
+        for (name, length) in dimensions {
+            head.name(name);
+            head.number(*length);
+        }
+        head.attributes(&[attribute("Conventions", Value::Text("CF-1.8".into()))]);
+        head.list(11, variables.len());
+        for (one, begin) in variables.iter().zip(begins) {
+            head.name(&one.name);
+            head.number(one.dimensions.len() as u64);
+            one.dimensions
+                .iter()
+                .for_each(|dimension| head.number(*dimension as u64));
+            head.attributes(&one.attributes);
+            head.tag(one.kind);
+            head.number(one.bytes.len().next_multiple_of(4) as u64);
+            head.bytes.extend(begin.to_be_bytes());
+        }
+        head.bytes
+    };
+    let mut begin = head(&vec![0; variables.len()]).len() as u64;
+    let mut begins = Vec::new();
+    for one in variables {
+        begins.push(begin);
+        begin += one.bytes.len().next_multiple_of(4) as u64;
+    }
+    out.write_all(&head(&begins))?;
+    for one in variables {
+        out.write_all(&one.bytes)?;
+        out.write_all(&[0; 3][..one.bytes.len().next_multiple_of(4) - one.bytes.len()])?;
+    }
+    Ok(())
+}

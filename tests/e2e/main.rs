@@ -26,6 +26,7 @@ mod offload;
 mod open;
 mod plan;
 mod provenance;
+mod reduce;
 mod reductions;
 mod remote;
 #[path = "../require.rs"]

@@ -245,11 +245,26 @@ impl Objects {
         (uid, gid): (u32, u32),
         order: Bytes,
     ) -> Result<Bytes, Error> {
-        let request = base(
-            remote,
-            Method::POST,
-            &format!("/reduce?uid={uid}&gid={gid}"),
-        );
+        let path = format!("/reduce?uid={uid}&gid={gid}");
+        self.work(remote, &path, order).await
+    }
+
+    /// Has pieces of a variable folded for a user that are, in part, in an object, as [`Self::reduce`].
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn fold(
+        &self,
+        remote: &Remote,
+        (uid, gid): (u32, u32),
+        batch: Bytes,
+    ) -> Result<Bytes, Error> {
+        let path = format!("/fold?uid={uid}&gid={gid}");
+        self.work(remote, &path, batch).await
+    }
+
+    async fn work(&self, remote: &Remote, path: &str, order: Bytes) -> Result<Bytes, Error> {
+        let request = base(remote, Method::POST, path);
         let response = self.send(remote, request, order).await?;
         let body = response.into_body().collect().await;
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())

@@ -1,16 +1,24 @@
 //! A version of a file that is read here and there: its header, some of its pieces.
 
 use crate::striped::{Parts, unless_silent, whole};
-use crate::transfer::Transfer;
+use crate::transfer::{Transfer, silent};
 use crate::{Error, objects::Remote};
 use bytes::Bytes;
 use std::ops::Range;
+use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
+/// How long an element may take to fold what it was asked to: its turn, and what one request may take there.
+const FOLDED_MAX: Duration = Duration::from_secs(75);
+
+/// How often one that is busy is asked again, and how much later.
+const BUSY_MAX: u32 = 60;
+const BUSY_WAIT: Duration = Duration::from_secs(1);
+
 /// One version of a file, whatever becomes of its name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ranged<'a> {
     transfer: &'a Transfer,
     open: v1::Open,
@@ -18,7 +26,7 @@ pub struct Ranged<'a> {
     layout: Layout,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Source {
     Whole(Remote),
     Parts(Parts),
@@ -93,6 +101,55 @@ impl Ranged<'_> {
             tracing::debug!(element, "a copy is looked for: {error}");
             self.open.avoid.push(element);
             (self.source, self.layout, _) = self.transfer.opened(&self.open).await?;
+        }
+    }
+
+    /// Has an element that holds a part fold pieces that lie there, for a user; another one that has it, too, if that one can't. The
+    /// error comes with the element that was asked last.
+    ///
+    /// # Errors
+    /// If none can.
+    pub async fn fold(
+        &mut self,
+        part: usize,
+        user: (u32, u32),
+        batch: Bytes,
+    ) -> Result<Bytes, (ElementId, Error)> {
+        let mut busy = 0;
+        loop {
+            let remote = match &self.source {
+                Source::Whole(remote) => Some(remote),
+                Source::Parts(parts) => parts.remote(part),
+            };
+            let none = (ElementId(0), Error::Answer("Open"));
+            let remote = remote.ok_or(none)?.clone();
+            let asked = self.transfer.objects().fold(&remote, user, batch.clone());
+            let asked = tokio::time::timeout(FOLDED_MAX, asked).await;
+            let error = match asked.unwrap_or_else(|_| Err(silent(&remote))) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let status = match &error {
+                Error::ElementRefused { status, .. } => *status,
+                _ => 0,
+            };
+            if matches!(status, 429 | 503) && busy < BUSY_MAX {
+                busy += 1;
+                tokio::time::sleep(BUSY_WAIT).await;
+                continue;
+            }
+            let element = remote.element;
+            let elsewhere =
+                error.is_lost() || error.is_elsewhere() || matches!(status, 422 | 500..);
+            if !elsewhere || self.open.avoid.contains(&element.0) {
+                return Err((element, error));
+            }
+            tracing::debug!(element = element.0, "a copy is looked for: {error}");
+            self.open.avoid.push(element.0);
+            match self.transfer.opened(&self.open).await {
+                Ok((source, layout, _)) => (self.source, self.layout) = (source, layout),
+                Err(_) => return Err((element, error)),
+            }
         }
     }
 

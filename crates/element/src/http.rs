@@ -132,6 +132,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/objects/{id}/confirm", post(confirm))
         .route("/objects/{id}/seal", post(seal))
         .route("/objects/{id}/reduce", post(reduced))
+        .route("/objects/{id}/fold", post(folded))
         .route("/objects/{id}/attributes", get(attributes))
         .route("/objects/{id}/members", get(members))
         .route(
@@ -703,15 +704,36 @@ struct For {
     gid: u32,
 }
 
-/// Whose child does it is the server's word; others ask for themselves.
 async fn reduced(
-    State(context): State<Context>,
-    Path(id): Path<String>,
-    Query(For { uid, gid }): Query<For>,
-    Extension(shown): Extension<Capability>,
+    state: State<Context>,
+    id: Path<String>,
+    of: Query<For>,
+    shown: Extension<Capability>,
     body: Body,
 ) -> Answer {
+    made(state, (id, of), shown, (body, false)).await
+}
+
+async fn folded(
+    state: State<Context>,
+    id: Path<String>,
+    of: Query<For>,
+    shown: Extension<Capability>,
+    body: Body,
+) -> Answer {
+    made(state, (id, of), shown, (body, true)).await
+}
+
+/// Whose child does it is the server's word; others ask for themselves.
+async fn made(
+    State(context): State<Context>,
+    (Path(id), Query(For { uid, gid })): (Path<String>, Query<For>),
+    Extension(shown): Extension<Capability>,
+    (body, batch): (Body, bool),
+) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
+    // A batch comes from the user whom the capability names.
+    let uid = if batch { shown.uid } else { uid };
     if shown.uid != 0 && shown.uid != uid {
         return Err(Refusal::Rights.into());
     }
@@ -720,21 +742,18 @@ async fn reduced(
     let body = collect(body, reduce::BODY_BYTES_MAX).await?;
     reducers.watch();
     let work = move || {
-        let reduced = reducers.reduce(owner, object, &body);
+        let made = reducers.reduce(owner, object, (&body, batch));
         drop(turn);
-        reduced
+        made
     };
-    let reduced = match tokio::task::spawn_blocking(work).await? {
+    match tokio::task::spawn_blocking(work).await? {
         // Says whether it is damaged.
         Err(ReduceTrouble::Store(error)) => {
             find(&context, object, move |_| Err::<(), _>(error)).await?;
-            return Err(Refused::Missing("such object"));
+            Err(Refused::Missing("such object"))
         }
-        reduced => reduced?,
-    };
-    let reduced =
-        postcard::to_allocvec(&reduced).map_err(|_| Refused::Bad("no answer can be made"))?;
-    Ok(reduced.into_response())
+        made => Ok(made?.into_response()),
+    }
 }
 
 #[derive(serde::Deserialize)]

@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::ObjectId;
 use tidemill_core::label::Owner;
-use tidemill_kernel::array::Reduced;
 use tidemill_kernel::reducing::{
-    CHILD_MAX, Order, Piece, ReduceError, Reducing, SENT_BYTES_MAX, Trouble,
+    CHILD_MAX, Piece, ReduceError, Reducing, SENT_BYTES_MAX, Trouble, Work,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -109,41 +108,40 @@ impl Reducers {
         })
     }
 
-    /// Has an array reduced that is, in part, in an object. `body` is an order behind its length, and what is sent with it.
-    /// Blocks.
+    /// Has work done on what is, in part, in an object; gives what was made, in postcard. `body` is an order, or with `batch` a
+    /// batch, behind its length, and what is sent with it. Blocks.
     pub(crate) fn reduce(
         &self,
         owner: Owner,
         object: ObjectId,
-        body: &[u8],
-    ) -> Result<Reduced, ReduceTrouble> {
-        let (order, sent) = parse(body)?;
-        let refused = |trouble: Trouble| self.refused(object, &order, trouble);
-        if order.check().map_err(refused)? != sent.len() as u64 {
+        (body, batch): (&[u8], bool),
+    ) -> Result<Vec<u8>, ReduceTrouble> {
+        let (work, sent) = parse(body, batch)?;
+        let refused = |trouble: Trouble| self.refused(object, &work, trouble);
+        if work.check().map_err(refused)? != sent.len() as u64 {
             return Err(ReduceTrouble::Malformed);
         }
         let opened = self.parts.store.open(object)?;
         if !opened.stat.sealed {
             return Err(StoreError::NotFound { object }.into());
         }
-        if let Some(end) = order
-            .pieces
-            .iter()
+        if let Some(end) = work
+            .pieces()
             .find_map(|piece| beyond(piece, opened.stat.size))
         {
             let (size, what) = (opened.stat.size, "they lie beyond its end");
             return Err(ReduceTrouble::Data(object.0, size, end, what.to_owned()));
         }
-        let reduced = match opened.bytes.file() {
-            Some(file) => self.by_child(owner, &order, file, sent),
+        let made = match opened.bytes.file() {
+            Some(file) => self.by_child(owner, &work, file, sent),
             None => {
-                let (order, sent) = gathered(&order, &*opened.bytes, sent)
+                let (work, sent) = gathered(work.clone(), &*opened.bytes, sent)
                     .map_err(|error| ReduceTrouble::Request(error.to_string()))?;
                 let nothing = File::open("/dev/null").map_err(ReduceError::Socket);
-                nothing.and_then(|nothing| self.by_child(owner, &order, &nothing, &sent))
+                nothing.and_then(|nothing| self.by_child(owner, &work, &nothing, &sent))
             }
         };
-        reduced.map_err(|error| match error {
+        made.map_err(|error| match error {
             ReduceError::Refused(trouble) => refused(trouble),
             error => ReduceTrouble::Child(error),
         })
@@ -152,25 +150,25 @@ impl Reducers {
     fn by_child(
         &self,
         owner: Owner,
-        order: &Order,
+        work: &Work,
         file: &File,
         sent: &[u8],
-    ) -> Result<Reduced, ReduceError> {
+    ) -> Result<Vec<u8>, ReduceError> {
         loop {
             let mut child = self.child(owner)?;
-            let reduced = child.child.reduce(order, file, sent);
+            let made = child.child.carry_out(work, file, sent);
             let used = child.served > 0;
             self.put(child);
-            match reduced {
+            match made {
                 // Perhaps it ended while it had nothing to do.
                 Err(ReduceError::Ended(_)) if used => {}
-                reduced => return reduced,
+                made => return made,
             }
         }
     }
 
-    fn refused(&self, object: ObjectId, order: &Order, trouble: Trouble) -> ReduceTrouble {
-        let held = order.pieces.iter().filter_map(|piece| match piece {
+    fn refused(&self, object: ObjectId, work: &Work, trouble: Trouble) -> ReduceTrouble {
+        let held = work.pieces().filter_map(|piece| match piece {
             Piece::Held { offset, length } => Some((*offset, offset + length)),
             _ => None,
         });
@@ -257,7 +255,7 @@ fn beyond(piece: &Piece, size: u64) -> Option<u64> {
     }
 }
 
-fn parse(body: &[u8]) -> Result<(Order, &[u8]), ReduceTrouble> {
+fn parse(body: &[u8], batch: bool) -> Result<(Work, &[u8]), ReduceTrouble> {
     let (length, rest) = body
         .split_first_chunk::<4>()
         .ok_or(ReduceTrouble::Malformed)?;
@@ -265,18 +263,17 @@ fn parse(body: &[u8]) -> Result<(Order, &[u8]), ReduceTrouble> {
     let (order, sent) = rest
         .split_at_checked(length)
         .ok_or(ReduceTrouble::Malformed)?;
-    let order = postcard::from_bytes(order).map_err(|_| ReduceTrouble::Malformed)?;
-    Ok((order, sent))
+    let work = match batch {
+        true => postcard::from_bytes(order).map(Work::Batch),
+        false => postcard::from_bytes(order).map(Work::Array),
+    };
+    Ok((work.map_err(|_| ReduceTrouble::Malformed)?, sent))
 }
 
-/// An order that needs no file: what that has is sent, too.
-fn gathered(
-    order: &Order,
-    bytes: &dyn ReadAt,
-    mut sent: &[u8],
-) -> std::io::Result<(Order, Vec<u8>)> {
+/// Work that needs no file: what that has is sent, too.
+fn gathered(work: Work, bytes: &dyn ReadAt, mut sent: &[u8]) -> std::io::Result<(Work, Vec<u8>)> {
     let mut all = Vec::new();
-    let pieces = order.pieces.iter().map(|piece| {
+    let pieces = work.pieces().map(|piece| {
         Ok(match piece {
             Piece::Held { offset, length } => {
                 let start = all.len();
@@ -302,7 +299,6 @@ fn gathered(
             Piece::Hole(_) => *piece,
         })
     });
-    let pieces = pieces.collect::<std::io::Result<_>>()?;
-    let spec = order.spec.clone();
-    Ok((Order { spec, pieces }, all))
+    let pieces: Vec<Piece> = pieces.collect::<std::io::Result<_>>()?;
+    Ok((work.moved(pieces), all))
 }

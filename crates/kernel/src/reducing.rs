@@ -18,6 +18,7 @@ use crate::error::{PrepareError, SpawnError};
 use crate::fork_server::send;
 use crate::launcher::Launcher;
 use crate::private::remove_folder;
+use crate::reduction::{Batch, Item};
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
 
@@ -67,26 +68,70 @@ pub struct Order {
     pub pieces: Vec<Piece>,
 }
 
+/// What is done to the bytes of one file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Work {
+    /// One array is reduced to its [`Reduced`].
+    Array(Order),
+    /// Pieces of a variable are folded to their [`State`](crate::reduction::State).
+    Batch(Batch),
+}
+
+impl Work {
+    /// Where all of its bytes are, in order.
+    pub fn pieces(&self) -> Box<dyn Iterator<Item = &Piece> + '_> {
+        match self {
+            Self::Array(order) => Box::new(order.pieces.iter()),
+            Self::Batch(batch) => Box::new(batch.items.iter().flat_map(|item| &item.bytes)),
+        }
+    }
+
+    /// The same with its bytes at other places, as many as there are.
+    #[must_use]
+    pub fn moved(mut self, to: impl IntoIterator<Item = Piece>) -> Self {
+        let places: Box<dyn Iterator<Item = &mut Piece>> = match &mut self {
+            Self::Array(order) => Box::new(order.pieces.iter_mut()),
+            Self::Batch(batch) => Box::new(
+                batch
+                    .items
+                    .iter_mut()
+                    .flat_map(|item: &mut Item| &mut item.bytes),
+            ),
+        };
+        places.zip(to).for_each(|(place, to)| *place = to);
+        self
+    }
+
+    /// Bytes that are sent with it.
+    ///
+    /// # Errors
+    /// If there are more of anything than there may be.
+    pub fn check(&self) -> Result<u64, Trouble> {
+        let (mut all, mut sent, mut count) = (0_u64, 0_u64, 0_usize);
+        for piece in self.pieces() {
+            let (Piece::Held { length, .. } | Piece::Sent(length) | Piece::Hole(length)) = piece;
+            (all, count) = (all.saturating_add(*length), count + 1);
+            if let Piece::Sent(length) = piece {
+                sent = sent.saturating_add(*length);
+            }
+        }
+        if all > STORED_BYTES_MAX || sent > SENT_BYTES_MAX as u64 || count > PIECES_MAX {
+            return Err(ArrayError::TooLarge.into());
+        }
+        if let Self::Array(order) = self {
+            crate::array::Plan::new(&order.spec)?;
+        }
+        Ok(sent)
+    }
+}
+
 impl Order {
     /// Bytes that are sent with it.
     ///
     /// # Errors
     /// If there are more of anything than there may be.
     pub fn check(&self) -> Result<u64, Trouble> {
-        let (mut all, mut sent) = (0_u64, 0_u64);
-        for piece in &self.pieces {
-            let (Piece::Held { length, .. } | Piece::Sent(length) | Piece::Hole(length)) = piece;
-            all = all.saturating_add(*length);
-            if let Piece::Sent(length) = piece {
-                sent = sent.saturating_add(*length);
-            }
-        }
-        if all > STORED_BYTES_MAX || sent > SENT_BYTES_MAX as u64 || self.pieces.len() > PIECES_MAX
-        {
-            return Err(ArrayError::TooLarge.into());
-        }
-        crate::array::Plan::new(&self.spec)?;
-        Ok(sent)
+        Work::Array(self.clone()).check()
     }
 }
 
@@ -109,8 +154,8 @@ impl From<ArrayError> for Trouble {
     }
 }
 
-/// What a child answers.
-pub(crate) type Answer = Result<Reduced, Trouble>;
+/// What a child answers: what was made, in postcard. Its last byte says whether it is that or trouble.
+pub(crate) type Answer = Result<Vec<u8>, Trouble>;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
@@ -194,24 +239,45 @@ impl Reducing {
         file: &File,
         sent: &[u8],
     ) -> Result<Reduced, ReduceError> {
-        if order.check()? != sent.len() as u64 {
+        let answer = self.carry_out(&Work::Array(order.clone()), file, sent)?;
+        postcard::from_bytes(&answer).map_err(|error| ReduceError::Ended(error.to_string()))
+    }
+
+    /// Has work done; what it gives is in postcard: a [`Reduced`] of an array, a [`State`](crate::reduction::State) of a batch. `sent` are the bytes that
+    /// come with it.
+    ///
+    /// # Errors
+    /// If the child refuses, or ends.
+    pub fn carry_out(
+        &mut self,
+        work: &Work,
+        file: &File,
+        sent: &[u8],
+    ) -> Result<Vec<u8>, ReduceError> {
+        if work.check()? != sent.len() as u64 {
             return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
         }
-        match self.ask(order, file, sent) {
+        match self.ask(work, file, sent) {
             Ok(answer) => Ok(answer?),
             Err(error) => Err(self.ended(&error)),
         }
     }
 
-    fn ask(&mut self, order: &Order, file: &File, sent: &[u8]) -> io::Result<Answer> {
-        let order = postcard::to_allocvec(order).map_err(io::Error::other)?;
-        let length = length(order.len(), ORDER_BYTES_MAX)?;
+    fn ask(&mut self, work: &Work, file: &File, sent: &[u8]) -> io::Result<Answer> {
+        let work = postcard::to_allocvec(work).map_err(io::Error::other)?;
+        let length = length(work.len(), ORDER_BYTES_MAX)?;
         send(&self.socket, &length, &[file.as_fd()])?;
-        self.socket.write_all(&order)?;
+        self.socket.write_all(&work)?;
         self.socket.write_all(sent)?;
         let answer = read_message(&mut self.socket, ANSWER_BYTES_MAX)?;
-        let answer = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
-        postcard::from_bytes(&answer).map_err(io::Error::other)
+        let mut answer = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match answer.pop() {
+            Some(0) => Ok(Ok(answer)),
+            Some(_) => postcard::from_bytes(&answer)
+                .map(Err)
+                .map_err(io::Error::other),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// Why the child is of no further use.

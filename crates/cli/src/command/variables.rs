@@ -79,7 +79,7 @@ async fn in_array(args: &Args, context: &Context) -> anyhow::Result<VariablesVie
             look(args, header, Store::Folder(&folder), &mut &folder)
         });
     }
-    let file = ArrayFile(Mutex::new(transfer.ranged(&path).await?));
+    let file = ArrayFile::new(transfer.ranged(&path).await?);
     block_in_place(|| of_file(args, &file, &mut &file))
 }
 
@@ -203,7 +203,21 @@ fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
 }
 
 /// A file of the array, read by ranges.
-struct ArrayFile<'a>(Mutex<Ranged<'a>>);
+pub(crate) struct ArrayFile<'a>(Mutex<Ranged<'a>>);
+
+impl<'a> ArrayFile<'a> {
+    pub(crate) fn new(ranged: Ranged<'a>) -> Self {
+        Self(Mutex::new(ranged))
+    }
+
+    /// The version that it is of.
+    pub(crate) fn ranged(&self) -> Ranged<'a> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
 
 impl Places for &ArrayFile<'_> {
     fn of(&mut self, span: &Span) -> Vec<At> {
@@ -243,7 +257,7 @@ impl Bytes for ArrayFile<'_> {
 }
 
 /// A folder of the array.
-struct ArrayFolder<'a> {
+pub(crate) struct ArrayFolder<'a> {
     server: &'a Server,
     transfer: &'a Transfer,
     root: String,
@@ -252,7 +266,7 @@ struct ArrayFolder<'a> {
 }
 
 impl<'a> ArrayFolder<'a> {
-    fn new(server: &'a Server, transfer: &'a Transfer, root: String) -> Self {
+    pub(crate) fn new(server: &'a Server, transfer: &'a Transfer, root: String) -> Self {
         Self {
             server,
             transfer,
@@ -274,8 +288,13 @@ impl<'a> ArrayFolder<'a> {
         }
     }
 
+    /// One of its files.
+    pub(crate) async fn ranged(&self, path: &str) -> Result<Ranged<'a>, Error> {
+        self.transfer.ranged(&files::join(&self.root, path)).await
+    }
+
     fn open(&self, path: &str) -> Result<Ranged<'a>, Error> {
-        Handle::current().block_on(self.transfer.ranged(&files::join(&self.root, path)))
+        Handle::current().block_on(self.ranged(path))
     }
 }
 

@@ -302,6 +302,11 @@ fn the_documented_rules_are_right() {
         include_str!("../../../../examples/rules/count.rule"),
     )
     .unwrap();
+    Rule::read(
+        "example",
+        include_str!("../../../../examples/rules/monthly.rule"),
+    )
+    .unwrap();
 }
 
 /// What a pattern without groups means, the slow way.

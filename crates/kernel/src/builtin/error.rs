@@ -5,6 +5,9 @@ use std::io;
 /// Why a built-in kernel failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuiltinError {
+    /// A variable that can't be reduced as asked.
+    #[error(transparent)]
+    Reduce(Box<crate::reduction::Error>),
     /// There is no such kernel.
     #[error("there is no built-in kernel {0:?}")]
     Unknown(String),

@@ -16,6 +16,7 @@ mod image;
 mod kmeans;
 mod matrix;
 mod pca;
+mod reduce;
 mod reshape;
 mod select;
 pub(crate) mod series;
@@ -41,6 +42,7 @@ static GROUPS: &[&[Kernel]] = &[
     image::KERNELS,
     kmeans::KERNELS,
     pca::KERNELS,
+    reduce::KERNELS,
     reshape::KERNELS,
     signal::KERNELS,
     statistics::KERNELS,

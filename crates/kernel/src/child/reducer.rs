@@ -7,11 +7,15 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use rustix::mm::MapFlags;
+use serde::Serialize;
 
-use crate::array::{ArrayError, Reduced, Reducer};
+use crate::array::{ArrayError, Reducer};
 use crate::builtin::series::Mapped;
 use crate::fork_server::receive;
-use crate::reducing::{ANSWER_BYTES_MAX, Answer, ORDER_BYTES_MAX, Order, Piece, Trouble, length};
+use crate::reducing::{
+    ANSWER_BYTES_MAX, Answer, ORDER_BYTES_MAX, Order, Piece, Trouble, Work, length,
+};
+use crate::reduction::{Batch, Folding};
 
 /// A multiple of the size of a page, whatever that is here.
 const PAGE_BYTES: u64 = 64 << 10;
@@ -45,11 +49,19 @@ struct Worker {
 impl Worker {
     /// Carries out one order; `false` if there is none.
     fn turn(&mut self, socket: &mut UnixStream) -> io::Result<bool> {
-        let Some((file, order)) = order(socket)? else {
+        let Some((file, work)) = work(socket)? else {
             return Ok(false);
         };
-        let answer = self.carry_out(&file, &order, socket)?;
-        let answer = postcard::to_allocvec(&answer).map_err(io::Error::other)?;
+        // Whoever asks has done so before; if not, what was sent can't be told from what follows it.
+        work.check().map_err(io::Error::other)?;
+        let (mut answer, failed) = match self.carry_out(&file, &work, socket)? {
+            Ok(answer) => (answer, 0),
+            Err(trouble) => (
+                postcard::to_allocvec(&trouble).map_err(io::Error::other)?,
+                1,
+            ),
+        };
+        answer.push(failed);
         socket.write_all(&length(answer.len(), ANSWER_BYTES_MAX)?)?;
         socket.write_all(&answer)?;
         Ok(true)
@@ -58,16 +70,46 @@ impl Worker {
     fn carry_out(
         &mut self,
         file: &File,
-        order: &Order,
+        work: &Work,
         socket: &mut UnixStream,
     ) -> io::Result<Answer> {
-        // Whoever asks has done so before; if not, what was sent can't be told from what follows it.
-        order.check().map_err(io::Error::other)?;
-        if let [Piece::Held { offset, length }] = order.pieces[..] {
-            return self.in_place(file, order, (offset, length));
+        match work {
+            Work::Array(order) => match order.pieces[..] {
+                [Piece::Held { offset, length }] => self.in_place(file, order, (offset, length)),
+                _ => {
+                    self.gather(&order.pieces, file, socket)?;
+                    packed(self.reducer.reduce(&order.spec, &self.gathered))
+                }
+            },
+            Work::Batch(batch) => self.fold(file, batch, socket),
         }
+    }
+
+    /// Folds piece after piece. What was sent is read to its end, whatever happens.
+    fn fold(&mut self, file: &File, batch: &Batch, socket: &mut UnixStream) -> io::Result<Answer> {
+        let mut folding =
+            Folding::new(batch.task.clone(), batch.cells.clone()).map_err(Trouble::from);
+        for item in &batch.items {
+            self.gather(&item.bytes, file, socket)?;
+            let added = match &mut folding {
+                Ok(folding) => folding.add(item, &self.gathered).map_err(Trouble::from),
+                Err(_) => Ok(()),
+            };
+            if let Err(mut trouble) = added {
+                trouble.message = format!("chunk {}: {}", item.chunk, trouble.message);
+                folding = Err(trouble);
+            }
+        }
+        match folding {
+            Ok(folding) => packed(Ok(folding.finish())),
+            Err(trouble) => Ok(Err(trouble)),
+        }
+    }
+
+    /// Bytes from where they are, side by side.
+    fn gather(&mut self, pieces: &[Piece], file: &File, socket: &mut UnixStream) -> io::Result<()> {
         self.gathered.clear();
-        for piece in &order.pieces {
+        for piece in pieces {
             let start = self.gathered.len();
             let (Piece::Held { length, .. } | Piece::Sent(length) | Piece::Hole(length)) = piece;
             let end = start + usize::try_from(*length).map_err(io::Error::other)?;
@@ -79,8 +121,7 @@ impl Worker {
                 Piece::Hole(_) => {}
             }
         }
-        let reduced = self.reducer.reduce(&order.spec, &self.gathered);
-        Ok(reduced.map_err(Trouble::from))
+        Ok(())
     }
 
     /// The bytes where they lie: nothing of them is copied.
@@ -102,14 +143,21 @@ impl Worker {
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let mapped = Mapped::range(file, offset - lead as u64, lead + length, flags)?;
-        let reduced: Result<Reduced, ArrayError> =
-            self.reducer.reduce(&order.spec, &mapped[lead..]);
-        Ok(reduced.map_err(Trouble::from))
+        packed(self.reducer.reduce(&order.spec, &mapped[lead..]))
     }
 }
 
-/// The next order and its file.
-fn order(socket: &mut UnixStream) -> io::Result<Option<(File, Order)>> {
+fn packed<T: Serialize>(made: Result<T, ArrayError>) -> io::Result<Answer> {
+    match made {
+        Ok(made) => postcard::to_allocvec(&made)
+            .map(Ok)
+            .map_err(io::Error::other),
+        Err(error) => Ok(Err(Trouble::from(error))),
+    }
+}
+
+/// The next work and its file.
+fn work(socket: &mut UnixStream) -> io::Result<Option<(File, Work)>> {
     let mut head = [0; 4];
     let (got, descriptors) = receive(socket, &mut head)?;
     if got == 0 {
@@ -120,8 +168,8 @@ fn order(socket: &mut UnixStream) -> io::Result<Option<(File, Order)>> {
     let file: Option<OwnedFd> = descriptors.into_iter().next();
     let file = file.filter(|_| length <= ORDER_BYTES_MAX);
     let file = file.ok_or(io::ErrorKind::InvalidData)?;
-    let mut order = vec![0; length];
-    socket.read_exact(&mut order)?;
-    let order = postcard::from_bytes(&order).map_err(io::Error::other)?;
-    Ok(Some((file.into(), order)))
+    let mut work = vec![0; length];
+    socket.read_exact(&mut work)?;
+    let work = postcard::from_bytes(&work).map_err(io::Error::other)?;
+    Ok(Some((file.into(), work)))
 }

@@ -1,6 +1,9 @@
 //! Reductions of files that lie on this machine, and of the few values of coordinates wherever they lie.
 
-use tidemill_format::{Header, Piece, Range, Span, Store, Variable, pieces};
+use std::fs::File;
+
+use tidemill_format::zip::Zip;
+use tidemill_format::{Format, Header, Piece, Range, Span, Store, Variable, pieces};
 
 use super::error::{Error, Result};
 use super::filters::coding;
@@ -42,6 +45,35 @@ pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) ->
         fold(file, inputs[file.input], &mut all, &mut done)?;
     }
     Ok(plan.table(&all))
+}
+
+/// As [`reduce`], of files that are open.
+///
+/// # Errors
+/// As [`reduce`].
+pub fn reduce_files(query: &Query, files: &[(&str, File)], done: impl FnMut(u64)) -> Result<Table> {
+    let mut headers = Vec::new();
+    for (name, file) in files {
+        headers.push(header(name, Store::File(file))?);
+    }
+    let mut zips = Vec::new();
+    for ((name, file), header) in files.iter().zip(&headers) {
+        let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(file));
+        zips.push(zip.transpose().map_err(|source| Error::Format {
+            file: (*name).into(),
+            source,
+        })?);
+    }
+    let input = |place: usize| Input {
+        name: files[place].0,
+        header: &headers[place],
+        store: zips[place]
+            .as_ref()
+            .map_or(Store::File(&files[place].1), |zip| Store::Folder(zip)),
+        bytes: Some(&files[place].1),
+    };
+    let inputs: Vec<Input<'_>> = (0..files.len()).map(input).collect();
+    reduce(query, &inputs, done)
 }
 
 /// Puts what was found of some pieces of a file into the whole.

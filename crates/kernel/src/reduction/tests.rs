@@ -1,1 +1,449 @@
-//! Reductions against a plain model.
+//! Reductions against a plain model: indices one by one, in whole numbers, whose sums are exact in `f64`.
+
+#![allow(clippy::float_cmp, reason = "results are told exactly")]
+
+use super::state::{Numbers, Sums, real, total};
+use super::*;
+use crate::array::{Dtype, Literal};
+use crate::reducing::Piece as Stored;
+use proptest::prelude::*;
+use tidemill_format::{Piece, Range, Span};
+
+const DTYPES: [Dtype; 10] = [
+    Dtype::Int8,
+    Dtype::Int16,
+    Dtype::Int32,
+    Dtype::Int64,
+    Dtype::Uint8,
+    Dtype::Uint16,
+    Dtype::Uint32,
+    Dtype::Uint64,
+    Dtype::Float32,
+    Dtype::Float64,
+];
+
+#[allow(clippy::cast_possible_truncation, reason = "the values are small")]
+fn bytes_of(value: i32, dtype: Dtype, big_endian: bool) -> Vec<u8> {
+    let mut bytes = match dtype {
+        Dtype::Float32 => (value as f32).to_le_bytes().to_vec(),
+        Dtype::Float64 => f64::from(value).to_le_bytes().to_vec(),
+        _ => i64::from(value).to_le_bytes()[..dtype.size()].to_vec(),
+    };
+    if big_endian {
+        bytes.reverse();
+    }
+    bytes
+}
+
+/// One dimension: its length, what is selected, what it leads to, how it is cut.
+#[derive(Clone, Debug)]
+struct Side {
+    length: u64,
+    range: Range,
+    target: Target,
+    chunk: u64,
+}
+
+fn side() -> impl Strategy<Value = Side> {
+    (1..9_u64, 1..4_u64, 0..3_u8, 1..5_u64, any::<u64>()).prop_flat_map(
+        |(length, step, kind, chunk, seed)| {
+            (0..length).prop_map(move |start| {
+                let range = Range {
+                    start,
+                    end: length,
+                    step,
+                };
+                let groups = (0..range.count())
+                    .map(|at| u32::try_from((at ^ seed) % 3).unwrap())
+                    .collect();
+                let target = match kind {
+                    0 => Target::Reduced,
+                    1 => Target::Kept(0),
+                    _ => Target::Grouped(groups),
+                };
+                Side {
+                    length,
+                    range,
+                    target,
+                    chunk,
+                }
+            })
+        },
+    )
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    sides: Vec<Side>,
+    dtype: Dtype,
+    big_endian: bool,
+    seed: u32,
+    missing: Vec<i32>,
+    weighted: Option<usize>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let sides = prop::collection::vec(side(), 0..4);
+    let missing = prop::collection::vec(0..30_i32, 0..4);
+    (
+        sides,
+        0..DTYPES.len(),
+        any::<bool>(),
+        any::<u32>(),
+        missing,
+        prop::option::of(0..4_usize),
+    )
+        .prop_map(|(sides, dtype, big_endian, seed, missing, weighted)| {
+            let weighted = weighted.filter(|dimension| *dimension < sides.len());
+            Case {
+                sides,
+                dtype: DTYPES[dtype],
+                big_endian,
+                seed,
+                missing,
+                weighted,
+            }
+        })
+}
+
+impl Case {
+    fn value(&self, index: u64) -> i32 {
+        let mixed = (u32::try_from(index).unwrap() ^ self.seed).wrapping_mul(2_654_435_761) >> 9;
+        i32::try_from(mixed % 60).unwrap()
+    }
+
+    fn task(&self) -> Task {
+        let weights = |dimension: usize| {
+            (0..self.sides[dimension].range.count())
+                .map(weight)
+                .collect()
+        };
+        Task {
+            dtype: self.dtype,
+            big_endian: self.big_endian,
+            filters: Vec::new(),
+            order: None,
+            fill: bytes_of(3, self.dtype, self.big_endian),
+            keep: Keep {
+                missing: self
+                    .missing
+                    .iter()
+                    .map(|one| Literal::Int((*one).into()))
+                    .collect(),
+                least: Some(Literal::Float(0.5)),
+                most: Some(Literal::Int(55)),
+            },
+            wants: Wants {
+                sum: true,
+                extremes: true,
+                moments: true,
+            },
+            targets: self.sides.iter().map(|side| side.target.clone()).collect(),
+            weights: self
+                .weighted
+                .map(|dimension| (u32::try_from(dimension).unwrap(), weights(dimension))),
+        }
+    }
+
+    /// Lengths of the result.
+    fn shape(&self) -> Vec<u64> {
+        let length = |side: &Side| match &side.target {
+            Target::Reduced => None,
+            Target::Kept(_) => Some(side.range.count()),
+            Target::Grouped(_) => Some(3),
+        };
+        self.sides.iter().filter_map(length).collect()
+    }
+
+    /// What is found cell by cell: the values, and what each weighs.
+    fn model(&self) -> Vec<Vec<(i32, f64)>> {
+        let cells: u64 = self.shape().iter().product();
+        let mut found = vec![Vec::new(); usize::try_from(cells).unwrap()];
+        let counts: Vec<u64> = self.sides.iter().map(|side| side.range.count()).collect();
+        for number in 0..counts.iter().product::<u64>() {
+            let (mut left, mut at) = (number, vec![0; counts.len()]);
+            for dimension in (0..counts.len()).rev() {
+                at[dimension] = left % counts[dimension];
+                left /= counts[dimension];
+            }
+            let (mut index, mut cell, mut weighs) = (0, 0, 1.0);
+            for (dimension, (side, at)) in self.sides.iter().zip(&at).enumerate() {
+                index = index * side.length + side.range.start + at * side.range.step;
+                match &side.target {
+                    Target::Reduced => {}
+                    Target::Kept(_) => cell = cell * side.range.count() + at,
+                    Target::Grouped(groups) => {
+                        cell = cell * 3 + u64::from(groups[usize::try_from(*at).unwrap()])
+                    }
+                }
+                if self.weighted == Some(dimension) {
+                    weighs = weight(*at);
+                }
+            }
+            let value = self.value(index);
+            if (1..=55).contains(&value) && !self.missing.contains(&value) {
+                found[usize::try_from(cell).unwrap()].push((value, weighs));
+            }
+        }
+        found
+    }
+
+    /// Folds chunk by chunk, each into its own box, and merges.
+    fn fold(&self) -> State {
+        let (task, shape) = (self.task(), self.shape());
+        let whole = !matches!(self.dtype, Dtype::Float32 | Dtype::Float64);
+        let mut all = State::empty(shape, whole, task.wants, self.weighted.is_some());
+        let grid: Vec<u64> = self
+            .sides
+            .iter()
+            .map(|side| side.length.div_ceil(side.chunk))
+            .collect();
+        for number in 0..grid.iter().product::<u64>() {
+            let Some((item, stored)) = self.chunk(number, &grid) else {
+                continue;
+            };
+            let mut folding = Folding::new(task.clone(), task.cells(&item)).unwrap();
+            folding.add(&item, &stored).unwrap();
+            let state = folding.finish();
+            let sent: State =
+                postcard::from_bytes(&postcard::to_allocvec(&state).unwrap()).unwrap();
+            all.merge(&sent).unwrap();
+        }
+        all
+    }
+
+    fn chunk(&self, number: u64, grid: &[u64]) -> Option<(Item, Vec<u8>)> {
+        let mut item = Item {
+            chunk: number,
+            bytes: Vec::new(),
+            mask: 0,
+            shape: Vec::new(),
+            stride: None,
+            within: Vec::new(),
+            at: Vec::new(),
+        };
+        let mut left = number;
+        let mut lows = Vec::new();
+        for (side, count) in self.sides.iter().zip(grid).rev() {
+            let low = left % count * side.chunk;
+            left /= count;
+            let length = side.chunk.min(side.length - low);
+            let before = |index: u64| {
+                index
+                    .saturating_sub(side.range.start)
+                    .div_ceil(side.range.step)
+                    .min(side.range.count())
+            };
+            let (first, last) = (before(low), before(low + length));
+            if first >= last {
+                return None;
+            }
+            let start = side.range.start + first * side.range.step - low;
+            let end = start + (last - first - 1) * side.range.step + 1;
+            item.shape.insert(0, length);
+            item.within.insert(
+                0,
+                Range {
+                    start,
+                    end,
+                    step: side.range.step,
+                },
+            );
+            item.at.insert(0, first);
+            lows.insert(0, low);
+        }
+        let count: u64 = item.shape.iter().product();
+        let mut stored = Vec::new();
+        for value in 0..count {
+            let (mut left, mut index, mut stride) = (value, 0, 1);
+            for dimension in (0..lows.len()).rev() {
+                index += (left % item.shape[dimension] + lows[dimension]) * stride;
+                left /= item.shape[dimension];
+                stride *= self.sides[dimension].length;
+            }
+            stored.extend(bytes_of(self.value(index), self.dtype, self.big_endian));
+        }
+        item.bytes = vec![Stored::Sent(stored.len() as u64)];
+        Some((item, stored))
+    }
+}
+
+/// Sums of these times small numbers are exact.
+fn weight(at: u64) -> f64 {
+    [0.5, 1.0, 0.25, 2.0][usize::try_from(at % 4).unwrap()]
+}
+
+fn check(case: &Case) {
+    let (found, state) = (case.model(), case.fold());
+    for (cell, values) in found.iter().enumerate() {
+        assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
+        let sum = match &state.sums {
+            Sums::Whole(all) => real(all[cell]),
+            Sums::Real(all) => total(all[cell]),
+            Sums::None => f64::NAN,
+        };
+        let weights = |(value, weighs): &(i32, f64)| {
+            f64::from(*value)
+                * if case.weighted.is_some() {
+                    *weighs
+                } else {
+                    1.0
+                }
+        };
+        assert_eq!(sum, values.iter().map(weights).sum::<f64>());
+        if case.weighted.is_some() {
+            assert_eq!(
+                state.weights[cell],
+                values.iter().map(|(_, weighs)| weighs).sum::<f64>()
+            );
+        }
+        let Some(low) = values.iter().map(|(value, _)| *value).min() else {
+            continue;
+        };
+        let high = values.iter().map(|(value, _)| *value).max().unwrap();
+        let extremes = [0, 1].map(|which| match &state.extremes[which] {
+            Numbers::Whole(all) => real(all[cell]),
+            Numbers::Real(all) => all[cell],
+            Numbers::None => f64::NAN,
+        });
+        assert_eq!(extremes, [f64::from(low), f64::from(high)]);
+        let count = state::count(values.len() as u64);
+        let mean = values
+            .iter()
+            .map(|(value, _)| f64::from(*value))
+            .sum::<f64>()
+            / count;
+        let squares: f64 = values
+            .iter()
+            .map(|(value, _)| (f64::from(*value) - mean).powi(2))
+            .sum();
+        assert!((state.moments[cell].0 - mean).abs() < 1e-12 * mean);
+        assert!((state.moments[cell].1 - squares).abs() <= 1e-12 * squares.max(1.0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn any_reduction_is_that_of_the_model(case in case()) {
+        check(&case);
+    }
+
+    /// What is cut at any bytes has the same values at the same places, and no piece that more than one value long crosses an end.
+    #[test]
+    fn cut_pieces_are_the_whole(
+        shape in prop::collection::vec(1..6_u64, 1..4),
+        step in 1..3_u64,
+        mut ends in prop::collection::vec(1..2000_u64, 0..8),
+    ) {
+        const SIZE: u64 = 8;
+        let size = shape.iter().product::<u64>() * SIZE;
+        ends.retain(|end| *end < size);
+        ends.sort_unstable();
+        ends.dedup();
+        let within: Vec<Range> = shape.iter().map(|length| Range { start: 0, end: *length, step }).collect();
+        let span = Span { file: None, offset: 100, size };
+        let whole = Piece { chunk: 0, span: Some(span), mask: 0, at: vec![0; shape.len()], stride: None, within, shape };
+        let ends: Vec<u64> = ends.into_iter().map(|end| end + 100).collect();
+        let mut places = Vec::new();
+        for piece in cut(&whole, &ends) {
+            let span = piece.span.clone().unwrap();
+            let crossed = ends.iter().any(|end| span.offset < *end && *end < span.offset + span.size);
+            prop_assert!(!crossed || span.size == SIZE);
+            prop_assert_eq!(span.size, piece.shape.iter().product::<u64>() * SIZE);
+            places.extend(indices(&piece, SIZE));
+        }
+        places.sort_unstable();
+        let mut expected = indices(&whole, SIZE);
+        expected.sort_unstable();
+        prop_assert_eq!(places, expected);
+    }
+
+    /// What anybody may send is folded or refused.
+    #[test]
+    fn hostile_items_are_refused(
+        case in case(),
+        numbers in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 16),
+        stored in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let task = case.task();
+        let rank = task.targets.len();
+        let next = |place: usize| numbers[place % numbers.len()];
+        let range = |place: usize| Range { start: next(place), end: next(place + 1), step: next(place + 2) };
+        let item = Item {
+            chunk: 0,
+            bytes: vec![Stored::Sent(stored.len() as u64); usize::from(next(3) % 2 == 0)],
+            mask: 0,
+            shape: (0..rank).map(next).collect(),
+            stride: Some(next(5)).filter(|stride| stride % 2 == 0),
+            within: (0..rank).map(range).collect(),
+            at: (0..rank).map(|place| next(place + 7)).collect(),
+        };
+        let cells = case.shape();
+        if let Ok(mut folding) = Folding::new(task, (cells.iter().map(|_| next(9) % 2).collect(), cells)) {
+            let _ = folding.add(&item, &stored);
+        }
+    }
+}
+
+/// Where each value lies in the file, and its place in the selection.
+fn indices(piece: &Piece, size: u64) -> Vec<(u64, Vec<u64>)> {
+    let counts: Vec<u64> = piece.within.iter().map(Range::count).collect();
+    let mut all = Vec::new();
+    for number in 0..counts.iter().product::<u64>() {
+        let (mut left, mut place, mut stride) = (number, piece.span.as_ref().unwrap().offset, size);
+        let mut at = vec![0; counts.len()];
+        for dimension in (0..counts.len()).rev() {
+            let index = left % counts[dimension];
+            left /= counts[dimension];
+            at[dimension] = piece.at[dimension] + index;
+            place +=
+                (piece.within[dimension].start + index * piece.within[dimension].step) * stride;
+            stride *= piece.shape[dimension];
+        }
+        all.push((place, at));
+    }
+    all
+}
+
+#[test]
+fn selections_are_read_as_they_are_written() {
+    use super::query::{Select, What};
+    let one = |text: &str| Select::parse(text).unwrap().remove(0);
+    let values = |low: &str, high: &str| What::Values(low.into(), high.into());
+    assert_eq!(one("lat=30:60").what, values("30", "60"));
+    assert_eq!(one("lat=-30..60::2").step, 2);
+    assert_eq!(
+        one("time=1990-01..1999-12").what,
+        values("1990-01", "1999-12")
+    );
+    assert_eq!(
+        one("time=1990-01-01T12:00").what,
+        values("1990-01-01T12:00", "1990-01-01T12:00")
+    );
+    assert_eq!(one("lat=[10:-1:3]").what, What::Indices(Some(10), Some(-1)));
+    assert_eq!((one("lat=::4").what, one("lat=::4").step), (What::All, 4));
+    assert_eq!(one("lat=[-1]").what, What::Index(-1));
+    for wrong in ["lat", "lat=[1", "lat=[a]", "lat=::0", "lat=[1:2:3:4]"] {
+        Select::parse(wrong).unwrap_err();
+    }
+    assert_eq!(
+        "climatological month".parse::<By>().unwrap(),
+        By::MonthOfYear
+    );
+    assert!(
+        "median"
+            .parse::<Operation>()
+            .unwrap_err()
+            .to_string()
+            .contains("all values in one place")
+    );
+    assert!(
+        "fortnight"
+            .parse::<By>()
+            .unwrap_err()
+            .to_string()
+            .contains("year, season")
+    );
+}

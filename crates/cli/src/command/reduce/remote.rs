@@ -1,14 +1,506 @@
-//! Reductions of files of the array.
+//! Reductions of files of the array: each element folds the pieces that it has, and what comes over the network is what it found.
+//!
+//! Headers, indices of chunks and coordinates are read by ranges, and decoded here. Bytes of a piece that lie on other elements than
+//! most of it are sent along; fill values that nobody wrote are folded here.
 
-use crate::context::Context;
+use super::expand;
+use crate::command::variables::{ArrayFile, ArrayFolder};
+use crate::context::{Context, credentials};
+use crate::files;
 use crate::progress::Progress;
-use tidemill_kernel::reduction::{Query, Table};
+use anyhow::Context as _;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use tidemill_client::ranged::Ranged;
+use tidemill_core::layout::Layout;
+use tidemill_format::zip::Zip;
+use tidemill_format::{Format, Header, Piece, Pieces, Storage, Store, pieces};
+use tidemill_kernel::reducing::{Piece as Stored, SENT_BYTES_MAX, STORED_BYTES_MAX};
+use tidemill_kernel::reduction::{
+    Batch, FilePlan, Folding, Input, Item, PIECE_BYTES, Plan, Query, STATE_BYTES_MAX, State, Table,
+    around, cut, here, item, plan,
+};
+use tidemill_wire::v1;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
+
+/// Batches that are under way at once.
+const AT_ONCE: usize = 16;
+/// Stored bytes of a batch, and its pieces.
+const BATCH_BYTES: u64 = 64 << 20;
+const ITEMS_MAX: usize = 4096;
+/// Bytes that are sent with a batch before it is full.
+const SENT_BYTES: u64 = 16 << 20;
+/// Ranges on other elements that are fetched at once.
+const FETCHED_AT_ONCE: usize = 4;
 
 pub(super) async fn reduce(
-    _query: &Query,
-    _paths: &[String],
-    _context: &Context,
-    _progress: &Progress,
+    query: &Query,
+    paths: &[String],
+    context: &Context,
+    progress: &Progress,
 ) -> anyhow::Result<Table> {
-    anyhow::bail!("not yet")
+    let server = context.connect().await?;
+    let transfer = context.transfer().await?;
+    let list = |folder: &str| {
+        let names = block_in_place(|| {
+            Handle::current().block_on(async {
+                let ino = files::inode(&server, &files::path(folder)?).await?;
+                anyhow::Ok(files::list(&server, ino).await?)
+            })
+        })?;
+        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
+        Ok(names.into_iter().filter_map(name).collect())
+    };
+    let mut names = Vec::new();
+    for path in paths {
+        names.extend(expand(&files::path(path)?, list)?);
+    }
+    let mut opened = Vec::new();
+    for name in &names {
+        let attr = files::resolve(&server, name, true).await?.attr;
+        opened.push(
+            match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
+                true => Opened::Folder(ArrayFolder::new(&server, &transfer, name.clone())),
+                false => Opened::File(ArrayFile::new(transfer.ranged(name).await?)),
+            },
+        );
+    }
+    let (headers, zips) = block_in_place(|| headers(&names, &opened))?;
+    let input = |place: usize| Input {
+        name: &names[place],
+        header: &headers[place],
+        store: zips[place]
+            .as_ref()
+            .map_or_else(|| opened[place].store(), |zip| Store::Folder(zip)),
+        bytes: match &opened[place] {
+            Opened::File(file) => Some(file),
+            Opened::Folder(_) => None,
+        },
+    };
+    let inputs: Vec<Input<'_>> = (0..names.len()).map(input).collect();
+    let plan = block_in_place(|| plan(query, &inputs))?;
+    let state = folded(&plan, &inputs, &opened, progress).await?;
+    Ok(plan.table(&state))
+}
+
+/// A file or folder of the array.
+enum Opened<'a> {
+    File(ArrayFile<'a>),
+    Folder(ArrayFolder<'a>),
+}
+
+impl Opened<'_> {
+    fn store(&self) -> Store<'_> {
+        match self {
+            Self::File(file) => Store::File(file),
+            Self::Folder(folder) => Store::Folder(folder),
+        }
+    }
+}
+
+type Headers<'a> = (Vec<Header>, Vec<Option<Zip<'a>>>);
+
+fn headers<'a>(names: &[String], opened: &'a [Opened<'a>]) -> anyhow::Result<Headers<'a>> {
+    let (mut headers, mut zips) = (Vec::new(), Vec::new());
+    for (name, file) in names.iter().zip(opened) {
+        let header = here::header(name, file.store())?;
+        zips.push(match file {
+            Opened::File(file) if matches!(header.format, Format::Zarr(_)) => {
+                Some(Zip::open(file)?)
+            }
+            _ => None,
+        });
+        headers.push(header);
+    }
+    Ok((headers, zips))
+}
+
+async fn folded<'a>(
+    plan: &'a Plan,
+    inputs: &'a [Input<'a>],
+    opened: &'a [Opened<'_>],
+    progress: &Progress,
+) -> anyhow::Result<State> {
+    let mut all = plan.state();
+    let batches = plan.files.iter().flat_map(|file| {
+        let batches = Batches::new(file, inputs[file.input], &opened[file.input]);
+        let (batches, error) = match batches {
+            Ok(batches) => (Some(batches), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        error.into_iter().chain(batches.into_iter().flatten())
+    });
+    // In order, so that the result is the same to the last bit each time.
+    let mut found = stream::iter(batches)
+        .map(|ready| async move { ready?.found().await })
+        .buffered(AT_ONCE);
+    while let Some(one) = found.next().await {
+        let (file, state, bytes) = one?;
+        here::merge(file, &mut all, state)?;
+        progress.add(bytes);
+    }
+    Ok(all)
+}
+
+/// Where the file is that has pieces.
+#[derive(Clone)]
+enum Of<'a> {
+    File(Ranged<'a>),
+    Folder(&'a ArrayFolder<'a>),
+}
+
+/// Pieces that one element folds.
+struct Asked<'a> {
+    file: &'a FilePlan,
+    name: &'a str,
+    of: Of<'a>,
+    pending: Pending,
+}
+
+#[derive(Default)]
+struct Pending {
+    /// The file in a folder.
+    path: Option<String>,
+    part: usize,
+    items: Vec<Item>,
+    cells: (Vec<u64>, Vec<u64>),
+    bytes: u64,
+    /// Bytes of the file that are sent along.
+    sent: Vec<Range<u64>>,
+}
+
+enum Ready<'a> {
+    Asked(Asked<'a>),
+    Known(&'a FilePlan, State),
+}
+
+impl<'a> Ready<'a> {
+    async fn found(self) -> anyhow::Result<(&'a FilePlan, State, u64)> {
+        match self {
+            Self::Known(file, state) => Ok((file, state, 0)),
+            Self::Asked(asked) => {
+                let (file, bytes) = (asked.file, asked.pending.bytes);
+                Ok((file, asked.ask().await?, bytes))
+            }
+        }
+    }
+}
+
+impl Asked<'_> {
+    async fn ask(self) -> anyhow::Result<State> {
+        let Self {
+            file,
+            name,
+            of,
+            mut pending,
+        } = self;
+        let mut ranged = match (of, &pending.path) {
+            (Of::File(ranged), _) => ranged,
+            (Of::Folder(folder), path) => {
+                folder.ranged(path.as_deref().unwrap_or_default()).await?
+            }
+        };
+        if pending.path.is_some() {
+            // Only now is it known where it lies.
+            for item in &mut pending.items {
+                let whole = item.bytes.iter().map(|held| match held {
+                    Stored::Held { offset, length } => *offset..offset + length,
+                    Stored::Sent(length) | Stored::Hole(length) => 0..*length,
+                });
+                let (part, places) = placed(ranged.layout(), whole.last().unwrap_or(0..0));
+                (item.bytes, pending.sent) = split(places);
+                pending.part = part;
+            }
+        }
+        let sent: Vec<_> = pending
+            .sent
+            .iter()
+            .map(|range| {
+                let (mut ranged, range) = (ranged.clone(), range.clone());
+                async move { ranged.read(range).await }
+            })
+            .collect();
+        let sent: Vec<Bytes> = stream::iter(sent)
+            .buffered(FETCHED_AT_ONCE)
+            .try_collect()
+            .await
+            .with_context(|| name.to_owned())?;
+        let batch = Batch {
+            task: file.task.clone(),
+            cells: pending.cells,
+            items: pending.items,
+        };
+        let batch = postcard::to_allocvec(&batch).context("a batch can't be sent")?;
+        let length = u32::try_from(batch.len()).context("a batch is too large")?;
+        let body = Bytes::from([&length.to_le_bytes()[..], &batch, &sent.concat()].concat());
+        let me = credentials();
+        let answer = ranged.fold(pending.part, (me.uid, me.gid), body).await;
+        let answer = answer.map_err(|(element, error)| {
+            let place = match pending.path {
+                Some(path) => format!("{name}/{path}"),
+                None => name.to_owned(),
+            };
+            anyhow::anyhow!(
+                "{place}: {} in part {} on element {}: {error}",
+                file.variable.path,
+                pending.part,
+                element.0
+            )
+        })?;
+        postcard::from_bytes(&answer)
+            .with_context(|| format!("{name}: an element's answer does not fit"))
+    }
+}
+
+/// Bytes of a file, and how they come to the element that folds them.
+type Placed = (Range<u64>, Stored);
+
+/// The part that has most of some bytes, and where all of them are.
+fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<Placed>) {
+    let mut held = BTreeMap::<usize, u64>::new();
+    for piece in layout.pieces(range.clone()) {
+        if let Some(at) = piece.at {
+            *held.entry(at.part).or_default() += piece.length;
+        }
+    }
+    let part = held
+        .iter()
+        .max_by_key(|(_, bytes)| **bytes)
+        .map_or(0, |(part, _)| *part);
+    let mut places: Vec<Placed> = Vec::new();
+    for piece in layout.pieces(range) {
+        let bytes = piece.offset..piece.offset + piece.length;
+        let here = piece.at.filter(|at| at.part == part);
+        // What a part lacks behind its end is zeros.
+        let there = here.map_or(0, |at| {
+            layout.parts()[part]
+                .size
+                .saturating_sub(at.offset)
+                .min(piece.length)
+        });
+        match (here, piece.at) {
+            (Some(at), _) => {
+                let middle = bytes.start + there;
+                places.push((
+                    bytes.start..middle,
+                    Stored::Held {
+                        offset: at.offset,
+                        length: there,
+                    },
+                ));
+                places.push((middle..bytes.end, Stored::Hole(piece.length - there)));
+            }
+            (None, Some(_)) => places.push((bytes, Stored::Sent(piece.length))),
+            (None, None) => places.push((bytes, Stored::Hole(piece.length))),
+        }
+    }
+    places.retain(|(range, _)| !range.is_empty());
+    (part, places)
+}
+
+fn split(places: Vec<Placed>) -> (Vec<Stored>, Vec<Range<u64>>) {
+    let sent = places
+        .iter()
+        .filter(|(_, stored)| matches!(stored, Stored::Sent(_)));
+    let sent = sent.map(|(range, _)| range.clone()).collect();
+    (places.into_iter().map(|(_, stored)| stored).collect(), sent)
+}
+
+/// The pieces of a file, put together by the part that has them.
+struct Batches<'a> {
+    file: &'a FilePlan,
+    name: &'a str,
+    of: Of<'a>,
+    layout: Option<Layout>,
+    pieces: Pieces<'a>,
+    pending: BTreeMap<usize, Pending>,
+    ready: VecDeque<Ready<'a>>,
+    ended: bool,
+}
+
+impl<'a> Batches<'a> {
+    fn new(file: &'a FilePlan, input: Input<'a>, opened: &'a Opened<'_>) -> anyhow::Result<Self> {
+        let found =
+            block_in_place(|| pieces(&file.variable, &file.selection, input.store, PIECE_BYTES));
+        let (of, layout) = match opened {
+            Opened::File(array) => {
+                let ranged = array.ranged();
+                let layout = ranged.layout().clone();
+                (Of::File(ranged), Some(layout))
+            }
+            Opened::Folder(folder) => (Of::Folder(folder), None),
+        };
+        Ok(Self {
+            file,
+            name: input.name,
+            of,
+            layout,
+            pieces: found.with_context(|| input.name.to_owned())?,
+            pending: BTreeMap::new(),
+            ready: VecDeque::new(),
+            ended: false,
+        })
+    }
+
+    fn add(&mut self, piece: &Piece) -> anyhow::Result<()> {
+        let Some(span) = &piece.span else {
+            return self.fill(piece);
+        };
+        anyhow::ensure!(
+            span.size <= STORED_BYTES_MAX,
+            "{}: a chunk of {} bytes is larger than may be",
+            self.name,
+            span.size
+        );
+        let range = span.offset..span.offset + span.size;
+        let Some(layout) = &self.layout else {
+            let held = Stored::Held {
+                offset: span.offset,
+                length: span.size,
+            };
+            let mut pending = Pending {
+                path: span.file.clone(),
+                bytes: span.size,
+                ..Pending::default()
+            };
+            pending.items.push(item(piece, vec![held]));
+            pending.cells = self.file.task.cells(&pending.items[0]);
+            self.send(pending);
+            return Ok(());
+        };
+        let chunked = matches!(self.file.variable.storage, Storage::Chunked(_));
+        let ends: Vec<u64> = match chunked || piece.stride.is_some() {
+            true => Vec::new(),
+            false => layout
+                .pieces(range)
+                .map(|piece| piece.offset)
+                .skip(1)
+                .collect(),
+        };
+        let mut some = Vec::new();
+        for piece in cut(piece, &ends) {
+            let span = piece.span.clone().context("a piece without bytes")?;
+            some.push((
+                item(&piece, Vec::new()),
+                placed(layout, span.offset..span.offset + span.size),
+                span.size,
+            ));
+        }
+        for (mut one, (part, places), bytes) in some {
+            let sent;
+            (one.bytes, sent) = split(places);
+            self.put(part, one, bytes, sent)?;
+        }
+        Ok(())
+    }
+
+    fn put(
+        &mut self,
+        part: usize,
+        one: Item,
+        bytes: u64,
+        sent: Vec<Range<u64>>,
+    ) -> anyhow::Result<()> {
+        let length = |sent: &[Range<u64>]| {
+            sent.iter()
+                .map(|range| range.end - range.start)
+                .sum::<u64>()
+        };
+        anyhow::ensure!(
+            length(&sent) <= SENT_BYTES_MAX as u64,
+            "{}: chunk {} lies on several elements and is larger than may be sent",
+            self.name,
+            one.chunk
+        );
+        let cells = self.file.task.cells(&one);
+        if let Some(pending) = self.pending.remove(&part) {
+            let both = around(&pending.cells, &cells);
+            let count = both
+                .1
+                .iter()
+                .fold(self.file.task.cell_bytes() as u64, |all, length| {
+                    all.saturating_mul(*length)
+                });
+            let full = pending.bytes + bytes > BATCH_BYTES
+                || pending.items.len() >= ITEMS_MAX
+                || length(&pending.sent) + length(&sent) > SENT_BYTES
+                || count > STATE_BYTES_MAX as u64 / 2;
+            if full {
+                self.send(pending);
+            } else {
+                self.pending.insert(
+                    part,
+                    Pending {
+                        cells: both,
+                        ..pending
+                    },
+                );
+            }
+        }
+        let pending = self.pending.entry(part).or_insert_with(|| Pending {
+            part,
+            cells,
+            ..Pending::default()
+        });
+        pending.items.push(one);
+        pending.bytes += bytes;
+        pending.sent.extend(sent);
+        Ok(())
+    }
+
+    /// What nobody wrote.
+    fn fill(&mut self, piece: &Piece) -> anyhow::Result<()> {
+        let one = item(piece, Vec::new());
+        let cells = self.file.task.cells(&one);
+        let mut folding = Folding::new(self.file.task.clone(), cells)?;
+        folding
+            .add(&one, &[])
+            .with_context(|| self.name.to_owned())?;
+        self.ready
+            .push_back(Ready::Known(self.file, folding.finish()));
+        Ok(())
+    }
+
+    fn send(&mut self, pending: Pending) {
+        let (file, name, of) = (self.file, self.name, self.of.clone());
+        self.ready.push_back(Ready::Asked(Asked {
+            file,
+            name,
+            of,
+            pending,
+        }));
+    }
+}
+
+impl<'a> Iterator for Batches<'a> {
+    type Item = anyhow::Result<Ready<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(ready) = self.ready.pop_front() {
+                return Some(Ok(ready));
+            }
+            if self.ended {
+                return None;
+            }
+            let added = match block_in_place(|| self.pieces.next()) {
+                Some(Ok(piece)) => self.add(&piece),
+                Some(Err(error)) => Err(anyhow::Error::from(error).context(self.name.to_owned())),
+                None => {
+                    self.ended = true;
+                    std::mem::take(&mut self.pending)
+                        .into_values()
+                        .for_each(|pending| self.send(pending));
+                    Ok(())
+                }
+            };
+            if let Err(error) = added {
+                self.ended = true;
+                return Some(Err(error));
+            }
+        }
+    }
 }

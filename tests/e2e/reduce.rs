@@ -1,0 +1,336 @@
+//! `tidemill reduce` in an array of real processes: what elements find together is what one program finds in the file.
+
+use crate::array::{Array, Options, Said, wait};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tidemill_format::{Attribute, Value as Attr};
+use tidemill_kernel::reduction::{Axis, Column, Coordinate, Field, Form, Table};
+
+/// Days from 1 January 1990 on, latitudes, longitudes.
+const SHAPE: [u64; 3] = [730, 6, 8];
+
+/// Whole numbers, so that sums are exact in whatever order they are made.
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn value(cell: u64) -> f64 {
+    (cell.wrapping_mul(2_654_435_761) >> 7 & 1023) as f64 - 300.0
+}
+
+/// A file of daily values, as a model writes it.
+fn daily() -> Vec<u8> {
+    let text = |name: &str, text: &str| Attribute {
+        name: name.into(),
+        value: Attr::Text(text.into()),
+    };
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let axis = |name: &str, length: u64, first: f64, step: f64, units: &str| Axis {
+        name: name.into(),
+        length,
+        coordinate: Some(Coordinate {
+            values: (0..length).map(|at| first + at as f64 * step).collect(),
+            attributes: vec![text("units", units), text("calendar", "standard")],
+        }),
+        labels: None,
+    };
+    let cells = SHAPE.iter().product();
+    let table = Table {
+        variable: "tas".into(),
+        units: Some("K".into()),
+        axes: vec![
+            axis("time", SHAPE[0], 0.0, 1.0, "days since 1990-01-01"),
+            axis("lat", SHAPE[1], -75.0, 30.0, "degrees_north"),
+            axis("lon", SHAPE[2], 0.0, 45.0, "degrees_east"),
+        ],
+        fields: vec![Field {
+            name: "mean",
+            values: Column::Real((0..cells).map(|cell| Some(value(cell))).collect()),
+        }],
+    };
+    let mut bytes = Vec::new();
+    table.write(Form::Netcdf, &mut bytes).unwrap();
+    bytes
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
+}
+
+fn reduced(array: &Array, args: &[&str]) -> Value {
+    array.json(&[&["reduce"], args].concat())["values"].clone()
+}
+
+fn put(array: &Array, local: &Path, flags: &[&str], to: &str) {
+    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), to]].concat());
+    assert!(said.ok, "{}", said.err);
+}
+
+fn refused(array: &Array, args: &[&str]) -> String {
+    let said: Said = array.run(&[&["reduce"], args].concat());
+    assert!(!said.ok, "{}", said.out);
+    said.err
+}
+
+#[test]
+fn a_striped_variable_is_reduced_where_its_stripes_are() {
+    for remote in [false, true] {
+        let options = Options {
+            elements: 3,
+            remote,
+            ..Options::default()
+        };
+        let Some(array) = Array::with(options) else {
+            return;
+        };
+        let local = array.path("daily.nc");
+        std::fs::write(&local, daily()).unwrap();
+        put(
+            &array,
+            &local,
+            &["--stripe", "4096,3", "--copies", "2,now"],
+            "/daily.nc",
+        );
+        let (there, here) = ("/daily.nc:tas", format!("{}:tas", local.display()));
+        for args in [
+            &["sum"][..],
+            &["stats"],
+            &["mean", "--weights", "lat"],
+            &["mean", "--by", "month"],
+            &["max", "--over", "time,lon"],
+            &[
+                "sum",
+                "--by",
+                "climatological-season",
+                "--over",
+                "time",
+                "--where",
+                "lon=::3",
+            ],
+            &[
+                "range",
+                "--where",
+                "time=1990-02..1991-03,lat=-50:50,lon=[7]",
+                "--over",
+                "lat",
+            ],
+            &["sum", "--where", "time=[-1]", "--over", "time"],
+        ] {
+            let of = |file: &str, more: &[&str]| {
+                let (operation, rest) = args.split_first().unwrap();
+                reduced(&array, &[&[operation, file], rest, more].concat())
+            };
+            assert_alike(&of(there, &[]), &of(&here, &["--local"]), args);
+        }
+        let sum: f64 = (0..SHAPE.iter().product()).map(value).sum();
+        assert_eq!(reduced(&array, &["sum", there])["sum"], sum);
+        refusals(&array);
+    }
+}
+
+/// The same but for what rounding may do to means and deviations.
+fn assert_alike(one: &Value, other: &Value, what: &[&str]) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            one.iter()
+                .for_each(|(key, one)| assert_alike(one, &other[key], what));
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            assert_eq!(one.len(), other.len(), "{what:?}");
+            one.iter()
+                .zip(other)
+                .for_each(|(one, other)| assert_alike(one, other, what));
+        }
+        (Value::Number(one), Value::Number(other)) => {
+            let (one, other) = (one.as_f64().unwrap(), other.as_f64().unwrap());
+            assert!(
+                (one - other).abs() <= 1e-12 * one.abs().max(1e-3),
+                "{what:?}: {one} {other}"
+            );
+        }
+        (one, other) => assert_eq!(one, other, "{what:?}"),
+    }
+}
+
+fn refusals(array: &Array) {
+    let of = |args: &[&str]| refused(array, args);
+    let said = of(&["mean", "/daily.nc:pr"]);
+    assert!(
+        said.contains("no variable pr; there are time, lat, lon, tas"),
+        "{said}"
+    );
+    let said = of(&["mean", "/daily.nc:tas", "--over", "level"]);
+    assert!(
+        said.contains("no dimension level; there are time, lat, lon"),
+        "{said}"
+    );
+    let said = of(&["mean", "/daily.nc:tas", "--where", "time=2040"]);
+    assert!(said.contains("from 1990-01-01 to 1991-12-31"), "{said}");
+    let said = of(&["mean", "/daily.nc:tas", "--where", "lat=[2:7]"]);
+    assert!(said.contains("outside: it has 6"), "{said}");
+    let said = of(&["median", "/daily.nc:tas"]);
+    assert!(said.contains("needs all values in one place"), "{said}");
+    assert!(of(&["mean", "/none.nc:tas"]).contains("none.nc"));
+    assert!(of(&["mean", "/none-*.nc:tas"]).contains("nothing is like"));
+    assert!(of(&["mean", "/daily.nc"]).contains("no variable"));
+}
+
+#[test]
+fn another_copy_is_asked_where_one_is_lost() {
+    let options = Options {
+        elements: 3,
+        ..Options::default()
+    };
+    let Some(mut array) = Array::with(options) else {
+        return;
+    };
+    let local = array.path("daily.nc");
+    std::fs::write(&local, daily()).unwrap();
+    put(
+        &array,
+        &local,
+        &["--stripe", "4096,3", "--copies", "2,now"],
+        "/daily.nc",
+    );
+    let whole = reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]);
+    array.kill_element(1);
+    assert_eq!(
+        reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]),
+        whole
+    );
+}
+
+/// Files of all formats, put whole and in stripes: each variable of numbers as in the local file.
+#[test]
+fn variables_of_all_formats_are_reduced_as_in_a_local_file() {
+    let options = Options {
+        elements: 2,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let mut seen = 0;
+    for name in [
+        "cdf1.nc",
+        "cdf5.nc",
+        "netcdf4.nc",
+        "new.h5",
+        "images.fits",
+        "three.zarr",
+        "two.zarr",
+        "three.zarr.zip",
+    ] {
+        let (local, path) = (fixtures().join(name), format!("/{name}"));
+        let flags: &[&str] = if local.is_dir() {
+            &["-r"]
+        } else {
+            &["--stripe", "4096,2"]
+        };
+        put(
+            &array,
+            &local,
+            flags,
+            if local.is_dir() { "/" } else { &path },
+        );
+        let shown = array.json(&["variables", &path]);
+        for variable in shown["variables"].as_array().unwrap() {
+            let name = variable["name"].as_str().unwrap();
+            let of = |file: &str, more: &[&str]| {
+                let file = format!("{file}:{name}");
+                array.run(&[&["--json", "reduce", "stats", &file], more].concat())
+            };
+            let (there, here) = (of(&path, &[]), of(local.to_str().unwrap(), &["--local"]));
+            assert_eq!(
+                there.ok, here.ok,
+                "{path}:{name}: {} {}",
+                there.err, here.err
+            );
+            if here.ok {
+                let read = |said: &Said| {
+                    serde_json::from_str::<Value>(&said.out).unwrap()["values"].clone()
+                };
+                assert_alike(&read(&there), &read(&here), &[&path, name]);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen >= 30, "{seen}");
+}
+
+#[test]
+fn a_chunk_that_does_not_decode_is_named() {
+    let options = Options {
+        elements: 2,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let shown = array.json(&[
+        "variables",
+        "--local",
+        fixtures().join("netcdf4.nc").to_str().unwrap(),
+        "deflated",
+    ]);
+    assert_eq!(shown["variables"][0]["name"], "deflated");
+    let mut bytes = std::fs::read(fixtures().join("netcdf4.nc")).unwrap();
+    // Zlib streams of the file lose what is behind their first bytes.
+    let heads: Vec<usize> = (0..bytes.len() - 8)
+        .filter(|at| bytes[*at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
+        .collect();
+    for at in heads {
+        bytes[at + 2..at + 6].fill(0xff);
+    }
+    std::fs::write(array.path("damaged.nc"), bytes).unwrap();
+    put(&array, &array.path("damaged.nc"), &[], "/damaged.nc");
+    let said = refused(&array, &["sum", "/damaged.nc:deflated"]);
+    for word in [
+        "/damaged.nc",
+        "deflated",
+        "part 0",
+        "element",
+        "chunk",
+        "zlib",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+}
+
+#[test]
+fn several_files_are_one_and_a_rule_makes_monthly_means() {
+    let Some(array) = Array::start() else { return };
+    let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.rule");
+    array.sh("mkdir -p cmip/in");
+    array.json(&["rule", "add", rule.to_str().unwrap()]);
+    std::fs::write(array.path("daily.nc"), daily()).unwrap();
+    array.sh(&format!(
+        "cp {} cmip/in/tas_day_model_1990.nc",
+        array.path("daily.nc").display()
+    ));
+    wait("the means are there", || {
+        array.run(&["ls", "/cmip/monthly/tas_day_model_1990.nc"]).ok
+    });
+    let found = array.path("found.json");
+    let said = array.run(&[
+        "reduce",
+        "sum",
+        "/cmip/monthly/tas_day_model_1990.nc:tas",
+        "--over",
+        "lon",
+        "--to",
+        found.to_str().unwrap(),
+    ]);
+    assert!(said.ok, "{}", said.err);
+    let found: Value = serde_json::from_slice(&std::fs::read(&found).unwrap()).unwrap();
+    assert_eq!(found["dimensions"][0]["length"], 24);
+    let cell = |day: u64, lat: u64, lon: u64| value((day * SHAPE[1] + lat) * SHAPE[2] + lon);
+    let january: f64 = (0..SHAPE[2])
+        .map(|lon| (0..31).map(|day| cell(day, 0, lon)).sum::<f64>() / 31.0)
+        .sum();
+    let first = found["values"]["sum"][0].as_f64().unwrap();
+    assert!((first - january).abs() < 1e-9, "{first} {january}");
+    array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc");
+    let both = reduced(&array, &["count", "/cmip/in/*.nc:tas"]);
+    assert_eq!(
+        both["count"].as_u64(),
+        Some(2 * SHAPE.iter().product::<u64>())
+    );
+}

@@ -324,7 +324,7 @@ fn crc32c_is(data: &[u8], expected: u32) -> Result<(), u32> {
 }
 
 /// Castagnoli's CRC, a byte at a time.
-fn crc32c(data: &[u8]) -> u32 {
+pub(super) fn crc32c(data: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
         let mut byte = 0;

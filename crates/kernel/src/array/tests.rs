@@ -2,7 +2,7 @@
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
-use super::codec::fletcher32;
+use super::codec::{crc32c, fletcher32};
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -67,6 +67,33 @@ fn store(raw: &[u8], codecs: &[Codec]) -> Vec<u8> {
                 let mut shuffled: Vec<u8> = (0..size).flat_map(plane).copied().collect();
                 shuffled.extend(&bytes[whole * size..]);
                 shuffled
+            }
+            Codec::Crc32c => [bytes.as_slice(), &crc32c(&bytes).to_le_bytes()].concat(),
+            Codec::Lz4(false) => {
+                let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
+                [&length[..], &lz4_flex::block::compress(&bytes)].concat()
+            }
+            Codec::Lz4(true) => {
+                let mut blocks = (bytes.len() as u64).to_be_bytes().to_vec();
+                blocks.extend(100_u32.to_be_bytes());
+                for block in bytes.chunks(100) {
+                    let packed = lz4_flex::block::compress(block);
+                    let packed = if packed.len() < block.len() {
+                        &packed
+                    } else {
+                        block
+                    };
+                    blocks.extend(u32::try_from(packed.len()).unwrap().to_be_bytes());
+                    blocks.extend(packed);
+                }
+                blocks
+            }
+            Codec::Bzip2 => {
+                let mut packer =
+                    bzip2::read::BzEncoder::new(bytes.as_slice(), bzip2::Compression::fast());
+                let mut packed = Vec::new();
+                std::io::Read::read_to_end(&mut packer, &mut packed).unwrap();
+                packed
             }
             Codec::Fletcher32 => {
                 let sum = fletcher32(&bytes).to_le_bytes();
@@ -210,6 +237,9 @@ fn codecs(size: usize) -> impl Strategy<Value = Vec<Codec>> {
         Just(vec![Codec::Zlib, Codec::Shuffle(size)]),
         Just(vec![Codec::Fletcher32, Codec::Zlib, Codec::Shuffle(size)]),
         Just(vec![Codec::Zstd, Codec::Fletcher32, Codec::Shuffle(3)]),
+        Just(vec![Codec::Crc32c, Codec::Lz4(true)]),
+        Just(vec![Codec::Crc32c, Codec::Bzip2, Codec::Shuffle(2)]),
+        Just(vec![Codec::Lz4(false), Codec::Shuffle(4)]),
         Just(vec![
             Codec::Gzip,
             Codec::Zlib,
@@ -595,6 +625,7 @@ fn what_can_not_be_is_refused_before_anything_is_read() {
 #[test]
 fn a_bomb_is_stopped_at_the_size_of_the_array() {
     let zeros = vec![0; 64 << 20];
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     for codec in [Codec::Gzip, Codec::Zlib, Codec::Zstd] {
         let stored = store(&zeros, &[codec]);
         let spec = Spec {

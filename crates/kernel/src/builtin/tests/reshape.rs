@@ -129,7 +129,7 @@ fn subset_of_two_dimensions() {
     );
     assert_eq!(
         bytes("subset", &["dtype=u8", "shape=3x4", "stop=3x0"], &array),
-        []
+        Vec::<u8>::new()
     );
     assert!(refused("subset", &["dtype=u8", "shape=5x2"], &array).contains("product is 12"));
     assert!(refused("subset", &["dtype=u8", "stop=13"], &array).contains("0 to 12"));

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Means of one variable on one core, warm: `tidemill reduce --local` against CDO, NCO, xarray, h5py and zarr-python with numpy.
+
+  bench/reduce.py [--binary target/release/tidemill] [--mib 1024] [--rounds 5] [--quick] [--python PYTHON]
+
+PYTHON has netCDF4, xarray, h5py, zarr; peers that are not installed are left out. All read the same file from the page cache, one after
+the other in turn, on one core; medians of the whole command, and for the Python peers of the reduction alone, without imports.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MAKE = """
+import sys, numpy as np, netCDF4, zarr
+folder, mib = sys.argv[1], int(sys.argv[2])
+days = mib * 2**20 // (4 * 180 * 360)
+rng = np.random.default_rng(1)
+def block(count):
+    lat = 30 * np.cos(np.linspace(-1.5, 1.5, 180))[None, :, None]
+    return (260 + lat + np.round(rng.normal(0, 3, (count, 180, 360)), 1)).astype('f4')
+files = []
+for name, form, more in [('three.nc', 'NETCDF3_64BIT_OFFSET', {}), ('four.nc', 'NETCDF4', dict(zlib=True, complevel=4, shuffle=True, chunksizes=(8, 180, 360)))]:
+    file = netCDF4.Dataset(folder + '/' + name, 'w', format=form)
+    for dimension, size in [('time', days), ('lat', 180), ('lon', 360)]:
+        file.createDimension(dimension, size)
+        file.createVariable(dimension, 'f8', (dimension,))[:] = np.arange(size)
+    file['time'].units = 'days since 1990-01-01'
+    files.append((file, file.createVariable('tas', 'f4', ('time', 'lat', 'lon'), fill_value=1e20, **more)))
+cube = zarr.open_group(folder + '/cube.zarr', mode='w', zarr_format=3).create_array('tas', shape=(days, 180, 360), chunks=(16, 180, 360), dtype='f4', compressors=[zarr.codecs.ZstdCodec(level=3)])
+for start in range(0, days, 64):
+    values = block(min(64, days - start))
+    for _, variable in files:
+        variable[start:start + len(values)] = values
+    cube[start:start + len(values)] = values
+for file, _ in files:
+    file.close()
+"""
+
+PEERS = {
+    "xarray": "import xarray; run = lambda: float(xarray.open_dataset(path).tas.mean())",
+    "h5py": "import h5py, numpy as np\ndef run():\n    v = h5py.File(path)['tas']; s = n = 0\n    for i in range(0, len(v), 8):\n        x = v[i:i+8]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
+    "zarr": "import zarr, numpy as np\ndef run():\n    v = zarr.open_group(path, mode='r')['tas']; s = n = 0\n    for i in range(0, v.shape[0], 16):\n        x = v[i:i+16]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
+}
+
+
+def python_peer(python, name, path):
+    code = f"import time; path = {str(path)!r}\n{PEERS[name]}\nbegan = time.perf_counter(); value = run(); print(time.perf_counter() - began, value)"
+    said = subprocess.run(["taskset", "-c", "1", python, "-c", code], capture_output=True, text=True, check=True)
+    seconds, value = said.stdout.split()
+    return float(seconds), float(value)
+
+
+def command(words):
+    began = time.perf_counter()
+    said = subprocess.run(["taskset", "-c", "1", *words], capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - began
+    return seconds, next((float(word) for word in said.stdout.split()[::-1] if word.replace(".", "").isdigit()), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--binary", default="target/release/tidemill")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--folder", help="where the files are kept, to use them again")
+    args = parser.parse_args()
+    mib, rounds = (32, 1) if args.quick else (args.mib, args.rounds)
+    folder = Path(args.folder or tempfile.mkdtemp(prefix="reduce-", dir=os.environ.get("TMPDIR", "/tmp")))
+    folder.mkdir(exist_ok=True)
+    if not (folder / "cube.zarr").exists():
+        subprocess.run([args.python, "-c", MAKE, str(folder), str(mib)], check=True)
+    scratch = str(folder / "out.nc")
+    cases = {
+        "three.nc": {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "three.nc"],
+                     "nco": ["ncwa", "-O", "-v", "tas", "-a", "time,lat,lon", folder / "three.nc", scratch], "xarray": None},
+        "four.nc": {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "four.nc"], "h5py": None},
+        "cube.zarr": {"zarr": None},
+    }
+    for name, peers in cases.items():
+        ours, theirs = [], {}
+        for _ in range(rounds):
+            seconds, value = command([args.binary, "reduce", "mean", f"{folder / name}:tas", "--local"])
+            ours.append(seconds)
+            for peer, words in peers.items():
+                if words and not shutil.which(words[0]):
+                    continue
+                found, said = command(map(str, words)) if words else python_peer(args.python, peer, folder / name)
+                assert said is None or abs(said - value) < 1e-3 * abs(value), (name, peer, said, value)
+                theirs.setdefault(peer, []).append(found)
+        bytes_of = mib * 2**20
+        line = {"file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}
+        for peer, found in theirs.items():
+            line |= {f"{peer}_s": round(statistics.median(found), 4), f"x_{peer}": round(statistics.median(found) / statistics.median(ours), 2)}
+        print(json.dumps(line), flush=True)
+    if not args.folder:
+        shutil.rmtree(folder)
+
+
+main()

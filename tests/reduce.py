@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Compares `tidemill reduce --local` with numpy on what netCDF4, h5py and zarr read: random selections, operations and groupings
+over the fixtures of crates/format and over generated files. Integers must be equal, floats within the bound of docs/reduce.md.
+
+  python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray numpy; v/bin/python tests/reduce.py target/debug/tidemill [CASES] [SEED]
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import netCDF4
+import numcodecs
+import numpy as np
+import xarray
+import zarr
+
+FIXTURES = Path(__file__).parent.parent / "crates/format/tests/fixtures"
+BINARY = sys.argv[1]
+CASES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats"]
+
+
+def generated(folder):
+    """Files with times, packed values, gaps and all types, in all formats."""
+    rng = np.random.default_rng(SEED)
+    shape = (800, 9, 14)
+    for form in ["NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4"]:
+        path = folder / f"{form.lower()}.nc"
+        with netCDF4.Dataset(path, "w", format=form) as file:
+            for name, size in zip(["time", "lat", "lon"], [None, *shape[1:]]):
+                file.createDimension(name, size)
+            file.createVariable("time", "f8", ("time",)).setncatts({"units": "hours since 1899-12-01", "calendar": "standard"})
+            file["time"][:] = np.arange(shape[0]) * 30.0
+            file.createVariable("lat", "f4", ("lat",))[:] = np.linspace(80, -80, shape[1])
+            file.createVariable("lon", "f8", ("lon",))[:] = np.linspace(0, 325, shape[2])
+            types = ["i1", "i2", "i4", "f4", "f8"]
+            if form != "NETCDF3_CLASSIC":
+                types += ["u1", "u2", "u4", "i8", "u8"]
+            for number, kind in enumerate(types):
+                more = {"zlib": True, "shuffle": bool(number % 2), "chunksizes": (50, 5, 7)} if form == "NETCDF4" else {}
+                variable = file.createVariable(f"v_{kind}", kind, ("time", "lat", "lon"), fill_value=99, **more)
+                values = rng.normal(280, 30, shape) if kind[0] == "f" else rng.integers(0, 120, shape)
+                if kind in ["i8", "u8"]:
+                    values = rng.integers(0, 2**62, shape)
+                variable[:] = values.astype(kind)
+            packed = file.createVariable("packed", "i2", ("time", "lat"), fill_value=-32768)
+            packed.setncatts({"scale_factor": 0.01, "add_offset": 273.15})
+            packed[:] = np.ma.masked_greater(rng.normal(280, 20, shape[:2]), 320)
+            ranged = file.createVariable("ranged", "f4", ("time", "lat"))
+            ranged.setncatts({"valid_range": np.array([-1, 1.5], "f4"), "missing_value": np.float32(0.25)})
+            ranged[:] = rng.normal(0, 1, shape[:2])
+        yield path
+    for version in [2, 3]:
+        path = folder / f"cube{version}.zarr"
+        group = zarr.open_group(str(path), mode="w", zarr_format=version)
+        more = {"dimension_names": ["time", "lat"]} if version == 3 else {}
+        codec = {"compressors": [zarr.codecs.ZstdCodec()]} if version == 3 else {"compressors": numcodecs.Zlib(5)}
+        array = group.create_array("x", shape=(500, 40), chunks=(60, 17), dtype="f4", **more, **codec)
+        array[:] = rng.normal(0, 5, (500, 40))
+        yield path
+
+
+def opened(path):
+    """Variables of numbers with what each says about its values, by name: masked arrays in 64-bit floats or integers."""
+    if path.suffix == ".zarr":
+        group = zarr.open_group(str(path), mode="r")
+        return {name: (array.metadata.dimension_names if array.metadata.zarr_format == 3 else None, np.ma.masked_invalid(array[:]))
+                for name, array in group.arrays() if array.ndim and array.dtype.kind in "iuf" and not array.attrs.get("scale_factor")}
+    found = {}
+    with netCDF4.Dataset(path) as file:
+        for name, variable in file.variables.items():
+            if getattr(variable.dtype, "kind", None) not in ["i", "u", "f"] or not variable.ndim:
+                continue
+            values = np.ma.masked_invalid(np.ma.asarray(variable[:]))
+            if values.dtype.kind == "f":
+                # Unpacked in the precision of the attributes; here it is done once more in doubles.
+                raw = variable
+                raw.set_auto_scale(False)
+                scale, offset = (float(getattr(raw, key, none)) for key, none in [("scale_factor", 1), ("add_offset", 0)])
+                values = np.ma.array(np.ma.getdata(raw[:]).astype("f8") * scale + offset, mask=np.ma.getmaskarray(values))
+            found[name] = (variable.dimensions, values)
+    return found
+
+
+def times(path):
+    with xarray.open_dataset(path, decode_times=True) as file:
+        return file.time.values.astype("datetime64[s]")
+
+
+KEYS = {
+    "year": lambda t: t.astype("datetime64[Y]").astype(int),
+    "month": lambda t: t.astype("datetime64[M]").astype(int),
+    "season": lambda t: (t.astype("datetime64[M]").astype(int) + 1) // 3,
+    "day": lambda t: t.astype("datetime64[D]").astype(int),
+    "hour": lambda t: t.astype("datetime64[h]").astype(int),
+    "climatological-month": lambda t: t.astype("datetime64[M]").astype(int) % 12,
+    "climatological-season": lambda t: (t.astype("datetime64[M]").astype(int) + 1) // 3 % 4,
+    "climatological-hour": lambda t: t.astype("datetime64[h]").astype(int) % 24,
+}
+
+
+def numbers(operation, values, axes, ddof):
+    """One number a cell, as numpy has it; None where there is none."""
+    axes = tuple(axes)
+    count = np.asarray(np.ma.count(values, axis=axes))
+    whole = values.dtype.kind in "iu"
+    wide = values if whole else values.astype("f8")
+    if operation == "count":
+        return count.ravel().tolist()
+    if operation == "sum":
+        return np.asarray(np.ma.filled(wide, 0).sum(axis=axes)).ravel().tolist()
+    real = values.astype("f8")
+    high, low = (lambda: np.ma.asarray(wide.max(axis=axes))), (lambda: np.ma.asarray(wide.min(axis=axes)))
+    with np.errstate(all="ignore"):
+        found = {
+            "min": lambda: wide.min(axis=axes),
+            "max": lambda: wide.max(axis=axes),
+            "range": lambda: np.ma.array(np.asarray(np.ma.getdata(high()).astype(object) - np.ma.getdata(low()).astype(object), dtype=object), mask=np.ma.getmaskarray(high())),
+            "mean": lambda: real.mean(axis=axes),
+            "stddev": lambda: real.std(axis=axes, ddof=ddof),
+        }[operation]()
+    found = np.ma.asarray(found)
+    found, none = np.where(np.ma.getmaskarray(found), None, np.ma.getdata(found).astype(object)), count <= (ddof if operation == "stddev" else 0)
+    return [None if skip else value for value, skip in zip(np.asarray(found).ravel().tolist(), none.ravel())]
+
+
+def alike(ours, theirs, values):
+    if ours is None or theirs is None:
+        return ours is None and (theirs is None or math.isnan(theirs))
+    if isinstance(theirs, int):
+        return ours == theirs
+    # numpy's own sums are in pairs: both are this near to the exact one.
+    scale = max(abs(theirs), float(np.ma.abs(values).astype("f8").max()) if values.count() else 0)
+    return ours == theirs or math.isclose(ours, theirs, rel_tol=1e-12, abs_tol=1e-12 * scale * max(1, values.count() ** 0.5))
+
+
+def one(rng, path, name, dimensions, values):
+    rank = values.ndim
+    slices, where = [slice(None)] * rank, []
+    names = dimensions or [f"dim_{axis}" for axis in range(rank)]
+    for axis in range(rank):
+        if rng.random() < 0.5 and values.shape[axis] > 1:
+            start = rng.randrange(values.shape[axis])
+            end, step = rng.randrange(start + 1, values.shape[axis] + 1), rng.randrange(1, 5)
+            slices[axis] = slice(start, end, step)
+            where.append(f"{names[axis]}=[{start}:{end}:{step}]")
+    operation = rng.choice(OPERATIONS)
+    over = rng.sample(range(rank), rng.randint(1, rank))
+    ddof = rng.randrange(2)
+    command = [BINARY, "--json", "reduce", operation, f"{path}:{name}", "--local", "--ddof", str(ddof), "--over", ",".join(names[axis] for axis in over)]
+    command += ["--where", ",".join(where)] if where else []
+    part, by = values[tuple(slices)], None
+    if "time" in names and path.suffix == ".nc" and "netcdf" in path.name and path.parent != FIXTURES and rng.random() < 0.4:
+        by = rng.choice(list(KEYS))
+        command += ["--by", by]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 0, (command, said.stderr)
+    result = json.loads(said.stdout)["values"]
+    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else [operation]:
+        if by is None:
+            expected = numbers(what, part, over, ddof)
+        else:
+            axis = names.index("time")
+            keys = KEYS[by](times(path)[slices[axis]])
+            axes = sorted({*over, axis})
+            groups = [numbers(what, np.take(part, np.flatnonzero(keys == key), axis), axes, ddof) for key in sorted(set(keys))]
+            # The groups lie where the times lay, among the dimensions that are kept.
+            before = math.prod(part.shape[other] for other in range(axis) if other not in axes)
+            expected = np.array(groups, dtype=object).reshape(len(groups), before, -1).swapaxes(0, 1).ravel().tolist()
+        ours = result[what]
+        ours = ours if isinstance(ours, list) else [ours]
+        assert len(ours) == len(expected), (command, len(ours), len(expected))
+        for mine, theirs in zip(ours, expected):
+            assert alike(mine, theirs, part), (command, what, mine, theirs)
+
+
+def main():
+    rng = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [*generated(Path(folder)), *(FIXTURES / name for name in ["cdf1.nc", "cdf2.nc", "cdf5.nc", "netcdf4.nc", "netcdf4-classic.nc"])]
+        known = [(path, name, *found) for path in paths for name, found in opened(path).items()]
+        for _ in range(CASES):
+            one(rng, *rng.choice(known))
+    print(f"{CASES} reductions of {len(known)} variables are those of numpy (seed {SEED})")
+
+
+main()

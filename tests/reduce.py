@@ -56,11 +56,11 @@ def generated(folder):
             ranged.setncatts({"valid_range": np.array([-1, 1.5], "f4"), "missing_value": np.float32(0.25)})
             ranged[:] = rng.normal(0, 1, shape[:2])
         yield path
-    for version in [2, 3]:
-        path = folder / f"cube{version}.zarr"
+    for version, name in [(2, "zlib"), (3, "zstd"), *((2, f"blosc-{inner}-{shuffle}") for inner in ["lz4", "zstd", "zlib"] for shuffle in [0, 1])]:
+        path = folder / f"{name}.zarr"
         group = zarr.open_group(str(path), mode="w", zarr_format=version)
         more = {"dimension_names": ["time", "lat"]} if version == 3 else {}
-        codec = {"compressors": [zarr.codecs.ZstdCodec()]} if version == 3 else {"compressors": numcodecs.Zlib(5)}
+        codec = {"compressors": [zarr.codecs.ZstdCodec()]} if version == 3 else {"compressors": numcodecs.Zlib(5) if name == "zlib" else numcodecs.Blosc(name.split("-")[1], 5, int(name[-1]))}
         array = group.create_array("x", shape=(500, 40), chunks=(60, 17), dtype="f4", **more, **codec)
         array[:] = rng.normal(0, 5, (500, 40))
         yield path

@@ -310,12 +310,7 @@ fn what_is_wrong_is_said_in_words_and_numbers() {
         ("/f", 400, json!({"shape": [99]}), "400"),
         ("/f", 400, json!({"shape": [100], "axis": 1}), "axis 1"),
         ("/f", 400, json!({"size": 6}), "6"),
-        (
-            "/f",
-            400,
-            json!({"compression": {"id": "lzma"}}),
-            "lzma",
-        ),
+        ("/f", 400, json!({"compression": {"id": "lzma"}}), "lzma"),
         (
             "/f",
             400,

@@ -178,13 +178,21 @@ impl fmt::Display for Date {
     }
 }
 
-/// A day and an hour of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A day and a time of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
     /// The day.
     pub date: Date,
+    /// Seconds of that day.
+    pub seconds: f64,
+}
+
+impl Moment {
     /// 0 to 23.
-    pub hour: i64,
+    #[expect(clippy::cast_possible_truncation, reason = "a day has few hours")]
+    pub fn hour(&self) -> i64 {
+        (self.seconds / 3600.0) as i64
+    }
 }
 
 /// What the numbers of a time coordinate mean.
@@ -249,22 +257,10 @@ impl Units {
 
     /// The day in which a value lies.
     pub fn date(&self, value: f64) -> Option<Date> {
-        self.moment(value).map(|(date, _)| date)
+        self.moment(value).map(|moment| moment.date)
     }
 
-    /// The day in which a value lies, and the seconds of that day.
-    pub fn moment(&self, value: f64) -> Option<(Date, f64)> {
-        let seconds = self.since + value * self.seconds;
-        let day = (seconds / DAY).floor();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "checked against what is counted"
-        )]
-        (day.abs() < 366.0 * YEARS_MAX as f64)
-            .then(|| (self.calendar.day(day as i64), seconds - day * DAY))
-    }
-
-    /// The day and the hour in which a value lies; what is less than half a millisecond away counts as that.
+    /// The day in which a value lies, and the time of it; what is less than half a millisecond away counts as that.
     pub fn moment(&self, value: f64) -> Option<Moment> {
         let seconds = (self.seconds(value) * 1e3).round() / 1e3;
         let day = (seconds / DAY).floor();
@@ -274,7 +270,7 @@ impl Units {
         )]
         (day.abs() < 366.0 * YEARS_MAX as f64).then(|| Moment {
             date: self.calendar.day(day as i64),
-            hour: ((seconds - day * DAY) / 3600.0) as i64,
+            seconds: seconds - day * DAY,
         })
     }
 

@@ -12,6 +12,7 @@ use super::{CODECS_MAX, RAW_BYTES_MAX};
 use bits::Packed;
 use libdeflater::{DecompressionError, Decompressor};
 use serde::{Deserialize, Serialize};
+use tidemill_format::Filter;
 
 /// A step of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,33 @@ pub enum Codec {
 }
 
 impl Codec {
+    /// What undoes a filter, if anything here does.
+    #[must_use]
+    pub fn of(filter: &Filter) -> Option<Self> {
+        Some(match filter {
+            Filter::Shuffle { element } => Self::Shuffle(u8::try_from(*element).ok()?),
+            Filter::Deflate => Self::Zlib,
+            Filter::Gzip => Self::Gzip,
+            Filter::Zstd => Self::Zstd,
+            Filter::Fletcher32 => Self::Fletcher32,
+            Filter::Crc32c => Self::Crc32c,
+            Filter::Lz4 { blocks } => Self::Lz4(*blocks),
+            Filter::Bzip2 => Self::Bzip2,
+            Filter::Blosc => Self::Blosc,
+            Filter::Blosc2 => Self::Blosc2,
+            Filter::Lzf => Self::Lzf,
+            Filter::Bitshuffle { parameters } => match parameters[..] {
+                [_, _, element, block, ref packed @ ..] => Self::Bitshuffle {
+                    element: u8::try_from(element).ok()?,
+                    block,
+                    packed: packed.first().copied().unwrap_or(0),
+                },
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+
     fn check(self) -> Result<(), ArrayError> {
         match self {
             Self::Shuffle(0) | Self::Bitshuffle { element: 0, .. } => Err(ArrayError::ElementSize),

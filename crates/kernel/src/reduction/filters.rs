@@ -34,7 +34,7 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
                 Filter::Transpose { order: stored } if filters.is_empty() && order.is_none() => {
                     order = Some(stored.clone())
                 }
-                filter => filters.push(codec(filter).ok_or_else(|| {
+                filter => filters.push(Codec::of(filter).ok_or_else(|| {
                     unsupported(format!("chunks with the filter {}", name(filter)))
                 })?),
             }
@@ -79,28 +79,11 @@ fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
     })
 }
 
-fn codec(filter: &Filter) -> Option<Codec> {
-    Some(match filter {
-        Filter::Shuffle { element } => Codec::Shuffle(u8::try_from(*element).ok()?),
-        Filter::Deflate => Codec::Zlib,
-        Filter::Gzip => Codec::Gzip,
-        Filter::Zstd => Codec::Zstd,
-        Filter::Fletcher32 => Codec::Fletcher32,
-        Filter::Crc32c => Codec::Crc32c,
-        Filter::Lz4 { blocks } => Codec::Lz4(*blocks),
-        Filter::Bzip2 => Codec::Bzip2,
-        _ => return None,
-    })
-}
-
 fn name(filter: &Filter) -> String {
     match filter {
         Filter::Other { name, .. } => name.clone(),
         Filter::Checksum { name } => name.clone(),
         Filter::Szip { .. } => "szip".into(),
-        Filter::Blosc => "blosc".into(),
-        Filter::Blosc2 => "blosc2".into(),
-        Filter::Lzf => "lzf".into(),
         Filter::Bitshuffle { .. } => "bitshuffle".into(),
         Filter::Nbit { .. } => "nbit".into(),
         Filter::ScaleOffset { .. } => "scaleoffset".into(),

@@ -26,7 +26,7 @@ pub use fold::Folding;
 pub use plan::{FilePlan, Input, Plan, plan};
 pub use query::{By, Operation, Query, Select, Words};
 pub use state::State;
-pub use table::{Axis, Column, Field, Table};
+pub use table::{Axis, Column, Coordinate, Field, Table};
 pub use task::{Batch, Item, Keep, Target, Task, Wants, around};
 pub use write::Form;
 

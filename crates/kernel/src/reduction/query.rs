@@ -180,10 +180,10 @@ impl By {
             Self::Season => (month + 1).div_euclid(3),
             Self::Month => month,
             Self::Day => day,
-            Self::Hour => day * 24 + at.hour,
+            Self::Hour => day * 24 + at.hour(),
             Self::SeasonOfYear => (month + 1).div_euclid(3).rem_euclid(4),
             Self::MonthOfYear => date.month - 1,
-            Self::HourOfDay => at.hour,
+            Self::HourOfDay => at.hour(),
         }
     }
 

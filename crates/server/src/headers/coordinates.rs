@@ -3,7 +3,7 @@
 
 use super::facts::Span;
 use tidemill_core::find::place_in_time;
-use tidemill_format::time::Units;
+use tidemill_format::time::{Moment, Units};
 use tidemill_format::{
     Bytes, DataType, Filter, Header, Kind, Order, Piece, Range, Storage, Store, Variable, pieces,
 };
@@ -57,7 +57,7 @@ fn is_coordinate(variable: &Variable) -> bool {
 fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
     let units = Units::of(variable).ok().flatten();
     let placed = |value: f64| {
-        let (date, seconds) = units?.moment(value)?;
+        let Moment { date, seconds } = units?.moment(value)?;
         let place = place_in_time((date.year, date.month, date.day), seconds);
         Some((place, date.to_string()))
     };
@@ -187,28 +187,7 @@ fn of_piece(
 fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
     let applied = filters.iter().enumerate().rev();
     let applied = applied.filter(|(place, _)| mask >> (*place).min(31) & 1 == 0);
-    let codec = |(_, filter): (usize, &Filter)| {
-        Some(match filter {
-            Filter::Shuffle { element } => Codec::Shuffle(u8::try_from(*element).ok()?),
-            Filter::Deflate => Codec::Zlib,
-            Filter::Gzip => Codec::Gzip,
-            Filter::Zstd => Codec::Zstd,
-            Filter::Fletcher32 => Codec::Fletcher32,
-            Filter::Blosc => Codec::Blosc,
-            Filter::Blosc2 => Codec::Blosc2,
-            Filter::Lzf => Codec::Lzf,
-            Filter::Bitshuffle { parameters } => match parameters[..] {
-                [_, _, element, block, ref packed @ ..] => Codec::Bitshuffle {
-                    element: u8::try_from(element).ok()?,
-                    block,
-                    packed: packed.first().copied().unwrap_or(0),
-                },
-                _ => return None,
-            },
-            _ => return None,
-        })
-    };
-    applied.map(codec).collect()
+    applied.map(|(_, filter)| Codec::of(filter)).collect()
 }
 
 fn dtype(data_type: &DataType) -> Option<Dtype> {

@@ -195,6 +195,56 @@ struct Walk<'a> {
     empty: bool,
 }
 
+/// Values from one index of each dimension to the next, as a chunk is stored.
+fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
+    let rank = item.shape.len();
+    let mut strides = vec![1_usize; rank];
+    let order: Vec<usize> = match &task.order {
+        Some(order) => order.iter().map(|one| *one as usize).collect(),
+        None => (0..rank).collect(),
+    };
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq(0..rank) {
+        return None;
+    }
+    let mut stride = 1;
+    for dimension in order.into_iter().rev() {
+        strides[dimension] = stride;
+        stride *= as_usize(item.shape[dimension]);
+    }
+    Some(strides)
+}
+
+/// Where indices of a dimension that is not reduced lead, and how far the first one is from the beginning of the box; `cells`: from
+/// one index of it in the box to the next. None if they lead out of the box.
+fn leads(
+    target: &Target,
+    (first, end): (usize, usize),
+    (start, stop): (u64, u64),
+    cells: usize,
+) -> Option<(Leads, usize)> {
+    match target {
+        Target::Reduced => Some((Leads::Nowhere, 0)),
+        Target::Grouped(groups) => {
+            let cell = |group: &u32| {
+                let group = u64::from(*group);
+                let inside = (start..stop).contains(&group);
+                inside.then(|| as_usize(group - start) * cells)
+            };
+            let groups = groups.get(first..end)?;
+            let all: Option<Vec<usize>> = groups.iter().map(cell).collect();
+            Some((Leads::To(all?), 0))
+        }
+        Target::Kept(from) => {
+            let from = from.checked_add(first as u64)?;
+            let until = from.checked_add((end - first) as u64)?;
+            let inside = from >= start && until <= stop;
+            inside.then(|| (Leads::On(cells), as_usize(from - start) * cells))
+        }
+    }
+}
+
 fn walk<'a>(
     task: &'a Task,
     item: &Item,
@@ -205,21 +255,7 @@ fn walk<'a>(
         dimensions: rank,
         given: rank,
     };
-    let mut strides = vec![1_usize; rank];
-    let order: Vec<usize> = match &task.order {
-        Some(order) => order.iter().map(|one| *one as usize).collect(),
-        None => (0..rank).collect(),
-    };
-    let mut sorted = order.clone();
-    sorted.sort_unstable();
-    if !sorted.into_iter().eq(0..rank) {
-        return Err(outside());
-    }
-    let mut stride = 1;
-    for dimension in order.into_iter().rev() {
-        strides[dimension] = stride;
-        stride *= as_usize(item.shape[dimension]);
-    }
+    let strides = strides(task, item).ok_or_else(outside)?;
     let mut walk = Walk {
         first: 0,
         cell: 0,
@@ -233,50 +269,25 @@ fn walk<'a>(
         let end = first.checked_add(length).ok_or_else(outside)?;
         walk.empty |= length == 0;
         walk.first += as_usize(range.start) * strides[dimension];
-        let leads = match &task.targets[dimension] {
-            Target::Reduced => Leads::Nowhere,
-            target => {
-                kept -= 1;
-                let (start, stop) = (at[kept], at[kept].saturating_add(lengths[kept]));
-                let leads = match target {
-                    Target::Grouped(groups) => {
-                        let groups = groups.get(first..end).ok_or_else(outside)?;
-                        let cell = |group: &u32| {
-                            Some(as_usize(u64::from(*group).checked_sub(start)?) * cells)
-                                .filter(|_| u64::from(*group) < stop)
-                        };
-                        Leads::To(
-                            groups
-                                .iter()
-                                .map(cell)
-                                .collect::<Option<_>>()
-                                .ok_or_else(outside)?,
-                        )
-                    }
-                    Target::Kept(from) => {
-                        let from = from.saturating_add(first as u64);
-                        if from < start || from.saturating_add(length as u64) > stop {
-                            return Err(outside());
-                        }
-                        walk.cell += as_usize(from - start) * cells;
-                        Leads::On(cells)
-                    }
-                    Target::Reduced => Leads::Nowhere,
-                };
-                cells *= as_usize(lengths[kept]);
-                leads
-            }
-        };
+        let target = &task.targets[dimension];
+        let mut span = (0, 0);
+        let apart = cells;
+        if *target != Target::Reduced {
+            kept -= 1;
+            span = (at[kept], at[kept].saturating_add(lengths[kept]));
+            cells *= as_usize(lengths[kept]);
+        }
+        let (leads, cell) = leads(target, (first, end), span, apart).ok_or_else(outside)?;
+        walk.cell += cell;
         let weights = match &task.weights {
             Some((of, weights)) if *of as usize == dimension => {
                 Some(weights.get(first..end).ok_or_else(outside)?)
             }
             _ => None,
         };
-        let step = as_usize(range.step) * strides[dimension];
         walk.push(Dimension {
             length,
-            step,
+            step: as_usize(range.step) * strides[dimension],
             leads,
             weights,
         });

@@ -28,8 +28,9 @@ use tokio::task::block_in_place;
 
 /// Batches that are under way at once.
 const AT_ONCE: usize = 16;
-/// Stored bytes of a batch, and its pieces.
+/// Stored bytes of a batch, those that they decode to, and its pieces.
 const BATCH_BYTES: u64 = 64 << 20;
+const RAW_BYTES: u64 = 512 << 20;
 const ITEMS_MAX: usize = 4096;
 /// Bytes that are sent with a batch before it is full.
 const SENT_BYTES: u64 = 16 << 20;
@@ -168,6 +169,8 @@ struct Pending {
     items: Vec<Item>,
     cells: (Vec<u64>, Vec<u64>),
     bytes: u64,
+    /// Bytes once they are decoded.
+    raw: u64,
     /// Bytes of the file that are sent along.
     sent: Vec<Range<u64>>,
 }
@@ -416,6 +419,11 @@ impl<'a> Batches<'a> {
             one.chunk
         );
         let cells = self.file.task.cells(&one);
+        let size = self.file.task.dtype.size() as u64;
+        let raw = one
+            .shape
+            .iter()
+            .fold(size, |all, length| all.saturating_mul(*length));
         if let Some(pending) = self.pending.remove(&part) {
             let both = around(&pending.cells, &cells);
             let count = both
@@ -425,6 +433,7 @@ impl<'a> Batches<'a> {
                     all.saturating_mul(*length)
                 });
             let full = pending.bytes + bytes > BATCH_BYTES
+                || pending.raw.saturating_add(raw) > RAW_BYTES
                 || pending.items.len() >= ITEMS_MAX
                 || length(&pending.sent) + length(&sent) > SENT_BYTES
                 || count > STATE_BYTES_MAX as u64 / 2;
@@ -447,6 +456,7 @@ impl<'a> Batches<'a> {
         });
         pending.items.push(one);
         pending.bytes += bytes;
+        pending.raw = pending.raw.saturating_add(raw);
         pending.sent.extend(sent);
         Ok(())
     }

@@ -20,6 +20,7 @@ mod jobs;
 mod kernels;
 mod lineage;
 mod locks;
+mod mapped;
 mod moves;
 mod names;
 mod offload;

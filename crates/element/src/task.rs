@@ -6,7 +6,7 @@
 
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
-use crate::folder::keep_from;
+use crate::folder::{close_for_ever, keep_from};
 use crate::growing::{Growing, Grown};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
@@ -24,10 +24,12 @@ use tidemill_core::folder;
 use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
 use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
-    Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
+    Analysis, Failure, FailureKind, Input, Kernel, Label, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::layout::PartOf;
+use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
+use tidemill_kernel::array::Held;
 use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
@@ -117,6 +119,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         growing: Vec::new(),
         held: Vec::new(),
         pulled: Vec::new(),
+        decoded: Vec::new(),
         made: Vec::new(),
         removed: Vec::new(),
     };
@@ -134,6 +137,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     // The core is held until then: who waits for it, and who plans, must see that time.
     let hashed = now();
     run.hash_inputs();
+    run.forget_decoded();
     run.outcome.end = now();
     run.outcome.hashing = run.outcome.end.since(hashed);
     run.count();
@@ -147,11 +151,14 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
 
 /// Empties a label's private folder for another label, or removes it.
 pub fn clean(parts: &Parts, label: LabelId) {
-    let folder = private_folder(parts, label);
-    if parts.runner.recycle(&folder) {
+    clean_folder(parts, &private_folder(parts, label));
+}
+
+fn clean_folder(parts: &Parts, folder: &Path) {
+    if parts.runner.recycle(folder) {
         return;
     }
-    match tidemill_kernel::remove_folder(&folder) {
+    match tidemill_kernel::remove_folder(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
         }
@@ -176,6 +183,8 @@ struct Running<'a> {
     held: Vec<std::fs::File>,
     /// Keeps pulled inputs from being removed.
     pulled: Vec<Pulled>,
+    /// Files of values that were decoded for its kernel.
+    decoded: Vec<PathBuf>,
     made: Vec<ObjectRecord>,
     removed: Vec<ObjectId>,
 }
@@ -287,7 +296,7 @@ impl Running<'_> {
             stdout,
             stderr,
         } = self.parts.runner.run(&request, &self.live.control);
-        self.outcome.cpu = cpu;
+        self.outcome.cpu = self.outcome.cpu + cpu;
         self.outcome.memory_bytes = memory_bytes;
         self.outcome.kernel_hash = kernel_hash;
         self.outcome.stdout = stdout;
@@ -456,6 +465,7 @@ impl Running<'_> {
             cores,
         ];
         all.extend(memory);
+        all.extend(layout(analysis).map(|layout| variable("LAYOUT", layout)));
         all
     }
 
@@ -466,8 +476,83 @@ impl Running<'_> {
         stat.sealed.then_some((path, stat.size))
     }
 
-    /// Where an input's bytes are, after they have been pulled if need be.
+    /// Where an input's bytes are, or the values that they hold, after they have been pulled if need be.
     fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+        let Some(how) = input.selection.values() else {
+            return self.fetch_bytes(index, input);
+        };
+        let selection = input.selection.of_bytes();
+        let bytes = Input {
+            selection,
+            ..input.clone()
+        };
+        let (path, size) = self.fetch_bytes(index, &bytes)?;
+        keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
+        Ok((self.decode(index, (&bytes, &path), how)?, size))
+    }
+
+    /// Has values decoded, in a sandbox of their own as the task's kernel has one: the bytes are somebody's. Gives their file.
+    fn decode(
+        &mut self,
+        index: usize,
+        (input, path): (&Input, &Path),
+        how: &str,
+    ) -> Result<PathBuf, Failure> {
+        let Operation::Analyse(analysis) = &self.live.label.operation else {
+            return Err(lacks(input, "holds values, and nothing computes with them"));
+        };
+        let output = Output {
+            name: "values".to_owned(),
+            object: ObjectId(0),
+            inode: Inode(0),
+            path: String::new(),
+        };
+        let analysis = Analysis {
+            kernel: Kernel::Builtin("decode".to_owned()),
+            args: vec![format!("how={how}")],
+            inputs: Vec::new(),
+            outputs: vec![output],
+            stdin: None,
+            stdout: None,
+            surroundings: Surroundings::default(),
+            ..(**analysis).clone()
+        };
+        let folder =
+            private_folder(self.parts, self.id()).with_extension(format!("{index}.decode"));
+        let inputs = [("stored".to_owned(), path.to_owned())];
+        let request = runner::Request {
+            environment: Vec::new(),
+            ..self.request(&analysis, &folder, &inputs)
+        };
+        let ran = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = self.outcome.cpu + ran.cpu;
+        let to = folder.with_extension("values");
+        let taken = ran
+            .result
+            .map_err(|failed| undecoded(input, failed, &ran.stderr))
+            .and_then(|prepared| {
+                let made = prepared
+                    .output("values")
+                    .map_err(|error| unwritten(&error))?;
+                let kept = close_for_ever(made.file()).and_then(|()| made.move_to(&to));
+                kept.and_then(|()| made.size())
+                    .map_err(|error| device_failure(&to, &error))
+            });
+        clean_folder(self.parts, &folder);
+        self.parts.counters.on_written(taken?);
+        self.decoded.push(to.clone());
+        Ok(to)
+    }
+
+    fn forget_decoded(&mut self) {
+        for path in self.decoded.drain(..) {
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(%error, path = %path.display(), "values that were decoded can't be removed");
+            }
+        }
+    }
+
+    fn fetch_bytes(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
         if input.selection.is_whole() {
             return self.fetch_whole(index, input);
         }
@@ -747,6 +832,30 @@ impl Running<'_> {
             counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);
         }
     }
+}
+
+/// What a task is told of inputs that are values of variables, as JSON; `None` if there are none.
+fn layout(analysis: &Analysis) -> Option<String> {
+    let told = analysis.inputs.iter().filter_map(|input| {
+        let held: Held = serde_json::from_str(input.selection.values()?).ok()?;
+        Some(held.told(&input.name))
+    });
+    let told: Vec<_> = told.collect();
+    (!told.is_empty()).then(|| serde_json::Value::from(told).to_string())
+}
+
+/// Of an input whose values can't be decoded. Another try would decode no more.
+fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
+    let part = input.selection.of_part();
+    let part = part.map_or_else(String::new, |part| format!(" (part {part})"));
+    let (kind, why) = match failed.kind {
+        FailureKind::Exit(_) => (
+            FailureKind::Kernel,
+            said.trim().trim_start_matches("decode: "),
+        ),
+        kind => (kind, failed.message.as_str()),
+    };
+    failure(kind, format!("input `{}`{part}: {why}", input.name))
 }
 
 /// Of an input that can't be had.

@@ -14,8 +14,8 @@ use crate::notes::Noted;
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
@@ -122,6 +122,7 @@ pub(crate) struct Array {
     /// Held from when it is looked who is up until all have been told: nobody hears of an older list after a newer one.
     telling: Mutex<()>,
     noted: Noted,
+    objects: OnceLock<Objects>,
 }
 
 /// How an array is set up.
@@ -188,7 +189,18 @@ impl Array {
             probing: tokio::sync::Mutex::default(),
             telling: Mutex::default(),
             noted: Noted::default(),
+            objects: OnceLock::new(),
         })
+    }
+
+    /// From now on the server itself can read what elements have.
+    pub(crate) fn read_by(&self, objects: Objects) {
+        self.objects.get_or_init(|| objects);
+    }
+
+    /// Connections to read what elements have; none in the simulation.
+    pub(crate) fn objects(&self) -> Option<&Objects> {
+        self.objects.get()
     }
 
     /// Elements that an earlier life of the server knew get the usual time to come back.

@@ -43,6 +43,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
+use tidemill_client::objects::Objects;
 use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_core::copies::Wanted;
@@ -252,6 +253,7 @@ impl Server {
         };
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
+        array.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
         let decides = Decides::of(&config);
         let told = (driver.clone(), incoming);

@@ -270,6 +270,7 @@ fn selection(selection: &Selection) -> Option<v1::Selection> {
             Records::Bytes(bytes) => v1::selection::Records::Bytes(*bytes),
             Records::Until(end) => v1::selection::Records::Until(end.to_vec()),
         }),
+        values: selection.values().unwrap_or_default().to_owned(),
     })
 }
 
@@ -283,14 +284,15 @@ impl TryFrom<&v1::Selection> for Selection {
             v1::selection::Records::Until(end) => Records::until(end),
         });
         let records = records.transpose().map_err(wrong)?;
+        let values = Some(selection.values.as_str()).filter(|values| !values.is_empty());
         if selection.ranges.is_empty() {
             let all = selection.part.map_or(Self::WHOLE, Self::part);
-            return Ok(all.of_records(records));
+            return all.of_records(records).of_values(values).map_err(wrong);
         }
         let ranges = selection.ranges.iter().map(|range| range.start..range.end);
         let ranges: Vec<_> = ranges.collect();
         let bytes = Self::ranges(selection.part, &ranges).map_err(wrong)?;
-        Ok(bytes.of_records(records))
+        bytes.of_records(records).of_values(values).map_err(wrong)
     }
 }
 

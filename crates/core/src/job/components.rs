@@ -10,7 +10,7 @@ use super::path;
 use crate::event::Share;
 use crate::folder::is_folder;
 use crate::id::ObjectId;
-use crate::layout::Layout;
+use crate::layout::{Layout, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
 
 /// What a task is of the one in the script.
@@ -19,10 +19,12 @@ const SHARE: &str = " share";
 pub(super) const PART: &str = " part";
 /// The version that an input is to be.
 pub(super) const VERSION: &str = " version";
+/// What of it an input is, as [`Selection`] is written.
+pub(super) const SELECTION: &str = " selection";
 /// The task that makes an input, and which of its outputs that is.
 pub(super) const MADE_BY: [&str; 2] = [" task", " output"];
 /// What stands for a component's own in the settings of its task.
-const WORDS: [&str; 4] = ["%part", "%chunk", "%name", "%stem"];
+const WORDS: [&str; 5] = ["%part", "%chunk", "%piece", "%name", "%stem"];
 
 /// What there is a component for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,25 @@ enum Per {
     File,
     Part,
     Chunk,
+    Piece,
+}
+
+/// What a component of a mapped input reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Its number: of the part that has most of it, or of the piece.
+    pub number: usize,
+    /// Bytes of the file, and the values that they hold.
+    pub selection: Selection,
+}
+
+/// What a mapper finds in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Map {
+    /// For each component what it reads, in order.
+    pub components: Vec<Mapped>,
+    /// What their numbers are below.
+    pub count: usize,
 }
 
 /// What stands in the place of which word.
@@ -86,6 +107,11 @@ pub(super) fn number(group: &Group, name: &str) -> Option<u64> {
         Data::Integer(number) => Some(number.cast_unsigned()),
         _ => None,
     }
+}
+
+/// As [`number`], of a selection.
+pub(super) fn selection(group: &Group) -> Option<&str> {
+    text(&group.get(SELECTION)?.value)
 }
 
 fn told(name: &str, number: u64, at: Position) -> Setting {
@@ -182,8 +208,9 @@ impl Expander<'_> {
         let same = layout.as_ref().map(|layout| choice(layout, &["same"]));
         let same = same.transpose()?.is_some();
         let seams = ["records", "halo"].map(|name| take(&mut task, name));
+        let mapper = take(&mut task, "mapper");
         let Some(setting) = take(&mut task, "per") else {
-            if let Some(setting) = seams.into_iter().flatten().next() {
+            if let Some(setting) = seams.into_iter().chain([mapper]).flatten().next() {
                 return Err(wrong(setting.at, Problem::OfComponents(setting.name)));
             }
             if same {
@@ -191,8 +218,9 @@ impl Expander<'_> {
             }
             return self.push(task, at, expanded);
         };
-        let per = [Per::File, Per::Part, Per::Chunk];
-        let per = per[choice(&setting, &["file", "part", "chunk"])?];
+        let per = [Per::File, Per::Part, Per::Chunk, Per::Piece];
+        let per = per[choice(&setting, &["file", "part", "chunk", "piece"])?];
+        check_mapper(mapper.as_ref(), (per, setting.value.at), same, &seams)?;
         if same && per != Per::Part {
             return Err(wrong(at, Problem::SameLayout("it needs per = \"part\"")));
         }
@@ -203,9 +231,10 @@ impl Expander<'_> {
         let Some(first) = values(&task, "input").first().cloned() else {
             return Err(wrong(setting.at, Problem::NothingPer));
         };
-        let (all, parts) = match per {
-            Per::File => (Self::files(&task), None),
-            Per::Part | Per::Chunk => self.pieces_of(&task, &first, per, &seams)?,
+        let (all, parts) = match (per, &mapper) {
+            (Per::File, _) => (Self::files(&task), None),
+            (_, Some(mapper)) => (self.mapped(&task, &first, per, mapper)?, None),
+            _ => self.pieces_of(&task, &first, per, &seams)?,
         };
         let count = expanded.len() + all.len() + 1;
         if count > MAX_TASKS {
@@ -333,6 +362,53 @@ impl Expander<'_> {
         Ok(((0..count).map(one).collect(), parts))
     }
 
+    /// What a mapper finds in the first input, with all others.
+    fn mapped(
+        &mut self,
+        task: &Group,
+        first: &Value,
+        per: Per,
+        mapper: &Setting,
+    ) -> Result<Vec<One>, Wrong> {
+        let problem = |what: &str| wrong(mapper.value.at, Problem::Mapper(what.to_owned()));
+        let how = text(&mapper.value).ok_or_else(|| problem(MAPPERS))?;
+        let form = self.form(first)?;
+        if group_of(first).is_some_and(|group| group.get("records").is_some()) {
+            return Err(problem(
+                "\"records\" are bytes, and what it gives are values",
+            ));
+        }
+        let Form::Made(made) = &form else {
+            return Err(problem(
+                "it reads a header, so the file must be there when the job is submitted",
+            ));
+        };
+        let (input, _) = selected(first, &form, (Per::File, 0, 0));
+        let file = group_of(&input).and_then(|group| text(&group.get("file")?.value));
+        let named = path::file(&self.workdir, file.unwrap_or_default());
+        let path = named.map_err(|problem| wrong(first.at, problem))?.path;
+        let map = self.files.mapped(&path, made, how, per == Per::Part);
+        let map = map.map_err(|why| problem(&why))?;
+        let word = if per == Per::Part { "%part" } else { "%piece" };
+        let mut all = Vec::with_capacity(map.components.len());
+        for Mapped { number, selection } in &map.components {
+            let mut input = input.clone();
+            let selection = selection.to_string();
+            self.spend(selection.len(), first.at)?;
+            if let Data::Group(group) = &mut input.data {
+                group
+                    .settings
+                    .push(setting(SELECTION, Data::Text(selection), first.at));
+            }
+            let others = values(task, "input").iter().skip(1).cloned();
+            all.push(One {
+                inputs: std::iter::once(input).chain(others).collect(),
+                words: vec![(word, padded(*number, map.count))],
+            });
+        }
+        Ok(all)
+    }
+
     /// What the file of an input is made of.
     fn form(&self, input: &Value) -> Result<Form, Wrong> {
         let group = group_of(input);
@@ -400,6 +476,34 @@ fn chunks(layout: &Layout) -> usize {
             .unwrap_or(usize::MAX)
             .max(1),
         Layout::Whole(_) | Layout::Extents(_) => 1,
+    }
+}
+
+/// What a mapper can be.
+const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (of a zip file), \"fits:HDU\" or \"columns:NAME=TYPE,…\"";
+
+/// Whether a mapper goes with what else is said of components.
+fn check_mapper(
+    mapper: Option<&Setting>,
+    (per, at): (Per, Position),
+    same: bool,
+    seams: &[Option<Setting>; 2],
+) -> Result<(), Wrong> {
+    let problem = |at, what: &str| Err(wrong(at, Problem::Mapper(what.to_owned())));
+    match mapper {
+        None if per == Per::Piece => {
+            problem(at, "per = \"piece\" needs one, to say what a piece is")
+        }
+        None => Ok(()),
+        Some(mapper) if !matches!(per, Per::Piece | Per::Part) => problem(
+            mapper.value.at,
+            "it needs per = \"piece\" or per = \"part\"",
+        ),
+        Some(mapper) if same || seams.iter().any(Option::is_some) => problem(
+            mapper.value.at,
+            "\"layout\", \"records\" and \"halo\" are for bytes, and what it gives are values",
+        ),
+        Some(_) => Ok(()),
     }
 }
 

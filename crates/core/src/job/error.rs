@@ -373,12 +373,15 @@ pub enum Problem {
         "how many chunks it will have is not known: a task of this job makes it; use per = \"part\""
     )]
     ChunksToCome,
+    /// A mapper that can't be, or finds nothing.
+    #[error("\"mapper\": {0}")]
+    Mapper(String),
     /// `layout = "same"` that can't be.
     #[error("\"layout\" = \"same\" makes a file that is striped as the input is: {0}")]
     SameLayout(&'static str),
     /// Components that would write one file.
     #[error(
-        "all components would write \"{0}\": put %part, %chunk, %name or %stem in its name, or say layout = \"same\""
+        "all components would write \"{0}\": put %part, %chunk, %piece, %name or %stem in its name, or say layout = \"same\""
     )]
     ComponentOutput(String),
     /// Files whose bytes are selected one by one.

@@ -4,7 +4,7 @@
 //! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
 
 use super::MAX_TASKS;
-use super::components::Made;
+use super::components::{Made, Map};
 use super::error::{Errors, Problem};
 use super::path::{self, Named};
 use super::read::within;
@@ -26,6 +26,11 @@ pub trait Files {
     fn list(&self, folder: &str) -> Vec<(String, bool)>;
     /// What the sealed version of a file is made of that the job's owner may read, and that nobody writes.
     fn made_of(&self, path: &str) -> Option<Made>;
+    /// What a mapper finds in it: what there is for each part, or for each piece.
+    ///
+    /// # Errors
+    /// Why it finds nothing, for the job's owner.
+    fn mapped(&self, path: &str, made: &Made, mapper: &str, per_part: bool) -> Result<Map, String>;
 }
 
 /// An array without files.
@@ -39,6 +44,10 @@ impl Files for NoFiles {
 
     fn made_of(&self, _: &str) -> Option<Made> {
         None
+    }
+
+    fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
+        Err("there are no files here".to_owned())
     }
 }
 
@@ -132,7 +141,7 @@ fn has_pattern(value: &Value) -> bool {
     };
     let mut inputs = values(task, "input").iter().filter_map(text);
     let mut args = values(task, "args").iter().filter_map(text);
-    let expands = ["foreach", "per", "layout", "records", "halo"];
+    let expands = ["foreach", "per", "layout", "mapper", "records", "halo"];
     expands.iter().any(|name| task.get(name).is_some())
         || inputs.any(|input| input.contains('*') || input.ends_with('/'))
         || args.any(|arg| arg == ALL_INPUTS)
@@ -231,7 +240,7 @@ impl Expander<'_> {
         Some(Named { name, ..file })
     }
 
-    fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {
+    pub(super) fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {
         let left = self.bytes_left.checked_sub(bytes);
         self.bytes_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
         Ok(())

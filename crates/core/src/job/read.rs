@@ -40,11 +40,12 @@ const JOB_SETTINGS: [&str; 16] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 23] = [
+const TASK_SETTINGS: [&str; 24] = [
     "name",
     "foreach",
     "per",
     "layout",
+    "mapper",
     "records",
     "halo",
     "kernel",
@@ -481,12 +482,17 @@ fn selected(
     let part = fields.part(errors);
     let ranges = fields.byte_ranges(&found.path, errors);
     let selection = match ranges {
+        _ if components::selection(group).is_some() => {
+            components::selection(group).unwrap_or_default().parse()
+        }
         Some(ranges) => Selection::ranges(part, &ranges),
         None => Ok(part.map_or(Selection::WHOLE, Selection::part)),
     };
     let selection = selection.and_then(|selection| {
-        let records = fields.records(errors).transpose()?;
-        Ok(selection.of_records(records))
+        Ok(match fields.records(errors).transpose()? {
+            None => selection,
+            records => selection.of_records(records),
+        })
     });
     match selection {
         Ok(selection) => found.selection = selection,

@@ -5,7 +5,7 @@ use super::*;
 use crate::event::{JobSpec, Origin};
 use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
-use crate::layout::{Layout, Part, Striped, UNIT_GRAIN};
+use crate::layout::{Layout, Part, Selection, Striped, UNIT_GRAIN};
 use crate::object::Placed;
 use crate::resources::{Offers, Place};
 use crate::surroundings;
@@ -391,6 +391,25 @@ impl Files for Folder<'_> {
         let there = self.0.contains(&path);
         there.then_some(Made { object, layout })
     }
+
+    /// Two bytes in each of the parts 0 and 2, whatever the mapper.
+    fn mapped(&self, _: &str, _: &Made, mapper: &str, per_part: bool) -> Result<Map, String> {
+        if mapper == "netcdf:none" {
+            return Err("there is no variable \"none\"".to_owned());
+        }
+        let one = |number: usize, at: u64| {
+            let part = u32::try_from(number).unwrap();
+            let selection = Selection::ranges(Some(part), &[at..at + 2]).unwrap();
+            let selection = selection.of_values(Some("{\"of\": \"records \"}")).unwrap();
+            Mapped { number, selection }
+        };
+        let components = match per_part {
+            true => vec![one(0, 5), one(2, 7)],
+            false => (0..11).map(|piece| one(piece, 5)).collect(),
+        };
+        let count = if per_part { 3 } else { 11 };
+        Ok(Map { components, count })
+    }
 }
 
 /// The tasks of a job in an array with these files: names, inputs, outputs and arguments.
@@ -565,6 +584,84 @@ fn components_are_tasks_of_parts_chunks_and_files() {
     // None of this can be written by hand.
     let by_hand = with_tasks(r#"{ name = "a"; kernel = "k"; output = [ "o" ]; " share" = 1; }"#);
     assert!(parse(&by_hand).is_err());
+}
+
+#[test]
+fn a_mapper_says_which_components_there_are_and_what_each_reads() {
+    let job = |rest: &str| {
+        let task = format!(
+            "{{ name = \"s\"; kernel = \"k\"; input = [ \"striped\", \"plain\" ]; {rest} }}"
+        );
+        let job = Job::read(
+            "job.conf",
+            with_tasks(&task).as_bytes(),
+            &Folder(&["/w/striped", "/w/plain"]),
+        );
+        job.map_err(|errors| errors.to_string())
+    };
+    let parts = job("per = \"part\"; mapper = \"netcdf:tas\"; output = [ \"o.%part\" ];").unwrap();
+    let names: Vec<_> = parts
+        .tasks
+        .iter()
+        .map(|task| (task.name.as_str(), task.outputs[0].name.as_str()))
+        .collect();
+    assert_eq!(
+        names,
+        [("s[0]", "o.0"), ("s[1]", "o.2")],
+        "one part has nothing of it"
+    );
+    let [input, other] = &parts.tasks[1].inputs[..] else {
+        panic!()
+    };
+    assert_eq!(
+        input.selection.to_string(),
+        "part 2 bytes 7-8 values {\"of\": \"records \"}"
+    );
+    assert_eq!(
+        (input.version, input.name.as_str()),
+        (Some(ObjectId(7)), "striped")
+    );
+    assert!(other.selection.is_whole());
+    let pieces =
+        job("per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o.%piece\" ];").unwrap();
+    assert_eq!(
+        (pieces.tasks.len(), pieces.tasks[3].outputs[0].name.as_str()),
+        (11, "o.03")
+    );
+    for (rest, problem) in [
+        (
+            "per = \"piece\"; output = [ \"o\" ];",
+            "per = \"piece\" needs one",
+        ),
+        (
+            "per = \"chunk\"; mapper = \"netcdf:tas\"; output = [ \"o.%chunk\" ];",
+            "it needs per =",
+        ),
+        (
+            "per = \"part\"; layout = \"same\"; mapper = \"fits:0\"; output = [ \"o\" ];",
+            "are for bytes",
+        ),
+        (
+            "per = \"part\"; records = 8; mapper = \"fits:0\"; output = [ \"o.%part\" ];",
+            "are for bytes",
+        ),
+        (
+            "per = \"part\"; mapper = \"netcdf:none\"; output = [ \"o.%part\" ];",
+            "there is no variable",
+        ),
+        (
+            "per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o\" ];",
+            "all components would write",
+        ),
+        (
+            "per = \"piece\"; mapper = 7; output = [ \"o.%piece\" ];",
+            "it is \"netcdf:VARIABLE\"",
+        ),
+        ("mapper = \"netcdf:tas\"; output = [ \"o\" ];", "mapper"),
+    ] {
+        let said = job(rest).unwrap_err();
+        assert!(said.contains(problem), "{rest}: {said}");
+    }
 }
 
 #[test]
@@ -917,7 +1014,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",

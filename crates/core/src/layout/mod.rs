@@ -15,7 +15,7 @@ pub use extents::{Extent, Extents, PIECES_MAX, decode_pieces, encode_pieces};
 pub use place::{PlacementError, RESERVE_BYTES, Room, place, place_stripes};
 pub use select::{
     RANGES_MAX, RECORD_BYTES_MAX, Records, Selected, SelectedSpan, Selection, SelectionError,
-    byte_ranges,
+    VALUES_BYTES_MAX, byte_ranges,
 };
 pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 

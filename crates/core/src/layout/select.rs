@@ -16,6 +16,10 @@ pub const RECORD_BYTES_MAX: u64 = 64 << 20;
 const RECORD_END_BYTES_MAX: usize = 64;
 /// Most runs of stripes whose records one input is.
 const RUNS_MAX: u64 = 1 << 20;
+/// Longest text that says how bytes are decoded.
+pub const VALUES_BYTES_MAX: usize = 48 << 10;
+/// What stands before that text.
+const VALUES: &str = "values ";
 /// Characters shown of what is no selection.
 const TEXT_SHOWN_MAX: usize = 60;
 
@@ -28,6 +32,8 @@ pub struct Selection {
     ranges: Option<Arc<[(u64, u64)]>>,
     /// Not these bytes but the records that begin in them, wherever they end.
     records: Option<Records>,
+    /// Not these bytes but the values that they hold: how they are decoded, in words that mean nothing here.
+    values: Option<Arc<str>>,
 }
 
 /// What the records of a file are.
@@ -123,6 +129,12 @@ pub enum SelectionError {
         "a part of {0} stripes is too many to look for its records: at most {RUNS_MAX}; stripe the file in larger units"
     )]
     Runs(u64),
+    /// Too much to say of how bytes are decoded.
+    #[error(
+        "its pieces take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that one component can be told: use \
+         per = \"piece\", or store the variable in larger chunks or stripes"
+    )]
+    Values(usize),
     /// No text of a selection.
     #[error("`{0}` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between")]
     Text(String),
@@ -152,6 +164,7 @@ impl Selection {
         part: None,
         ranges: None,
         records: None,
+        values: None,
     };
 
     /// All bytes of a part.
@@ -191,7 +204,7 @@ impl Selection {
         Ok(Self {
             part,
             ranges: Some(joined.into()),
-            records: None,
+            ..Self::WHOLE
         })
     }
 
@@ -199,6 +212,35 @@ impl Selection {
     #[must_use]
     pub fn of_records(self, records: Option<Records>) -> Self {
         Self { records, ..self }
+    }
+
+    /// The values that its bytes hold, in place of these.
+    ///
+    /// # Errors
+    /// If it takes too many words to say how they are decoded.
+    pub fn of_values(self, values: Option<&str>) -> Result<Self, SelectionError> {
+        match values {
+            Some(text) if text.len() > VALUES_BYTES_MAX => Err(SelectionError::Values(text.len())),
+            _ => Ok(Self {
+                values: values.map(Arc::from),
+                ..self
+            }),
+        }
+    }
+
+    /// How its bytes are decoded, if it is the values that they hold.
+    #[must_use]
+    pub fn values(&self) -> Option<&str> {
+        self.values.as_deref()
+    }
+
+    /// The bytes themselves.
+    #[must_use]
+    pub fn of_bytes(&self) -> Self {
+        Self {
+            values: None,
+            ..self.clone()
+        }
     }
 
     /// What its records are, if it is such as begin somewhere.
@@ -264,7 +306,7 @@ impl Selection {
 }
 
 /// `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`; with ` records 8` or ` records until 0a` behind for the
-/// records that begin there. Nothing for all of a version.
+/// records that begin there, and ` values …` for what they hold. Nothing for all of a version.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();
@@ -275,6 +317,11 @@ impl fmt::Display for Selection {
             words.push(format!("bytes {}", ranges.join(",")));
         }
         words.extend(self.records.as_ref().map(Records::to_string));
+        words.extend(
+            self.values
+                .as_ref()
+                .map(|values| format!("{VALUES}{values}")),
+        );
         f.write_str(&words.join(" "))
     }
 }
@@ -285,6 +332,10 @@ impl FromStr for Selection {
 
     fn from_str(text: &str) -> Result<Self, SelectionError> {
         let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
+        if let Some((rest, values)) = text.split_once(VALUES) {
+            let bytes: Self = rest.trim_end_matches(' ').parse()?;
+            return bytes.of_values(Some(values));
+        }
         if let Some((rest, records)) = text.rsplit_once("records ") {
             let bytes: Self = rest.trim_end_matches(' ').parse()?;
             return Ok(bytes.of_records(Some(records.parse()?)));

@@ -12,6 +12,7 @@
 pub(crate) mod codec;
 mod error;
 mod fold;
+mod held;
 pub(crate) mod pass;
 mod plan;
 mod state;
@@ -21,6 +22,7 @@ pub(crate) mod values;
 
 pub use codec::Codec;
 pub use error::ArrayError;
+pub use held::{Held, HeldError, HeldPiece};
 pub use plan::Plan;
 pub use state::{Reduced, State};
 

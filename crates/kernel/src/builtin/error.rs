@@ -152,6 +152,9 @@ pub enum BuiltinError {
     /// There are no bytes at all.
     #[error("the inputs are empty")]
     NoBytes,
+    /// Values that can't be had out of the bytes that hold them.
+    #[error("{0}")]
+    Held(String),
     /// The inputs together are no whole number of rows.
     #[error(
         "the inputs hold {values} values, which is no whole number of rows of {columns}; is columns= right?"

@@ -7,6 +7,7 @@ pub(crate) mod chain;
 mod cipher;
 mod codec;
 mod content;
+mod decode;
 mod distribution;
 mod error;
 mod expression;
@@ -39,6 +40,7 @@ static GROUPS: &[&[Kernel]] = &[
     cipher::KERNELS,
     codec::KERNELS,
     content::KERNELS,
+    decode::KERNELS,
     image::KERNELS,
     kmeans::KERNELS,
     pca::KERNELS,

@@ -8,7 +8,7 @@ mod conditions;
 mod listing;
 pub(crate) mod path;
 mod refused;
-mod stream;
+pub(crate) mod stream;
 
 pub(crate) use path::is_file;
 pub(crate) use refused::Refused;

@@ -11,6 +11,7 @@ pub(crate) mod expiry;
 pub(crate) mod finished;
 pub(crate) mod inbox;
 pub(crate) mod joins;
+mod mapper;
 mod memo;
 pub(crate) mod outbox;
 mod persist;

@@ -1,11 +1,13 @@
 //! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
 //! written to the database. A dry run goes the same way, but for the last step.
 
+use super::mapper::{self, Remote};
 use super::store::{self, Heading};
 use super::{Accepted, publish};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
+use crate::files::stream::Elements;
 use crate::names::claims::{Claim, Claims};
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids, parts};
@@ -13,13 +15,14 @@ use crate::recall::{Recalls, Settled};
 use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
-    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Outside, Problem, awaited,
-    resolve,
+    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, Outside, Problem,
+    awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
@@ -91,7 +94,7 @@ pub(crate) struct Read {
 pub(crate) async fn submit(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Array,
+    array: &Arc<Array>,
     what: Submission,
 ) -> Result<(Accepted, Waits), Refused> {
     submit_given(names, recalls, array, (what, &Given::new()), |_, _| Ok(())).await
@@ -101,7 +104,7 @@ pub(crate) async fn submit(
 pub(crate) async fn submit_given(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Array,
+    array: &Arc<Array>,
     (what, given): (Submission, &Given),
     also: impl FnOnce(&rusqlite::Connection, &Accepted) -> Result<(), Fault> + Send + 'static,
 ) -> Result<(Accepted, Waits), Refused> {
@@ -136,7 +139,7 @@ pub(crate) async fn submit_given(
 pub(crate) async fn dry_run(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Array,
+    array: &Arc<Array>,
     what: Submission,
 ) -> Result<Read, Refused> {
     let given = Given::new();
@@ -160,7 +163,7 @@ enum Issue {
 }
 
 async fn read(
-    (names, recalls, array): (&SqliteNames, &Recalls, &Array),
+    (names, recalls, array): (&SqliteNames, &Recalls, &Arc<Array>),
     what: Submission,
     given: &Given,
     issue: Issue,
@@ -179,12 +182,12 @@ async fn read(
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let mut writing = RefCell::default();
-    let mut found = parsed(names, &caller, (&what, given), &writing);
+    let mut found = parsed((names, array), &caller, (&what, given), &writing);
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // What is open after all counts as it was sealed before.
         join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
-        found = parsed(names, &caller, (&what, given), &writing);
+        found = parsed((names, array), &caller, (&what, given), &writing);
     }
     let (job, source) = found?;
     if what.bounded && !has_room(names, what.caller.uid)? {
@@ -211,7 +214,7 @@ async fn read(
 
 /// The job that a script describes with what its submission changes of it, and what the script is called.
 fn parsed(
-    names: &SqliteNames,
+    (names, array): (&SqliteNames, &Arc<Array>),
     caller: &Caller,
     (what, given): (&Submission, &Given),
     writing: &RefCell<BTreeSet<u64>>,
@@ -224,9 +227,11 @@ fn parsed(
     };
     let folders = Folders {
         names,
+        array,
         caller,
         given,
         writing,
+        until: tokio::time::Instant::now() + mapper::HEADERS_MAX,
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
@@ -483,10 +488,38 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
 /// The folders that a job's owner may list, each as it is when it is looked at.
 struct Folders<'a> {
     names: &'a SqliteNames,
+    array: &'a Arc<Array>,
     caller: &'a Caller,
     given: &'a Given,
     /// Files whose parts count and that are being written.
     writing: &'a RefCell<BTreeSet<u64>>,
+    /// When all headers must have been read.
+    until: tokio::time::Instant,
+}
+
+impl Folders<'_> {
+    /// The version that was looked at, to be read.
+    fn version(&self, path: &str, made: &Made) -> Result<Remote, String> {
+        let objects = self.array.objects().ok_or("no file can be read here")?;
+        let elements = Elements {
+            array: self.array.clone(),
+            shared: self.names.shared().clone(),
+            objects: objects.clone(),
+        };
+        let inode = self.names.database().read(|db| {
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
+            Ok(match look(&tx, path).0 {
+                Look::Sealed(found) => found.inode.0,
+                _ => 0,
+            })
+        });
+        let reading = inode.and_then(|inode| self.names.read_version(self.caller, inode));
+        let reading = reading.map_err(|fault| fault.to_string())?;
+        if reading.node.object != made.object.0 {
+            return Err("the file was written anew this moment; submit once more".to_owned());
+        }
+        Remote::new(&elements, reading, self.until).ok_or_else(|| "the file is empty".to_owned())
+    }
 }
 
 impl Files for Folders<'_> {
@@ -524,6 +557,11 @@ impl Files for Folders<'_> {
             tracing::debug!(path, %fault, "what it is made of is not known");
             None
         })
+    }
+
+    fn mapped(&self, path: &str, made: &Made, how: &str, per_part: bool) -> Result<Map, String> {
+        let file = self.version(path, made)?;
+        mapper::map(&file, file.layout(), how, per_part)
     }
 }
 

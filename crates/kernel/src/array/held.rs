@@ -1,0 +1,433 @@
+//! Values of a variable as bytes of a file hold them, piece by piece: decoded and written one after the other, in the order of
+//! their indices (the last one the fastest) and of this machine's bytes.
+//!
+//! Whoever has read a file's header says what is where ([`Held`]); nothing of that is believed here.
+
+use super::codec::{self, Decoder};
+use super::error::ArrayError;
+use super::plan::Plan;
+use super::{Codec, DIMENSIONS_MAX, Dtype, Operation, RAW_BYTES_MAX, Spec};
+use crate::loops::swap::swap;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+
+/// Bytes that are turned around at once.
+const SWAPPED_BYTES: usize = 256 << 10;
+
+/// Largest value in bytes.
+const ELEMENT_BYTES_MAX: u32 = 1 << 16;
+
+/// What of a variable some bytes hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Its name, for people.
+    pub variable: String,
+    /// What a value is, as numpy calls it, for people.
+    pub dtype: String,
+    /// Bytes of a value.
+    pub element: u32,
+    /// Bytes of each number, if they are stored in the other order than this machine's (a value may be two numbers).
+    pub swap: Option<u8>,
+    /// The whole variable, for people.
+    pub shape: Vec<u64>,
+    /// The array that each piece decodes to; `None`: pieces are values as they are.
+    pub chunk: Option<Vec<u64>>,
+    /// How each is decoded, in this order.
+    pub codecs: Vec<Codec>,
+    /// In the order in which they are written.
+    pub pieces: Vec<HeldPiece>,
+}
+
+/// Some values of a variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPiece {
+    /// The indices of the first of them.
+    pub start: Vec<u64>,
+    /// How many there are along each dimension: of a chunk the first so many; one number: so many that follow each other.
+    pub shape: Vec<u64>,
+    /// The first of its bytes, among those that are at hand.
+    pub offset: u64,
+    /// How many these are.
+    pub length: u64,
+    /// Bytes from one index of the first dimension to the next, if others' lie between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<u64>,
+    /// How it is decoded, if otherwise than the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codecs: Option<Vec<Codec>>,
+}
+
+/// Why the values of a piece can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HeldError {
+    /// Its bytes, or what was said of them.
+    #[error("piece {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
+    Piece {
+        /// Which, from 0.
+        number: usize,
+        /// Of what.
+        variable: String,
+        /// The indices of its first value.
+        start: Vec<u64>,
+        /// What is wrong.
+        why: ArrayError,
+    },
+    /// What they are written to.
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+enum Failed {
+    Array(ArrayError),
+    Write(io::Error),
+}
+
+impl From<ArrayError> for Failed {
+    fn from(error: ArrayError) -> Self {
+        Self::Array(error)
+    }
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl Held {
+    /// What a program may want to know of it: [`Held`] without what only decoding needs, as JSON.
+    #[must_use]
+    pub fn told(&self, input: &str) -> serde_json::Value {
+        let piece = |one: &HeldPiece| serde_json::json!({ "start": one.start, "shape": one.shape });
+        let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
+        serde_json::json!({
+            "input": input, "variable": self.variable, "dtype": self.dtype, "shape": self.shape, "pieces": pieces,
+        })
+    }
+
+    /// Decodes all pieces from what is `stored`.
+    ///
+    /// # Errors
+    /// Of the first piece that can't be decoded, or of `out`.
+    pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), HeldError> {
+        let mut decoder = Decoder::default();
+        let mut turned = Vec::new();
+        for (number, piece) in self.pieces.iter().enumerate() {
+            let done = self.piece(piece, (stored, &mut decoder), &mut turned, out);
+            done.map_err(|failed| match failed {
+                Failed::Write(error) => HeldError::Write(error),
+                Failed::Array(why) => HeldError::Piece {
+                    number,
+                    variable: self.variable.clone(),
+                    start: piece.start.clone(),
+                    why,
+                },
+            })?;
+        }
+        Ok(())
+    }
+
+    fn piece(
+        &self,
+        piece: &HeldPiece,
+        (stored, decoder): (&[u8], &mut Decoder),
+        turned: &mut Vec<u8>,
+        out: &mut dyn Write,
+    ) -> Result<(), Failed> {
+        let numbers_fit =
+            |size: u8| matches!(size, 2 | 4 | 8) && self.element % u32::from(size) == 0;
+        if !(1..=ELEMENT_BYTES_MAX).contains(&self.element) || !self.swap.is_none_or(numbers_fit) {
+            return Err(ArrayError::ElementSize.into());
+        }
+        let begin = usize::try_from(piece.offset).ok();
+        let length = usize::try_from(piece.length).ok();
+        let bytes = begin
+            .zip(length)
+            .and_then(|(begin, length)| stored.get(begin..)?.get(..length));
+        let bytes = bytes.ok_or(ArrayError::Beyond)?;
+        let mut write = |values: &[u8]| self.turn(values, turned, out);
+        let Some(chunk) = &self.chunk else {
+            return self.values(piece, bytes, &mut write);
+        };
+        let raw = self.bytes_of(chunk)?;
+        if raw > RAW_BYTES_MAX {
+            return Err(ArrayError::TooLarge.into());
+        }
+        let spec = plain(piece.codecs.as_ref().unwrap_or(&self.codecs), raw);
+        codec::check(&spec.codecs)?;
+        let (found, _) = decoder.decode(&Plan::new(&spec)?, bytes)?;
+        if found.len() != raw {
+            let (found, expected) = (found.len(), raw);
+            return Err(ArrayError::Size { found, expected }.into());
+        }
+        let fits = piece.shape.len() == chunk.len()
+            && piece
+                .shape
+                .iter()
+                .zip(chunk)
+                .all(|(taken, all)| taken <= all);
+        if !fits {
+            return Err(ArrayError::Beyond.into());
+        }
+        self.corner(found, (chunk, &piece.shape), &mut write)
+    }
+
+    /// Bytes of an array of these values.
+    fn bytes_of(&self, shape: &[u64]) -> Result<usize, ArrayError> {
+        if shape.is_empty() || shape.len() > DIMENSIONS_MAX {
+            return Err(ArrayError::Dimensions(shape.len()));
+        }
+        let size = shape
+            .iter()
+            .try_fold(u64::from(self.element), |size, &length| {
+                size.checked_mul(length)
+            });
+        size.and_then(|size| usize::try_from(size).ok())
+            .ok_or(ArrayError::TooLarge)
+    }
+
+    /// Values that lie there as they are.
+    fn values(
+        &self,
+        piece: &HeldPiece,
+        bytes: &[u8],
+        write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), Failed> {
+        let expected = self.bytes_of(&piece.shape)?;
+        let (Some(stride), Some((&rows, row))) = (piece.stride, piece.shape.split_first()) else {
+            let found = bytes.len();
+            return match found == expected {
+                true => Ok(write(bytes)?),
+                false => Err(ArrayError::Size { found, expected }.into()),
+            };
+        };
+        let row = match row {
+            [] => self.element as usize,
+            row => self.bytes_of(row)?,
+        };
+        if row == 0 || stride < row as u64 {
+            return Err(ArrayError::Beyond.into());
+        }
+        let stride = usize::try_from(stride).map_err(|_| ArrayError::TooLarge)?;
+        let mut gathered = Vec::new();
+        for index in 0..rows {
+            let begin = usize::try_from(index)
+                .ok()
+                .and_then(|index| index.checked_mul(stride));
+            let found = begin.and_then(|begin| bytes.get(begin..)?.get(..row));
+            gathered.extend_from_slice(found.ok_or(ArrayError::Beyond)?);
+            if gathered.len() >= SWAPPED_BYTES {
+                write(&gathered)?;
+                gathered.clear();
+            }
+        }
+        Ok(write(&gathered)?)
+    }
+
+    /// The corner of an array that is `shape` of `all`.
+    fn corner(
+        &self,
+        array: &[u8],
+        (all, shape): (&[u64], &[u64]),
+        write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), Failed> {
+        // Inner dimensions of which all is taken lie in one.
+        let cut = shape
+            .iter()
+            .zip(all)
+            .rposition(|(taken, all)| taken != all)
+            .unwrap_or(0);
+        let size = |shape: &[u64]| shape.iter().product::<u64>() as usize * self.element as usize;
+        let row = size(&shape[cut..]);
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let steps: Vec<usize> = (0..cut)
+            .map(|dimension| size(&all[dimension + 1..]))
+            .collect();
+        let mut at = vec![0_u64; cut];
+        loop {
+            let begin: usize = at
+                .iter()
+                .zip(&steps)
+                .map(|(&index, step)| index as usize * step)
+                .sum();
+            write(array.get(begin..begin + row).ok_or(ArrayError::Beyond)?)?;
+            let next = (0..cut)
+                .rev()
+                .find(|&dimension| at[dimension] + 1 < shape[dimension]);
+            let Some(next) = next else { return Ok(()) };
+            at[next] += 1;
+            at[next + 1..].fill(0);
+        }
+    }
+
+    /// Writes values in this machine's order of bytes.
+    fn turn(&self, values: &[u8], turned: &mut Vec<u8>, out: &mut dyn Write) -> io::Result<()> {
+        let Some(size) = self.swap else {
+            return out.write_all(values);
+        };
+        turned.resize(SWAPPED_BYTES, 0);
+        for values in values.chunks(SWAPPED_BYTES) {
+            let turned = &mut turned[..values.len()];
+            swap(values, turned, size.into());
+            out.write_all(turned)?;
+        }
+        Ok(())
+    }
+}
+
+/// What decodes to so many bytes.
+fn plain(codecs: &[Codec], bytes: usize) -> Spec {
+    Spec {
+        operation: Operation::Select,
+        dtype: Dtype::Uint8,
+        big_endian: false,
+        shape: Some(vec![bytes as u64]),
+        fortran: false,
+        axes: None,
+        selection: None,
+        codecs: codecs.to_vec(),
+        missing: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decoded(held: &Held, stored: &[u8]) -> Result<Vec<u8>, String> {
+        let mut out = Vec::new();
+        let done = held.decode(stored, &mut out);
+        done.map(|()| out).map_err(|error| error.to_string())
+    }
+
+    fn held(chunk: Option<Vec<u64>>, codecs: Vec<Codec>, pieces: Vec<HeldPiece>) -> Held {
+        Held {
+            variable: "tas".into(),
+            dtype: "int16".into(),
+            element: 2,
+            swap: None,
+            shape: vec![4, 6],
+            chunk,
+            codecs,
+            pieces,
+        }
+    }
+
+    fn piece(start: [u64; 2], shape: &[u64], offset: usize, length: usize) -> HeldPiece {
+        HeldPiece {
+            start: start.to_vec(),
+            shape: shape.to_vec(),
+            offset: offset as u64,
+            length: length as u64,
+            stride: None,
+            codecs: None,
+        }
+    }
+
+    fn zlib(bytes: &[u8]) -> Vec<u8> {
+        let mut deflate = libdeflater::Compressor::default();
+        let mut to = vec![0; deflate.zlib_compress_bound(bytes.len())];
+        let made = deflate.zlib_compress(bytes, &mut to).unwrap();
+        to.truncate(made);
+        to
+    }
+
+    #[test]
+    fn chunks_are_decoded_cut_and_turned() {
+        let values: Vec<u8> = (0..24).collect();
+        // Two bytes each: first all low bytes, then all high ones.
+        let shuffled: Vec<u8> = values
+            .iter()
+            .step_by(2)
+            .chain(values.iter().skip(1).step_by(2))
+            .copied()
+            .collect();
+        let stored = zlib(&shuffled);
+        let chunk = Some(vec![3, 4]);
+        let codecs = vec![Codec::Zlib, Codec::Shuffle(2)];
+        let whole = piece([0, 0], &[3, 4], 0, stored.len());
+        let mut one = held(
+            chunk.clone(),
+            codecs,
+            vec![whole.clone(), piece([0, 4], &[2, 2], 0, stored.len())],
+        );
+        let corner = [0, 1, 2, 3, 8, 9, 10, 11];
+        assert_eq!(
+            decoded(&one, &stored).unwrap(),
+            [&values[..], &corner].concat()
+        );
+        one.swap = Some(2);
+        assert_eq!(decoded(&one, &stored).unwrap()[..4], [1, 0, 3, 2]);
+        // A chunk that lacks a filter.
+        let plain = HeldPiece {
+            codecs: Some(vec![]),
+            ..piece([0, 0], &[3, 4], stored.len(), 24)
+        };
+        let both = held(chunk, one.codecs.clone(), vec![plain, whole]);
+        let all = [&stored[..], &values].concat();
+        assert_eq!(
+            decoded(&both, &all).unwrap(),
+            [&values[..], &values].concat()
+        );
+        let wrong = decoded(&both, &all[..all.len() - 1]).unwrap_err();
+        assert_eq!(
+            wrong,
+            "piece 0 of tas, from index [0, 0] on, can't be decoded: what is said of it does not fit its bytes"
+        );
+        let mut damaged = all;
+        damaged[2] ^= 0xff;
+        let wrong = decoded(&both, &damaged).unwrap_err();
+        assert!(
+            wrong.starts_with("piece 1 of tas, from index [0, 0] on, can't be decoded: zlib: "),
+            "{wrong}"
+        );
+    }
+
+    #[test]
+    fn records_are_picked_out_of_those_of_others() {
+        let values: Vec<u8> = (0..30).collect();
+        let rows = HeldPiece {
+            stride: Some(10),
+            ..piece([1, 0], &[3, 2], 3, 24)
+        };
+        let got = decoded(&held(None, vec![], vec![rows.clone()]), &values).unwrap();
+        assert_eq!(got, [3, 4, 5, 6, 13, 14, 15, 16, 23, 24, 25, 26]);
+        for stride in [0, 3, u64::MAX] {
+            let rows = HeldPiece {
+                stride: Some(stride),
+                ..rows.clone()
+            };
+            assert!(
+                decoded(&held(None, vec![], vec![rows]), &values).is_err(),
+                "{stride}"
+            );
+        }
+        let run = piece([0, 1], &[2], 4, 4);
+        assert_eq!(
+            decoded(&held(None, vec![], vec![run]), &values).unwrap(),
+            [4, 5, 6, 7]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_said_of_bytes_ends_and_nothing_is_read_beyond(
+            element in 0_u32..9, swap in proptest::option::of(0_u8..9),
+            chunk in proptest::option::of(proptest::collection::vec(prop_oneof![0_u64..6, Just(u64::MAX)], 0..4)),
+            shape in proptest::collection::vec(prop_oneof![0_u64..6, Just(1 << 40), Just(u64::MAX)], 0..4),
+            offset in prop_oneof![0_u64..70, Just(u64::MAX)], length in prop_oneof![0_u64..70, Just(u64::MAX)],
+            stride in proptest::option::of(prop_oneof![0_u64..20, Just(u64::MAX)]),
+            codec in 0_usize..4,
+        ) {
+            let codecs = [vec![], vec![Codec::Zlib], vec![Codec::Shuffle(0)], vec![Codec::Fletcher32, Codec::Shuffle(3)]];
+            let pieces = vec![HeldPiece { start: vec![], shape, offset, length, stride, codecs: None }];
+            let one = Held { element, swap, ..held(chunk, codecs[codec].clone(), pieces) };
+            if let Ok(got) = decoded(&one, &[7; 64]) {
+                prop_assert!(got.len() <= 64);
+            }
+        }
+    }
+}

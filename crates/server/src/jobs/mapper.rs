@@ -1,0 +1,673 @@
+//! Mappers: which bytes of a file hold the values of a variable, and how these are decoded. Headers are read here, by ranges and
+//! through readers that are bounded whatever they find (`tidemill_format`); no value is read.
+
+use crate::files::stream::{Elements, Source};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+use tidemill_core::job::{Map, Mapped};
+use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
+use tidemill_format::{
+    Bytes, DataType, Filter, Format, Header, Kind, Order, Range as Indices, Storage, Store,
+    Variable, columns, pieces, zip::Zip,
+};
+use tidemill_kernel::array::{Codec, Held, HeldPiece};
+use tokio::time::Instant;
+
+/// How long the headers of one job may take to be read.
+pub(super) const HEADERS_MAX: Duration = Duration::from_secs(30);
+/// Most pieces of one variable.
+const PIECES_MAX: usize = 1 << 16;
+/// Records that are farther apart than this, in bytes, are pieces of their own.
+const APART_BYTES: u64 = 4 << 10;
+
+/// A version, read by ranges until a moment.
+pub(super) struct Remote {
+    source: Source,
+    until: Instant,
+}
+
+impl Remote {
+    pub(super) fn new(
+        elements: &Elements,
+        reading: crate::names::reading::Reading,
+        until: Instant,
+    ) -> Option<Self> {
+        let source = Source::new(elements, reading)?;
+        Some(Self { source, until })
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        self.source.layout()
+    }
+}
+
+impl Bytes for Remote {
+    fn size(&self) -> u64 {
+        self.layout().size()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let end = offset.saturating_add(into.len() as u64);
+        let window = tokio::time::timeout_at(self.until, self.source.window(offset..end));
+        let slow = |_| {
+            io::Error::other(format!(
+                "headers took more than {} s to be read",
+                HEADERS_MAX.as_secs()
+            ))
+        };
+        let bytes = tokio::runtime::Handle::current()
+            .block_on(window)
+            .map_err(slow)?;
+        let bytes = bytes.map_err(io::Error::other)?;
+        // What was never written is zeros.
+        let (there, holes) = into.split_at_mut(bytes.len().min(into.len()));
+        there.copy_from_slice(&bytes[..there.len()]);
+        holes.fill(0);
+        Ok(())
+    }
+}
+
+/// Values of a variable that lie together.
+struct Piece {
+    span: Range<u64>,
+    start: Vec<u64>,
+    shape: Vec<u64>,
+    stride: Option<u64>,
+    codecs: Option<Vec<Codec>>,
+}
+
+/// What a mapper finds in a file.
+///
+/// # Errors
+/// For whoever wrote the mapper: what it can be, what the file has instead, or what is wrong with that.
+pub(super) fn map(
+    bytes: &dyn Bytes,
+    layout: &Layout,
+    mapper: &str,
+    per_part: bool,
+) -> Result<Map, String> {
+    let told = |error: tidemill_format::Error| format!("{mapper}: {error}");
+    let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
+    let header = match kind {
+        "netcdf" | "hdf5" | "zarr" | "fits" => tidemill_format::read(bytes).map_err(told)?,
+        "columns" => columns::read(name, bytes).map_err(told)?,
+        _ => {
+            return Err(format!(
+                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\" or \"columns:NAME=TYPE,…\""
+            ));
+        }
+    };
+    let variable = chosen(&header, (kind, name)).map_err(|why| format!("{mapper}: {why}"))?;
+    let zip = match header.format {
+        Format::Zarr(_) => Some(Zip::open(bytes).map_err(told)?),
+        _ => None,
+    };
+    let store = zip
+        .as_ref()
+        .map_or(Store::File(bytes), |zip| Store::Folder(zip));
+    let found = Found::new(variable, layout, store).map_err(|why| format!("{mapper}: {why}"))?;
+    found
+        .map(layout, per_part)
+        .map_err(|why| format!("{mapper}: {why}"))
+}
+
+/// The variable that is meant.
+fn chosen<'a>(header: &'a Header, (kind, name): (&str, &str)) -> Result<&'a Variable, String> {
+    let format = match header.format {
+        Format::Classic(_) => "netcdf",
+        Format::Netcdf4 | Format::Hdf5 => "hdf5",
+        Format::Zarr(_) => "zarr",
+        Format::Fits => "fits",
+        Format::Columns => "columns",
+    };
+    if format != kind && (format, kind) != ("hdf5", "netcdf") {
+        return Err(format!("the file is {format}"));
+    }
+    match (&header.variables[..], kind) {
+        ([one], "columns") => Ok(one),
+        (all, "columns") => {
+            let names: Vec<_> = all.iter().map(|one| one.path.as_str()).collect();
+            Err(format!(
+                "one column is read, not {}: call the others _",
+                names.join(", ")
+            ))
+        }
+        _ => header.find(name).map_err(|error| error.to_string()),
+    }
+}
+
+/// A variable and its pieces.
+struct Found {
+    held: Held,
+    pieces: Vec<Piece>,
+}
+
+impl Found {
+    fn new(variable: &Variable, layout: &Layout, store: Store<'_>) -> Result<Self, String> {
+        let (dtype, swap) = dtype(&variable.data_type)?;
+        let mut found = Self {
+            held: Held {
+                variable: variable.path.clone(),
+                dtype,
+                element: variable.data_type.size,
+                swap,
+                shape: variable.shape(),
+                chunk: None,
+                codecs: Vec::new(),
+                pieces: Vec::new(),
+            },
+            pieces: Vec::new(),
+        };
+        match &variable.storage {
+            Storage::Contiguous { offset } => {
+                found.rows((*offset, variable.elements()), 0, layout)?
+            }
+            Storage::Records { offset, stride } => found.records((*offset, *stride), layout)?,
+            Storage::Chunked(chunked) => {
+                found.held.chunk = Some(chunked.shape.clone());
+                found.held.codecs = codecs(&chunked.filters, 0)?;
+                found.chunks(variable, &chunked.filters, store)?;
+            }
+            Storage::Absent => {}
+            Storage::Elsewhere(what) => return Err(format!("{what}, which can't be read")),
+        }
+        if found.pieces.is_empty() {
+            return Err(
+                "none of its values were ever written, so there is nothing to read".to_owned(),
+            );
+        }
+        let end = found.pieces.iter().map(|piece| piece.span.end).max();
+        match end.filter(|end| *end > layout.size()) {
+            Some(end) => Err(format!(
+                "its values end at byte {end}, and the file at {}: it is truncated or damaged",
+                layout.size()
+            )),
+            None => Ok(found),
+        }
+    }
+
+    fn push(&mut self, piece: Piece) -> Result<(), String> {
+        if self.pieces.len() >= PIECES_MAX {
+            return Err(format!(
+                "it has more than {PIECES_MAX} pieces: store it in larger chunks, or stripe the file in larger units"
+            ));
+        }
+        self.pieces.push(piece);
+        Ok(())
+    }
+
+    /// Values from a byte on that follow each other, the first of them by its number: a piece for each stripe, of those that
+    /// begin in it.
+    fn rows(
+        &mut self,
+        (mut at, count): (u64, u64),
+        mut first: u64,
+        layout: &Layout,
+    ) -> Result<(), String> {
+        let size = u64::from(self.held.element);
+        let end = first.saturating_add(count);
+        while first < end {
+            let room = stripe_end(layout, at).saturating_sub(at).div_ceil(size);
+            let taken = room.clamp(1, end - first);
+            let span = at..at.saturating_add(taken.saturating_mul(size));
+            at = span.end;
+            let (start, shape) = (indices(first, &self.held.shape), vec![taken]);
+            first += taken;
+            self.push(Piece {
+                span,
+                start,
+                shape,
+                stride: None,
+                codecs: None,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Records with those of other variables between them.
+    fn records(&mut self, (offset, stride): (u64, u64), layout: &Layout) -> Result<(), String> {
+        let (count, row) = match self.held.shape.split_first() {
+            Some((&count, row)) => (count, row.iter().product::<u64>()),
+            None => (1, 1),
+        };
+        let bytes = row.saturating_mul(self.held.element.into());
+        if stride == bytes {
+            return self.rows((offset, count.saturating_mul(row)), 0, layout);
+        }
+        let mut index = 0;
+        while index < count && bytes > 0 {
+            let at = offset.saturating_add(stride.saturating_mul(index));
+            if stride > APART_BYTES || stride < bytes {
+                self.rows((at, row), index.saturating_mul(row), layout)?;
+                index += 1;
+                continue;
+            }
+            let taken = stripe_end(layout, at)
+                .saturating_sub(at)
+                .div_ceil(stride)
+                .clamp(1, count - index);
+            let span = at..at
+                .saturating_add((taken - 1).saturating_mul(stride))
+                .saturating_add(bytes);
+            let mut shape = self.held.shape.clone();
+            let mut start = vec![0; shape.len()];
+            (start[0], shape[0]) = (index, taken);
+            self.push(Piece {
+                span,
+                start,
+                shape,
+                stride: Some(stride),
+                codecs: None,
+            })?;
+            index += taken;
+        }
+        Ok(())
+    }
+
+    fn chunks(
+        &mut self,
+        variable: &Variable,
+        filters: &[Filter],
+        store: Store<'_>,
+    ) -> Result<(), String> {
+        let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
+        let found = pieces(variable, &all, store, u64::MAX).map_err(|error| error.to_string())?;
+        for (looked, piece) in found.enumerate() {
+            // Of a sparse variable most may never have been written.
+            if looked >= 16 * PIECES_MAX {
+                return Err(format!("it has more than {} chunks", 16 * PIECES_MAX));
+            }
+            let piece = piece.map_err(|error| error.to_string())?;
+            let Some(span) = piece.span else { continue };
+            if let Some(file) = span.file {
+                return Err(format!("its bytes are in another file, {file}"));
+            }
+            let codecs = (piece.mask != 0)
+                .then(|| codecs(filters, piece.mask))
+                .transpose()?;
+            self.push(Piece {
+                span: span.offset..span.offset.saturating_add(span.size),
+                start: piece.at,
+                shape: piece.within.iter().map(Indices::count).collect(),
+                stride: None,
+                codecs,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What each component reads.
+    fn map(&self, layout: &Layout, per_part: bool) -> Result<Map, String> {
+        if !per_part {
+            let one = |(number, piece)| {
+                let selection = self.selection(layout, &[piece])?;
+                Ok(Mapped { number, selection })
+            };
+            let components = self
+                .pieces
+                .iter()
+                .enumerate()
+                .map(one)
+                .collect::<Result<Vec<_>, String>>()?;
+            let count = components.len();
+            return Ok(Map { components, count });
+        }
+        let mut parts: BTreeMap<usize, Vec<&Piece>> = BTreeMap::new();
+        for piece in &self.pieces {
+            let spans = layout.spans(piece.span.clone());
+            // That of the most bytes, of several the first one.
+            let most = spans
+                .iter()
+                .rev()
+                .max_by_key(|(_, bytes)| bytes.end - bytes.start);
+            parts
+                .entry(most.map_or(0, |(part, _)| *part))
+                .or_default()
+                .push(piece);
+        }
+        let one = |(number, pieces): (usize, Vec<&Piece>)| {
+            let selection = self
+                .selection(layout, &pieces)
+                .map_err(|why| format!("part {number}: {why}"))?;
+            Ok(Mapped { number, selection })
+        };
+        let components = parts.into_iter().map(one).collect::<Result<_, String>>()?;
+        let count = layout.parts().len();
+        Ok(Map { components, count })
+    }
+
+    /// The bytes of some pieces, and how the values are had out of those.
+    fn selection(&self, layout: &Layout, pieces: &[&Piece]) -> Result<Selection, String> {
+        let within = |piece: &&Piece| within_part(layout, &piece.span);
+        let parts: Option<Vec<_>> = pieces.iter().map(within).collect();
+        let (part, spans) = match parts.filter(|all| all.iter().all(|(part, _)| *part == all[0].0))
+        {
+            Some(all) if matches!(layout, Layout::Striped(_)) => {
+                let part = u32::try_from(all[0].0).map_err(|error| error.to_string())?;
+                (Some(part), all.into_iter().map(|(_, span)| span).collect())
+            }
+            _ => (
+                None,
+                pieces
+                    .iter()
+                    .map(|piece| piece.span.clone())
+                    .collect::<Vec<_>>(),
+            ),
+        };
+        let mut ranges = joined(spans.clone());
+        if ranges.len() > RANGES_MAX && (part.is_some() || layout.parts().len() == 1) {
+            join_near(&mut ranges);
+        }
+        let mut held = self.held.clone();
+        held.pieces = pieces
+            .iter()
+            .zip(spans)
+            .map(|(piece, span)| HeldPiece {
+                start: piece.start.clone(),
+                shape: piece.shape.clone(),
+                offset: place(&ranges, span.start),
+                length: span.end - span.start,
+                stride: piece.stride,
+                codecs: piece.codecs.clone(),
+            })
+            .collect();
+        let text = serde_json::to_string(&held).map_err(|error| error.to_string())?;
+        let selection =
+            Selection::ranges(part, &ranges).and_then(|bytes| bytes.of_values(Some(&text)));
+        selection.map_err(|error| error.to_string())
+    }
+}
+
+/// Where the stripe ends that has a byte.
+fn stripe_end(layout: &Layout, at: u64) -> u64 {
+    match layout {
+        Layout::Striped(striped) if striped.parts.len() > 1 => {
+            (at / striped.unit + 1).saturating_mul(striped.unit)
+        }
+        Layout::Striped(_) | Layout::Whole(_) | Layout::Extents(_) => u64::MAX,
+    }
+}
+
+/// Bytes of the file as bytes of the one part that has all of them.
+fn within_part(layout: &Layout, span: &Range<u64>) -> Option<(usize, Range<u64>)> {
+    match &layout.spans(span.clone())[..] {
+        [(part, within)] if within.end - within.start == span.end - span.start => {
+            Some((*part, within.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// Ranges in order, with what overlaps or touches made one.
+fn joined(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    spans.sort_unstable_by_key(|span| span.start);
+    let mut ranges: Vec<Range<u64>> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match ranges.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => ranges.push(span),
+        }
+    }
+    ranges
+}
+
+/// Makes as many ranges as there may be, by reading what lies between those that are nearest to each other.
+fn join_near(ranges: &mut Vec<Range<u64>>) {
+    let mut gaps: Vec<u64> = ranges
+        .windows(2)
+        .map(|pair| pair[1].start - pair[0].end)
+        .collect();
+    gaps.sort_unstable();
+    let read = gaps[ranges.len() - RANGES_MAX - 1];
+    let mut kept: Vec<Range<u64>> = Vec::with_capacity(RANGES_MAX);
+    for range in ranges.drain(..) {
+        match kept.last_mut() {
+            Some(last) if range.start - last.end <= read => last.end = range.end,
+            _ => kept.push(range),
+        }
+    }
+    *ranges = kept;
+}
+
+/// Where a byte is found by who reads these ranges one after the other.
+fn place(ranges: &[Range<u64>], at: u64) -> u64 {
+    let before = ranges.iter().take_while(|range| range.end <= at);
+    let skipped: u64 = before.clone().map(|range| range.end - range.start).sum();
+    ranges
+        .get(before.count())
+        .map_or(skipped, |range| skipped + at - range.start)
+}
+
+/// The indices of a value by its number.
+fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
+    let mut indices = vec![0; shape.len()];
+    for (index, &size) in indices.iter_mut().zip(shape).rev() {
+        *index = number % size.max(1);
+        number /= size.max(1);
+    }
+    indices
+}
+
+/// What numpy calls a type, and the bytes of each number in it if their order is not this machine's.
+fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
+    let bits = of.size.saturating_mul(8);
+    let (name, number) = match (&of.kind, of.size) {
+        (Kind::Int, 1 | 2 | 4 | 8) => (format!("int{bits}"), of.size),
+        (Kind::Uint, 1 | 2 | 4 | 8) => (format!("uint{bits}"), of.size),
+        (Kind::Float, 2 | 4 | 8) => (format!("float{bits}"), of.size),
+        (Kind::Complex, 8 | 16) => (format!("complex{bits}"), of.size / 2),
+        (Kind::Bool, 1) => ("bool".to_owned(), 1),
+        (Kind::Text, size @ 1..) => (format!("S{size}"), 1),
+        (kind, size) => {
+            return Err(format!(
+                "values of {size} bytes ({kind:?}) can't be read as an array"
+            ));
+        }
+    };
+    let native = if cfg!(target_endian = "big") {
+        Order::Big
+    } else {
+        Order::Little
+    };
+    let swap = (of.order != native && number > 1).then(|| u8::try_from(number).unwrap_or(0));
+    Ok((name, swap))
+}
+
+/// How what these filters made is decoded, but for those that a mask leaves out.
+fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
+    let applied = filters.iter().enumerate();
+    let applied = applied.filter(|(index, _)| {
+        mask.checked_shr(u32::try_from(*index).unwrap_or(32))
+            .unwrap_or(0)
+            & 1
+            == 0
+    });
+    let mut codecs = Vec::new();
+    for (_, filter) in applied.rev() {
+        codecs.push(match filter {
+            Filter::Shuffle { element } => Codec::Shuffle(
+                u8::try_from(*element)
+                    .map_err(|_| format!("a shuffle of {element} bytes can't be undone"))?,
+            ),
+            Filter::Deflate => Codec::Zlib,
+            Filter::Gzip => Codec::Gzip,
+            Filter::Zstd => Codec::Zstd,
+            Filter::Fletcher32 => Codec::Fletcher32,
+            Filter::Transpose { order }
+                if order.iter().zip(0..).all(|(one, place)| *one == place) =>
+            {
+                continue;
+            }
+            other => {
+                return Err(format!(
+                    "it was stored with {other:?}, which can't be decoded here"
+                ));
+            }
+        });
+    }
+    Ok(codecs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value as Json;
+    use std::path::{Path, PathBuf};
+    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::layout::{Part, Striped};
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
+    }
+
+    /// A file in stripes of any length, on so many elements; as one object if that is 0.
+    fn lies(size: u64, unit: u64, width: usize) -> Layout {
+        let on = |index: usize| {
+            let id = u32::try_from(index).unwrap();
+            let size = Striped::part_size(unit, width, size, index);
+            Part::on(ObjectId(u64::from(id) + 1), size, ElementId(id))
+        };
+        match width {
+            0 => Layout::Whole(Part::on(ObjectId(1), size, ElementId(0))),
+            _ => Layout::Striped(Striped {
+                unit,
+                size,
+                parts: (0..width).map(on).collect(),
+            }),
+        }
+    }
+
+    /// What the elements gather for a component.
+    fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
+        let at = |offset: u64| usize::try_from(offset).unwrap();
+        let part = selection.of_part().map(|part| part as usize);
+        let whole = part.map(|part| {
+            let pieces = layout.pieces_of(part, 0..u64::MAX);
+            let bytes = pieces
+                .iter()
+                .flat_map(|piece| &file[at(piece.offset)..][..at(piece.length)]);
+            bytes.copied().collect::<Vec<u8>>()
+        });
+        let from = whole.as_deref().unwrap_or(file);
+        let ranges = selection.byte_ranges().unwrap();
+        ranges
+            .flat_map(|range| from[at(range.start)..at(range.end)].to_vec())
+            .collect()
+    }
+
+    /// Puts what components got into the array that it is of; every place once at most. Gives how many places that are.
+    fn put_together(
+        map: &Map,
+        file: &[u8],
+        layout: &Layout,
+        into: &mut [Option<Vec<u8>>],
+    ) -> usize {
+        let mut put = 0;
+        for component in &map.components {
+            let held: Held = serde_json::from_str(component.selection.values().unwrap()).unwrap();
+            let mut values = Vec::new();
+            held.decode(&gathered(file, layout, &component.selection), &mut values)
+                .unwrap();
+            let mut values = values.chunks(held.element as usize);
+            for piece in &held.pieces {
+                let strides: Vec<u64> = (0..held.shape.len())
+                    .map(|one| held.shape[one + 1..].iter().product())
+                    .collect();
+                let first: u64 = piece
+                    .start
+                    .iter()
+                    .zip(&strides)
+                    .map(|(index, stride)| index * stride)
+                    .sum();
+                for number in 0..piece.shape.iter().product::<u64>() {
+                    let is_run = piece.shape.len() != held.shape.len();
+                    let within = indices(number, &piece.shape);
+                    let moved = within
+                        .iter()
+                        .zip(&strides)
+                        .map(|(index, stride)| index * stride)
+                        .sum();
+                    let place = first + if is_run { number } else { moved };
+                    let value = values.next().unwrap().to_vec();
+                    let before = into[usize::try_from(place).unwrap()].replace(value);
+                    assert!(before.is_none(), "{place} of {} twice", held.variable);
+                    put += 1;
+                }
+            }
+            assert!(values.next().is_none(), "{}", held.variable);
+        }
+        put
+    }
+
+    fn bytes_of(hex: &str) -> Vec<u8> {
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        (0..hex.len()).step_by(2).map(byte).collect()
+    }
+
+    /// Every variable of every fixture, however the file is striped, per part and per piece: the values that the libraries read.
+    #[test]
+    fn what_components_get_is_what_the_libraries_read() {
+        let (mut right, mut refused) = (0, Vec::new());
+        for name in [
+            "cdf1.nc",
+            "cdf1-one-record.nc",
+            "cdf5.nc",
+            "netcdf4.nc",
+            "netcdf4-classic.nc",
+            "new.h5",
+            "old.h5",
+            "images.fits",
+            "three.zarr.zip",
+        ] {
+            let file = std::fs::read(fixtures().join(name)).unwrap();
+            let told = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
+            let told: Json = serde_json::from_slice(&told).unwrap();
+            let kind = match name.rsplit_once('.').unwrap().1 {
+                "nc" => "netcdf",
+                "zip" => "zarr",
+                "h5" => "hdf5",
+                other => other,
+            };
+            for variable in told["variables"].as_array().unwrap() {
+                let Some(expected) = variable["selections"][0]["hex"].as_str() else {
+                    continue;
+                };
+                let mapper = format!("{kind}:{}", variable["path"].as_str().unwrap());
+                let expected = bytes_of(expected);
+                for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
+                    let layout = lies(file.len() as u64, unit, width);
+                    for per_part in [true, false] {
+                        let map = match map(&file, &layout, &mapper, per_part) {
+                            Ok(map) => map,
+                            Err(why) => {
+                                refused.push(format!("{name} {why}"));
+                                continue;
+                            }
+                        };
+                        let held: Held =
+                            serde_json::from_str(map.components[0].selection.values().unwrap())
+                                .unwrap();
+                        let size = held.element as usize;
+                        let mut found = vec![None; expected.len() / size];
+                        let put = put_together(&map, &file, &layout, &mut found);
+                        for (found, expected) in found.iter().zip(expected.chunks(size)) {
+                            assert!(
+                                found.as_deref().is_none_or(|found| found == expected),
+                                "{name} {mapper} {unit} {width} {per_part}"
+                            );
+                        }
+                        if put < found.len() {
+                            refused.push(format!("{name} {mapper}: {put} of {}", found.len()));
+                        }
+                        right += 1;
+                    }
+                }
+            }
+        }
+        refused.sort();
+        refused.dedup();
+        panic!("{right} {refused:#?}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Components of variables: tasks that find values where the file has bytes of some format (`mapper`).
+
+use crate::array::{Array, Options};
+use crate::chance::Chance;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures").join(name)
+}
+
+fn array(remote: bool) -> Option<Array> {
+    Array::with(Options { elements: 3, remote, ..Options::default() })
+}
+
+fn put(array: &Array, local: &Path, path: &str) {
+    let said = array.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), path]);
+    assert!(said.ok, "{}", said.err);
+}
+
+fn job(task: &str) -> String {
+    format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
+}
+
+/// What the libraries read of a variable of a fixture.
+fn values_of(name: &str, variable: &str) -> Vec<u8> {
+    let told = std::fs::read(fixture(&format!("{name}.json"))).unwrap();
+    let told: Value = serde_json::from_slice(&told).unwrap();
+    let all = told["variables"].as_array().unwrap();
+    let one = all.iter().find(|one| one["path"] == variable).unwrap();
+    let hex = one["selections"][0]["hex"].as_str().unwrap();
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    (0..hex.len()).step_by(2).map(byte).collect()
+}
+
+#[test]
+fn programs_find_the_values_of_a_variable_as_a_plain_file() {
+    for remote in [false, true] {
+        let Some(array) = array(remote) else { return };
+        put(&array, &fixture("cdf1.nc"), "/cdf1.nc");
+        put(&array, &fixture("netcdf4.nc"), "/netcdf4.nc");
+        std::fs::write(array.at("show"), "#!/bin/sh\ncat $1\nprintf %s \"$TIDEMILL_LAYOUT\" > $2\n").unwrap();
+        array.sh("chmod +x show");
+        let show = |file: &str, variable: &str, per: &str| {
+            job(&format!(
+                r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.%{per}" ]; per = "{per}"; mapper = "netcdf:{variable}";
+                   input = [ "{file}" ]; output = [ "v/{variable}.%{per}", "l/{variable}.%{per}" ]; stdout = "v/{variable}.%{per}";"#
+            ))
+        };
+        // Records between those of others, the highest byte of each number first: a piece for each stripe with some.
+        array.done(array.submit(&show("cdf1.nc", "f8_3t", "piece")));
+        assert_eq!(array.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
+        array.sh("cat v/f8_3t.* > v/all");
+        assert_eq!(std::fs::read(array.at("v/all")).unwrap(), values_of("cdf1.nc", "f8_3t"));
+        let first: Value = serde_json::from_str(&array.sh("cat l/f8_3t.0")).unwrap();
+        let second: Value = serde_json::from_str(&array.sh("cat l/f8_3t.1")).unwrap();
+        let records = first[0]["pieces"][0]["shape"][0].as_u64().unwrap();
+        let expected = serde_json::json!([{
+            "input": "cdf1.nc", "variable": "f8_3t", "dtype": "float64", "shape": [4, 5, 7],
+            "pieces": [{ "start": [records, 0, 0], "shape": [4 - records, 5, 7] }],
+        }]);
+        assert_eq!(second, expected);
+        // Chunks that are compressed and shuffled.
+        array.done(array.submit(&show("netcdf4.nc", "deflated", "part")));
+        let lies = array.json(&["variables", "/netcdf4.nc", "deflated"]);
+        let parts = lies["variables"][0]["where"].as_array().unwrap().len();
+        let made = array.sh("ls v/deflated.*").lines().count();
+        assert!((1..=parts).contains(&made), "{lies:#}");
+        let size: usize = array.sh("cat v/deflated.* | wc -c").trim().parse().unwrap();
+        assert_eq!(size, values_of("netcdf4.nc", "deflated").len());
+    }
+}
+
+/// Records of 24 bytes, of which the middle 8 are a number.
+fn with_records(array: &Array) -> Vec<i64> {
+    let numbers: Vec<i64> = { let mut chance = Chance(3); (0..50_000).map(|_| i64::try_from(chance.next(1 << 30)).unwrap()).collect() };
+    let record = |number: &i64| [7_i64.to_le_bytes(), number.to_le_bytes(), [2; 8]].concat();
+    let bytes: Vec<u8> = numbers.iter().flat_map(record).collect();
+    let local = array.path("records");
+    std::fs::write(&local, bytes).unwrap();
+    put(array, &local, "/records");
+    numbers
+}
+
+#[test]
+fn kernels_run_where_the_values_are_and_find_each_once() {
+    let Some(array) = array(true) else { return };
+    let numbers = with_records(&array);
+    let id = array.submit(&job(
+        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
+           input = [ "records" ]; output = [ "sum.%part" ];"#,
+    ));
+    let told = array.done(id);
+    let tasks = told["tasks"].as_array().unwrap();
+    let layout = array.json(&["layout", "/records"]);
+    for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
+        assert_eq!(task["element"], part["copies"][0]["element"], "{told:#}");
+    }
+    let moved = tasks.iter().map(|task| task["moved_bytes"].as_u64().unwrap()).sum::<u64>();
+    assert!(moved < 20_000, "only what crosses stripes: {moved}");
+    let sums = array.sh("cat sum.*");
+    let sum: i64 = sums.lines().map(|line| line.trim().parse::<i64>().unwrap()).sum();
+    assert_eq!(sum, numbers.iter().sum::<i64>());
+    // The same task over the same bytes is remembered, another column is another task.
+    let again = array.done(array.submit(&job(
+        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:x=<i8,_=V16";
+           input = [ "records" ]; output = [ "first.%part" ];"#,
+    )));
+    assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
+    let first: i64 = array.sh("cat first.*").lines().map(|line| line.trim().parse::<i64>().unwrap()).sum();
+    assert_eq!(first, 7 * i64::try_from(numbers.len()).unwrap());
+}
+
+#[test]
+fn what_is_not_there_or_damaged_is_told() {
+    let Some(array) = array(false) else { return };
+    put(&array, &fixture("netcdf4.nc"), "/good.nc");
+    let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
+    let told = |file: &str, mapper: &str| {
+        let task = format!(r#"name = "t"; kernel = "mean"; per = "piece"; mapper = "{mapper}"; input = [ "{file}" ]; output = [ "m.%piece" ];"#);
+        let said = array.try_submit(&job(&task));
+        assert!(!said.ok, "{file} {mapper}");
+        said.err
+    };
+    let missing = told("good.nc", "netcdf:rain");
+    assert!(missing.contains("rain") && missing.contains("deflated") && missing.contains("job.conf:1:"), "{missing}");
+    assert!(told("good.nc", "zarr:deflated").contains("the file is hdf5"));
+    assert!(told("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
+    assert!(told("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
+    std::fs::write(array.path("cut"), &bytes[..bytes.len() / 2]).unwrap();
+    put(&array, &array.path("cut"), "/cut.nc");
+    told("cut.nc", "netcdf:deflated");
+    std::fs::write(array.path("noise"), Chance(9).bytes(20_000)).unwrap();
+    put(&array, &array.path("noise"), "/noise.nc");
+    assert!(told("noise.nc", "netcdf:deflated").contains("first bytes are"));
+    std::fs::write(array.path("none"), "").unwrap();
+    put(&array, &array.path("none"), "/none.nc");
+    told("none.nc", "netcdf:deflated");
+    // One byte within a chunk: the header is as it was.
+    let lies = array.json(&["variables", "/good.nc", "deflated"]);
+    assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
+    let streams: Vec<usize> = (0..bytes.len() - 1).filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda)).collect();
+    for at in streams {
+        bytes[at + 4] ^= 0xff;
+    }
+    std::fs::write(array.path("bad"), &bytes).unwrap();
+    put(&array, &array.path("bad"), "/bad.nc");
+    let id = array.submit(&job(
+        r#"name = "t"; kernel = "wc"; args = [ "-c", "bad.nc" ]; type = "program"; per = "piece"; mapper = "netcdf:deflated";
+           input = [ "bad.nc" ]; output = [ "w.%piece" ]; stdout = "w.%piece";"#,
+    ));
+    let ended = array.ended(id);
+    let why = ended.to_string();
+    assert_eq!(ended["state"], "failed");
+    assert!(why.contains("input `bad.nc`") && why.contains("of deflated, from index") && why.contains("zlib"), "{ended:#}");
+    for index in 0..3 {
+        let run = std::fs::read_dir(array.element_folder(index).join("run")).unwrap();
+        let left: Vec<_> = run.flatten().filter(|entry| entry.path().extension().is_some()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

@@ -6,11 +6,17 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../format/tests/fixtures")
+        .join(name)
 }
 
 fn array(remote: bool) -> Option<Array> {
-    Array::with(Options { elements: 3, remote, ..Options::default() })
+    Array::with(Options {
+        elements: 3,
+        remote,
+        ..Options::default()
+    })
 }
 
 fn put(array: &Array, local: &Path, path: &str) {
@@ -39,7 +45,11 @@ fn programs_find_the_values_of_a_variable_as_a_plain_file() {
         let Some(array) = array(remote) else { return };
         put(&array, &fixture("cdf1.nc"), "/cdf1.nc");
         put(&array, &fixture("netcdf4.nc"), "/netcdf4.nc");
-        std::fs::write(array.at("show"), "#!/bin/sh\ncat $1\nprintf %s \"$TIDEMILL_LAYOUT\" > $2\n").unwrap();
+        std::fs::write(
+            array.at("show"),
+            "#!/bin/sh\ncat $1\nprintf %s \"$TIDEMILL_LAYOUT\" > $2\n",
+        )
+        .unwrap();
         array.sh("chmod +x show");
         let show = |file: &str, variable: &str, per: &str| {
             job(&format!(
@@ -51,12 +61,15 @@ fn programs_find_the_values_of_a_variable_as_a_plain_file() {
         array.done(array.submit(&show("cdf1.nc", "f8_3t", "piece")));
         assert_eq!(array.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
         array.sh("cat v/f8_3t.* > v/all");
-        assert_eq!(std::fs::read(array.at("v/all")).unwrap(), values_of("cdf1.nc", "f8_3t"));
+        assert_eq!(
+            std::fs::read(array.at("v/all")).unwrap(),
+            values_of("cdf1.nc", "f8_3t")
+        );
         let first: Value = serde_json::from_str(&array.sh("cat l/f8_3t.0")).unwrap();
         let second: Value = serde_json::from_str(&array.sh("cat l/f8_3t.1")).unwrap();
         let records = first[0]["pieces"][0]["shape"][0].as_u64().unwrap();
         let expected = serde_json::json!([{
-            "input": "cdf1.nc", "variable": "f8_3t", "dtype": "float64", "shape": [4, 5, 7],
+            "input": "cdf1.nc", "variable": "f8_3t", "dtype": "float64", "itemsize": 8, "shape": [4, 5, 7],
             "pieces": [{ "start": [records, 0, 0], "shape": [4 - records, 5, 7] }],
         }]);
         assert_eq!(second, expected);
@@ -73,7 +86,12 @@ fn programs_find_the_values_of_a_variable_as_a_plain_file() {
 
 /// Records of 24 bytes, of which the middle 8 are a number.
 fn with_records(array: &Array) -> Vec<i64> {
-    let numbers: Vec<i64> = { let mut chance = Chance(3); (0..50_000).map(|_| i64::try_from(chance.next(1 << 30)).unwrap()).collect() };
+    let numbers: Vec<i64> = {
+        let mut chance = Chance(3);
+        (0..50_000)
+            .map(|_| i64::try_from(chance.next(1 << 30)).unwrap())
+            .collect()
+    };
     let record = |number: &i64| [7_i64.to_le_bytes(), number.to_le_bytes(), [2; 8]].concat();
     let bytes: Vec<u8> = numbers.iter().flat_map(record).collect();
     let local = array.path("records");
@@ -96,10 +114,16 @@ fn kernels_run_where_the_values_are_and_find_each_once() {
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
         assert_eq!(task["element"], part["copies"][0]["element"], "{told:#}");
     }
-    let moved = tasks.iter().map(|task| task["moved_bytes"].as_u64().unwrap()).sum::<u64>();
+    let moved = tasks
+        .iter()
+        .map(|task| task["moved_bytes"].as_u64().unwrap())
+        .sum::<u64>();
     assert!(moved < 20_000, "only what crosses stripes: {moved}");
     let sums = array.sh("cat sum.*");
-    let sum: i64 = sums.lines().map(|line| line.trim().parse::<i64>().unwrap()).sum();
+    let sum: i64 = sums
+        .lines()
+        .map(|line| line.trim().parse::<i64>().unwrap())
+        .sum();
     assert_eq!(sum, numbers.iter().sum::<i64>());
     // The same task over the same bytes is remembered, another column is another task.
     let again = array.done(array.submit(&job(
@@ -107,7 +131,11 @@ fn kernels_run_where_the_values_are_and_find_each_once() {
            input = [ "records" ]; output = [ "first.%part" ];"#,
     )));
     assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
-    let first: i64 = array.sh("cat first.*").lines().map(|line| line.trim().parse::<i64>().unwrap()).sum();
+    let first: i64 = array
+        .sh("cat first.*")
+        .lines()
+        .map(|line| line.trim().parse::<i64>().unwrap())
+        .sum();
     assert_eq!(first, 7 * i64::try_from(numbers.len()).unwrap());
 }
 
@@ -117,13 +145,18 @@ fn what_is_not_there_or_damaged_is_told() {
     put(&array, &fixture("netcdf4.nc"), "/good.nc");
     let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
     let told = |file: &str, mapper: &str| {
-        let task = format!(r#"name = "t"; kernel = "mean"; per = "piece"; mapper = "{mapper}"; input = [ "{file}" ]; output = [ "m.%piece" ];"#);
+        let task = format!(
+            r#"name = "t"; kernel = "mean"; per = "piece"; mapper = "{mapper}"; input = [ "{file}" ]; output = [ "m.%piece" ];"#
+        );
         let said = array.try_submit(&job(&task));
         assert!(!said.ok, "{file} {mapper}");
         said.err
     };
     let missing = told("good.nc", "netcdf:rain");
-    assert!(missing.contains("rain") && missing.contains("deflated") && missing.contains("job.conf:1:"), "{missing}");
+    assert!(
+        missing.contains("rain") && missing.contains("deflated") && missing.contains("job.conf:1:"),
+        "{missing}"
+    );
     assert!(told("good.nc", "zarr:deflated").contains("the file is hdf5"));
     assert!(told("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
     assert!(told("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
@@ -139,7 +172,9 @@ fn what_is_not_there_or_damaged_is_told() {
     // One byte within a chunk: the header is as it was.
     let lies = array.json(&["variables", "/good.nc", "deflated"]);
     assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
-    let streams: Vec<usize> = (0..bytes.len() - 1).filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda)).collect();
+    let streams: Vec<usize> = (0..bytes.len() - 1)
+        .filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
+        .collect();
     for at in streams {
         bytes[at + 4] ^= 0xff;
     }
@@ -152,10 +187,83 @@ fn what_is_not_there_or_damaged_is_told() {
     let ended = array.ended(id);
     let why = ended.to_string();
     assert_eq!(ended["state"], "failed");
-    assert!(why.contains("input `bad.nc`") && why.contains("of deflated, from index") && why.contains("zlib"), "{ended:#}");
+    assert!(
+        why.contains("input `bad.nc`")
+            && why.contains("of deflated, from index")
+            && why.contains("zlib"),
+        "{ended:#}"
+    );
     for index in 0..3 {
         let run = std::fs::read_dir(array.element_folder(index).join("run")).unwrap();
-        let left: Vec<_> = run.flatten().filter(|entry| entry.path().extension().is_some()).collect();
+        let left: Vec<_> = run
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some())
+            .collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// What a built-in kernel gives of a file of this machine.
+fn alone(array: &Array, kernel: &str, args: &str, path: &str) -> Vec<u8> {
+    let task = format!(
+        r#"name = "alone"; kernel = "{kernel}"; args = [ {args} ]; input = [ "{path}" ]; output = [ "alone" ];"#
+    );
+    array.done(array.submit(&format!("replace = true; {}", job(&task))));
+    std::fs::read(array.at("alone")).unwrap()
+}
+
+#[test]
+fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
+    for remote in [false, true] {
+        let Some(array) = array(remote) else { return };
+        with_records(&array);
+        put(&array, &fixture("netcdf4.nc"), "/netcdf4.nc");
+        let values = values_of("netcdf4.nc", "deflated");
+        std::fs::write(array.at("values"), values).unwrap();
+        let kernels = [
+            ("stats", r#""dtype=f32", "of=count,min,max,sum,mean,stddev,linreg""#),
+            ("mean", r#""dtype=i16""#),
+            ("extrema", r#""dtype=i32", "show=list""#),
+            ("fingerprint", ""),
+            ("wordcount", ""),
+        ];
+        for (kernel, args) in kernels {
+            for per in ["part", "chunk"] {
+                let task = format!(
+                    r#"name = "m"; kernel = "{kernel}"; args = [ {args} ]; per = "{per}"; input = [ "records" ]; output = [ "merged" ];"#
+                );
+                let said = array.try_submit(&format!("replace = true; {}", job(&task)));
+                assert!(said.ok, "{kernel}: {}", said.err);
+                let reply: Value = serde_json::from_str(&said.out).unwrap();
+                array.done(reply["job"].as_u64().unwrap());
+                assert_eq!(
+                    std::fs::read(array.at("merged")).unwrap(),
+                    alone(&array, kernel, args, "records"),
+                    "{kernel} {per}"
+                );
+            }
+        }
+        for per in ["part", "piece"] {
+            let task = format!(
+                r#"name = "m"; kernel = "stats"; args = [ "dtype=f32" ]; per = "{per}"; mapper = "netcdf:deflated"; input = [ "netcdf4.nc" ];
+                   output = [ "merged" ];"#
+            );
+            array.done(array.submit(&format!("replace = true; {}", job(&task))));
+            assert_eq!(
+                std::fs::read(array.at("merged")).unwrap(),
+                alone(&array, "stats", r#""dtype=f32""#, "values"),
+                "{per}"
+            );
+        }
+        let lineage = array.json(&["lineage", "/merged", "--format", "json"]);
+        let runs = lineage["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 1, "{lineage:#}");
+        assert_eq!(
+            (&runs[0]["name"], &runs[0]["args"]),
+            (&"m".into(), &serde_json::json!(["dtype=f32"]))
+        );
+        assert!(lineage.to_string().contains("/netcdf4.nc"), "{lineage:#}");
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
     }
 }

@@ -26,7 +26,7 @@ use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
     Analysis, Failure, FailureKind, Input, Kernel, Label, Operation, Outcome, Output, Owner, Sealed,
 };
-use tidemill_core::layout::PartOf;
+use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, Selected};
 use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::array::Held;
@@ -120,6 +120,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         held: Vec::new(),
         pulled: Vec::new(),
         decoded: Vec::new(),
+        laid: Vec::new(),
         made: Vec::new(),
         removed: Vec::new(),
     };
@@ -185,6 +186,8 @@ struct Running<'a> {
     pulled: Vec<Pulled>,
     /// Files of values that were decoded for its kernel.
     decoded: Vec<PathBuf>,
+    /// What its kernel is told of inputs of which it has not all.
+    laid: Vec<serde_json::Value>,
     made: Vec<ObjectRecord>,
     removed: Vec<ObjectId>,
 }
@@ -465,7 +468,10 @@ impl Running<'_> {
             cores,
         ];
         all.extend(memory);
-        all.extend(layout(analysis).map(|layout| variable("LAYOUT", layout)));
+        if !self.laid.is_empty() {
+            let laid = serde_json::Value::from(self.laid.clone());
+            all.push(variable("LAYOUT", laid.to_string()));
+        }
         all
     }
 
@@ -488,7 +494,13 @@ impl Running<'_> {
         };
         let (path, size) = self.fetch_bytes(index, &bytes)?;
         keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
-        Ok((self.decode(index, (&bytes, &path), how)?, size))
+        let values = self.decode(index, (&bytes, &path), how)?;
+        let held: Result<Held, _> = serde_json::from_str(how);
+        // Those of the bytes say nothing of the values.
+        self.laid.pop();
+        self.laid
+            .extend(held.ok().map(|held| held.told(&input.name)));
+        Ok((values, size))
     }
 
     /// Has values decoded, in a sandbox of their own as the task's kernel has one: the bytes are somebody's. Gives their file.
@@ -570,16 +582,19 @@ impl Running<'_> {
             PullError::Selection(_) => failed(FailureKind::Kernel, &error),
             error => pull_failure(&error, lost),
         })?;
+        let told = laid(input, &lies.layout, (&selected, exact));
         let part = input.selection.of_part();
         let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
         let part = part.and_then(|part| lies.part(&input.name, part as usize));
         // One that lacks zeros at its end is made longer elsewhere.
         let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
         if let Some((part, capability)) = part {
+            self.laid.push(told);
             return self.fetch_object(&part, capability);
         }
         let chosen = (&lies, &selected, exact);
         let got = self.parts.pulls.select(input, chosen, &here, &cancelled);
+        self.laid.push(told);
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
     }
 
@@ -834,14 +849,30 @@ impl Running<'_> {
     }
 }
 
-/// What a task is told of inputs that are values of variables, as JSON; `None` if there are none.
-fn layout(analysis: &Analysis) -> Option<String> {
-    let told = analysis.inputs.iter().filter_map(|input| {
-        let held: Held = serde_json::from_str(input.selection.values()?).ok()?;
-        Some(held.told(&input.name))
-    });
-    let told: Vec<_> = told.collect();
-    (!told.is_empty()).then(|| serde_json::Value::from(told).to_string())
+/// What a kernel is told of an input of which it has these bytes: all of a part, or ranges of the version or of a part.
+fn laid(
+    input: &Input,
+    layout: &Layout,
+    (selected, exact): (&Selected<'_>, bool),
+) -> serde_json::Value {
+    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+    let part = input.selection.of_part().filter(|_| exact);
+    if let (Some(part), Layout::Striped(striped)) = (part, layout) {
+        told["part"] = part.into();
+        told["unit"] = striped.unit.into();
+        told["width"] = striped.parts.len().into();
+    }
+    let whole = part.is_some() && input.selection.byte_ranges().is_none();
+    if selected.ranges().len() > RANGES_MAX {
+        told["more"] = true.into();
+    } else if !whole {
+        let ranges = selected
+            .ranges()
+            .iter()
+            .map(|range| [range.start, range.end]);
+        told["bytes"] = serde_json::json!(ranges.collect::<Vec<_>>());
+    }
+    told
 }
 
 /// Of an input whose values can't be decoded. Another try would decode no more.

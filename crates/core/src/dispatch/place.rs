@@ -658,7 +658,7 @@ impl Dispatcher {
 fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
     match task.spec.share {
         Share::Component => COMPONENTS,
-        Share::All | Share::Join => &job.policy,
+        Share::All | Share::Join | Share::Merge => &job.policy,
     }
 }
 

@@ -13,6 +13,11 @@ use crate::id::ObjectId;
 use crate::layout::{Layout, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
 
+/// The first argument of a built-in kernel that is to give what it found so far in a component's piece, and of one that is to put that
+/// together.
+pub const PARTIAL: &str = " partial";
+/// See [`PARTIAL`].
+pub const MERGE: &str = " merge";
 /// What a task is of the one in the script.
 const SHARE: &str = " share";
 /// Which parts the outputs of a task are.
@@ -97,6 +102,7 @@ pub(super) fn share(task: &Group) -> Share {
     match number(task, SHARE) {
         Some(1) => Share::Component,
         Some(2) => Share::Join,
+        Some(3) => Share::Merge,
         _ => Share::All,
     }
 }
@@ -243,26 +249,50 @@ impl Expander<'_> {
             return Err(wrong(at, Problem::TooMany { what, count, max }));
         }
         let joined = parts.filter(|_| same);
-        if all.len() > 1 && joined.is_none() {
+        let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task);
+        if all.len() > 1 && joined.is_none() && !merged {
             Self::check_outputs(&task)?;
         }
         let begin = expanded.len();
         for (index, one) in all.iter().enumerate() {
-            let component = Self::component(&task, one, (index, all.len()), joined.is_some());
+            let is_part = joined.is_some() || merged;
+            let mut component = Self::component(&task, one, (index, all.len()), is_part);
+            if merged {
+                folds(&mut component, PARTIAL, at);
+            }
             self.push(component, at, expanded)?;
         }
         match joined {
             Some(parts) => self.join(task, &first, (begin, parts), at, expanded),
+            None if merged => self.merge(task, (begin, all.len()), at, expanded),
             None => Ok(()),
         }
     }
 
+    /// Whether its components are a built-in kernel that can put together what it finds in pieces, for one result.
+    fn merges(&self, task: &Group) -> bool {
+        let said = |name: &str| text(&task.get(name)?.value);
+        let (Some(kernel), [_], [output]) = (
+            said("kernel"),
+            values(task, "input"),
+            values(task, "output"),
+        ) else {
+            return false;
+        };
+        let named = path::file(&self.workdir, kernel);
+        let is_file = named.is_ok_and(|named| self.files.made_of(&named.path).is_some());
+        let builtin = said("type").map_or(!is_file, |kind| kind == "builtin");
+        let args = values(task, "args").iter().filter_map(text);
+        let args: Vec<String> = args.map(str::to_owned).collect();
+        builtin
+            && task.get("stdin").is_none()
+            && text(output).is_some_and(|output| is_shared(output) && !is_folder(output))
+            && self.files.folds(kernel, &args)
+    }
+
     /// Outputs of several components under one name would be written over.
     fn check_outputs(task: &Group) -> Result<(), Wrong> {
-        let own = |value: &&Value| {
-            let given = text(value).unwrap_or_default();
-            !WORDS.iter().any(|word| given.contains(word))
-        };
+        let own = |value: &&Value| is_shared(text(value).unwrap_or_default());
         match values(task, "output").iter().find(own) {
             Some(value) => {
                 let given = text(value).unwrap_or_default().to_owned();
@@ -432,6 +462,25 @@ impl Expander<'_> {
         }
     }
 
+    /// Adds the task that makes one result of what components found.
+    fn merge(
+        &mut self,
+        mut task: Group,
+        (begin, count): (usize, usize),
+        at: Position,
+        expanded: &mut Vec<Value>,
+    ) -> Result<(), Wrong> {
+        let output = values(&task, "output").first().and_then(text);
+        let given = output.unwrap_or_default().to_owned();
+        let made = |part| made_by(&given, (begin, part), 0, at);
+        let inputs = (0..count).map(made).collect();
+        take(&mut task, "element");
+        set(&mut task, "input", Data::List(inputs), at);
+        folds(&mut task, MERGE, at);
+        task.settings.push(told(SHARE, 3, at));
+        self.push(task, at, expanded)
+    }
+
     /// Adds the task that makes files of what components have made: of each output a striped one.
     fn join(
         &mut self,
@@ -445,17 +494,8 @@ impl Expander<'_> {
         let mut inputs = vec![first.clone()];
         for (number, output) in outputs.iter().enumerate() {
             let given = text(output).unwrap_or_default();
-            for part in 0..parts {
-                let name = part_path(given, part as u64);
-                let mut settings = vec![
-                    setting("file", Data::Text(name.clone()), at),
-                    setting("name", Data::Text(name), at),
-                ];
-                settings.push(told(MADE_BY[0], (begin + part) as u64, at));
-                settings.push(told(MADE_BY[1], number as u64, at));
-                let data = Data::Group(Group { settings });
-                inputs.push(Value { data, at });
-            }
+            let made = |part| made_by(given, (begin, part), number, at);
+            inputs.extend((0..parts).map(made));
             if let Ok(named) = path::file(&self.workdir, given) {
                 self.joined.insert(named.path, parts);
             }
@@ -467,6 +507,32 @@ impl Expander<'_> {
         task.settings.push(told(SHARE, 2, at));
         self.push(task, at, expanded)
     }
+}
+
+/// Whether all components would write it.
+fn is_shared(output: &str) -> bool {
+    !WORDS.iter().any(|word| output.contains(word))
+}
+
+/// Has a built-in kernel do a part of its work.
+fn folds(task: &mut Group, what: &str, at: Position) {
+    let mut args = values(task, "args").to_vec();
+    args.insert(0, said(what, at));
+    set(task, "args", Data::List(args), at);
+    set(task, "type", Data::Text("builtin".to_owned()), at);
+}
+
+/// What one of the tasks from `begin` on has made of an output, as an input.
+fn made_by(given: &str, (begin, part): (usize, usize), number: usize, at: Position) -> Value {
+    let name = part_path(given, part as u64);
+    let settings = vec![
+        setting("file", Data::Text(name.clone()), at),
+        setting("name", Data::Text(name), at),
+        told(MADE_BY[0], (begin + part) as u64, at),
+        told(MADE_BY[1], number as u64, at),
+    ];
+    let data = Data::Group(Group { settings });
+    Value { data, at }
 }
 
 /// How many chunks a file has: stripes, one if it is not striped.

@@ -31,6 +31,8 @@ pub trait Files {
     /// # Errors
     /// Why it finds nothing, for the job's owner.
     fn mapped(&self, path: &str, made: &Made, mapper: &str, per_part: bool) -> Result<Map, String>;
+    /// Whether a built-in kernel can put together what it finds in pieces of its input.
+    fn folds(&self, kernel: &str, args: &[String]) -> bool;
 }
 
 /// An array without files.
@@ -48,6 +50,10 @@ impl Files for NoFiles {
 
     fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
         Err("there are no files here".to_owned())
+    }
+
+    fn folds(&self, _: &str, _: &[String]) -> bool {
+        false
     }
 }
 

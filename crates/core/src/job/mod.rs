@@ -15,7 +15,7 @@ mod read;
 mod resolve;
 mod stack;
 
-pub use components::{Made, Map, Mapped};
+pub use components::{MERGE, Made, Map, Mapped, PARTIAL};
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
 pub use expand::{Files, NoFiles};
 pub use quantity::{duration, size};

@@ -103,7 +103,7 @@ pub fn resolve(
                 (Kernel::Builtin(String::new()), Vec::new()),
                 |(kernel, _)| (kernel, Vec::new()),
             )),
-            Share::All | Share::Component => found,
+            Share::All | Share::Component | Share::Merge => found,
         };
         match found.and_then(|found| makes_folders(task, &found.0).map(|()| found)) {
             Ok(found) => {

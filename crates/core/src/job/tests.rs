@@ -410,6 +410,10 @@ impl Files for Folder<'_> {
         let count = if per_part { 3 } else { 11 };
         Ok(Map { components, count })
     }
+
+    fn folds(&self, kernel: &str, args: &[String]) -> bool {
+        kernel == "mean" && !args.contains(&"dtype=text".to_owned())
+    }
 }
 
 /// The tasks of a job in an array with these files: names, inputs, outputs and arguments.

@@ -502,6 +502,12 @@ impl Layout {
 }
 
 impl Selected<'_> {
+    /// The bytes of the version, or of the part, that it is.
+    #[must_use]
+    pub fn ranges(&self) -> &[Range<u64>] {
+        &self.ranges
+    }
+
     /// How many bytes it is.
     #[must_use]
     pub fn length(&self) -> u64 {

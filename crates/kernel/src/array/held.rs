@@ -101,7 +101,7 @@ impl Held {
         let piece = |one: &HeldPiece| serde_json::json!({ "start": one.start, "shape": one.shape });
         let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
         serde_json::json!({
-            "input": input, "variable": self.variable, "dtype": self.dtype, "shape": self.shape, "pieces": pieces,
+            "input": input, "variable": self.variable, "dtype": self.dtype, "itemsize": self.element, "shape": self.shape, "pieces": pieces,
         })
     }
 

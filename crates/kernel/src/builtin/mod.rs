@@ -16,6 +16,7 @@ mod grep;
 mod image;
 mod kmeans;
 mod matrix;
+mod partial;
 mod pca;
 mod reduce;
 mod reshape;
@@ -30,6 +31,7 @@ mod words;
 use std::io::Write;
 
 pub use error::BuiltinError;
+pub use partial::{MERGE, PARTIAL};
 pub use table::{Arg, Kernel};
 use table::{Made, Options};
 
@@ -80,7 +82,10 @@ pub fn is_builtin(name: &str) -> bool {
 /// # Errors
 /// If there is no such kernel, or it does not.
 pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> {
-    Options::parse(find(name)?, args).map(|_| ())
+    match partial::asked(args) {
+        Some((_, args)) => fold_builtin(name, args).map(drop),
+        None => Options::parse(find(name)?, args).map(drop),
+    }
 }
 
 pub(crate) fn revision(name: &str) -> Option<u32> {
@@ -104,6 +109,9 @@ pub fn run_builtin(
     inputs: &[String],
     result: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
+    if let Some((asked, args)) = partial::asked(args) {
+        return partial::run(asked, (name, args), inputs, result);
+    }
     let kernel = find(name)?;
     let mut options = Options::parse(kernel, args)?;
     let inputs = &*options.without_named(inputs)?;

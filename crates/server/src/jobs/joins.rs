@@ -1,6 +1,6 @@
 //! What is known of a task whose components were run in its place: it is told as one task, which read what they read.
 
-use super::spec::{SPEC, StoredOrigin, StoredTask};
+use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -16,8 +16,11 @@ fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {
 
 /// The components that made the parts of its outputs.
 fn components(spec: &StoredTask) -> Vec<u64> {
-    // The first input is what they are components of.
-    let made = spec.inputs.iter().skip(1);
+    // The first input of what makes striped files is what they are components of.
+    let made = spec
+        .inputs
+        .iter()
+        .skip((spec.share == StoredShare::Join).into());
     let made = made.filter_map(|input| match input.origin {
         StoredOrigin::Task { task, .. } => Some(task),
         StoredOrigin::File { .. } | StoredOrigin::Awaited => None,

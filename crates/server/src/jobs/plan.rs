@@ -159,7 +159,7 @@ impl Planner<'_> {
         let traced = v1::TracedTask {
             kernel_kind: match spec.share {
                 Share::Join => trace::JOIN.to_owned(),
-                Share::All | Share::Component => kind(&spec.kernel).into(),
+                Share::All | Share::Component | Share::Merge => kind(&spec.kernel).into(),
             },
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
             pinned: spec.element.map(|element| element.0),

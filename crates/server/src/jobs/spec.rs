@@ -55,6 +55,7 @@ pub(crate) enum StoredShare {
     All,
     Component,
     Join,
+    Merge,
 }
 
 impl StoredShare {
@@ -183,6 +184,7 @@ impl StoredTask {
                 Share::All => StoredShare::All,
                 Share::Component => StoredShare::Component,
                 Share::Join => StoredShare::Join,
+                Share::Merge => StoredShare::Merge,
             },
         }
     }
@@ -284,6 +286,7 @@ impl StoredTask {
                 StoredShare::All => Share::All,
                 StoredShare::Component => Share::Component,
                 StoredShare::Join => Share::Join,
+                StoredShare::Merge => Share::Merge,
             },
             ended,
         })

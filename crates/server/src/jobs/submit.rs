@@ -563,6 +563,10 @@ impl Files for Folders<'_> {
         let file = self.version(path, made)?;
         mapper::map(&file, file.layout(), how, per_part)
     }
+
+    fn folds(&self, kernel: &str, args: &[String]) -> bool {
+        tidemill_kernel::fold_builtin(kernel, args).is_ok()
+    }
 }
 
 /// The array as the owner of a job sees it.

@@ -143,7 +143,9 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
             kernel_kind: match stored.share {
                 // Nothing runs, so it has no code.
                 StoredShare::Join => JOIN.to_owned(),
-                StoredShare::All | StoredShare::Component => stored.kernel_kind,
+                StoredShare::All | StoredShare::Component | StoredShare::Merge => {
+                    stored.kernel_kind
+                }
             },
             pinned: stored.element,
             sent: sent.get(&id).copied().unwrap_or(0),

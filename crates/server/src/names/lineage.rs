@@ -10,6 +10,7 @@ use crate::jobs::spec::{SPEC, StoredShare, StoredTask};
 use crate::jobs::store::parse;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::job::MERGE;
 use tidemill_wire::v1;
 
 /// Objects that one walk comes to at most.
@@ -325,7 +326,9 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
     while let Some(row) = rows.next()? {
         let task = long(row, 0)?;
         let stored: StoredTask = parse(&row.get::<_, String>(3)?, SPEC, task)?;
-        let joins = (stored.share == StoredShare::Join).then(|| stored.clone());
+        let joins = matches!(stored.share, StoredShare::Join | StoredShare::Merge);
+        let joins = joins.then(|| stored.clone());
+        let own = stored.args.into_iter().filter(|arg| *arg != MERGE);
         let mut run = v1::Run {
             task,
             job: long(row, 1)?,
@@ -333,7 +336,7 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             name: stored.name,
             kernel: stored.kernel,
             kernel_hash: row.get(4)?,
-            args: stored.args,
+            args: own.collect(),
             surroundings: tidemill_wire::convert::surroundings(&stored.surroundings),
             element: row.get(5)?,
             uid: row.get(6)?,

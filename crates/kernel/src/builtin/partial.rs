@@ -1,0 +1,210 @@
+//! Folds over what lies on several elements: a component takes in its piece, as bytes of the whole, and gives its partial state;
+//! one more task puts the states together. By the law of folds the result is that over the whole, bit for bit.
+
+use std::io::Write;
+
+use super::series::open;
+use super::{BuiltinError, fold_builtin};
+use serde::Deserialize;
+
+/// The first argument of a kernel that is to give its partial state of a component's piece, as job scripts' reader writes it
+/// (`tidemill_core::job`),
+pub const PARTIAL: &str = " partial";
+/// and of one that is to make the result of such states.
+pub const MERGE: &str = " merge";
+/// Bytes that a fold takes at a time.
+const TAKEN_BYTES: usize = 8 << 20;
+
+/// What a run is to do of a fold's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    State,
+    Result,
+}
+
+/// What of its work a kernel is to do, and its own arguments; `None`: all of it.
+pub(super) fn asked(args: &[String]) -> Option<(Asked, &[String])> {
+    let (first, rest) = args.split_first()?;
+    match first.as_str() {
+        PARTIAL => Some((Asked::State, rest)),
+        MERGE => Some((Asked::Result, rest)),
+        _ => None,
+    }
+}
+
+pub(super) fn run(
+    asked: Asked,
+    (name, args): (&str, &[String]),
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    let mut folding = fold_builtin(name, args)?;
+    if asked == Asked::Result {
+        for input in inputs {
+            folding.merge(&open(input)?)?;
+        }
+        return folding.finish(out);
+    }
+    for input in inputs {
+        let bytes = open(input)?;
+        for (begin, length, offset) in Laid::of(input)?.extents(bytes.len())? {
+            let mut at = offset;
+            for taken in bytes
+                .get(begin..begin + length)
+                .unwrap_or_default()
+                .chunks(TAKEN_BYTES)
+            {
+                folding.update(at, taken)?;
+                at += taken.len() as u64;
+            }
+        }
+    }
+    out.write_all(&folding.state()?)
+        .map_err(BuiltinError::Write)
+}
+
+/// What of a file, or of a variable, an input is, as `TIDEMILL_LAYOUT` says it.
+#[derive(Debug, Default, Deserialize)]
+struct Laid {
+    input: String,
+    /// A part of a striped file: which of how many, and bytes of a stripe.
+    part: Option<u64>,
+    unit: Option<u64>,
+    width: Option<u64>,
+    /// Ranges of the part, or of the file.
+    bytes: Option<Vec<(u64, u64)>>,
+    /// There are more ranges than it is told.
+    #[serde(default)]
+    more: bool,
+    /// A variable.
+    itemsize: Option<u64>,
+    #[serde(default)]
+    shape: Vec<u64>,
+    pieces: Option<Vec<Box>>,
+}
+
+/// Values of a variable: a box of it, or, with one number for a shape, some that follow each other.
+#[derive(Debug, Deserialize)]
+struct Box {
+    start: Vec<u64>,
+    shape: Vec<u64>,
+}
+
+/// Bytes of an input and where they are in the whole: begin, length, begin there.
+type Extents = Vec<(usize, usize, u64)>;
+
+impl Laid {
+    /// Of an input; all of it is where it is if nothing is said.
+    fn of(input: &str) -> Result<Self, BuiltinError> {
+        let Ok(text) = std::env::var("TIDEMILL_LAYOUT") else {
+            return Ok(Self::default());
+        };
+        let all: Vec<Self> = serde_json::from_str(&text).map_err(|_| unknown())?;
+        Ok(all
+            .into_iter()
+            .find(|one| one.input == input)
+            .unwrap_or_default())
+    }
+
+    /// Where `length` bytes of it are.
+    fn extents(&self, length: usize) -> Result<Extents, BuiltinError> {
+        if self.more {
+            return Err(unknown());
+        }
+        let mut found = Found {
+            all: Vec::new(),
+            at: 0,
+            length,
+        };
+        if let (Some(pieces), Some(size)) = (&self.pieces, self.itemsize) {
+            for one in pieces {
+                self.boxed(one, size, &mut found)?;
+            }
+        } else if let (Some(part), Some(unit @ 1..), Some(width @ 1..)) =
+            (self.part, self.unit, self.width)
+        {
+            let whole = vec![(0, length as u64)];
+            for &(mut at, end) in self.bytes.as_ref().unwrap_or(&whole) {
+                while at < end {
+                    let (stripe, within) = (at / unit, at % unit);
+                    let taken = (unit - within).min(end - at);
+                    let begin = stripe
+                        .checked_mul(width)
+                        .and_then(|stripe| stripe.checked_add(part)?.checked_mul(unit));
+                    found.take(taken, begin.ok_or_else(unknown)? + within)?;
+                    at += taken;
+                }
+            }
+        } else if let Some(ranges) = &self.bytes {
+            for (begin, end) in ranges {
+                found.take(end.saturating_sub(*begin), *begin)?;
+            }
+        } else {
+            found.take(length as u64, 0)?;
+        }
+        match found.at == length {
+            true => Ok(found.all),
+            false => Err(unknown()),
+        }
+    }
+
+    fn boxed(&self, one: &Box, size: u64, found: &mut Found) -> Result<(), BuiltinError> {
+        let mut step = size;
+        let mut steps = vec![0; self.shape.len()];
+        for (to, length) in steps.iter_mut().zip(&self.shape).rev() {
+            *to = step;
+            step = step.checked_mul(*length).ok_or_else(unknown)?;
+        }
+        let begin: u64 = one
+            .start
+            .iter()
+            .zip(&steps)
+            .map(|(index, step)| index.saturating_mul(*step))
+            .sum();
+        let Some((&row, outer)) = one
+            .shape
+            .split_last()
+            .filter(|_| one.shape.len() == steps.len())
+        else {
+            return found.take(
+                one.shape.iter().product::<u64>().saturating_mul(size),
+                begin,
+            );
+        };
+        let rows = outer.iter().product::<u64>();
+        for number in 0..rows {
+            let (mut rest, mut at) = (number, begin);
+            for (length, step) in outer.iter().zip(&steps).rev() {
+                at += rest % length * step;
+                rest /= length;
+            }
+            found.take(row.saturating_mul(size), at)?;
+        }
+        Ok(())
+    }
+}
+
+struct Found {
+    all: Extents,
+    at: usize,
+    length: usize,
+}
+
+impl Found {
+    /// The next bytes, as many as there are.
+    fn take(&mut self, length: u64, offset: u64) -> Result<(), BuiltinError> {
+        let length = usize::try_from(length).map_err(|_| unknown())?;
+        let end = self
+            .at
+            .checked_add(length)
+            .filter(|end| *end <= self.length)
+            .ok_or_else(unknown)?;
+        self.all.push((self.at, length, offset));
+        self.at = end;
+        Ok(())
+    }
+}
+
+fn unknown() -> BuiltinError {
+    BuiltinError::Held("which bytes of the whole its piece has is not known: it is in too many ranges; store it in larger chunks or stripes".to_owned())
+}

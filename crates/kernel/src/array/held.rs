@@ -174,7 +174,8 @@ impl Held {
 
     /// Bytes of an array of these values.
     fn bytes_of(&self, shape: &[u64]) -> Result<usize, ArrayError> {
-        if shape.is_empty() || shape.len() > DIMENSIONS_MAX {
+        // A single value has no dimensions.
+        if shape.len() > DIMENSIONS_MAX {
             return Err(ArrayError::Dimensions(shape.len()));
         }
         let size = shape

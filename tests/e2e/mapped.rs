@@ -221,7 +221,10 @@ fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
         let values = values_of("netcdf4.nc", "deflated");
         std::fs::write(array.at("values"), values).unwrap();
         let kernels = [
-            ("stats", r#""dtype=f32", "of=count,min,max,sum,mean,stddev,linreg""#),
+            (
+                "stats",
+                r#""dtype=f32", "of=count,min,max,sum,mean,stddev,linreg""#,
+            ),
             ("mean", r#""dtype=i16""#),
             ("extrema", r#""dtype=i32", "show=list""#),
             ("fingerprint", ""),
@@ -266,4 +269,36 @@ fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
         let check = array.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
+}
+
+#[test]
+fn a_kernel_of_ones_own_makes_one_result_of_what_components_write() {
+    let Some(array) = array(false) else { return };
+    let numbers = with_records(&array);
+    let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
+        input = [ "records" ]; output = [ "d/smallest" ]; stdout = "d/smallest"; reduce = "sort -n {inputs}";"#;
+    array.done(array.submit(&job(reduced)));
+    let got = array.sh("cat d/smallest");
+    let got: Vec<i64> = got
+        .split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect();
+    let mut expected = numbers;
+    expected.sort_unstable();
+    assert_eq!(got, expected);
+    assert_eq!(
+        array.sh("ls d"),
+        "smallest\n",
+        "what components wrote has no names"
+    );
+    let lineage = array.json(&["lineage", "/d/smallest", "--format", "json"]);
+    assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
+    // A component that fails fails the task, and nothing is left of it.
+    let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "part"; retries = 0;
+        input = [ "records" ]; output = [ "none" ]; stdout = "none"; reduce = "cat {inputs}";"#;
+    let ended = array.ended(array.submit(&job(fails)));
+    assert_eq!(ended["state"], "failed", "{ended:#}");
+    assert!(!array.at("none").exists());
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
 }

@@ -224,7 +224,7 @@ pub enum Share {
     /// Its outputs: files striped as its first input is, whose parts components have made. The other inputs are these, those
     /// of the first output first. Nothing runs.
     Join,
-    /// Its result, which a built-in kernel puts together of what components found.
+    /// Its result, which a kernel makes of what components gave.
     Merge,
 }
 

@@ -5,8 +5,9 @@
 
 use super::MAX_TASKS;
 use super::error::Problem;
-use super::expand::{Expander, Wrong, group_of, text, values, wrong};
+use super::expand::{ALL_INPUTS, Expander, Wrong, group_of, text, values, wrong};
 use super::path;
+use super::stack;
 use crate::event::Share;
 use crate::folder::is_folder;
 use crate::id::ObjectId;
@@ -215,8 +216,9 @@ impl Expander<'_> {
         let same = same.transpose()?.is_some();
         let seams = ["records", "halo"].map(|name| take(&mut task, name));
         let mapper = take(&mut task, "mapper");
+        let reduce = take(&mut task, "reduce");
         let Some(setting) = take(&mut task, "per") else {
-            if let Some(setting) = seams.into_iter().chain([mapper]).flatten().next() {
+            if let Some(setting) = seams.into_iter().chain([mapper, reduce]).flatten().next() {
                 return Err(wrong(setting.at, Problem::OfComponents(setting.name)));
             }
             if same {
@@ -249,6 +251,9 @@ impl Expander<'_> {
             return Err(wrong(at, Problem::TooMany { what, count, max }));
         }
         let joined = parts.filter(|_| same);
+        if let Some(reduce) = &reduce {
+            return self.reduced((task, reduce), &all, same, at, expanded);
+        }
         let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task);
         if all.len() > 1 && joined.is_none() && !merged {
             Self::check_outputs(&task)?;
@@ -477,6 +482,53 @@ impl Expander<'_> {
         take(&mut task, "element");
         set(&mut task, "input", Data::List(inputs), at);
         folds(&mut task, MERGE, at);
+        task.settings.push(told(SHARE, 3, at));
+        self.push(task, at, expanded)
+    }
+
+    /// Adds components, and the task whose kernel makes one result of all that they write.
+    fn reduced(
+        &mut self,
+        (mut task, reduce): (Group, &Setting),
+        all: &[One],
+        same: bool,
+        at: Position,
+        expanded: &mut Vec<Value>,
+    ) -> Result<(), Wrong> {
+        let problem = |what| wrong(reduce.value.at, Problem::Reduce(what));
+        let words = text(&reduce.value).and_then(|text| stack::split(text).ok());
+        let words = words.filter(|stages| stages.len() == 1);
+        let words = words.and_then(|stages| stages.into_iter().next());
+        let words = words
+            .ok_or_else(|| problem("it is a kernel with its arguments, as \"sort -m {inputs}\""))?;
+        let outputs = values(&task, "output");
+        let given = match outputs {
+            [output] => text(output).filter(|output| is_shared(output) && !is_folder(output)),
+            _ => None,
+        };
+        let given = given.filter(|_| !same).map(str::to_owned);
+        let given = given.ok_or_else(|| problem("it makes one output, a file without %part and the like, and \"layout\" does not go with it"))?;
+        let begin = expanded.len();
+        for (index, one) in all.iter().enumerate() {
+            let component = Self::component(&task, one, (index, all.len()), true);
+            self.push(component, at, expanded)?;
+        }
+        let parts = || (0..all.len()).map(|part| part_path(&given, part as u64));
+        let mut words = words.into_iter();
+        let kernel = words.next().unwrap_or_default();
+        let args = words.flat_map(|word| match word == ALL_INPUTS {
+            true => parts().collect(),
+            false => vec![word],
+        });
+        let args: Vec<Value> = args.map(|word| said(word, at)).collect();
+        self.spend(args.len() * size_of::<Value>(), at)?;
+        let inputs = (0..all.len()).map(|part| made_by(&given, (begin, part), 0, at));
+        set(&mut task, "input", Data::List(inputs.collect()), at);
+        for name in ["stdin", "element", "type"] {
+            take(&mut task, name);
+        }
+        set(&mut task, "args", Data::List(args), at);
+        set(&mut task, "kernel", Data::Text(kernel), reduce.value.at);
         task.settings.push(told(SHARE, 3, at));
         self.push(task, at, expanded)
     }

@@ -376,6 +376,9 @@ pub enum Problem {
     /// A mapper that can't be, or finds nothing.
     #[error("\"mapper\": {0}")]
     Mapper(String),
+    /// `reduce` that can't be.
+    #[error("\"reduce\": {0}")]
+    Reduce(&'static str),
     /// `layout = "same"` that can't be.
     #[error("\"layout\" = \"same\" makes a file that is striped as the input is: {0}")]
     SameLayout(&'static str),

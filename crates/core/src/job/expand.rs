@@ -18,7 +18,7 @@ const MAX_EXPANDED_BYTES: usize = 2 * crate::script::MAX_SCRIPT_BYTES;
 /// Most names that the patterns of a job are held against.
 const MAX_COMPARED: usize = 20_000_000;
 /// The argument that stands for the names of all inputs.
-const ALL_INPUTS: &str = "{inputs}";
+pub(super) const ALL_INPUTS: &str = "{inputs}";
 
 /// The folders of the array as a job's owner may list them.
 pub trait Files {
@@ -147,7 +147,9 @@ fn has_pattern(value: &Value) -> bool {
     };
     let mut inputs = values(task, "input").iter().filter_map(text);
     let mut args = values(task, "args").iter().filter_map(text);
-    let expands = ["foreach", "per", "layout", "mapper", "records", "halo"];
+    let expands = [
+        "foreach", "per", "layout", "mapper", "reduce", "records", "halo",
+    ];
     expands.iter().any(|name| task.get(name).is_some())
         || inputs.any(|input| input.contains('*') || input.ends_with('/'))
         || args.any(|arg| arg == ALL_INPUTS)

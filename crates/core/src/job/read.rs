@@ -40,12 +40,13 @@ const JOB_SETTINGS: [&str; 16] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 24] = [
+const TASK_SETTINGS: [&str; 25] = [
     "name",
     "foreach",
     "per",
     "layout",
     "mapper",
+    "reduce",
     "records",
     "halo",
     "kernel",

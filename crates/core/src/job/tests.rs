@@ -669,6 +669,89 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
 }
 
 #[test]
+fn one_result_is_made_of_what_components_give() {
+    let job = |rest: &str| {
+        let task = format!("{{ name = \"s\"; input = [ \"striped\" ]; per = \"part\"; {rest} }}");
+        let job = Job::read(
+            "job.conf",
+            with_tasks(&task).as_bytes(),
+            &Folder(&["/w/striped"]),
+        );
+        job.map_err(|errors| errors.to_string())
+    };
+    let fold = job("kernel = \"mean\"; args = [ \"dtype=f4\" ]; output = [ \"o\" ];").unwrap();
+    let reduced =
+        job("kernel = \"k\"; output = [ \"o\" ]; reduce = \"sort -m {inputs} -u\";").unwrap();
+    for (job, begin, end) in [
+        (&fold, vec![PARTIAL, "dtype=f4"], vec![MERGE, "dtype=f4"]),
+        (&reduced, vec![], vec!["-m", "o[0]", "o[1]", "o[2]", "-u"]),
+    ] {
+        assert_eq!(job.tasks.len(), 4);
+        for task in &job.tasks[..3] {
+            assert_eq!(
+                (&task.args, task.share),
+                (
+                    &begin.iter().map(|&arg| arg.to_owned()).collect::<Vec<_>>(),
+                    Share::Component
+                )
+            );
+            assert!(task.outputs[0].part);
+        }
+        let last = &job.tasks[3];
+        assert_eq!(
+            (
+                last.name.as_str(),
+                last.share,
+                last.outputs[0].path.as_str()
+            ),
+            ("s", Share::Merge, "/w/o")
+        );
+        assert_eq!(last.args, end);
+        let made: Vec<_> = last.inputs.iter().map(|input| input.source).collect();
+        assert_eq!(
+            made,
+            [Source::Task(0, 0), Source::Task(1, 0), Source::Task(2, 0)]
+        );
+        assert!(!last.outputs[0].part);
+    }
+    assert_eq!(fold.tasks[3].kernel.kind, Some(KernelKind::Builtin));
+    assert_eq!(reduced.tasks[3].kernel.name, "sort");
+    for (rest, problem) in [
+        (
+            "kernel = \"mean\"; args = [ \"dtype=text\" ]; output = [ \"o\" ];",
+            "all components would write",
+        ),
+        (
+            "kernel = \"mean\"; type = \"program\"; output = [ \"o\" ];",
+            "all components would write",
+        ),
+        (
+            "kernel = \"k\"; output = [ \"o.%part\" ]; reduce = \"cat\";",
+            "it makes one output",
+        ),
+        (
+            "kernel = \"k\"; output = [ \"o\", \"p\" ]; reduce = \"cat\";",
+            "it makes one output",
+        ),
+        (
+            "kernel = \"k\"; output = [ \"o\" ]; layout = \"same\"; reduce = \"cat\";",
+            "does not go with it",
+        ),
+        (
+            "kernel = \"k\"; output = [ \"o\" ]; reduce = \"cat | wc\";",
+            "it is a kernel with its arguments",
+        ),
+        (
+            "kernel = \"k\"; output = [ \"o\" ]; reduce = 3;",
+            "it is a kernel with its arguments",
+        ),
+    ] {
+        let said = job(rest).unwrap_err();
+        assert!(said.contains(problem), "{rest}: {said}");
+    }
+}
+
+#[test]
 fn folders_that_can_not_be_are_refused() {
     let rest = r#"{ name = "b"; kernel = "k"; output = [ "d/" ]; },
 { name = "a"; kernel = "k"; "#;
@@ -1018,7 +1101,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",

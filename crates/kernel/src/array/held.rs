@@ -135,7 +135,7 @@ impl Held {
         out: &mut dyn Write,
     ) -> Result<(), Failed> {
         let numbers_fit =
-            |size: u8| matches!(size, 2 | 4 | 8) && self.element % u32::from(size) == 0;
+            |size: u8| matches!(size, 2 | 4 | 8) && self.element.is_multiple_of(u32::from(size));
         if !(1..=ELEMENT_BYTES_MAX).contains(&self.element) || !self.swap.is_none_or(numbers_fit) {
             return Err(ArrayError::ElementSize.into());
         }
@@ -233,30 +233,25 @@ impl Held {
         write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), Failed> {
         // Inner dimensions of which all is taken lie in one.
-        let cut = shape
-            .iter()
-            .zip(all)
-            .rposition(|(taken, all)| taken != all)
-            .unwrap_or(0);
-        let size = |shape: &[u64]| shape.iter().product::<u64>() as usize * self.element as usize;
-        let row = size(&shape[cut..]);
+        let cut = shape.iter().zip(all).rposition(|(taken, all)| taken != all);
+        let cut = cut.unwrap_or(0);
+        let size = |shape: &[u64]| shape.iter().product::<u64>() * u64::from(self.element);
         if shape.contains(&0) {
             return Ok(());
         }
-        let steps: Vec<usize> = (0..cut)
-            .map(|dimension| size(&all[dimension + 1..]))
-            .collect();
+        let row = size(&shape[cut..]);
+        let steps: Vec<u64> = (0..cut).map(|one| size(&all[one + 1..])).collect();
         let mut at = vec![0_u64; cut];
         loop {
-            let begin: usize = at
+            let begin: u64 = at
                 .iter()
                 .zip(&steps)
-                .map(|(&index, step)| index as usize * step)
+                .map(|(index, step)| index * step)
                 .sum();
-            write(array.get(begin..begin + row).ok_or(ArrayError::Beyond)?)?;
-            let next = (0..cut)
-                .rev()
-                .find(|&dimension| at[dimension] + 1 < shape[dimension]);
+            let place = |byte: u64| usize::try_from(byte).map_err(|_| ArrayError::TooLarge);
+            let values = array.get(place(begin)?..place(begin + row)?);
+            write(values.ok_or(ArrayError::Beyond)?)?;
+            let next = (0..cut).rev().find(|&one| at[one] + 1 < shape[one]);
             let Some(next) = next else { return Ok(()) };
             at[next] += 1;
             at[next + 1..].fill(0);

@@ -14,6 +14,11 @@ fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {
     parse(&spec, SPEC, task)
 }
 
+/// Whether a task makes its result of what components gave.
+pub(crate) fn is_merge(db: &Connection, task: TaskId) -> Result<bool, Fault> {
+    Ok(spec(db, task.0)?.share == StoredShare::Merge)
+}
+
 /// The components that made the parts of its outputs.
 fn components(spec: &StoredTask) -> Vec<u64> {
     // The first input of what makes striped files is what they are components of.

@@ -12,7 +12,7 @@ use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use tidemill_core::event::OutputSpec;
 use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::job::{Lifetime, MERGE};
+use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Input, Operation, Owner};
 use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
@@ -211,7 +211,12 @@ fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(());
     };
-    if analysis.args.first().is_some_and(|arg| arg == MERGE) {
+    // What components make for a task is called so.
+    let perhaps = analysis
+        .inputs
+        .iter()
+        .any(|input| input.name.ends_with(']'));
+    if perhaps && joins::is_merge(db, publishing.task)? {
         return joins::record(db, publishing.task);
     }
     record_inputs(db, publishing.task, &analysis.inputs)?;

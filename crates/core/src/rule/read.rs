@@ -6,8 +6,8 @@ use super::{
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{ElementId, ObjectId};
-use crate::job::{Files, Job, Made, duration, size};
-use crate::layout::{Layout, Part};
+use crate::job::{Files, Job, Made, Map, Mapped, duration, size};
+use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 
 /// Most users, types and attributes that conditions name.
@@ -80,6 +80,23 @@ impl Files for Sample {
         let object = ObjectId(1);
         let layout = Layout::Whole(Part::on(object, 1, ElementId(0)));
         Some(Made { object, layout })
+    }
+
+    fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
+        let selection = Selection::WHOLE;
+        let components = vec![Mapped {
+            number: 0,
+            selection,
+        }];
+        Ok(Map {
+            components,
+            count: 1,
+        })
+    }
+
+    /// What a kernel does is known where it runs.
+    fn folds(&self, _: &str, _: &[String]) -> bool {
+        true
     }
 }
 

@@ -5,7 +5,6 @@
 
 use super::codec::{self, Decoder};
 use super::error::ArrayError;
-use super::plan::Plan;
 use super::{Codec, DIMENSIONS_MAX, Dtype, Operation, RAW_BYTES_MAX, Spec};
 use crate::loops::swap::swap;
 use serde::{Deserialize, Serialize};
@@ -155,7 +154,8 @@ impl Held {
         }
         let spec = plain(piece.codecs.as_ref().unwrap_or(&self.codecs), raw);
         codec::check(&spec.codecs)?;
-        let (found, _) = decoder.decode(&Plan::new(&spec)?, bytes)?;
+        let how = (spec.codecs.as_slice(), spec.dtype.size());
+        let (found, _) = decoder.decode(how, Some(raw), bytes)?;
         if found.len() != raw {
             let (found, expected) = (found.len(), raw);
             return Err(ArrayError::Size { found, expected }.into());

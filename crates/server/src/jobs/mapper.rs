@@ -486,26 +486,14 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
     });
     let mut codecs = Vec::new();
     for (_, filter) in applied.rev() {
-        codecs.push(match filter {
-            Filter::Shuffle { element } => Codec::Shuffle(
-                u8::try_from(*element)
-                    .map_err(|_| format!("a shuffle of {element} bytes can't be undone"))?,
-            ),
-            Filter::Deflate => Codec::Zlib,
-            Filter::Gzip => Codec::Gzip,
-            Filter::Zstd => Codec::Zstd,
-            Filter::Fletcher32 => Codec::Fletcher32,
-            Filter::Transpose { order }
-                if order.iter().zip(0..).all(|(one, place)| *one == place) =>
-            {
-                continue;
-            }
-            other => {
-                return Err(format!(
-                    "it was stored with {other:?}, which can't be decoded here"
-                ));
-            }
-        });
+        if let Filter::Transpose { order } = filter
+            && order.iter().zip(0..).all(|(one, place)| *one == place)
+        {
+            continue;
+        }
+        codecs.push(Codec::of(filter).ok_or_else(|| {
+            format!("it was stored with {filter:?}, which can't be decoded here")
+        })?);
     }
     Ok(codecs)
 }

@@ -276,7 +276,7 @@ fn a_kernel_of_ones_own_makes_one_result_of_what_components_write() {
     let Some(array) = array(false) else { return };
     let numbers = with_records(&array);
     let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
-        input = [ "records" ]; output = [ "d/smallest" ]; stdout = "d/smallest"; reduce = "sort -n {inputs}";"#;
+        input = [ "records" ]; output = [ "d/smallest" ]; stdout = "d/smallest"; reduce = "/usr/bin/sort -n {inputs}";"#;
     array.done(array.submit(&job(reduced)));
     let got = array.sh("cat d/smallest");
     let got: Vec<i64> = got

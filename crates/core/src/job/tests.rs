@@ -590,20 +590,21 @@ fn components_are_tasks_of_parts_chunks_and_files() {
     assert!(parse(&by_hand).is_err());
 }
 
+fn mapped(rest: &str) -> Result<Job, String> {
+    let task =
+        format!("{{ name = \"s\"; kernel = \"k\"; input = [ \"striped\", \"plain\" ]; {rest} }}");
+    let job = Job::read(
+        "job.conf",
+        with_tasks(&task).as_bytes(),
+        &Folder(&["/w/striped", "/w/plain"]),
+    );
+    job.map_err(|errors| errors.to_string())
+}
+
 #[test]
 fn a_mapper_says_which_components_there_are_and_what_each_reads() {
-    let job = |rest: &str| {
-        let task = format!(
-            "{{ name = \"s\"; kernel = \"k\"; input = [ \"striped\", \"plain\" ]; {rest} }}"
-        );
-        let job = Job::read(
-            "job.conf",
-            with_tasks(&task).as_bytes(),
-            &Folder(&["/w/striped", "/w/plain"]),
-        );
-        job.map_err(|errors| errors.to_string())
-    };
-    let parts = job("per = \"part\"; mapper = \"netcdf:tas\"; output = [ \"o.%part\" ];").unwrap();
+    let parts =
+        mapped("per = \"part\"; mapper = \"netcdf:tas\"; output = [ \"o.%part\" ];").unwrap();
     let names: Vec<_> = parts
         .tasks
         .iter()
@@ -627,11 +628,15 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
     );
     assert!(other.selection.is_whole());
     let pieces =
-        job("per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o.%piece\" ];").unwrap();
+        mapped("per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o.%piece\" ];").unwrap();
     assert_eq!(
         (pieces.tasks.len(), pieces.tasks[3].outputs[0].name.as_str()),
         (11, "o.03")
     );
+}
+
+#[test]
+fn mappers_that_make_no_sense_are_refused() {
     for (rest, problem) in [
         (
             "per = \"piece\"; output = [ \"o\" ];",
@@ -663,25 +668,28 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
         ),
         ("mapper = \"netcdf:tas\"; output = [ \"o\" ];", "mapper"),
     ] {
-        let said = job(rest).unwrap_err();
+        let said = mapped(rest).unwrap_err();
         assert!(said.contains(problem), "{rest}: {said}");
     }
 }
 
+fn reduced_by(rest: &str) -> Result<Job, String> {
+    let task = format!("{{ name = \"s\"; input = [ \"striped\" ]; per = \"part\"; {rest} }}");
+    let job = Job::read(
+        "job.conf",
+        with_tasks(&task).as_bytes(),
+        &Folder(&["/w/striped"]),
+    );
+    job.map_err(|errors| errors.to_string())
+}
+
 #[test]
 fn one_result_is_made_of_what_components_give() {
-    let job = |rest: &str| {
-        let task = format!("{{ name = \"s\"; input = [ \"striped\" ]; per = \"part\"; {rest} }}");
-        let job = Job::read(
-            "job.conf",
-            with_tasks(&task).as_bytes(),
-            &Folder(&["/w/striped"]),
-        );
-        job.map_err(|errors| errors.to_string())
-    };
-    let fold = job("kernel = \"mean\"; args = [ \"dtype=f4\" ]; output = [ \"o\" ];").unwrap();
+    let fold =
+        reduced_by("kernel = \"mean\"; args = [ \"dtype=f4\" ]; output = [ \"o\" ];").unwrap();
     let reduced =
-        job("kernel = \"k\"; output = [ \"o\" ]; reduce = \"sort -m {inputs} -u\";").unwrap();
+        reduced_by("kernel = \"k\"; output = [ \"o\" ]; reduce = \"sort -m {inputs} -u\";")
+            .unwrap();
     for (job, begin, end) in [
         (&fold, vec![PARTIAL, "dtype=f4"], vec![MERGE, "dtype=f4"]),
         (&reduced, vec![], vec!["-m", "o[0]", "o[1]", "o[2]", "-u"]),
@@ -716,6 +724,10 @@ fn one_result_is_made_of_what_components_give() {
     }
     assert_eq!(fold.tasks[3].kernel.kind, Some(KernelKind::Builtin));
     assert_eq!(reduced.tasks[3].kernel.name, "sort");
+}
+
+#[test]
+fn results_of_components_that_can_not_be_are_refused() {
     for (rest, problem) in [
         (
             "kernel = \"mean\"; args = [ \"dtype=text\" ]; output = [ \"o\" ];",
@@ -746,7 +758,7 @@ fn one_result_is_made_of_what_components_give() {
             "it is a kernel with its arguments",
         ),
     ] {
-        let said = job(rest).unwrap_err();
+        let said = reduced_by(rest).unwrap_err();
         assert!(said.contains(problem), "{rest}: {said}");
     }
 }

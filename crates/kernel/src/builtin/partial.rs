@@ -80,12 +80,12 @@ struct Laid {
     itemsize: Option<u64>,
     #[serde(default)]
     shape: Vec<u64>,
-    pieces: Option<Vec<Box>>,
+    pieces: Option<Vec<Corner>>,
 }
 
 /// Values of a variable: a box of it, or, with one number for a shape, some that follow each other.
 #[derive(Debug, Deserialize)]
-struct Box {
+struct Corner {
     start: Vec<u64>,
     shape: Vec<u64>,
 }
@@ -148,7 +148,7 @@ impl Laid {
         }
     }
 
-    fn boxed(&self, one: &Box, size: u64, found: &mut Found) -> Result<(), BuiltinError> {
+    fn boxed(&self, one: &Corner, size: u64, found: &mut Found) -> Result<(), BuiltinError> {
         let mut step = size;
         let mut steps = vec![0; self.shape.len()];
         for (to, length) in steps.iter_mut().zip(&self.shape).rev() {

@@ -417,3 +417,27 @@ fn a_rules_task_may_have_components() {
         .out;
     assert!(log.contains("/w/c.txt") && log.contains('3'), "{log}");
 }
+
+/// What a file holds decides, whatever it is called, on each element.
+#[test]
+fn what_a_file_begins_with_can_be_asked_for() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir -p w/in w/out");
+    let text = RULE.replace(
+        "task =",
+        "where = { content = [ \"application/gzip\" ]; }; task =",
+    );
+    add(&array, &text, &[]);
+    array.sh("cd w/in; seq 5 | gzip > zipped.txt; seq 5 > plain.txt; seq 50000 | gzip > big.txt");
+    array.sh("mkdir w/s; setfattr -n user.tidemill.stripe -v 4096 w/s; head -c 20000 /dev/urandom | gzip > w/s/striped.txt; mv w/s/striped.txt w/in/");
+    wait("all were looked at", || {
+        let firings = show(&array)["firings"].clone();
+        firings["done"] == 3 && firings["other"] == 1
+    });
+    assert_eq!(array.sh("ls w/out | paste -sd,"), "big,striped,zipped\n");
+    let log = array.run(&["rule", "log", "count", "--state", "other"]).out;
+    assert!(
+        log.contains("plain.txt") && log.contains("it holds text/plain"),
+        "{log}"
+    );
+}

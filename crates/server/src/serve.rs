@@ -265,9 +265,11 @@ impl Server {
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
+        let files = Files::new(&names, &recalls, &access, &array, &trust);
+        let elements = Some(files.elements());
         let parts = Parts {
-            firer: Firer::start((&names, &recalls, &array), &driver),
-            files: Files::new(&names, &recalls, &access, &array, &trust),
+            firer: Firer::start((&names, &recalls, &array), elements, &driver),
+            files,
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),

@@ -212,7 +212,7 @@ impl Simulated {
                 };
                 let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
                 // It fires on the runtime for as long as that lives.
-                let _ = Firer::start((&names, &recalls, &array), &told);
+                let _ = Firer::start((&names, &recalls, &array), None, &told);
                 drop(entered);
                 Ok(Self {
                     names,

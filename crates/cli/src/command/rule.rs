@@ -97,7 +97,7 @@ struct Log {
     /// Name of the rule, or its number
     #[arg(value_name = "RULE")]
     name: String,
-    /// Only these: queued, waiting, running, done, failed, gone, loop
+    /// Only these: queued, waiting, running, done, failed, gone, loop, other
     #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
     state: Vec<String>,
     /// So many at most

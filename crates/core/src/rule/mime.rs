@@ -1,4 +1,4 @@
-//! Types of files by the ends of their names: what a file holds is not looked at.
+//! Types of files: by the ends of their names, and by what they begin with.
 
 const TYPES: [(&str, &str); 44] = [
     ("avi", "video/x-msvideo"),
@@ -60,4 +60,78 @@ pub fn of_name(name: &str) -> &'static str {
 /// Whether a type, or a pattern such as `image/*`, means some type that is known here.
 pub(super) fn is_known(wanted: &regex::Regex) -> bool {
     TYPES.iter().any(|(_, kind)| wanted.is_match(kind))
+}
+
+/// Bytes that a file's type is found by.
+pub const HEAD_BYTES: usize = 512;
+
+/// What files begin with, and where that stands.
+const HEADS: [(usize, &[u8], &str); 31] = [
+    (0, b"CDF\x01", "application/netcdf"),
+    (0, b"CDF\x02", "application/netcdf"),
+    (0, b"CDF\x05", "application/netcdf"),
+    (0, b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),
+    (0, b"\x0e\x03\x13\x01", "application/x-hdf"),
+    (0, b"SIMPLE  =", "application/fits"),
+    (0, b"GRIB", "application/x-grib"),
+    (0, b"\x93NUMPY", "application/x-npy"),
+    (0, b"PAR1", "application/vnd.apache.parquet"),
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (0, b"\xff\xd8\xff", "image/jpeg"),
+    (0, b"II*\x00", "image/tiff"),
+    (0, b"MM\x00*", "image/tiff"),
+    (0, b"II+\x00", "image/tiff"),
+    (0, b"MM\x00+", "image/tiff"),
+    (0, b"GIF87a", "image/gif"),
+    (0, b"GIF89a", "image/gif"),
+    (8, b"WEBP", "image/webp"),
+    (8, b"AVI ", "video/x-msvideo"),
+    (4, b"ftyp", "video/mp4"),
+    (0, b"\x1f\x8b", "application/gzip"),
+    (0, b"BZh", "application/x-bzip2"),
+    (0, b"\x28\xb5\x2f\xfd", "application/zstd"),
+    (0, b"\xfd7zXZ\x00", "application/x-xz"),
+    (0, b"PK\x03\x04", "application/zip"),
+    (0, b"PK\x05\x06", "application/zip"),
+    (257, b"ustar", "application/x-tar"),
+    (344, b"n+1\x00", "application/x-nifti"),
+    (0, b"%PDF-", "application/pdf"),
+    (0, b"%!PS", "application/postscript"),
+    (0, b"<?xml", "application/xml"),
+];
+
+/// The type of a file that begins with these bytes, of which all are given that are looked at: text if they could be some,
+/// `application/x-empty` if there are none.
+#[must_use]
+pub fn of_content(head: &[u8]) -> &'static str {
+    let begins = |(at, with, _): &&(usize, &[u8], &str)| {
+        head.get(*at..).is_some_and(|rest| rest.starts_with(with))
+    };
+    if let Some((_, _, kind)) = HEADS.iter().find(begins) {
+        return kind;
+    }
+    if head.is_empty() {
+        return "application/x-empty";
+    }
+    let plain = |byte: &u8| *byte >= 0x20 || matches!(byte, b'\t' | b'\n' | b'\r' | 0x0c);
+    let text = match std::str::from_utf8(head) {
+        Ok(_) => true,
+        // The last character may be cut.
+        Err(error) => error.error_len().is_none() && error.valid_up_to() > 0,
+    };
+    match text && head.iter().all(plain) {
+        true => "text/plain",
+        false => "application/octet-stream",
+    }
+}
+
+/// Whether a type, or a pattern, means some type that files are found to have by what they begin with.
+pub(super) fn is_known_content(wanted: &regex::Regex) -> bool {
+    let others = [
+        "text/plain",
+        "application/octet-stream",
+        "application/x-empty",
+    ];
+    let heads = HEADS.iter().map(|(_, _, kind)| *kind);
+    heads.chain(others).any(|kind| wanted.is_match(kind))
 }

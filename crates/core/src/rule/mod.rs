@@ -78,6 +78,8 @@ pub struct Conditions {
     pub owners: Vec<u32>,
     /// One of these types.
     kinds: Vec<Regex>,
+    /// What it begins with is of one of these.
+    contents: Vec<Regex>,
     /// Attributes that are there, by name, with such a value.
     xattrs: Vec<(String, Regex)>,
 }
@@ -91,6 +93,24 @@ impl Conditions {
             && self.size_max.is_none_or(|max| size <= max)
             && (self.owners.is_empty() || self.owners.contains(&uid))
             && (self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted.is_match(kind())))
+    }
+
+    /// Whether it has to be known what a version begins with.
+    #[must_use]
+    pub fn look_inside(&self) -> bool {
+        !self.contents.is_empty()
+    }
+
+    /// Whether a version fits that begins with these bytes, [`mime::HEAD_BYTES`] if it has so many; otherwise its type.
+    ///
+    /// # Errors
+    /// The type that it has.
+    pub fn fit_content(&self, head: &[u8]) -> Result<(), &'static str> {
+        let kind = mime::of_content(head);
+        match self.contents.is_empty() || self.contents.iter().any(|one| one.is_match(kind)) {
+            true => Ok(()),
+            false => Err(kind),
+        }
     }
 
     /// Whether the attributes of a file fit, which are looked up one by one.

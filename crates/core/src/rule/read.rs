@@ -9,6 +9,7 @@ use crate::id::{ElementId, ObjectId};
 use crate::job::{Files, Job, Made, Map, Mapped, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
+use regex::Regex;
 
 /// Most users, types and attributes that conditions name.
 const MAX_CONDITIONS: usize = 100;
@@ -217,6 +218,7 @@ impl Reader<'_> {
             ("batch", group.get("batch").map(|setting| setting.at)),
             ("size", of("size", "where")),
             ("xattr", of("xattr", "where")),
+            ("content", of("content", "where")),
         ] {
             if let Some(at) = at {
                 let what = sealed.to_owned();
@@ -446,10 +448,11 @@ impl Reader<'_> {
             match setting.name.as_str() {
                 "size" => self.size(&setting.value, &mut found),
                 "owner" => self.owners(&setting.value, &mut found),
-                "type" => self.kinds(&setting.value, &mut found),
+                "type" => found.kinds = self.kinds("type", &setting.value),
+                "content" => found.contents = self.kinds("content", &setting.value),
                 "xattr" => self.xattrs(&setting.value, &mut found),
                 name => {
-                    let advice = "it has size, owner, type and xattr";
+                    let advice = "it has size, owner, type, content and xattr";
                     self.unknown(setting.at, "\"where\"", name, advice);
                 }
             }
@@ -508,22 +511,27 @@ impl Reader<'_> {
         }
     }
 
-    fn kinds(&mut self, value: &Value, found: &mut Conditions) {
-        for value in self.several("type", value) {
+    /// Types by the end of a name, or by what a file begins with.
+    fn kinds(&mut self, name: &'static str, value: &Value) -> Vec<Regex> {
+        let mut found = Vec::new();
+        let (known, by): (fn(&Regex) -> bool, _) = match name {
+            "type" => (mime::is_known, "the end of a name; use the pattern"),
+            _ => (mime::is_known_content, "what files begin with"),
+        };
+        for value in self.several(name, value) {
             let Data::Text(text) = &value.data else {
-                self.type_error("type", "a string such as \"image/*\"", value);
+                self.type_error(name, "a string such as \"image/*\"", value);
                 continue;
             };
             match pattern::stars(text) {
-                Ok(wanted) if mime::is_known(&wanted) => found.kinds.push(wanted),
+                Ok(wanted) if known(&wanted) => found.push(wanted),
                 _ => {
-                    let what = format!(
-                        "{text:?} is no type that is known here by the end of a name; use the pattern"
-                    );
-                    self.error(value.at, Problem::Value { name: "type", what });
+                    let what = format!("{text:?} is no type that is known here by {by}");
+                    self.error(value.at, Problem::Value { name, what });
                 }
             }
         }
+        found
     }
 
     fn xattrs(&mut self, value: &Value, found: &mut Conditions) {

@@ -446,3 +446,34 @@ fn of_a_thousand_rules_one_matches() {
     let matching = rules.iter().filter(|rule| rule.matches(path));
     assert_eq!(matching.count(), 1);
 }
+
+#[test]
+fn what_a_file_begins_with_is_its_type() {
+    let types = [
+        (b"CDF\x01\0\0".as_slice(), "application/netcdf"),
+        (b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),
+        (b"SIMPLE  =                    T", "application/fits"),
+        (b"\x1f\x8b\x08", "application/gzip"),
+        ("größer\n".as_bytes(), "text/plain"),
+        (b"gr\xc3", "text/plain"),
+        (b"a\0b", "application/octet-stream"),
+        (b"\xff", "application/octet-stream"),
+        (b"", "application/x-empty"),
+    ];
+    let text = "name = \"c\"; workdir = \"/w\"; pattern = \"*\"; where = { content = [ \"application/x-hdf*\", \"text/*\" ]; }; \
+                task = { kernel = \"max\"; output = [ \"${stem}.max\" ]; };";
+    let conditions = Rule::read("c", text).unwrap().conditions;
+    assert!(conditions.look_inside());
+    for (head, kind) in types {
+        assert_eq!(mime::of_content(head), kind, "{head:?}");
+        let wanted = kind == "application/x-hdf5" || kind == "text/plain";
+        assert_eq!(conditions.fit_content(head).is_ok(), wanted, "{kind}");
+    }
+    let errors = Rule::read("c", &text.replace("text/*", "colour/*")).unwrap_err();
+    assert!(
+        errors
+            .to_string()
+            .contains("known here by what files begin with"),
+        "{errors}"
+    );
+}

@@ -77,7 +77,7 @@ pub(crate) struct Source {
     /// Elements that did not give what they should have: they are asked last.
     failed: Mutex<BTreeSet<ElementId>>,
     /// Keeps what is read from being removed.
-    _reading: Reading,
+    _reading: Option<Reading>,
 }
 
 impl Source {
@@ -87,8 +87,18 @@ impl Source {
             elements: elements.clone(),
             layout: reading.layout.take()?,
             failed: Mutex::default(),
-            _reading: reading,
+            _reading: Some(reading),
         })
+    }
+
+    /// A version that somebody else keeps from being removed.
+    pub(crate) fn of_kept(elements: &Elements, layout: Layout) -> Self {
+        Self {
+            elements: elements.clone(),
+            layout,
+            failed: Mutex::default(),
+            _reading: None,
+        }
     }
 
     /// Bytes of the file.

@@ -617,7 +617,7 @@ impl Outside for Seen<'_> {
 }
 
 /// What a sealed version is made of, each part where it was first.
-pub(super) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
+pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
         tracing::warn!(%fault, "what a file is made of is not known");
         None

@@ -7,6 +7,7 @@ use super::{Kept, State, walk};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
+use crate::files::Elements;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::{Accepted, Incoming};
 use crate::names::{Caller, Fault, SqliteNames};
@@ -37,6 +38,8 @@ pub(crate) struct Firer {
     pub(super) names: Arc<SqliteNames>,
     recalls: Recalls,
     array: Arc<Array>,
+    /// To look into files; none in a simulation, where all fit.
+    pub(super) elements: Option<Elements>,
     driver: Sender<Incoming>,
 }
 
@@ -115,9 +118,11 @@ impl Firer {
     /// Begins to fire, for as long as the server runs.
     pub(crate) fn start(
         (names, recalls, array): (&Arc<SqliteNames>, &Recalls, &Arc<Array>),
+        elements: Option<&Elements>,
         driver: &Sender<Incoming>,
     ) -> Self {
         let firer = Self {
+            elements: elements.cloned(),
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -238,12 +243,7 @@ impl Firer {
         if gone.is_empty() {
             return Ok(tasks.to_vec());
         }
-        let here = |task: &Task| {
-            let here = task.iter().filter(|one| !gone.contains_key(&one.firing));
-            here.cloned().collect::<Task>()
-        };
-        let tasks = tasks.iter().map(here).filter(|task| !task.is_empty());
-        let tasks = tasks.collect();
+        let tasks = without(tasks, |one| gone.contains_key(&one.firing));
         let now = clock::now_ns();
         let write = move |db: &Connection| {
             for (firing, why) in gone {
@@ -257,6 +257,10 @@ impl Firer {
 
     async fn try_fire(&self, kept: &Kept, caller: &Caller, tasks: &[Task]) -> Result<Tried, Fault> {
         let tasks = self.there(tasks).await?;
+        let tasks = match kept.rule.conditions.look_inside() {
+            true => self.that_fit(kept, tasks).await?,
+            false => tasks,
+        };
         if tasks.is_empty() {
             return Ok(Tried::Done);
         }
@@ -304,6 +308,16 @@ impl Firer {
             Err(Refused::Fault(fault)) => Err(fault),
         }
     }
+}
+
+/// Tasks without some of their files.
+pub(super) fn without(tasks: &[Task], gone: impl Fn(&Firing) -> bool) -> Vec<Task> {
+    let here = |task: &Task| {
+        let here = task.iter().filter(|one| !gone(one));
+        here.cloned().collect::<Task>()
+    };
+    let tasks = tasks.iter().map(here);
+    tasks.filter(|task| !task.is_empty()).collect()
 }
 
 /// A user with the groups that this host knows, in whose name something is done though they don't ask.

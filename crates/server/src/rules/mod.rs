@@ -7,6 +7,7 @@
 pub(crate) mod driver;
 pub(crate) mod ends;
 mod folder;
+mod inside;
 pub(crate) mod noted;
 mod pick;
 mod queue;
@@ -45,10 +46,12 @@ pub(crate) enum State {
     Gone = 5,
     /// The chain of firings that led to it was too long.
     Loop = 6,
+    /// It holds something else than the rule is for.
+    Other = 7,
 }
 
 impl State {
-    pub(crate) const ALL: [(Self, &str); 7] = [
+    pub(crate) const ALL: [(Self, &str); 8] = [
         (Self::Queued, "queued"),
         (Self::Waiting, "waiting"),
         (Self::Running, "running"),
@@ -56,6 +59,7 @@ impl State {
         (Self::Failed, "failed"),
         (Self::Gone, "gone"),
         (Self::Loop, "loop"),
+        (Self::Other, "other"),
     ];
 
     /// The number that it is stored as.

@@ -138,7 +138,7 @@ fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> 
         part,
         ranges,
         records: None,
-        values: None,
+        values: String::new(),
     })
 }
 
@@ -263,7 +263,7 @@ async fn records_at_many_seams() {
             part: Some(u32::try_from(index).unwrap()),
             ranges: Vec::new(),
             records,
-            values: None,
+            values: String::new(),
         });
         let mut label = reader(1 + index as u64, &layout, select);
         analyse(&mut label).inputs[0].size = text.len() as u64;

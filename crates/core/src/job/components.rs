@@ -499,8 +499,9 @@ impl Expander<'_> {
         let words = text(&reduce.value).and_then(|text| stack::split(text).ok());
         let words = words.filter(|stages| stages.len() == 1);
         let words = words.and_then(|stages| stages.into_iter().next());
-        let words = words
-            .ok_or_else(|| problem("it is a kernel with its arguments, as \"/usr/bin/sort -m {inputs}\""))?;
+        let words = words.ok_or_else(|| {
+            problem("it is a kernel with its arguments, as \"/usr/bin/sort -m {inputs}\"")
+        })?;
         let outputs = values(&task, "output");
         let given = match outputs {
             [output] => text(output).filter(|output| is_shared(output) && !is_folder(output)),

@@ -80,6 +80,8 @@ def main():
     if not (folder / "cube.zarr").exists():
         subprocess.run([args.python, "-c", MAKE, str(folder), str(mib)], check=True)
     scratch = str(folder / "out.nc")
+    # What is in the page cache is what is measured.
+    subprocess.run(f"cat {folder}/*.nc {folder}/cube.zarr/tas/c/*/*/* > /dev/null", shell=True, check=True)
     cases = {
         "three.nc": {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "three.nc"],
                      "nco": ["ncwa", "-O", "-v", "tas", "-a", "time,lat,lon", folder / "three.nc", scratch], "xarray": None},

@@ -355,19 +355,19 @@ fn crc32c_is(data: &[u8], expected: u32) -> Result<(), u32> {
 pub(super) fn crc32c(data: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
-        let mut byte = 0;
+        let mut byte = 0_u32;
         while byte < 256 {
-            let (mut value, mut bit) = (byte as u32, 0);
+            let (mut value, mut bit) = (byte, 0);
             while bit < 8 {
                 value = value >> 1 ^ if value & 1 == 1 { 0x82f6_3b78 } else { 0 };
                 bit += 1;
             }
-            table[byte] = value;
+            table[byte as usize] = value;
             byte += 1;
         }
         table
     };
-    let next = |crc: u32, byte: &u8| crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize];
+    let next = |crc: u32, byte: &u8| crc >> 8 ^ TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize];
     !data.iter().fold(!0, next)
 }
 

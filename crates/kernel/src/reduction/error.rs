@@ -9,7 +9,7 @@ pub enum Error {
     #[error("{file}: {source}")]
     Format {
         file: String,
-        source: tidemill_format::Error,
+        source: Box<tidemill_format::Error>,
     },
     #[error("{file}: chunk {chunk} of {variable}{}: {source}", .place.as_deref().unwrap_or_default())]
     Chunk {
@@ -17,7 +17,7 @@ pub enum Error {
         variable: String,
         chunk: u64,
         place: Option<String>,
-        source: ArrayError,
+        source: Box<ArrayError>,
     },
     #[error("{what} {text:?}: {why}")]
     Text {
@@ -67,3 +67,13 @@ pub enum Error {
 
 /// A result of this module.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// What is wrong with a file, or what was asked of it.
+    pub(super) fn of(file: impl Into<String>, source: tidemill_format::Error) -> Self {
+        Self::Format {
+            file: file.into(),
+            source: Box::new(source),
+        }
+    }
+}

@@ -28,10 +28,7 @@ pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
         Store::File(bytes) => tidemill_format::read(bytes),
         Store::Folder(folder) => tidemill_format::zarr::read(folder),
     };
-    header.map_err(|source| Error::Format {
-        file: name.into(),
-        source,
-    })
+    header.map_err(|source| Error::of(name, source))
 }
 
 /// Reduces files that can be read here.
@@ -59,10 +56,7 @@ pub fn reduce_files(query: &Query, files: &[(&str, File)], done: impl FnMut(u64)
     let mut zips = Vec::new();
     for ((name, file), header) in files.iter().zip(&headers) {
         let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(file));
-        zips.push(zip.transpose().map_err(|source| Error::Format {
-            file: (*name).into(),
-            source,
-        })?);
+        zips.push(zip.transpose().map_err(|source| Error::of(*name, source))?);
     }
     let input = |place: usize| Input {
         name: files[place].0,
@@ -94,10 +88,7 @@ fn fold(
     all: &mut State,
     done: &mut impl FnMut(u64),
 ) -> Result<()> {
-    let format = |source| Error::Format {
-        file: input.name.into(),
-        source,
-    };
+    let format = |source| Error::of(input.name, source);
     let found =
         pieces(&file.variable, &file.selection, input.store, PIECE_BYTES).map_err(format)?;
     let mut folding: Option<Folding> = None;
@@ -169,7 +160,7 @@ fn at_chunk(file: &str, variable: &Variable, piece: &Piece, source: ArrayError) 
             .span
             .as_ref()
             .map(|span| format!(" (bytes {} to {})", span.offset, span.offset + span.size)),
-        source,
+        source: Box::new(source),
     }
 }
 
@@ -213,10 +204,7 @@ pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
     };
     let count = selection.iter().map(Range::count).collect::<Vec<_>>();
     let mut folding = Folding::new(task, (vec![0; count.len()], count))?;
-    let format = |source| Error::Format {
-        file: input.name.into(),
-        source,
-    };
+    let format = |source| Error::of(input.name, source);
     let mut stored = Vec::new();
     for piece in pieces(variable, &selection, input.store, COORDINATE_PIECE).map_err(format)? {
         let piece = piece.map_err(format)?;

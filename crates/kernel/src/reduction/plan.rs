@@ -120,10 +120,7 @@ fn last(name: &str) -> &str {
 
 impl<'a> File<'a> {
     fn error(&self, source: tidemill_format::Error) -> Error {
-        Error::Format {
-            file: self.of.name.into(),
-            source,
-        }
+        Error::of(self.of.name, source)
     }
 
     fn names(&self) -> Vec<String> {
@@ -320,10 +317,7 @@ fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
     }
     let open = |(input, of): (usize, &Input<'a>)| {
         let found = of.header.find(&query.variable);
-        let variable = found.map_err(|source| Error::Format {
-            file: of.name.into(),
-            source,
-        })?;
+        let variable = found.map_err(|source| Error::of(of.name, source))?;
         Ok(File {
             input,
             of: *of,

@@ -209,11 +209,11 @@ impl Asked<'_> {
         if pending.path.is_some() {
             // Only now is it known where it lies.
             for item in &mut pending.items {
-                let whole = item.bytes.iter().map(|held| match held {
+                let mut whole = item.bytes.iter().map(|held| match held {
                     Stored::Held { offset, length } => *offset..offset + length,
                     Stored::Sent(length) | Stored::Hole(length) => 0..*length,
                 });
-                let (part, places) = placed(ranged.layout(), whole.last().unwrap_or(0..0));
+                let (part, places) = placed(ranged.layout(), whole.next_back().unwrap_or(0..0));
                 (item.bytes, pending.sent) = split(places);
                 pending.part = part;
             }

@@ -89,10 +89,24 @@ impl Worker {
     fn fold(&mut self, file: &File, batch: &Batch, socket: &mut UnixStream) -> io::Result<Answer> {
         let mut folding =
             Folding::new(batch.task.clone(), batch.cells.clone()).map_err(Trouble::from);
+        let size = file.metadata()?.len();
         for item in &batch.items {
-            self.gather(&item.bytes, file, socket)?;
+            let mapped = match item.bytes[..] {
+                [Piece::Held { offset, length }] => Some(map(file, size, (offset, length))?),
+                _ => {
+                    self.gather(&item.bytes, file, socket)?;
+                    None
+                }
+            };
+            let stored = match &mapped {
+                Some(Some((mapped, lead))) => Ok(&mapped[*lead..]),
+                Some(None) => Err(beyond_the_end()),
+                None => Ok(&self.gathered[..]),
+            };
             let added = match &mut folding {
-                Ok(folding) => folding.add(item, &self.gathered).map_err(Trouble::from),
+                Ok(folding) => {
+                    stored.and_then(|stored| folding.add(item, stored).map_err(Trouble::from))
+                }
                 Err(_) => Ok(()),
             };
             if let Err(mut trouble) = added {
@@ -132,18 +146,33 @@ impl Worker {
         (offset, length): (u64, u64),
     ) -> io::Result<Answer> {
         let size = file.metadata()?.len();
-        if offset.checked_add(length).is_none_or(|end| end > size) {
-            let why = "the bytes lie beyond the end of the file";
-            return Ok(Err(Trouble {
-                message: why.to_owned(),
-                of_data: true,
-            }));
-        }
-        let lead = usize::try_from(offset % PAGE_BYTES).map_err(io::Error::other)?;
-        let length = usize::try_from(length).map_err(io::Error::other)?;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let mapped = Mapped::range(file, offset - lead as u64, lead + length, flags)?;
+        let Some((mapped, lead)) = map(file, size, (offset, length))? else {
+            return Ok(Err(beyond_the_end()));
+        };
         packed(self.reducer.reduce(&order.spec, &mapped[lead..]))
+    }
+}
+
+/// Bytes of a file of so many, where they lie, and how many come before them; none if they lie beyond its end.
+fn map(
+    file: &File,
+    size: u64,
+    (offset, length): (u64, u64),
+) -> io::Result<Option<(Mapped, usize)>> {
+    if offset.checked_add(length).is_none_or(|end| end > size) {
+        return Ok(None);
+    }
+    let lead = usize::try_from(offset % PAGE_BYTES).map_err(io::Error::other)?;
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    let flags = MapFlags::SHARED | MapFlags::POPULATE;
+    let mapped = Mapped::range(file, offset - lead as u64, lead + length, flags)?;
+    Ok(Some((mapped, lead)))
+}
+
+fn beyond_the_end() -> Trouble {
+    Trouble {
+        message: "the bytes lie beyond the end of the file".to_owned(),
+        of_data: true,
     }
 }
 

@@ -237,8 +237,7 @@ impl Server {
         let identity = config.tls.then_some(identity);
         let tokens = Tokens::open(&dir.join("tokens"))?;
         let access = Arc::new(Access::open(&token, &authority, tokens)?);
-        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        let owner = (uid.as_raw(), gid.as_raw());
+        let owner = own_user();
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
@@ -543,6 +542,12 @@ fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Ident
     let authority = Authority::open(path).map_err(at)?;
     let identity = authority.server(&hosts(config)).map_err(at)?;
     Ok((Arc::new(authority), identity))
+}
+
+/// User and group that this process runs as.
+fn own_user() -> (u32, u32) {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    (uid.as_raw(), gid.as_raw())
 }
 
 /// The names by which programs that know nothing of arrays may reach the server.

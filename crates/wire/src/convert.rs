@@ -761,7 +761,10 @@ mod tests {
                 object: ObjectId(3),
                 element: ElementId(4),
                 size: 5,
-                selection: Selection::ranges(Some(2), &[0..5, 7..u64::MAX]).unwrap(),
+                selection: Selection::ranges(Some(2), &[0..5, 7..u64::MAX])
+                    .unwrap()
+                    .of_values(Some("{}"))
+                    .unwrap(),
             }],
             outputs: vec![core::Output {
                 name: "out".into(),
@@ -829,6 +832,7 @@ mod tests {
                 part,
                 ranges,
                 records: None,
+                values: String::new(),
             })
         };
         // Labels of earlier releases have none.

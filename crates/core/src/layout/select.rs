@@ -33,7 +33,7 @@ pub struct Selection {
     /// Not these bytes but the records that begin in them, wherever they end.
     records: Option<Records>,
     /// Not these bytes but the values that they hold: how they are decoded, in words that mean nothing here.
-    values: Option<Arc<str>>,
+    values: Option<Arc<String>>,
 }
 
 /// What the records of a file are.
@@ -222,7 +222,7 @@ impl Selection {
         match values {
             Some(text) if text.len() > VALUES_BYTES_MAX => Err(SelectionError::Values(text.len())),
             _ => Ok(Self {
-                values: values.map(Arc::from),
+                values: values.map(|text| Arc::new(text.to_owned())),
                 ..self
             }),
         }
@@ -231,7 +231,7 @@ impl Selection {
     /// How its bytes are decoded, if it is the values that they hold.
     #[must_use]
     pub fn values(&self) -> Option<&str> {
-        self.values.as_deref()
+        self.values.as_deref().map(String::as_str)
     }
 
     /// The bytes themselves.

@@ -625,12 +625,12 @@ mod tests {
     }
 
     /// Holds a variable against what is expected, however its file lies; what is not as it should be.
-    fn compared(file: &Vec<u8>, mapper: &str, expected: &[u8]) -> Vec<String> {
-        let mut wrong = Vec::new();
+    fn compared(file: &[u8], mapper: &str, expected: &[u8]) -> Vec<String> {
+        let (mut wrong, bytes) = (Vec::new(), file.to_vec());
         for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
             let layout = lies(file.len() as u64, unit, width);
             for per_part in [true, false] {
-                let map = match map(file, &layout, mapper, per_part) {
+                let map = match map(&bytes, &layout, mapper, per_part) {
                     Ok(map) => map,
                     Err(why) => {
                         wrong.push(why);

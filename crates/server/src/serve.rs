@@ -254,9 +254,8 @@ impl Server {
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         array.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
-        let decides = Decides::of(&config);
         let told = (driver.clone(), incoming);
-        let worker = start_driver(&names, &array, &signals, decides, told).await?;
+        let worker = start_driver(&names, &array, &signals, Decides::of(&config), told).await?;
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
@@ -265,9 +264,8 @@ impl Server {
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
         let files = Files::new(&names, &recalls, &access, &array, &trust);
-        let elements = Some(files.elements());
         let parts = Parts {
-            firer: Firer::start((&names, &recalls, &array), elements, &driver),
+            firer: Firer::start((&names, &recalls, &array), Some(&files), &driver),
             files,
             names: names.clone(),
             recalls: recalls.clone(),

@@ -7,7 +7,7 @@ use super::{Kept, State, walk};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
-use crate::files::Elements;
+use crate::files::{Elements, Files};
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::{Accepted, Incoming};
 use crate::names::{Caller, Fault, SqliteNames};
@@ -118,11 +118,11 @@ impl Firer {
     /// Begins to fire, for as long as the server runs.
     pub(crate) fn start(
         (names, recalls, array): (&Arc<SqliteNames>, &Recalls, &Arc<Array>),
-        elements: Option<&Elements>,
+        files: Option<&Files>,
         driver: &Sender<Incoming>,
     ) -> Self {
         let firer = Self {
-            elements: elements.cloned(),
+            elements: files.map(|files| files.elements().clone()),
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),

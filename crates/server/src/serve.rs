@@ -9,7 +9,6 @@ use crate::ends::Ends;
 use crate::files::Files;
 use crate::find::FindService;
 use crate::gate::Gates;
-use crate::headers;
 use crate::health::HealthService;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Mending, Signals};
@@ -442,7 +441,6 @@ struct Parts {
 
 impl Parts {
     fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
-        headers::driver::start(&self.names, &self.files);
         let namespace = NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),
@@ -474,7 +472,7 @@ impl Parts {
         };
         let (mover, firer, access) = (self.mover, self.firer, self.access.clone());
         let rules = RuleService { firer, access };
-        let find = FindService::new(health.names.clone(), self.access.clone());
+        let find = FindService::start(&health.names, &self.access, &self.files);
         let access = self.access.clone();
         let places = PlaceService { mover, access };
         let policies = tidemill_core::policy::NAMES.iter();

@@ -224,8 +224,7 @@ impl Decoder {
             } => {
                 let packed = Packed::numbered(packed).unwrap_or(Packed::No);
                 let block = usize::try_from(block).unwrap_or(0);
-                let mut zstd = |input: &[u8], to: &mut [u8]| self.unzstd(input, to).ok();
-                bits::decode(input, to, (element.into(), block, packed), &mut zstd)
+                bits::decode(input, to, (element.into(), block, packed), self)
             }
             Codec::Lz4(true) => unlz4_blocks(input, to),
             Codec::Lz4(false) => match input.split_first_chunk::<4>() {
@@ -258,7 +257,13 @@ impl Decoder {
     }
 }
 
-impl blosc::Within for Decoder {
+/// What is compressed within other formats, each with the room that it may fill.
+trait Within {
+    fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
+    fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
+}
+
+impl Within for Decoder {
     fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize> {
         self.attempt(Codec::Zlib, input, to).ok()
     }

@@ -7,6 +7,8 @@ mod query;
 
 use crate::access::Access;
 use crate::clock;
+use crate::files::Files;
+use crate::headers;
 use crate::names::node::{Caller, Node};
 use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
@@ -44,10 +46,12 @@ pub(crate) struct FindService {
 }
 
 impl FindService {
-    pub(crate) fn new(names: Arc<SqliteNames>, access: Arc<Access>) -> Self {
+    /// Begins to read what headers say, too.
+    pub(crate) fn start(names: &Arc<SqliteNames>, access: &Arc<Access>, files: &Files) -> Self {
+        headers::driver::start(names, files);
         Self {
-            names,
-            access,
+            names: names.clone(),
+            access: access.clone(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }

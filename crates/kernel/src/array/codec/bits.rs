@@ -1,7 +1,7 @@
 //! Bits of one significance together: bitshuffle, as HDF5's filter 32008 and Blosc have it. From the description of the format
 //! (Masui et al., Astronomy and Computing 12, 2015) and files of the library.
 
-use super::Failed;
+use super::{Failed, Within};
 
 /// Bytes of a block, unless the file says otherwise, and elements that a block has at least.
 const BLOCK_BYTES: usize = 8192;
@@ -66,7 +66,7 @@ pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
     (size, block, packed): (usize, usize, Packed),
-    zstd: &mut dyn FnMut(&[u8], &mut [u8]) -> Option<usize>,
+    within: &mut dyn Within,
 ) -> Result<usize, Failed> {
     let (mut input, total, block) = match packed {
         Packed::No => (input, input.len(), chosen(block, size)),
@@ -106,7 +106,7 @@ pub(super) fn decode(
                 input = rest;
                 scratch.resize(until - from, 0);
                 let made = match packed {
-                    Packed::Zstd => zstd(stored, &mut scratch),
+                    Packed::Zstd => within.zstd(stored, &mut scratch),
                     _ => lz4_flex::block::decompress_into(stored, &mut scratch).ok(),
                 };
                 if made != Some(until - from) {

@@ -4,13 +4,7 @@
 //! A chunk is cut into blocks, and these, mostly, into one stream for each byte of an element. What a header declares is bounded by
 //! the room that the caller gives.
 
-use super::{Failed, bits, lz};
-
-/// What else is compressed within: zlib and zstd, each with the room that it may fill.
-pub(super) trait Within {
-    fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
-    fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
-}
+use super::{Failed, Within, bits, lz};
 
 const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
 
@@ -127,7 +121,7 @@ impl Header {
         to.extend_from_slice(from);
         let count = from.len() / self.size;
         // The first version left a block alone if not all of it could be shuffled.
-        let count = if self.version <= 2 && count % 8 != 0 {
+        let count = if self.version <= 2 && !count.is_multiple_of(8) {
             0
         } else {
             count / 8 * 8

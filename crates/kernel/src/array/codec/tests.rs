@@ -20,7 +20,7 @@ fn values(how: &str, count: u64, kind: &str) -> Vec<u8> {
         let mut state = 1_u64;
         let noise = (0..count * size).map(|_| {
             state = (state * 1_103_515_245 + 12_345) % (1 << 31);
-            (state >> 16) as u8
+            state.to_le_bytes()[2]
         });
         return noise.collect();
     }
@@ -34,7 +34,7 @@ fn values(how: &str, count: u64, kind: &str) -> Vec<u8> {
     let bytes = |value: u64| match kind {
         "f4" => (value as f32).to_le_bytes().to_vec(),
         "f8" => (value as f64).to_le_bytes().to_vec(),
-        _ => value.to_le_bytes()[..size as usize].to_vec(),
+        _ => value.to_le_bytes()[..usize::try_from(size).unwrap()].to_vec(),
     };
     (0..count).flat_map(|place| bytes(value(place))).collect()
 }

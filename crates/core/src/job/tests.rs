@@ -399,7 +399,8 @@ impl Files for Folder<'_> {
         }
         let one = |number: usize, at: u64| {
             let part = u32::try_from(number).unwrap();
-            let selection = Selection::ranges(Some(part), &[at..at + 2]).unwrap();
+            let selection =
+                Selection::ranges(Some(part), std::slice::from_ref(&(at..at + 2))).unwrap();
             let selection = selection.of_values(Some("{\"of\": \"records \"}")).unwrap();
             Mapped { number, selection }
         };

@@ -168,6 +168,50 @@ pattern = "*.txt"; retries = 0;
 task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"", "sh", "${file}" ]; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
 "#;
 
+/// Rules that are none, and folders and files that can't have one.
+fn what_is_wrong_is_refused(array: &Array, file: &str, set: &str) {
+    for wrong in [
+        "nonsense",
+        "",
+        &format!("workdir = \\\"/\\\"; $(cat '{file}')"),
+    ] {
+        let said = array.try_sh(&format!("setfattr -n user.tidemill.rule -v \"{wrong}\" c"));
+        assert!(
+            !said.ok && said.err.contains("Invalid argument"),
+            "{}",
+            said.err
+        );
+    }
+    // Who may write in a folder can't have its files analysed by a rule of it: only whose it is.
+    array.sh("chmod 777 c");
+    let stranger = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let said = array.try_sh(&format!("{stranger} {set} c"));
+    assert!(
+        !said.ok && said.err.contains("not permitted"),
+        "{}",
+        said.err
+    );
+    assert!(
+        !array
+            .try_sh(&format!("{stranger} setfattr -x user.tidemill.rule c"))
+            .ok
+    );
+    std::fs::write(
+        array.path("wrong.rule"),
+        OF_FOLDER.replace("*.txt", "(*.txt"),
+    )
+    .unwrap();
+    let wrong = array.path("wrong.rule").display().to_string();
+    let said = array.run(&["rule", "add", "--folder", "/c", &wrong]);
+    assert!(
+        said.err.contains("/c:user.tidemill.rule:2:"),
+        "{}",
+        said.err
+    );
+    let said = array.try_sh(&format!("{set} c/y.txt"));
+    assert!(!said.ok, "a file has no rule");
+}
+
 /// `setfattr` makes a rule of a folder, which moves with it, goes with it, and comes back with a server that was lost.
 #[test]
 fn a_folder_has_its_rule_as_an_attribute() {
@@ -205,53 +249,7 @@ fn a_folder_has_its_rule_as_an_attribute() {
     // What was there before the rule counts as moved there, now.
     done(&array, 3);
     assert_eq!(array.sh("cat c/out/y c/out/before"), "7\n4\n");
-    for wrong in [
-        "nonsense",
-        "",
-        &format!("workdir = \\\"/\\\"; $(cat '{file}')"),
-    ] {
-        let said = array.try_sh(&format!("setfattr -n user.tidemill.rule -v \"{wrong}\" c"));
-        assert!(
-            !said.ok && said.err.contains("Invalid argument"),
-            "{}",
-            said.err
-        );
-    }
-    // Who may write in a folder can't have its files analysed by a rule of it: only whose it is.
-    array.sh("chmod 777 c");
-    let stranger = "setpriv --reuid 65534 --regid 65534 --clear-groups";
-    let said = array.try_sh(&format!("{stranger} {set} c"));
-    eprintln!(
-        "{} {} {} {}",
-        said.ok,
-        said.out,
-        said.err,
-        array.sh("stat c; grep mnt /proc/mounts")
-    );
-    assert!(
-        !said.ok && said.err.contains("not permitted"),
-        "{}",
-        said.err
-    );
-    assert!(
-        !array
-            .try_sh(&format!("{stranger} setfattr -x user.tidemill.rule c"))
-            .ok
-    );
-    std::fs::write(
-        array.path("wrong.rule"),
-        OF_FOLDER.replace("*.txt", "(*.txt"),
-    )
-    .unwrap();
-    let wrong = array.path("wrong.rule").display().to_string();
-    let said = array.run(&["rule", "add", "--folder", "/c", &wrong]);
-    assert!(
-        said.err.contains("/c:user.tidemill.rule:2:"),
-        "{}",
-        said.err
-    );
-    let said = array.try_sh(&format!("{set} c/y.txt"));
-    assert!(!said.ok, "a file has no rule");
+    what_is_wrong_is_refused(&array, &file, &set);
 
     array.wait_for_notes();
     add(&array, RULE, &[]);

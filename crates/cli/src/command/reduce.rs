@@ -24,6 +24,7 @@ const EXAMPLES: &str = "Examples:
 /// Reduce a variable of netCDF, HDF5, Zarr or FITS files where its bytes lie
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
+#[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
 pub(crate) struct Args {
     /// count, min, max, sum, mean, stddev, range or stats (all of them)
     #[arg(value_name = "OP")]

@@ -689,6 +689,7 @@ mod tests {
         let sparse = [
             "netcdf:short: 16 of 40",
             "zarr:tas: 60 of 90",
+            "zarr:first: 12 of 20",
             "zarr:group/sharded: 48 of 90",
         ];
         let known = |why: &&String| {

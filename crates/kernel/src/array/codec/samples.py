@@ -1,4 +1,7 @@
-"""Makes the files in samples/: values that `tests.rs` makes by the same rules, as real libraries store them. Needs numcodecs, h5py, hdf5plugin, blosc2."""
+"""Makes samples.bin: values that `tests.rs` makes by the same rules, as real libraries store them. Needs numcodecs, h5py, hdf5plugin, blosc2.
+
+For each: the length of its name (1 byte), the name, how many bytes (4, little-endian), the bytes.
+"""
 
 import pathlib
 import tempfile
@@ -9,7 +12,7 @@ import hdf5plugin
 import numcodecs
 import numpy as np
 
-HERE = pathlib.Path(__file__).parent / "samples"
+SAMPLES = {}
 
 
 def values(how, count, kind):
@@ -25,7 +28,7 @@ def values(how, count, kind):
 
 
 def keep(codec, what, how, count, kind, stored):
-    (HERE / f"{codec}.{what}.{how}.{count}.{kind}").write_bytes(bytes(stored))
+    SAMPLES[f"{codec}.{what}.{how}.{count}.{kind}"] = bytes(stored)
 
 
 def by_hdf5(codec, what, how, count, kind, shape, filters):
@@ -37,9 +40,6 @@ def by_hdf5(codec, what, how, count, kind, shape, filters):
 
 
 if __name__ == "__main__":
-    HERE.mkdir(exist_ok=True)
-    for file in HERE.iterdir():
-        file.unlink()
     cases = [("walk", 3003, "i2"), ("walk", 1000, "f8"), ("noise", 100, "f4"), ("same", 70, "u1"), ("walk", 5, "i4")]
     for how, count, kind in cases:
         for name in ("blosclz", "lz4", "zlib", "zstd"):
@@ -59,3 +59,6 @@ if __name__ == "__main__":
                 filters = hdf5plugin.Bitshuffle(nelems=block, cname=name)
                 by_hdf5("bitshuffle", f"{number}-{block}", how, count, kind, (count,), filters)
         by_hdf5("lzf", "h5py", how, count, kind, (count,), {"compression": "lzf"})
+    with open(pathlib.Path(__file__).parent / "samples.bin", "wb") as file:
+        for name, stored in sorted(SAMPLES.items()):
+            file.write(bytes([len(name)]) + name.encode() + len(stored).to_bytes(4, "little") + stored)

@@ -4,7 +4,6 @@
 use super::Codec;
 use crate::array::{ArrayError, Dtype, Operation, Reducer, Spec};
 use proptest::prelude::*;
-use std::path::Path;
 
 /// What a sample is of.
 struct Sample {
@@ -78,15 +77,14 @@ fn sample(name: &str, stored: Vec<u8>) -> Sample {
 }
 
 fn samples() -> Vec<Sample> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/array/codec/samples");
-    let mut all: Vec<Sample> = (folder.read_dir().unwrap())
-        .map(|entry| {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            sample(&name, std::fs::read(entry.path()).unwrap())
-        })
-        .collect();
-    all.sort_by(|one, other| one.name.cmp(&other.name));
+    let (mut rest, mut all) = (&include_bytes!("samples.bin")[..], Vec::new());
+    while let Some((&length, behind)) = rest.split_first() {
+        let (name, behind) = behind.split_at(length.into());
+        let (length, behind) = behind.split_first_chunk().unwrap();
+        let (stored, behind) = behind.split_at(u32::from_le_bytes(*length) as usize);
+        all.push(sample(std::str::from_utf8(name).unwrap(), stored.to_vec()));
+        rest = behind;
+    }
     assert!(all.len() > 150);
     all
 }

@@ -576,6 +576,58 @@ async fn a_storm_is_gathered_and_others_have_their_turn() {
     worker.abort();
 }
 
+/// One user's storm is bounded, and another user's rule does not wait for its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_users_storm_does_not_hold_up_another_users_rule() {
+    const FILES: usize = 1000;
+    const OTHER: u32 = 2000;
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let create = v1::Create {
+        name: b"/theirs".to_vec(),
+        kind: v1::Kind::Directory.into(),
+        mode: 0o755,
+        uid: OTHER,
+        gid: OTHER,
+        ..v1::Create::default()
+    };
+    client.one(&root(), Op::Create(create)).await.unwrap();
+    // So many rules of one user that each could fill what all may have.
+    for number in 0..8 {
+        let name = format!("\"count{number}\"");
+        let text = RULE.replace("\"count\"", &name);
+        let text = text.replace("out/${n}", &format!("out/{number}-${{n}}"));
+        add(&client, request(OWNER, &text)).await;
+    }
+    let other = RULE
+        .replace("/w", "/theirs")
+        .replace("in/", "")
+        .replace("out/", "");
+    add(&client, request(OTHER, &other)).await;
+    let write = |index: usize| {
+        let client = client.clone();
+        async move { write_file(&client, &format!("/w/in/{index}.dat"), 1, OWNER).await }
+    };
+    for start in (0..FILES).step_by(100) {
+        futures_util::future::join_all((start..start + 100).map(write)).await;
+    }
+    write_file(&client, "/theirs/a.dat", 1, OTHER).await;
+    let worker = element.serve();
+    while log_of(&client, OTHER, "count").await[0].state != "done" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut open = 0;
+    for number in 0..8 {
+        let log = log_of(&client, OWNER, &format!("count{number}")).await;
+        open += log.iter().filter(|one| one.state != "done").count();
+    }
+    assert!(
+        open > FILES,
+        "{open}: they were there first, and most of them wait still"
+    );
+    worker.abort();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_rules_are_refused_and_tests_keep_nothing() {
     let dir = tempfile::tempdir().unwrap();

@@ -16,6 +16,8 @@ const JOBS_EACH_MAX: u32 = 16;
 const JOBS_MAX: u32 = 64;
 /// So many a user may have even then: nobody waits for what others have begun.
 const JOBS_ALWAYS: u32 = 4;
+/// With so many tasks of a user under way no more are begun: others would wait for them.
+const TASKS_EACH_MAX: u32 = 2000;
 /// Users whose files one rule is for, looked at for one job.
 const LANES_MAX: usize = 100;
 /// With so many jobs under way the next one waits until a job is full or [`GATHER_NS`] have passed.
@@ -114,20 +116,25 @@ impl Turns {
     }
 }
 
-/// Jobs that are under way, by rule and by the user with whose rights they run.
-struct Open(BTreeMap<(u64, u32), u32>);
+/// Jobs that are under way, by rule and by the user with whose rights they run, and the tasks of each user.
+struct Open {
+    jobs: BTreeMap<(u64, u32), u32>,
+    tasks: BTreeMap<u32, u32>,
+}
 
 impl Open {
     fn of(&self, rule: u64, uid: u32) -> u32 {
-        self.0.get(&(rule, uid)).copied().unwrap_or(0)
+        self.jobs.get(&(rule, uid)).copied().unwrap_or(0)
     }
 
     /// Whether there may be one more.
     fn takes(&self, rule: u64, uid: u32) -> bool {
-        let all: u32 = self.0.values().sum();
-        let users = self.0.iter().filter(|((_, other), _)| *other == uid);
+        let tasks = self.tasks.get(&uid).copied().unwrap_or(0);
+        let all: u32 = self.jobs.values().sum();
+        let users = self.jobs.iter().filter(|((_, other), _)| *other == uid);
         let users: u32 = users.map(|(_, jobs)| jobs).sum();
-        self.of(rule, uid) < JOBS_EACH_MAX && (all < JOBS_MAX || users < JOBS_ALWAYS)
+        let few = self.of(rule, uid) < JOBS_EACH_MAX && tasks < TASKS_EACH_MAX;
+        few && (all < JOBS_MAX || users < JOBS_ALWAYS)
     }
 }
 
@@ -139,7 +146,12 @@ fn open_jobs(db: &Connection) -> Result<Open, Fault> {
         let rule = row.get::<_, i64>(0)?.cast_unsigned();
         Ok(((rule, row.get(1)?), row.get(2)?))
     })?;
-    Ok(Open(rows.collect::<Result<_, _>>()?))
+    let jobs = rows.collect::<Result<_, _>>()?;
+    let sql = "SELECT uid, count(DISTINCT task) FROM firing WHERE state = 2 GROUP BY uid";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let tasks = rows.collect::<Result<_, _>>()?;
+    Ok(Open { jobs, tasks })
 }
 
 /// What is due, with whose rights, or when to look again.

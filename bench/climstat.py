@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, where it lies, against a client that reads it through its mount.
+
+  cargo build --release && bench/climstat.py [--elements 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out FOLDER]
+
+A netCDF-3 file as the paper's: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each element has 0.25 cores and a link of 1 Gbit/s, the client one core and such a link
+(--element-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`, the client's the same with --local. Rounds alternate, each with cold mounts; both means must agree. Bytes are what
+elements' links carried. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: against its own fewest elements), and with --out writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON has
+netCDF4. Needs root.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from dscal import carried, figures, testbed
+from local_array import BINARY
+
+MAKE = """
+import sys, numpy as np
+from netCDF4 import Dataset
+path, count, scale = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+file = Dataset(path, 'w', format='NETCDF3_64BIT_OFFSET')
+file.set_fill_off()
+for name, size in (('time', None), ('lev', 21), ('lat', 256 // scale), ('lon', 512 // scale)):
+    file.createDimension(name, size)
+variables = [file.createVariable(f'v{index:02}', 'f4', ('time', 'lev', 'lat', 'lon')) for index in range(count)]
+rng = np.random.default_rng(1)
+for record in range(5):
+    base = rng.standard_normal((21, 256 // scale, 512 // scale), dtype='f4')
+    for index, variable in enumerate(variables):
+        variable[record] = base + index
+file.close()
+"""
+
+
+def measure(options, count, source):
+    options.elements = count
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        os.chmod(folder, 0o755)  # kernels are other users
+        array = testbed.Array(options, f"{folder}/array", tls="on")
+        try:
+            array.mount()
+            root = os.path.join(array.mount_point, "clim")
+            array.client.call("mkdir", root)
+            array.tidemill("stripe", "/clim", "1MiB")
+            array.client.call("cp", source, os.path.join(root, "file.nc"))
+            array.unmount()
+            name = f"v{options.variables // 2:02}"
+            where = {"ours": ["/clim/file.nc"], "peer": ["--local", os.path.join(root, "file.nc")]}
+            found = {who: [] for who in where}
+            for number in range(options.rounds + 1):
+                means = set()
+                for who, place in where.items():
+                    array.mount()
+                    before, begun = carried(array.elements), time.perf_counter()
+                    said = array.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
+                    seconds = time.perf_counter() - begun
+                    links = sum(carried(array.elements).values()) - sum(before.values())
+                    array.unmount()
+                    means.add(round(said["values"]["mean"], 5))
+                    if number:
+                        found[who].append((seconds, links))
+                if len(means) != 1:
+                    raise SystemExit(f"means differ: {means}")
+            return {who: [statistics.median(values) for values in zip(*all_of)] for who, all_of in found.items()}
+        finally:
+            array.remove()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", default="1,2,4,8")
+    parser.add_argument("--variables", type=int, default=96)
+    parser.add_argument("--scale", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--element-cores", type=float, default=0.25)
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--host-cores", type=float, default=1.0)
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--out", help="where the figures go")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        source = os.path.join(folder, "file.nc")
+        subprocess.run([options.python, "-c", MAKE, source, str(options.variables), str(options.scale)], check=True)
+        for count in [int(count) for count in options.elements.split(",")]:
+            found = measure(options, count, source)
+            (ours, moved), (peer, by_peer) = found["ours"], found["peer"]
+            rows.append((count, ours, peer, moved, by_peer))
+            linear = rows[0][1] / ours / (count / rows[0][0])
+            print(json.dumps({"what": f"ClimStat, {count} elements of {options.element_cores} cores, client of {options.client_cores}",
+                              "file_mib": os.path.getsize(source) >> 20, "seconds": round(ours, 4), "client_seconds": round(peer, 4),
+                              "ratio": round(peer / ours, 3), "linear": round(linear, 3), "goal_linear": 0.85,
+                              "link_bytes": moved, "client_link_bytes": by_peer}), flush=True)
+    if options.out:
+        os.makedirs(options.out, exist_ok=True)
+        for name, title, unit, place, scale in (("fig5a.svg", "ClimStat: time in the array, and on a client", "s", 1, 1),
+                                                ("fig5b.svg", "ClimStat: bytes over elements' links, array and client", "MB", 3, 1e-6)):
+            groups = [(f"{row[0]}", [[("compute", row[place] * scale)], [("I/O", row[place + 1] * scale)]]) for row in rows]
+            with open(os.path.join(options.out, name), "w") as file:
+                file.write(figures.bars(title, unit, groups))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::files;
 use crate::output::variables::{Place, Shown, VariablesView};
+use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -79,7 +80,8 @@ async fn in_array(args: &Args, context: &Context) -> anyhow::Result<VariablesVie
             look(args, header, Store::Folder(&folder), &mut &folder)
         });
     }
-    let file = ArrayFile::new(transfer.ranged(&path).await?);
+    let ranged = transfer.ranged(&path).await;
+    let file = ArrayFile::new(ranged.with_context(|| path.clone())?);
     block_in_place(|| of_file(args, &file, &mut &file))
 }
 

@@ -65,7 +65,11 @@ pub(super) async fn reduce(
         opened.push(
             match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
                 true => Opened::Folder(ArrayFolder::new(&server, &transfer, name.clone())),
-                false => Opened::File(ArrayFile::new(transfer.ranged(name).await?)),
+                false => {
+                    let ranged = transfer.ranged(name).await;
+                    let ranged = ranged.with_context(|| name.clone())?;
+                    Opened::File(ArrayFile::new(ranged))
+                }
             },
         );
     }

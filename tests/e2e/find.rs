@@ -52,6 +52,11 @@ fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec
     })
 }
 
+/// Waits until all that was written is sealed.
+fn sealed(array: &Array) {
+    array.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
+}
+
 /// Two climate files, one of them in three parts, others, and some that are none.
 fn fill(array: &Array) {
     array.sh(&format!(
@@ -60,6 +65,7 @@ fn fill(array: &Array) {
          setfattr -n user.level -v 12 raw/a.h5; chown {ALICE} raw/a.h5; touch -d 2001-02-03T04:05 raw/text; cp raw/text 'raw/odd \"name'",
         fixture("climate.nc"), fixture("climate-classic.nc"), fixture("new.h5"), fixture("images.fits"),
     ));
+    sealed(array);
     let local = fixture("climate.nc");
     let said = array.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
     assert!(said.ok, "{}", said.err);
@@ -173,6 +179,7 @@ fn what_is_found_follows_the_file_and_outlives_the_database() {
         "cp {} cmip6/tas.nc; rm raw/striped.nc",
         fixture("climate-classic.nc")
     ));
+    sealed(&array);
     let none: [&str; 0] = [];
     assert_eq!(find(&array, &["var = tas"]), none);
     assert_eq!(find(&array, &["var = pr"]), [PR, "/cmip6/tas.nc"]);
@@ -230,6 +237,7 @@ fn nobody_finds_what_they_may_not_read_or_list() {
          chmod 711 passed; chmod 755 passed/below; chmod 644 passed/below/all.nc",
         fixture("climate.nc")
     ));
+    sealed(&array);
     assert_eq!(find(&array, &["var = tas"]).len(), 5);
     let found = |uid, under| find_as(&array, uid, "var = tas", under).unwrap();
     assert_eq!(found(ALICE, ""), ["/open/mine.nc", "/open/all.nc"]);

@@ -327,7 +327,7 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
         .sum();
     let first = found["values"]["sum"][0].as_f64().unwrap();
     assert!((first - january).abs() < 1e-9, "{first} {january}");
-    array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc");
+    array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
     let both = reduced(&array, &["count", "/cmip/in/*.nc:tas"]);
     assert_eq!(
         both["count"].as_u64(),

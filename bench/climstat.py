@@ -8,7 +8,6 @@ A netCDF-3 file as the paper's: 5 records of 21 × 256/SCALE × 512/SCALE values
 elements' links carried. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: against its own fewest elements), and with --out writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON has
 netCDF4. Needs root.
 """
-import argparse
 import json
 import os
 import statistics
@@ -17,8 +16,7 @@ import sys
 import tempfile
 import time
 
-from dscal import carried, figures, testbed
-from local_array import BINARY
+from dscal import carried, figures, parser_of, testbed
 
 MAKE = """
 import sys, numpy as np
@@ -73,19 +71,10 @@ def measure(options, count, source):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", default="1,2,4,8")
+    parser = parser_of(__doc__, 5)
     parser.add_argument("--variables", type=int, default=96)
     parser.add_argument("--scale", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--element-cores", type=float, default=0.25)
-    parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--host-cores", type=float, default=1.0)
-    parser.add_argument("--rate-mbit", type=int, default=1000)
-    parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
-    parser.add_argument("--out", help="where the figures go")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -100,20 +100,26 @@ def measure(options, count, program):
             array.remove()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description, rounds):
+    """What is told of the array and the client."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", default="1,2,4,8")
-    parser.add_argument("--files", type=int, default=16)
-    parser.add_argument("--size-mib", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--element-cores", type=float, default=0.25)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--host-cores", type=float, default=1.0)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--folder", help="a folder on ext4 (default: the temporary folder)")
     parser.add_argument("--out", help="where the figures go")
-    parser.add_argument("--quick", action="store_true", help="2 elements, 2 files of 16 MiB, one round")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
+    return parser
+
+
+def main():
+    parser = parser_of(__doc__, 3)
+    parser.add_argument("--files", type=int, default=16)
+    parser.add_argument("--size-mib", type=int, default=64)
+    parser.add_argument("--quick", action="store_true", help="2 elements, 2 files of 16 MiB, one round")
     options = parser.parse_args()
     if options.quick:
         options.elements, options.files, options.size_mib, options.rounds = "2", 2, 16, 1

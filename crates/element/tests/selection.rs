@@ -106,14 +106,16 @@ fn of_part(index: usize) -> Vec<u8> {
 
 /// Puts a striped file on the elements; `lacks`: bytes that its first part lacks at its end, which are zeros.
 async fn put_striped(three: &Three, lacks: usize) -> v1::Layout {
+    let mut parts: Vec<_> = (0..3).map(of_part).collect();
+    let has = parts[0].len() - lacks;
+    parts[0].truncate(has);
+    put_parts(three, parts).await
+}
+
+async fn put_parts(three: &Three, bytes: Vec<Vec<u8>>) -> v1::Layout {
     let mut parts = Vec::new();
-    for (index, (object, element)) in PARTS.into_iter().zip(&three.elements).enumerate() {
-        let mut own = of_part(index);
-        if index == 0 {
-            own.truncate(own.len() - lacks);
-        }
+    for (((on, object), element), own) in (1..).zip(PARTS).zip(&three.elements).zip(bytes) {
         put(element, object, &own).await;
-        let on = u32::try_from(index + 1).unwrap();
         parts.push(v1::LayoutPart {
             object,
             element: on,
@@ -222,7 +224,7 @@ async fn only_selected_bytes_come_on_one_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn records_at_many_seams() {
     let mut three = three(false).await;
-    let unit = 4096;
+    let unit = usize::try_from(UNIT).unwrap();
     let mut text = Vec::new();
     for (line, letter) in (b'a'..=b'z').cycle().enumerate() {
         let length = [20, 300, 5_000, 1_000, 40_000][line % 5] + line % 97;
@@ -232,24 +234,9 @@ async fn records_at_many_seams() {
             break;
         }
     }
-    let mut parts = Vec::new();
-    for (index, (object, element)) in PARTS.into_iter().zip(&three.elements).enumerate() {
-        let own = text.chunks(unit).skip(index).step_by(3).flatten();
-        let own: Vec<u8> = own.copied().collect();
-        put(element, object, &own).await;
-        let on = u32::try_from(index + 1).unwrap();
-        parts.push(v1::LayoutPart {
-            object,
-            element: on,
-            size: own.len() as u64,
-            capability: capability(on, object, rights::READ),
-        });
-    }
-    let layout = v1::Layout {
-        unit: unit as u64,
-        parts,
-        pieces: Vec::new(),
-    };
+    let part = |index| text.chunks(unit).skip(index).step_by(3).flatten();
+    let parts = (0..3).map(|index| part(index).copied().collect());
+    let layout = put_parts(&three, parts.collect()).await;
     for index in 0..3 {
         let mut at = 0;
         let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| {

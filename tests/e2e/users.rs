@@ -85,6 +85,34 @@ fn give_token(array: &Array, host: &ClientHost, uid: u32) -> u64 {
 }
 
 #[test]
+fn variables_of_others_files_are_neither_shown_nor_reduced() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    for uid in [ALICE, BOB] {
+        give_token(&array, &host, uid);
+    }
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../format/tests/fixtures/climate.nc"
+    );
+    array.sh(&format!(
+        "chmod 755 .; cp {file} f.nc; chown {ALICE} f.nc; chmod 600 f.nc; sync f.nc"
+    ));
+    for args in [
+        &["reduce", "mean", "/f.nc:tas"][..],
+        &["reduce", "count", "/*.nc:tas"],
+        &["variables", "/f.nc"],
+    ] {
+        host.done(ALICE, args);
+        let said = host.run(BOB, args);
+        let denied = said.err.contains("/f.nc") && said.err.contains("permission denied");
+        assert!(!said.ok && denied, "{}{}", said.out, said.err);
+    }
+}
+
+#[test]
 fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
     let Some(array) = Array::with(remote()) else {
         return;

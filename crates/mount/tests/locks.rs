@@ -25,6 +25,10 @@ struct Program {
 impl Program {
     fn start(script: &str, paths: &[&Path]) -> Self {
         let prelude = "import fcntl, os, sys, sqlite3, signal, errno\n\
+            def failed(kind, error, trace):\n\
+            \x20   print(error, getattr(error, 'sqlite_errorname', ''), flush=True)\n\
+            \x20   sys.__excepthook__(kind, error, trace)\n\
+            sys.excepthook = failed\n\
             def say(what): print(what, flush=True)\n\
             def wait(): sys.stdin.readline()\n\
             path = sys.argv[1:]\n\

@@ -10,7 +10,7 @@ use super::object::{Data, Object};
 use super::table::{Key, Node, Phase, Way, Writing};
 use super::together::Together;
 use super::version::WRITER_PATIENCE;
-use super::{Caller, Fs, Pace};
+use super::{Caller, Fs, Pace, patience};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -59,10 +59,12 @@ impl Fs {
         }
     }
 
-    /// Begins the version that a handle is about to write, if none is open here.
+    /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed
+    /// first, here or by another mount, and its element be away: a program that has the file open is patient for longer
+    /// than one that opens it.
     pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
         let node = &file.node;
-        let until = Instant::now() + WRITER_PATIENCE;
+        let (until, until_shared) = (patience::deadline(), Instant::now() + WRITER_PATIENCE);
         {
             let mut state = node.state.lock();
             loop {
@@ -87,7 +89,7 @@ impl Fs {
             state.writing = Some(Writing::starting());
         }
         let follow = self.readers_can_follow(node);
-        let begun = self.begin(file.caller, node, keep, follow, (until, until));
+        let begun = self.begin(file.caller, node, keep, follow, (until, until_shared));
         let mut state = node.state.lock();
         node.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;

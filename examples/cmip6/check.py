@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Compares means that rules have made with those of xarray: `check.py FOLDER`, where in/, monthly/, annual/ and maybe cdo/ are."""
+import pathlib
+import sys
+
+import numpy as np
+import xarray as xr
+
+# What the netCDF library fills with where a file does not say: `reduce` leaves it out, xarray and CDO do not.
+FILL = np.float32(9.969209968386869e36)
+folder = pathlib.Path(sys.argv[1])
+
+
+def expected(path, period, filled):
+    with xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as data:
+        values = data[path.name.split("_")[0]].load()
+    if not filled:
+        values = values.where(values != FILL)
+    values = values.astype("f8")
+    time = values.time.dt
+    key = time.year * 12 + (time.month if period == "month" else 0)
+    return values.groupby(key.rename("period")).mean("time", skipna=True).transpose("period", ...).values
+
+
+worst = 0
+for made, period in [("monthly", "month"), ("annual", "year"), ("cdo", "month")]:
+    files = sorted((folder / made).glob("*.nc"))
+    count = differ = 0
+    largest = 0.0
+    for path in files:
+        wanted = expected(folder / "in" / path.name, period, filled=made == "cdo")
+        with xr.open_dataset(path, decode_times=False) as data:
+            got = data[path.name.split("_")[0]].values.astype("f8")
+        if made != "cdo":
+            got = np.where(got == FILL, np.nan, got)
+        if made == "cdo":
+            # CDO means are of the file's own type.
+            wanted = wanted.astype("f4").astype("f8")
+        if got.shape != wanted.shape or (np.isnan(got) != np.isnan(wanted)).any():
+            print(f"{path}: {got.shape}, not {wanted.shape}, or values are missing elsewhere")
+            differ += 1
+            continue
+        count += int((~np.isnan(wanted)).sum())
+        with np.errstate(invalid="ignore"):
+            difference = np.nanmax(np.abs(got - wanted) / np.abs(wanted), initial=0.0)
+        largest = max(largest, float(difference))
+    if files:
+        print(f"{made}: {len(files)} files, {count} means, largest relative difference to xarray {largest:.1e}, {differ} files of another shape")
+    # Sums of f64 in another order; what CDO rounds to f32.
+    worst += differ if made != "cdo" else 0
+    worst += largest > (2e-7 if made == "cdo" else 1e-12)
+sys.exit(worst > 0)

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Rules turn every CMIP6 file that arrives into monthly or annual means; all of them are compared with xarray's.
+#
+# usage: run.sh [FOLDER]      of get-data.sh (fetched if it is missing); TIDEMILL names the program (default: the one in PATH)
+#
+# Needs /dev/fuse and python3 with venv; CDO's rule is added where CDO is installed. The array is in a temporary folder.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+tidemill=${TIDEMILL:-tidemill}
+unset TIDEMILL_SERVER TIDEMILL_TOKEN_FILE TIDEMILL_CONFIG TIDEMILL_MOUNT_PATH
+folder=$(mktemp -d)
+export TIDEMILL_DIR=$folder/array
+trap '"$tidemill" --quiet down >/dev/null || true; rm -rf "$folder"' EXIT
+data=${1:-$folder/data}
+[ -d "$data" ] || "$here/get-data.sh" "$data"
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet xarray cftime h5netcdf netCDF4
+
+"$tidemill" --quiet up --elements 4 >/dev/null
+mount=$folder/array/mnt
+"$tidemill" mkdir /cmip6
+"$tidemill" mkdir /cmip6/in
+rules="monthly annual"
+if command -v cdo >/dev/null; then rules+=" cdo"; fi
+for rule in $rules; do "$tidemill" --quiet rule add "$here/$rule.rule" >/dev/null; done
+
+count() { find "$mount/cmip6/$1" -name '*.nc' 2>/dev/null | wc -l; }
+busy() {
+  for rule in $rules; do
+    if "$tidemill" rule show "$rule" | grep -E '^firings:.* (queued|waiting|running)' >/dev/null; then return 0; fi
+  done
+  return 1
+}
+begun=$(date +%s.%N)
+cp "$data"/*.nc "$mount/cmip6/in/"
+sync -f "$mount/cmip6/in"
+while busy; do sleep 0.1; done
+awk -v from="$begun" -v to="$(date +%s.%N)" 'BEGIN { printf "all means were there %.1f s after the first file\n", to - from }'
+for rule in $rules; do
+  echo "$rule: $(count "$rule") files"
+  "$tidemill" rule log "$rule" --state failed | tail -n +2
+done
+"$folder/venv/bin/python" "$here/check.py" "$mount/cmip6"

@@ -1,0 +1,285 @@
+//! The agent: carries out what applications of its user have published, also when those have ended.
+//!
+//! It is a process of that user, and does what it does through the mount, by ordinary system calls: it has no right that
+//! the application has not, and what holds in the mount holds for labels. One thread looks after each log. What it has
+//! taken it carries out file by file: writes that follow each other are one, different files are done at the same time,
+//! and the labels of a file in the order in which they were published.
+
+use crate::error::Error;
+use crate::execute::Files;
+use crate::folder::Folder;
+use crate::log::{Kind, Log, Record, Status};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most labels that are taken at once.
+const ROUND: usize = 8192;
+/// A file that was not written for that long is closed, so that all see it.
+const REST: Duration = Duration::from_millis(5);
+/// How often an agent that has nothing to do looks whether its applications are there.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long an agent without applications stays.
+const LINGER: Duration = Duration::from_secs(30);
+/// Most applications of a user.
+const LOGS_MAX: usize = 1024;
+/// Files that are worked on at the same time for an application, if there are many.
+const WORKERS: usize = 4;
+/// As few files as one thread is as good as several for.
+const FEW: usize = 8;
+
+/// Says what happened that nobody else can be told.
+pub type Tell = fn(&str);
+
+/// Carries labels out until there has been no application for a while. Returns at once if another agent does so already.
+///
+/// # Errors
+/// If the folder of logs can't be used.
+pub fn run(folder: Option<&Path>, tell: Tell) -> Result<(), Error> {
+    let folder = Folder::open(folder)?;
+    // Modes are those that the application would give.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    while let Some(lock) = folder.lock()? {
+        serve(&folder, tell)?;
+        drop(lock);
+        // Who registered just now has seen the lock, and started nobody.
+        if logs(&folder)?.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
+    folder.logs().map_err(|source| Error::Log {
+        path: folder.path().to_owned(),
+        source,
+    })
+}
+
+fn serve(folder: &Folder, tell: Tell) -> Result<(), Error> {
+    let bell = folder.bell()?;
+    let mut kept: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
+    let mut idle = Instant::now();
+    loop {
+        let rung = bell.rung();
+        kept.retain(|_, thread| !thread.is_finished());
+        for path in logs(folder)? {
+            if kept.contains_key(&path) || kept.len() >= LOGS_MAX {
+                continue;
+            }
+            match take_up(&path) {
+                Ok(log) => {
+                    kept.insert(
+                        path,
+                        std::thread::spawn(move || Keeper::new(log, tell).run()),
+                    );
+                }
+                Err(error) => set_aside(&path, &error.to_string(), tell),
+            }
+        }
+        if !kept.is_empty() {
+            idle = Instant::now();
+        } else if idle.elapsed() > LINGER {
+            return Ok(());
+        }
+        bell.wait(rung, LOOK);
+    }
+}
+
+fn take_up(path: &Path) -> Result<Log, Error> {
+    let log = Log::open(path)?;
+    if log.is_of_this_boot() {
+        return Ok(log);
+    }
+    let why =
+        "the machine was restarted since: which of its labels reached the device is not known";
+    Err(Error::damaged(path, why))
+}
+
+/// A log that can't be carried out is kept for who wants to look, under a name that no agent takes up.
+fn set_aside(path: &Path, why: &str, tell: Tell) {
+    let aside = path.with_extension("bad");
+    let kept = std::fs::rename(path, &aside);
+    let aside = aside.display();
+    match kept {
+        Ok(()) => tell(&format!("{why}; it is kept as {aside}")),
+        Err(error) => tell(&format!("{why}, and it can't be renamed: {error}")),
+    }
+}
+
+/// Looks after one log.
+struct Keeper {
+    log: Arc<Log>,
+    tell: Tell,
+    files: Files,
+    /// What lies before is settled.
+    at: u64,
+    /// The last label that is settled.
+    last: u64,
+    written: Instant,
+}
+
+impl Keeper {
+    fn new(log: Log, tell: Tell) -> Self {
+        let (root, system) = log.root();
+        let files = Files::new(root, system, log.umask());
+        let (at, last) = (log.freed(), log.stored());
+        Self {
+            log: Arc::new(log),
+            tell,
+            files,
+            at,
+            last,
+            written: Instant::now(),
+        }
+    }
+
+    fn run(mut self) {
+        match self.serve() {
+            Ok(()) => {
+                if let Err(error) = std::fs::remove_file(self.log.path()) {
+                    (self.tell)(&format!("{}: {error}", self.log.path().display()));
+                }
+            }
+            Err(error) => set_aside(self.log.path(), &error.to_string(), self.tell),
+        }
+    }
+
+    /// Until the application has ended and all it published is stored.
+    fn serve(&mut self) -> Result<(), Error> {
+        loop {
+            let bell = self.log.bell();
+            let round = self.take()?;
+            if !round.is_empty() {
+                self.carry_out(&round);
+                self.written = Instant::now();
+                if self.log.wanted() > self.log.stored() && self.last >= self.log.wanted() {
+                    self.store();
+                }
+                self.log.told();
+                continue;
+            }
+            let resting = self.written.elapsed() >= REST;
+            let wanted = self.log.wanted() > self.log.stored();
+            if self.last > self.log.stored() && (wanted || resting || self.files.is_empty()) {
+                self.store();
+                self.log.told();
+            }
+            if self.files.is_empty() && self.log.is_left() && self.log.published() == self.at {
+                return Ok(());
+            }
+            let limit = if self.files.is_empty() { LOOK } else { REST };
+            self.log.sleep(bell, limit);
+        }
+    }
+
+    fn store(&mut self) {
+        self.files.close_all();
+        self.log.store(self.last);
+    }
+
+    /// What was published since, and has not been begun. What another agent had begun is done again.
+    fn take(&mut self) -> Result<Vec<Record>, Error> {
+        let mut round = Vec::new();
+        let head = self.log.published();
+        while self.at < head && round.len() < ROUND {
+            let record = self.log.record(self.at)?;
+            self.at += record.length;
+            if record.kind == Kind::Filler {
+                continue;
+            }
+            let begun = self.log.turn(record.at, Status::Pending, Status::Running)
+                || self.log.status(record.at).0 == Status::Running;
+            if begun {
+                round.push(record);
+            } else {
+                self.last = self.last.max(record.id);
+            }
+        }
+        Ok(round)
+    }
+
+    /// Carries labels out, in parts between which all that was before is done.
+    fn carry_out(&mut self, round: &[Record]) {
+        let mut rest = round;
+        while let Some(first) = rest.first() {
+            let alone =
+                |record: &Record| matches!(record.kind, Kind::Delete | Kind::Move | Kind::Fence);
+            let together = |record: &&Record| !alone(record) && record.after < first.id;
+            let many = rest.iter().take_while(together).count();
+            if many == 0 {
+                let log = self.log.clone();
+                let outcome = self.files.change_names(&log, first);
+                self.settle(first, outcome);
+                rest = &rest[1..];
+            } else {
+                self.carry_out_files(&rest[..many]);
+                rest = &rest[many..];
+            }
+        }
+        self.last = round
+            .last()
+            .map_or(self.last, |record| self.last.max(record.id));
+    }
+
+    fn settle(&self, record: &Record, outcome: std::io::Result<u64>) {
+        settle(&self.log, record, outcome, self.tell);
+    }
+
+    /// Carries out labels that only read and write, file by file.
+    fn carry_out_files(&mut self, records: &[Record]) {
+        let log = self.log.clone();
+        let mut places: HashMap<&[u8], usize> = HashMap::new();
+        let mut groups: Vec<Vec<Record>> = Vec::new();
+        for record in records {
+            let place = *places.entry(log.paths(record)).or_insert(groups.len());
+            match groups.get_mut(place) {
+                Some(group) => group.push(*record),
+                None => groups.push(vec![*record]),
+            }
+        }
+        let work: Vec<_> = groups
+            .into_iter()
+            .map(|group| Mutex::new(Some(self.files.take(&log, group))))
+            .collect();
+        let next = AtomicUsize::new(0);
+        let tell = self.tell;
+        let done = Mutex::new(Vec::new());
+        let worker = || {
+            while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let work = work.lock().ok().and_then(|mut work| work.take());
+                let Some(work) = work else { continue };
+                let ended = work.run(&log, |record, outcome| settle(&log, record, outcome, tell));
+                if let Ok(mut done) = done.lock() {
+                    done.push(ended);
+                }
+            }
+        };
+        if work.len() < FEW {
+            worker();
+        } else {
+            std::thread::scope(|scope| {
+                for _ in 1..WORKERS {
+                    scope.spawn(worker);
+                }
+                worker();
+            });
+        }
+        let done = done.into_inner().unwrap_or_default();
+        self.files.give_back(done);
+    }
+}
+
+fn settle(log: &Log, record: &Record, outcome: std::io::Result<u64>, tell: Tell) {
+    if let Err(error) = &outcome {
+        let path = String::from_utf8_lossy(log.paths(record)).replace('\0', " -> ");
+        let (name, id, kind) = (log.name(), record.id, record.kind);
+        tell(&format!("{name}: label {id} ({kind:?} of {path}): {error}"));
+    }
+    let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(5);
+    log.settle(record.at, outcome.map_err(errno));
+}

@@ -1,0 +1,628 @@
+//! The application's side: labels are published by a copy into its log, and waited for.
+
+use crate::error::Error;
+use crate::folder::{self, Folder};
+use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Record, Status};
+use std::collections::{HashMap, VecDeque};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Bytes that an application has for labels unless it says otherwise.
+const CAPACITY: u64 = 64 << 20;
+/// Longest label; what is longer becomes several.
+const LABEL_MAX: u64 = 4 << 20;
+/// How often who waits looks whether there is somebody to wait for.
+const LOOK: Duration = Duration::from_millis(100);
+/// Longest read of one label, in bytes.
+const READ_MAX: u64 = 1 << 30;
+
+pub(crate) const DURABLE: u16 = 1;
+pub(crate) const CUT: u16 = 2;
+
+/// How an application registers.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Where the array is mounted: the only mount there is if it does not say.
+    pub mount: Option<PathBuf>,
+    /// Bytes for labels that are not done; 64 MiB if 0.
+    pub capacity: u64,
+    /// Folder of the logs: `TIDEMILL_LABELS`, else `/var/tmp/tidemill-labels-UID`.
+    pub folder: Option<PathBuf>,
+    /// Starts no agent: whoever registers looks after that.
+    pub no_agent: bool,
+}
+
+/// An application that is registered. Clones are the same; labels that it published are carried out when it has ended, too.
+#[derive(Clone, Debug)]
+pub struct App(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    log: Log,
+    folder: Folder,
+    mount: PathBuf,
+    starts_agent: bool,
+    label_max: u64,
+    ring: Mutex<Ring>,
+}
+
+/// What the application remembers of its log.
+#[derive(Debug, Default)]
+struct Ring {
+    last: u64,
+    slots: VecDeque<Slot>,
+    /// What became of labels that somebody may ask for, whose place is given free.
+    outcomes: HashMap<u64, Outcome>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    at: u64,
+    length: u64,
+    id: u64,
+    /// Nobody can ask for it any more.
+    left: bool,
+}
+
+#[derive(Debug)]
+struct Outcome {
+    status: Status,
+    value: u64,
+    bytes: Vec<u8>,
+}
+
+/// What is to be done, before it is published.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a label does nothing before it is published"]
+pub struct Label<'a> {
+    kind: Kind,
+    path: &'a str,
+    other: &'a str,
+    offset: u64,
+    size: u64,
+    bytes: &'a [u8],
+    flags: u16,
+    after: u64,
+    patient: bool,
+}
+
+impl<'a> Label<'a> {
+    fn new(kind: Kind, path: &'a str) -> Self {
+        Self {
+            kind,
+            path,
+            other: "",
+            offset: 0,
+            size: 0,
+            bytes: &[],
+            flags: 0,
+            after: 0,
+            patient: true,
+        }
+    }
+
+    /// Writes bytes into a file at an offset. The file is made if it is not there.
+    pub fn write(path: &'a str, offset: u64, bytes: &'a [u8]) -> Self {
+        Self {
+            offset,
+            size: bytes.len() as u64,
+            bytes,
+            ..Self::new(Kind::Write, path)
+        }
+    }
+
+    /// Writes bytes at the end of a file. The file is made if it is not there.
+    pub fn append(path: &'a str, bytes: &'a [u8]) -> Self {
+        Self {
+            size: bytes.len() as u64,
+            bytes,
+            ..Self::new(Kind::Append, path)
+        }
+    }
+
+    /// Reads up to `size` bytes of a file from an offset: with what the application has published before.
+    pub fn read(path: &'a str, offset: u64, size: u64) -> Self {
+        Self {
+            offset,
+            size,
+            ..Self::new(Kind::Read, path)
+        }
+    }
+
+    /// Removes a file.
+    pub fn delete(path: &'a str) -> Self {
+        Self::new(Kind::Delete, path)
+    }
+
+    /// Gives a file another name, in place of what has that.
+    pub fn rename(path: &'a str, to: &'a str) -> Self {
+        Self {
+            other: to,
+            ..Self::new(Kind::Move, path)
+        }
+    }
+
+    /// Does nothing: it is done when all labels before it are.
+    pub fn fence() -> Self {
+        Self::new(Kind::Fence, "tidemill:/")
+    }
+
+    /// Done only when it survives power loss.
+    pub fn durable(mut self) -> Self {
+        self.flags |= DURABLE;
+        self
+    }
+
+    /// The file is cut to no bytes first.
+    pub fn truncate(mut self) -> Self {
+        self.flags |= CUT;
+        self
+    }
+
+    /// Not before that one is done, whatever file that is of.
+    pub fn after(mut self, ticket: &Ticket) -> Self {
+        self.after = ticket.last();
+        self
+    }
+
+    /// Publishing fails with [`Error::Full`] where it would wait for room.
+    pub fn impatient(mut self) -> Self {
+        self.patient = false;
+        self
+    }
+}
+
+impl App {
+    /// Registers this process under a name that people will know it by.
+    ///
+    /// # Errors
+    /// If there is no mount or no folder for its labels, or no agent can be started.
+    pub fn register(name: &str, settings: &Settings) -> Result<Self, Error> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
+            let max = log::NAME_MAX;
+            let why =
+                format!("{name:?} is no name of an application: 1 to {max} bytes, on one line");
+            return Err(Error::Invalid(why));
+        }
+        let mount = match &settings.mount {
+            Some(mount) => mount.clone(),
+            None => folder::mounted()?,
+        };
+        let at = |source| Error::Mount(format!("{}: {source}", mount.display()));
+        let mount = mount.canonicalize().map_err(at)?;
+        let folder = Folder::open(settings.folder.as_deref())?;
+        let capacity = if settings.capacity == 0 {
+            CAPACITY
+        } else {
+            settings.capacity
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |now| now.as_nanos());
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let file = format!("{now:x}-{}-{number}.{}", std::process::id(), folder::LOG);
+        let system = folder::system(&mount).map_err(at)?;
+        let log = Log::make(&folder.path().join(file), name, (&mount, system), capacity)?;
+        let inner = Inner {
+            label_max: LABEL_MAX.min(log.capacity() / 4),
+            log,
+            folder,
+            mount,
+            starts_agent: !settings.no_agent,
+            ring: Mutex::default(),
+        };
+        inner.find_agent()?;
+        inner.folder.bell()?.ring();
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Publishes a label: when this returns it is kept, whatever is killed. Waits for room where there is none.
+    ///
+    /// # Errors
+    /// If it says what can't be meant, or there is no room and it does not wait for any.
+    pub fn publish(&self, label: &Label<'_>) -> Result<Ticket, Error> {
+        let inner = &self.0;
+        if inner.log.pid() != std::process::id() {
+            return Err(Error::Forked);
+        }
+        let paths = inner.paths(label)?;
+        if label
+            .offset
+            .checked_add(label.size)
+            .is_none_or(|end| end > i64::MAX as u64)
+        {
+            let why = format!(
+                "{} bytes at {} end where no file can",
+                label.size, label.offset
+            );
+            return Err(Error::Invalid(why));
+        }
+        if label.kind == Kind::Read && label.size > READ_MAX {
+            let why = format!(
+                "one label reads at most {READ_MAX} bytes, not {}",
+                label.size
+            );
+            return Err(Error::Invalid(why));
+        }
+        let mut ticket = Ticket {
+            inner: inner.clone(),
+            kind: label.kind,
+            path: label.path.to_owned(),
+            first: 0,
+            parts: 0,
+        };
+        let mut done = 0;
+        loop {
+            let size = (label.size - done).min(inner.label_max);
+            let part = Asked {
+                kind: label.kind,
+                flags: if done == 0 {
+                    label.flags
+                } else {
+                    label.flags & !CUT
+                },
+                id: 0,
+                after: label.after,
+                offset: label.offset + done,
+                size,
+                paths: &paths,
+            };
+            let range = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+            let bytes = if label.kind.carries() {
+                &label.bytes[range(done)..range(done + size)]
+            } else {
+                &[]
+            };
+            // What was begun is ended: half of a label is none.
+            let id = inner.append(part, bytes, label.patient || done > 0)?;
+            if ticket.parts == 0 {
+                ticket.first = id;
+            }
+            ticket.parts += 1;
+            done += size;
+            if done >= label.size {
+                return Ok(ticket);
+            }
+        }
+    }
+
+    /// Publishes, and waits until it is stored: [`Ticket::wait`].
+    ///
+    /// # Errors
+    /// As for both.
+    pub fn publish_wait(&self, label: &Label<'_>) -> Result<Vec<u8>, Error> {
+        self.publish(label)?.wait()
+    }
+
+    /// Waits until all that was published is stored; labels that failed are not told here.
+    ///
+    /// # Errors
+    /// If no agent can be started.
+    pub fn flush(&self) -> Result<(), Error> {
+        self.publish(&Label::fence())?.wait().map(drop)
+    }
+
+    /// The folder that addresses are relative to.
+    #[must_use]
+    pub fn mount(&self) -> &Path {
+        &self.0.mount
+    }
+}
+
+impl Inner {
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        // What panics here has changed nothing by halves.
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find_agent(&self) -> Result<(), Error> {
+        if self.starts_agent && !self.folder.has_agent() {
+            self.folder.start_agent()?;
+        }
+        Ok(())
+    }
+
+    /// What an address means, below the mount.
+    fn path<'a>(&self, address: &'a str) -> Result<&'a str, Error> {
+        let inside = match address.strip_prefix("tidemill:") {
+            Some(inside) => inside.starts_with('/').then_some(inside),
+            None => {
+                let path = Path::new(address).strip_prefix(&self.mount).ok();
+                path.and_then(Path::to_str)
+            }
+        };
+        let inside = inside.map(|inside| inside.trim_start_matches('/'));
+        let up = |path| {
+            Path::new(path)
+                .components()
+                .any(|part| part == Component::ParentDir)
+        };
+        match inside {
+            Some(path) if !path.contains('\0') && !up(path) => Ok(path),
+            _ => {
+                let mount = self.mount.display();
+                Err(Error::Invalid(format!(
+                    "{address:?} is no address: tidemill:/PATH, or a path below {mount}, where the array is mounted; without .."
+                )))
+            }
+        }
+    }
+
+    fn paths(&self, label: &Label<'_>) -> Result<Vec<u8>, Error> {
+        let mut paths = self.path(label.path)?.as_bytes().to_vec();
+        if label.kind == Kind::Move {
+            paths.push(0);
+            paths.extend_from_slice(self.path(label.other)?.as_bytes());
+        }
+        if paths.len() > PATHS_MAX {
+            return Err(Error::Invalid(format!("{:?} is too long", label.path)));
+        }
+        Ok(paths)
+    }
+
+    /// Appends a record when there is room; gives its id.
+    fn append(&self, part: Asked<'_>, bytes: &[u8], patient: bool) -> Result<u64, Error> {
+        let length = log::length_of(part.paths.len(), part.size);
+        loop {
+            let settled = self.log.settled();
+            {
+                let mut ring = self.ring();
+                let mut filled = self.log.room(length);
+                if filled.is_none() {
+                    ring.collect(&self.log);
+                    filled = self.log.room(length);
+                }
+                if let Some(filled) = filled {
+                    ring.last += 1;
+                    let id = ring.last;
+                    let at = self.log.append(&Asked { id, ..part }, bytes, filled);
+                    let left = false;
+                    ring.slots.push_back(Slot {
+                        at,
+                        length,
+                        id,
+                        left,
+                    });
+                    drop(ring);
+                    self.log.ring();
+                    return Ok(id);
+                }
+            }
+            if !patient || length > self.log.capacity() {
+                return Err(Error::Full {
+                    needed: length,
+                    capacity: self.log.capacity(),
+                });
+            }
+            self.log.wait_settled(settled, LOOK);
+            self.find_agent()?;
+        }
+    }
+}
+
+impl Ring {
+    fn slot(&mut self, id: u64) -> Option<&mut Slot> {
+        let first = self.slots.front()?.id;
+        let index = usize::try_from(id.checked_sub(first)?).ok()?;
+        self.slots.get_mut(index)
+    }
+
+    /// Gives the places of settled labels free, from the oldest on; what somebody may ask for is kept here.
+    fn collect(&mut self, log: &Log) {
+        while let Some(slot) = self.slots.front().copied() {
+            let (status, value) = log.status(slot.at);
+            if !status.is_settled() {
+                return;
+            }
+            if !slot.left {
+                let outcome = Outcome::of(log, slot.at, (status, value));
+                self.outcomes.insert(slot.id, outcome);
+            }
+            self.slots.pop_front();
+            log.free(slot.at + slot.length);
+        }
+    }
+
+    /// What has become of a label, once.
+    fn take(&mut self, log: &Log, id: u64) -> Option<Outcome> {
+        if let Some(outcome) = self.outcomes.remove(&id) {
+            return Some(outcome);
+        }
+        let slot = self.slot(id)?;
+        let told = log.status(slot.at);
+        if !told.0.is_settled() {
+            return None;
+        }
+        slot.left = true;
+        let at = slot.at;
+        Some(Outcome::of(log, at, told))
+    }
+
+    fn is_settled(&mut self, log: &Log, id: u64) -> bool {
+        let at = self.slot(id).map(|slot| slot.at);
+        // What has no place any more is settled.
+        at.is_none_or(|at| log.status(at).0.is_settled())
+    }
+}
+
+impl Outcome {
+    fn of(log: &Log, at: u64, (status, value): (Status, u64)) -> Self {
+        let is_read = |record: &Record| record.kind == Kind::Read && status == Status::Done;
+        let record = log.record(at).ok().filter(is_read);
+        let bytes = record.map(|record| {
+            let size = usize::try_from(value).unwrap_or(usize::MAX);
+            let bytes = log.data(&record);
+            bytes[..size.min(bytes.len())].to_vec()
+        });
+        Self {
+            status,
+            value,
+            bytes: bytes.unwrap_or_default(),
+        }
+    }
+}
+
+/// A label that was published. Who drops it does not ask for what becomes of it; it is carried out all the same.
+#[derive(Debug)]
+pub struct Ticket {
+    inner: Arc<Inner>,
+    kind: Kind,
+    path: String,
+    first: u64,
+    parts: u64,
+}
+
+impl Ticket {
+    fn last(&self) -> u64 {
+        self.first + self.parts - 1
+    }
+
+    fn ids(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.parts
+    }
+
+    /// Whether it is stored; or has failed, or was cancelled.
+    #[must_use]
+    pub fn test(&self) -> bool {
+        let log = &self.inner.log;
+        let mut ring = self.inner.ring();
+        let settled = self.ids().all(|id| ring.is_settled(log, id));
+        settled && (self.kind == Kind::Read || log.stored() >= self.last())
+    }
+
+    /// Waits until it is stored: what was written is in a closed file, where all see it. Gives the bytes that were read.
+    ///
+    /// # Errors
+    /// If it failed, or nobody can be had who carries it out.
+    pub fn wait(self) -> Result<Vec<u8>, Error> {
+        self.wait_until(None)?;
+        self.outcome()
+    }
+
+    /// As [`Self::wait`], for no longer than that; then the label can be waited for again.
+    ///
+    /// # Errors
+    /// If no agent can be had, or with [`Error::Timeout`].
+    pub fn wait_for(&self, limit: Duration) -> Result<(), Error> {
+        self.wait_until(Some(Instant::now() + limit))
+    }
+
+    fn wait_until(&self, end: Option<Instant>) -> Result<(), Error> {
+        let log = &self.inner.log;
+        if self.kind != Kind::Read {
+            log.want(self.last());
+        }
+        loop {
+            let settled = log.settled();
+            if self.test() {
+                return Ok(());
+            }
+            let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(Error::Timeout);
+            }
+            log.wait_settled(settled, left.min(LOOK));
+            if log.settled() == settled {
+                self.inner.find_agent()?;
+            }
+        }
+    }
+
+    fn outcome(&self) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        let mut ring = self.inner.ring();
+        for id in self.ids() {
+            let outcome = ring.take(&self.inner.log, id).ok_or(Error::Timeout)?;
+            match outcome.status {
+                Status::Cancelled => return Err(Error::Cancelled),
+                Status::Failed => {
+                    let errno = i32::try_from(outcome.value).unwrap_or(0);
+                    return Err(Error::Failed {
+                        what: self.kind.verb(),
+                        path: self.path.clone(),
+                        source: std::io::Error::from_raw_os_error(errno),
+                    });
+                }
+                _ if bytes.is_empty() => bytes = outcome.bytes,
+                _ => bytes.extend(outcome.bytes),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Takes it back. Whether it was: what has been begun is done.
+    #[must_use]
+    pub fn cancel(&self) -> bool {
+        let log = &self.inner.log;
+        let mut ring = self.inner.ring();
+        let mut all = true;
+        for id in self.ids() {
+            let at = ring.slot(id).map(|slot| slot.at);
+            all &= at.is_some_and(|at| log.turn(at, Status::Pending, Status::Cancelled));
+        }
+        drop(ring);
+        log.ring();
+        all
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut ring = self.inner.ring();
+        for id in self.ids() {
+            ring.outcomes.remove(&id);
+            if let Some(slot) = ring.slot(id) {
+                slot.left = true;
+            }
+        }
+    }
+}
+
+/// Waits for the first of them: its number.
+///
+/// # Errors
+/// As for [`Ticket::wait_for`]; if there are none.
+pub fn wait_any(tickets: &[Ticket]) -> Result<usize, Error> {
+    let none = || Error::Invalid("there is no label to wait for".into());
+    let inner = &tickets.first().ok_or_else(none)?.inner;
+    if tickets
+        .iter()
+        .any(|ticket| !Arc::ptr_eq(&ticket.inner, inner))
+    {
+        let why = "labels of several applications can't be waited for together";
+        return Err(Error::Invalid(why.into()));
+    }
+    // Whichever is first: none is held up by what is asked of another.
+    for ticket in tickets.iter().filter(|ticket| ticket.kind != Kind::Read) {
+        inner.log.want(ticket.last());
+    }
+    loop {
+        let settled = inner.log.settled();
+        if let Some(first) = tickets.iter().position(Ticket::test) {
+            return Ok(first);
+        }
+        inner.log.wait_settled(settled, LOOK);
+        inner.find_agent()?;
+    }
+}
+
+/// Waits for all of them; gives the bytes of each that were read, or why it failed.
+#[must_use]
+pub fn wait_all(tickets: Vec<Ticket>) -> Vec<Result<Vec<u8>, Error>> {
+    tickets.into_iter().map(Ticket::wait).collect()
+}
+
+impl Kind {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Write => "can't write",
+            Self::Append => "can't append to",
+            Self::Read => "can't read",
+            Self::Delete => "can't remove",
+            Self::Move => "can't rename",
+            Self::Fence | Self::Filler => "can't wait at",
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! What labels do, by system calls on files below the mount.
+
+use crate::app::{CUT, DURABLE};
+use crate::log::{Kind, Log, Record};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, IoSlice, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most files that are kept open for an application between its labels.
+const OPEN_MAX: usize = 256;
+/// Most pieces of one write.
+const PIECES_MAX: usize = 1024;
+/// Most bytes of one write, but for its last piece.
+const RUN_MAX: u64 = 16 << 20;
+/// How long a label is tried while server, element or mount are away.
+const PATIENCE: Duration = Duration::from_secs(600);
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The files of an application.
+pub(crate) struct Files {
+    root: Arc<Root>,
+    open: HashMap<PathBuf, Open>,
+}
+
+/// The folder that paths are below.
+struct Root {
+    path: PathBuf,
+    system: u64,
+    umask: u32,
+}
+
+/// A file that is being written.
+struct Open {
+    file: File,
+    readable: bool,
+    appends: bool,
+}
+
+/// Labels of one file, and that file if it is open.
+pub(crate) struct Work {
+    root: Arc<Root>,
+    path: PathBuf,
+    open: Option<Open>,
+    records: Vec<Record>,
+}
+
+/// Tries again what may only be away: what was given away has nobody else who could.
+fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+    loop {
+        let outcome = operation();
+        let away = outcome.as_ref().err().is_some_and(is_away);
+        if !away || begun.elapsed() > PATIENCE {
+            return outcome;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Whether an error says that a server, an element or the mount is not there now.
+fn is_away(error: &Error) -> bool {
+    let away = [
+        Errno::COMM,
+        Errno::HOSTUNREACH,
+        Errno::TIMEDOUT,
+        Errno::NOTCONN,
+        Errno::CONNABORTED,
+        Errno::TXTBSY,
+        Errno::BUSY,
+    ];
+    let code = error.raw_os_error();
+    away.iter().any(|errno| Some(errno.raw_os_error()) == code)
+}
+
+impl Root {
+    /// The folder itself: never the one below a mount that is gone.
+    fn open(&self) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, &self.path, flags, Mode::empty())?;
+        let system = rustix::fs::fstatfs(&root)?.f_type as u64 & 0xffff_ffff;
+        if system == self.system {
+            Ok(root)
+        } else {
+            Err(Errno::NOTCONN.into())
+        }
+    }
+
+    fn open_file(&self, path: &Path, flags: OFlags) -> Result<File> {
+        let root = self.open()?;
+        let mode = Mode::from_raw_mode(0o666 & !self.umask);
+        Ok(File::from(openat(
+            root.as_fd(),
+            path,
+            flags | OFlags::CLOEXEC,
+            mode,
+        )?))
+    }
+}
+
+impl Files {
+    pub(crate) fn new(root: &Path, system: u64, umask: u32) -> Self {
+        let root = Root {
+            path: root.to_owned(),
+            system,
+            umask,
+        };
+        Self {
+            root: Arc::new(root),
+            open: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub(crate) fn close_all(&mut self) {
+        self.open.clear();
+    }
+
+    /// Labels of one file, with that file.
+    pub(crate) fn take(&mut self, log: &Log, records: Vec<Record>) -> Work {
+        let path = records.first().map_or(&[][..], |first| log.paths(first));
+        let path = PathBuf::from(OsStr::from_bytes(path));
+        Work {
+            root: self.root.clone(),
+            open: self.open.remove(&path),
+            path,
+            records,
+        }
+    }
+
+    /// Keeps files open that may be written again soon.
+    pub(crate) fn give_back(&mut self, works: Vec<Work>) {
+        let many = works.len() > OPEN_MAX || self.open.len() + works.len() > OPEN_MAX;
+        if many {
+            self.open.clear();
+        }
+        for work in works.into_iter().take(if many { 0 } else { OPEN_MAX }) {
+            if let Some(open) = work.open {
+                self.open.insert(work.path, open);
+            }
+        }
+    }
+
+    /// Carries out a label that is about names.
+    pub(crate) fn change_names(&mut self, log: &Log, record: &Record) -> Result<u64> {
+        let mut paths = log.paths(record).split(|byte| *byte == 0);
+        let mut path = || Path::new(OsStr::from_bytes(paths.next().unwrap_or_default()));
+        let (from, to) = (path(), path());
+        if record.kind == Kind::Fence {
+            return Ok(0);
+        }
+        // What was written belongs to the name that it was written to.
+        self.open.remove(from);
+        self.open.remove(to);
+        let root = self.root.clone();
+        patiently(|| {
+            let root = root.open()?;
+            match record.kind {
+                Kind::Move => renameat(&root, from, &root, to)?,
+                _ => unlinkat(&root, from, AtFlags::empty())?,
+            }
+            Ok(0)
+        })
+    }
+}
+
+/// How many of the first labels are one write.
+fn run_of(records: &[Record]) -> usize {
+    let mut bytes = 0;
+    let mut follow = |pair: &[Record]| {
+        let (before, next) = (&pair[0], &pair[1]);
+        bytes += before.size;
+        let joins = before.kind == Kind::Append || before.offset + before.size == next.offset;
+        next.kind == before.kind && next.flags & CUT == 0 && joins && bytes < RUN_MAX
+    };
+    1 + records
+        .windows(2)
+        .take(PIECES_MAX - 1)
+        .take_while(|pair| follow(pair))
+        .count()
+}
+
+impl Work {
+    /// Carries the labels out and says of each what became of it.
+    pub(crate) fn run(mut self, log: &Log, settle: impl Fn(&Record, Result<u64>)) -> Self {
+        let records = std::mem::take(&mut self.records);
+        let mut rest = &records[..];
+        while let Some(first) = rest.first() {
+            if first.kind == Kind::Read {
+                settle(first, self.read(log, first));
+                rest = &rest[1..];
+                continue;
+            }
+            let (run, behind) = rest.split_at(run_of(rest));
+            let (written, error) = self.write(log, run);
+            let errno = error.map(|error| error.raw_os_error().unwrap_or(5));
+            let mut end = 0;
+            for record in run {
+                end += record.size;
+                match errno {
+                    Some(errno) if end > written || record.size == 0 => {
+                        settle(record, Err(Error::from_raw_os_error(errno)));
+                    }
+                    _ => settle(record, Ok(record.size)),
+                }
+            }
+            rest = behind;
+        }
+        self
+    }
+
+    /// Writes labels that follow each other; gives how many of their bytes are written, and why not all.
+    fn write(&mut self, log: &Log, run: &[Record]) -> (u64, Option<Error>) {
+        let appends = run[0].kind == Kind::Append;
+        let mut cut = run[0].flags & CUT != 0;
+        let durable = run.iter().any(|record| record.flags & DURABLE != 0);
+        let total: u64 = run.iter().map(|record| record.size).sum();
+        let mut done = 0;
+        let outcome = patiently(|| {
+            let tried = self.to_write(appends, &mut cut).and_then(|open| {
+                while done < total {
+                    done += write_some(&open.file, log, run, done)?;
+                }
+                if durable {
+                    open.file.sync_data()?;
+                }
+                Ok(())
+            });
+            if tried.is_err() {
+                // It may be that of a mount that is gone.
+                self.open = None;
+            }
+            tried
+        });
+        match outcome {
+            Ok(()) => (total, None),
+            // What was to survive power loss has not been shown to.
+            Err(error) if durable => (0, Some(error)),
+            Err(error) => (done, Some(error)),
+        }
+    }
+
+    fn to_write(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
+        if self
+            .open
+            .as_ref()
+            .is_some_and(|open| open.appends != appends)
+        {
+            self.open = None;
+        }
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => {
+                let end = if appends {
+                    OFlags::APPEND
+                } else {
+                    OFlags::empty()
+                };
+                let none = if *cut { OFlags::TRUNC } else { OFlags::empty() };
+                let flags = OFlags::CREATE | end | none;
+                let (file, readable) = match self.root.open_file(&self.path, OFlags::RDWR | flags) {
+                    Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => (
+                        self.root.open_file(&self.path, OFlags::WRONLY | flags)?,
+                        false,
+                    ),
+                    opened => (opened?, true),
+                };
+                *cut = false;
+                Open {
+                    file,
+                    readable,
+                    appends,
+                }
+            }
+        };
+        let open = self.open.insert(open);
+        if std::mem::take(cut) {
+            open.file.set_len(0)?;
+        }
+        Ok(open)
+    }
+
+    /// Reads into the label's place; gives how many bytes there were.
+    fn read(&self, log: &Log, record: &Record) -> Result<u64> {
+        let into = log.answer(record);
+        patiently(|| {
+            let opened;
+            let file = match &self.open {
+                Some(open) if open.readable => &open.file,
+                _ => {
+                    opened = self.root.open_file(&self.path, OFlags::RDONLY)?;
+                    &opened
+                }
+            };
+            let mut read = 0;
+            while read < into.len() {
+                match file.read_at(&mut into[read..], record.offset + read as u64) {
+                    Ok(0) => break,
+                    Ok(more) => read += more,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(read as u64)
+        })
+    }
+}
+
+/// Writes labels that follow each other, but for their first bytes, as far as one call does.
+fn write_some(file: &File, log: &Log, run: &[Record], skip: u64) -> Result<u64> {
+    let mut before = skip;
+    let mut pieces = Vec::with_capacity(run.len());
+    for record in run {
+        let skipped = before.min(record.size);
+        before -= skipped;
+        if skipped < record.size {
+            let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
+            pieces.push(IoSlice::new(&log.data(record)[skipped..]));
+        }
+    }
+    // Where the file is open to append to, that is where it goes.
+    match rustix::io::pwritev(file, &pieces, run[0].offset + skip) {
+        Ok(0) => Err(Errno::IO.into()),
+        Ok(written) => Ok(written as u64),
+        Err(Errno::INTR) => Ok(0),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,170 @@
+//! Where the logs of a user's applications are, and whether an agent looks after them.
+
+use crate::error::Error;
+use crate::log::Bell;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long an agent may take to start.
+const START: Duration = Duration::from_secs(10);
+const LOCK: &str = "agent.lock";
+const BELL: &str = "bell";
+/// The end of the names of logs.
+pub(crate) const LOG: &str = "log";
+
+/// A user's folder of logs: on a device of this host, so that it outlives every process, and nobody else's.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// That folder, or the user's own: `TIDEMILL_LABELS`, or `/var/tmp/tidemill-labels-UID`.
+    pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
+        let user = rustix::process::geteuid().as_raw();
+        let path = match (named, std::env::var_os("TIDEMILL_LABELS")) {
+            (Some(named), _) => named.to_owned(),
+            (None, Some(named)) => named.into(),
+            (None, None) => PathBuf::from(format!("/var/tmp/tidemill-labels-{user}")),
+        };
+        let at = |source| Error::Log {
+            path: path.clone(),
+            source,
+        };
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(at(error));
+            }
+            _ => {}
+        }
+        let is = path.symlink_metadata().map_err(at)?;
+        if !is.is_dir() || is.uid() != user || is.mode() & 0o077 != 0 {
+            return Err(Error::Log {
+                path,
+                source: std::io::Error::other(
+                    "it must be a folder of yours that nobody else may look into (chmod 700)",
+                ),
+            });
+        }
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The logs that are there.
+    pub(crate) fn logs(&self) -> std::io::Result<Vec<PathBuf>> {
+        let mut logs = Vec::new();
+        for entry in std::fs::read_dir(&self.0)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|end| end == LOG) {
+                logs.push(path);
+            }
+        }
+        logs.sort();
+        Ok(logs)
+    }
+
+    pub(crate) fn bell(&self) -> Result<Bell, Error> {
+        Bell::open(&self.0.join(BELL))
+    }
+
+    /// Says that this process is the agent, for as long as it has the file open; `None`: another is.
+    pub(crate) fn lock(&self) -> Result<Option<File>, Error> {
+        let path = self.0.join(LOCK);
+        let at = |source| Error::Log {
+            path: path.clone(),
+            source,
+        };
+        let mut how = File::options();
+        let how = how.write(true).create(true).truncate(false);
+        let file = how.open(&path).map_err(at)?;
+        // Who looks whether there is one holds it for a moment.
+        for _ in 0..20 {
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                return Ok(Some(file));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(None)
+    }
+
+    /// Whether an agent runs.
+    pub(crate) fn has_agent(&self) -> bool {
+        let file = File::options().write(true).open(self.0.join(LOCK));
+        file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    }
+
+    /// Starts an agent if none runs.
+    pub(crate) fn start_agent(&self) -> Result<(), Error> {
+        if self.has_agent() {
+            return Ok(());
+        }
+        let program = std::env::var("TIDEMILL").unwrap_or_else(|_| "tidemill".into());
+        let failed = |why: String| Error::Agent {
+            program: program.clone(),
+            why,
+        };
+        let mut command = Command::new(&program);
+        command.args(["agent", "--detach", "--folder"]).arg(&self.0);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let output = command
+            .stderr(Stdio::piped())
+            .output()
+            .map_err(|error| failed(error.to_string()))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(failed(said.trim().to_owned()));
+        }
+        let begun = Instant::now();
+        while !self.has_agent() {
+            if begun.elapsed() > START {
+                return Err(failed("it does not come up".into()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+/// The array that is mounted here: the one below which `TIDEMILL_MOUNT` says, or the only one.
+pub(crate) fn mounted() -> Result<PathBuf, Error> {
+    if let Some(named) = std::env::var_os("TIDEMILL_MOUNT") {
+        return Ok(named.into());
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut found = mounts.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let kind = after.split(' ').next()?;
+        (kind == "fuse.tidemill").then(|| before.split(' ').nth(4))?
+    });
+    let name = |found: &str| {
+        let escapes = [
+            ("\\040", " "),
+            ("\\011", "\t"),
+            ("\\012", "\n"),
+            ("\\134", "\\"),
+        ];
+        let plain = |text: String, (code, is): (&str, &str)| text.replace(code, is);
+        PathBuf::from(escapes.into_iter().fold(found.to_owned(), plain))
+    };
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(name(one)),
+        (None, _) => Err(Error::Mount(
+            "no array is mounted here: see `tidemill up` and `tidemill mount`".into(),
+        )),
+        (Some(_), Some(_)) => Err(Error::Mount(
+            "several arrays are mounted here: set TIDEMILL_MOUNT to the folder of the one that is meant".into(),
+        )),
+    }
+}
+
+/// The kind of file system that a folder is in.
+pub(crate) fn system(folder: &Path) -> std::io::Result<u64> {
+    let system = rustix::fs::statfs(folder)?.f_type;
+    // A number of 32 bits, whatever type the system gives it.
+    Ok(system as u64 & 0xffff_ffff)
+}

@@ -1,0 +1,29 @@
+//! Labels of applications: requests that are given away.
+//!
+//! An application registers and publishes labels: write these bytes there, read those, remove, rename. Publishing is a copy
+//! into memory that a file of this host backs, so it takes as long as a copy does, and what was published is kept whatever
+//! process is killed. The user's **agent** carries it out through the mount, gathers what belongs together, and goes on
+//! when the application has ended. [docs/labels.md](../../../docs/labels.md) says what holds when.
+//!
+//! ```no_run
+//! use tidemill_label::{App, Label, Settings};
+//!
+//! let app = App::register("simulation", &Settings::default())?;
+//! let step = vec![0_u8; 1 << 20];
+//! let written = app.publish(&Label::write("tidemill:/run/step-1", 0, &step))?;
+//! // … computing goes on …
+//! written.wait()?; // it is in the array, for all to see
+//! # Ok::<(), tidemill_label::Error>(())
+//! ```
+
+pub mod agent;
+mod app;
+pub mod apps;
+mod c;
+mod error;
+mod execute;
+mod folder;
+mod log;
+
+pub use app::{App, Label, Settings, Ticket, wait_all, wait_any};
+pub use error::Error;

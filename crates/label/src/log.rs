@@ -1,0 +1,711 @@
+//! The log of an application: a file that application and agent map, so that publishing is a copy in memory and what was
+//! published outlives both.
+//!
+//! A header page, then a ring of records. The application appends records and moves `head`, which is all that makes them
+//! published; the agent settles them by their status; the application moves `tail` over what is settled and not asked for
+//! any more. No record goes over the end of the ring: what is left there is a record that says nothing.
+
+use crate::error::Error;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::thread::futex;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl1");
+const RECORD: u32 = u32::from_le_bytes(*b"labl");
+/// Bytes before the ring.
+pub(crate) const HEADER: u64 = 4096;
+/// Records begin at multiples of this, which is also the size of their heads.
+pub(crate) const ALIGN: u64 = 64;
+/// Longest name of an application, in bytes.
+pub(crate) const NAME_MAX: usize = 128;
+/// Smallest and largest ring, in bytes.
+pub(crate) const CAPACITY_MIN: u64 = 1 << 16;
+pub(crate) const CAPACITY_MAX: u64 = 1 << 36;
+/// Longest paths of a label together, in bytes.
+pub(crate) const PATHS_MAX: usize = 8 << 10;
+
+/// What a record says has become of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub(crate) enum Status {
+    Pending,
+    Running,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl Status {
+    fn of(number: u32) -> Self {
+        match number {
+            0 => Self::Pending,
+            1 => Self::Running,
+            2 => Self::Done,
+            4 => Self::Cancelled,
+            _ => Self::Failed,
+        }
+    }
+
+    pub(crate) fn is_settled(self) -> bool {
+        self >= Self::Done
+    }
+}
+
+/// What is done to which bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    /// Nothing: it fills the end of the ring.
+    Filler,
+    Write,
+    Append,
+    Read,
+    Delete,
+    Move,
+    /// Nothing but its place in the order.
+    Fence,
+}
+
+impl Kind {
+    fn of(number: u16) -> Option<Self> {
+        [
+            Self::Filler,
+            Self::Write,
+            Self::Append,
+            Self::Read,
+            Self::Delete,
+            Self::Move,
+            Self::Fence,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u16 == number)
+    }
+
+    /// Whether the bytes behind the paths are given to the agent with the record.
+    pub(crate) fn carries(self) -> bool {
+        matches!(self, Self::Write | Self::Append)
+    }
+}
+
+#[repr(C)]
+struct Head {
+    magic: AtomicU64,
+    capacity: AtomicU64,
+    /// Bytes published, and bytes given free, since the log was made.
+    head: AtomicU64,
+    tail: AtomicU64,
+    /// All labels up to this id are in files that are closed, or have failed.
+    stored: AtomicU64,
+    /// Somebody waits for labels up to this id to be stored.
+    wanted: AtomicU64,
+    /// Changes whenever something is settled; how many wait for that.
+    settled: AtomicU32,
+    waiters: AtomicU32,
+    /// Changes whenever something is published or wanted; whether the agent sleeps.
+    bell: AtomicU32,
+    asleep: AtomicU32,
+    pid: AtomicU32,
+    umask: AtomicU32,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+    labels: AtomicU64,
+    /// The boot in which it was made: memory that was not on its device is lost with it.
+    boot: [AtomicU64; 2],
+    /// The kind of file system that paths are in, as `statfs` has it.
+    system: AtomicU64,
+    name_length: AtomicU64,
+    root_length: AtomicU64,
+}
+
+#[repr(C)]
+struct RecordHead {
+    magic: u32,
+    kind: u16,
+    flags: u16,
+    length: u64,
+    id: u64,
+    after: u64,
+    offset: u64,
+    size: u64,
+    paths: u32,
+    status: AtomicU32,
+    value: AtomicU64,
+}
+
+const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<Head>() <= NAME_AT);
+const NAME_AT: usize = 512;
+const ROOT_AT: usize = 1024;
+/// Longest path of the folder that all others are below, in bytes.
+pub(crate) const ROOT_MAX: usize = 3072;
+
+/// Memory of a file that several processes have.
+struct Map {
+    base: *mut u8,
+    length: usize,
+}
+
+// SAFETY: what is shared in it is atomic, or is handed over by something atomic.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: this is what `mmap` gave, and nobody has a reference into it any more.
+        let _ = unsafe { munmap(self.base.cast(), self.length) };
+    }
+}
+
+/// What a record asks for. Offsets are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) flags: u16,
+    pub(crate) id: u64,
+    /// Not before this label is settled; 0: none.
+    pub(crate) after: u64,
+    pub(crate) offset: u64,
+    /// Bytes to write, or to read.
+    pub(crate) size: u64,
+    /// One path, or two with a zero between.
+    pub(crate) paths: &'a [u8],
+}
+
+/// A record as it is in the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    /// Where it begins, since the log was made.
+    pub(crate) at: u64,
+    pub(crate) length: u64,
+    pub(crate) kind: Kind,
+    pub(crate) flags: u16,
+    pub(crate) id: u64,
+    pub(crate) after: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    paths: u32,
+}
+
+/// A log.
+pub(crate) struct Log {
+    map: Map,
+    file: File,
+    path: PathBuf,
+    capacity: u64,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("path", &self.path).finish()
+    }
+}
+
+/// The number of this boot.
+fn boot() -> [u64; 2] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let half = |range| {
+        let digits = digits.get(range).unwrap_or("0");
+        u64::from_str_radix(digits, 16).unwrap_or(0)
+    };
+    [half(0..16), half(16..32)]
+}
+
+/// The bytes that a record takes.
+pub(crate) fn length_of(paths: usize, size: u64) -> u64 {
+    (ALIGN + (paths as u64).next_multiple_of(8) + size).next_multiple_of(ALIGN)
+}
+
+impl Log {
+    /// Makes the log of an application and locks it for as long as that has it open. `path` must not exist.
+    pub(crate) fn make(
+        path: &Path,
+        name: &str,
+        (root, system): (&Path, u64),
+        capacity: u64,
+    ) -> Result<Self, Error> {
+        let at = |source: std::io::Error| Error::Log {
+            path: path.to_owned(),
+            source,
+        };
+        let capacity = capacity.clamp(CAPACITY_MIN, CAPACITY_MAX);
+        let capacity = capacity.next_multiple_of(HEADER);
+        // Under another name first: the agent sees no half of a log.
+        let begun = path.with_extension("new");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&begun)
+            .map_err(at)?;
+        // All of it now: memory of a file whose device is full ends the program that writes it.
+        let made = rustix::fs::fallocate(
+            &file,
+            rustix::fs::FallocateFlags::empty(),
+            0,
+            HEADER + capacity,
+        );
+        let made = made.and_then(|()| flock(&file, FlockOperation::NonBlockingLockExclusive));
+        let log = made
+            .map_err(|errno| at(errno.into()))
+            .and_then(|()| Self::map(file, path, HEADER + capacity));
+        let log = log.and_then(|log| {
+            log.begin(name, (root, system), capacity);
+            std::fs::rename(&begun, path).map_err(at)?;
+            Ok(log)
+        });
+        if log.is_err() {
+            let _ = std::fs::remove_file(&begun);
+        }
+        log
+    }
+
+    fn begin(&self, name: &str, (root, system): (&Path, u64), capacity: u64) {
+        let head = self.head();
+        head.capacity.store(capacity, Ordering::Relaxed);
+        head.pid.store(std::process::id(), Ordering::Relaxed);
+        head.umask.store(umask(), Ordering::Relaxed);
+        for (place, half) in head.boot.iter().zip(boot()) {
+            place.store(half, Ordering::Relaxed);
+        }
+        head.system.store(system, Ordering::Relaxed);
+        let (name, root) = (name.as_bytes(), root.as_os_str().as_bytes());
+        let texts = [
+            (name, &head.name_length, NAME_AT, NAME_MAX),
+            (root, &head.root_length, ROOT_AT, ROOT_MAX),
+        ];
+        for (text, length, at, max) in texts {
+            let text = &text[..text.len().min(max)];
+            length.store(text.len() as u64, Ordering::Relaxed);
+            // SAFETY: within the header page, which nobody else has yet.
+            unsafe {
+                let place = self.map.base.add(at);
+                std::ptr::copy_nonoverlapping(text.as_ptr(), place, text.len());
+            }
+        }
+        head.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Opens the log of somebody else.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let at = |source: std::io::Error| Error::Log {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(at)?;
+        let length = file.metadata().map_err(at)?.len();
+        if !(HEADER + CAPACITY_MIN..=HEADER + CAPACITY_MAX).contains(&length) {
+            return Err(Error::damaged(path, "its length is not that of a log"));
+        }
+        let log = Self::map(file, path, length)?;
+        let head = log.head();
+        if head.magic.load(Ordering::Acquire) != MAGIC
+            || head.capacity.load(Ordering::Relaxed) != length - HEADER
+        {
+            return Err(Error::damaged(path, "its header is not that of a log"));
+        }
+        Ok(log)
+    }
+
+    fn map(file: File, path: &Path, length: u64) -> Result<Self, Error> {
+        let at = |source: std::io::Error| Error::Log {
+            path: path.to_owned(),
+            source,
+        };
+        let bytes = usize::try_from(length).map_err(|_| at(Errno::NOMEM.into()))?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, of a file as long as it is.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        };
+        let base = base.map_err(|errno| at(errno.into()))?.cast();
+        let map = Map {
+            base,
+            length: bytes,
+        };
+        Ok(Self {
+            map,
+            file,
+            path: path.to_owned(),
+            capacity: length - HEADER,
+        })
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the header page is mapped for as long as this lives, is aligned, and all of it is atomic.
+        unsafe { &*self.map.base.cast::<Head>() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.head().pid.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn umask(&self) -> u32 {
+        self.head().umask.load(Ordering::Relaxed)
+    }
+
+    fn text(&self, length: &AtomicU64, at: usize, max: usize) -> &[u8] {
+        let length = usize::try_from(length.load(Ordering::Relaxed)).unwrap_or(0);
+        // SAFETY: within the header page; written before the log had its name, and never again.
+        unsafe { std::slice::from_raw_parts(self.map.base.add(at), length.min(max)) }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let name = self.text(&self.head().name_length, NAME_AT, NAME_MAX);
+        String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// The folder that paths are relative to, and the kind of its file system.
+    pub(crate) fn root(&self) -> (&Path, u64) {
+        let head = self.head();
+        let root = self.text(&head.root_length, ROOT_AT, ROOT_MAX);
+        let root = Path::new(std::ffi::OsStr::from_bytes(root));
+        (root, head.system.load(Ordering::Relaxed))
+    }
+
+    /// Whether it was made since the machine was started.
+    pub(crate) fn is_of_this_boot(&self) -> bool {
+        let made = &self.head().boot;
+        let made = [&made[0], &made[1]].map(|half| half.load(Ordering::Relaxed));
+        made == boot()
+    }
+
+    /// Whether the application has ended.
+    pub(crate) fn is_left(&self) -> bool {
+        let left = flock(&self.file, FlockOperation::NonBlockingLockShared).is_ok();
+        if left {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+        left
+    }
+
+    fn place(&self, at: u64, offset: u64) -> *mut u8 {
+        let place = HEADER + at % self.capacity + offset;
+        debug_assert!(place <= HEADER + self.capacity);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "less than the length of the mapping, a usize"
+        )]
+        let place = place as usize;
+        // SAFETY: within the mapping.
+        unsafe { self.map.base.add(place) }
+    }
+
+    fn record_head(&self, at: u64) -> *mut RecordHead {
+        self.place(at, 0).cast()
+    }
+
+    pub(crate) fn published(&self) -> u64 {
+        self.head().head.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn freed(&self) -> u64 {
+        self.head().tail.load(Ordering::Acquire)
+    }
+
+    /// Gives what lies before `to` free. By the application alone, or after it.
+    pub(crate) fn free(&self, to: u64) {
+        self.head().tail.store(to, Ordering::Release);
+    }
+
+    /// Bytes at `head` that a record of that length needs with what must be filled before it, if they are free.
+    pub(crate) fn room(&self, length: u64) -> Option<u64> {
+        let (head, tail) = (self.published(), self.freed());
+        let to_end = self.capacity - head % self.capacity;
+        let filled = if to_end < length { to_end } else { 0 };
+        (head + filled + length - tail <= self.capacity).then_some(filled)
+    }
+
+    /// Writes a record behind the last and publishes it; there must be [`Self::room`]. Gives where it is.
+    pub(crate) fn append(&self, asked: &Asked<'_>, bytes: &[u8], filled: u64) -> u64 {
+        let head = self.published();
+        if filled > 0 {
+            self.write_head(head, filled, &Asked::filler());
+        }
+        let (at, length) = (head + filled, length_of(asked.paths.len(), asked.size));
+        self.write_head(at, length, asked);
+        let paths = asked.paths;
+        // SAFETY: the caller has seen that there is room for the record, so nobody reads there.
+        unsafe {
+            let place = self.place(at, ALIGN);
+            std::ptr::copy_nonoverlapping(paths.as_ptr(), place, paths.len());
+            let place = place.add(paths.len().next_multiple_of(8));
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+        }
+        let header = self.head();
+        header.labels.fetch_add(1, Ordering::Relaxed);
+        header
+            .bytes
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        header.head.store(at + length, Ordering::Release);
+        at
+    }
+
+    fn write_head(&self, at: u64, length: u64, asked: &Asked<'_>) {
+        let head = RecordHead {
+            magic: RECORD,
+            kind: asked.kind as u16,
+            flags: asked.flags,
+            length,
+            id: asked.id,
+            after: asked.after,
+            offset: asked.offset,
+            size: asked.size,
+            #[expect(clippy::cast_possible_truncation, reason = "at most PATHS_MAX")]
+            paths: asked.paths.len() as u32,
+            status: AtomicU32::new(0),
+            value: AtomicU64::new(0),
+        };
+        // SAFETY: aligned, within the ring, and free.
+        unsafe { self.record_head(at).write(head) };
+    }
+
+    /// The record at a place that is published, if it is one.
+    pub(crate) fn record(&self, at: u64) -> Result<Record, Error> {
+        let (to_end, to_head) = (
+            self.capacity - at % self.capacity,
+            self.published().saturating_sub(at),
+        );
+        if !at.is_multiple_of(ALIGN) || to_head < ALIGN || to_end < ALIGN {
+            return Err(Error::damaged(&self.path, "a record begins where none can"));
+        }
+        // SAFETY: aligned and within the ring; what is published is not written any more, but for its atomics.
+        let head = unsafe { &*self.record_head(at) };
+        let fits = head.length >= ALIGN && head.length <= to_end.min(to_head);
+        let kind = Kind::of(head.kind).filter(|_| {
+            let paths = head.paths as usize;
+            let needed = || length_of(paths, head.size);
+            head.magic == RECORD
+                && fits
+                && (head.kind == Kind::Filler as u16
+                    || paths <= PATHS_MAX && head.size <= self.capacity && needed() == head.length)
+        });
+        let kind = kind.ok_or_else(|| Error::damaged(&self.path, "a record is not one"))?;
+        Ok(Record {
+            at,
+            length: head.length,
+            kind,
+            flags: head.flags,
+            id: head.id,
+            after: head.after,
+            offset: head.offset,
+            size: head.size,
+            paths: head.paths,
+        })
+    }
+
+    pub(crate) fn paths(&self, record: &Record) -> &[u8] {
+        // SAFETY: within the record, which was checked; it does not change while it is not free.
+        unsafe { std::slice::from_raw_parts(self.place(record.at, ALIGN), record.paths as usize) }
+    }
+
+    /// The bytes that came with a record.
+    pub(crate) fn data(&self, record: &Record) -> &[u8] {
+        let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
+        let size = usize::try_from(record.size).unwrap_or(0);
+        // SAFETY: as for paths.
+        unsafe { std::slice::from_raw_parts(self.place(record.at, before), size) }
+    }
+
+    /// Where the answer to a record goes. One thread of the agent has it while the record is running.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is shared; who may write it is said by the status"
+    )]
+    pub(crate) fn answer(&self, record: &Record) -> &mut [u8] {
+        let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
+        let size = usize::try_from(record.size).unwrap_or(0);
+        // SAFETY: within the record; the application reads it only when it is settled.
+        unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before), size) }
+    }
+
+    pub(crate) fn status(&self, at: u64) -> (Status, u64) {
+        // SAFETY: a record that the caller has not given free.
+        let head = unsafe { &*self.record_head(at) };
+        let status = Status::of(head.status.load(Ordering::Acquire));
+        (status, head.value.load(Ordering::Relaxed))
+    }
+
+    /// Changes the status if it is the one expected.
+    pub(crate) fn turn(&self, at: u64, from: Status, to: Status) -> bool {
+        // SAFETY: as above.
+        let status = unsafe { &(*self.record_head(at)).status };
+        let (from, to) = (from as u32, to as u32);
+        let turned = status.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        turned.is_ok()
+    }
+
+    /// Says what has become of a record. To be followed by [`Self::told`].
+    pub(crate) fn settle(&self, at: u64, outcome: Result<u64, i32>) {
+        // SAFETY: as above.
+        let head = unsafe { &*self.record_head(at) };
+        let (status, value) = match outcome {
+            Ok(value) => (Status::Done, value),
+            Err(errno) => (Status::Failed, u64::from(errno.unsigned_abs())),
+        };
+        if status == Status::Failed {
+            self.head().failed.fetch_add(1, Ordering::Relaxed);
+        }
+        head.value.store(value, Ordering::Relaxed);
+        head.status.store(status as u32, Ordering::Release);
+    }
+
+    pub(crate) fn stored(&self) -> u64 {
+        self.head().stored.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn store(&self, id: u64) {
+        self.head().stored.fetch_max(id, Ordering::AcqRel);
+    }
+
+    pub(crate) fn wanted(&self) -> u64 {
+        self.head().wanted.load(Ordering::Acquire)
+    }
+
+    /// Somebody waits until that label is stored.
+    pub(crate) fn want(&self, id: u64) {
+        if self.head().wanted.fetch_max(id, Ordering::SeqCst) < id {
+            self.ring();
+        }
+    }
+
+    /// Labels, their bytes, and how many failed, since the log was made.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        let head = self.head();
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&head.labels), of(&head.bytes), of(&head.failed))
+    }
+
+    /// Wakes the agent if it sleeps.
+    pub(crate) fn ring(&self) {
+        let head = self.head();
+        head.bell.fetch_add(1, Ordering::SeqCst);
+        if head.asleep.load(Ordering::SeqCst) != 0 {
+            let _ = futex::wake(&head.bell, futex::Flags::empty(), 1);
+        }
+    }
+
+    pub(crate) fn bell(&self) -> u32 {
+        self.head().bell.load(Ordering::SeqCst)
+    }
+
+    /// The agent sleeps until somebody rings, if nobody has since `bell` was looked at.
+    pub(crate) fn sleep(&self, bell: u32, limit: Duration) {
+        let head = self.head();
+        head.asleep.store(1, Ordering::SeqCst);
+        wait(&head.bell, bell, limit);
+        head.asleep.store(0, Ordering::SeqCst);
+    }
+
+    /// Wakes all who wait for what was settled.
+    pub(crate) fn told(&self) {
+        let head = self.head();
+        head.settled.fetch_add(1, Ordering::SeqCst);
+        if head.waiters.load(Ordering::SeqCst) != 0 {
+            let _ = futex::wake(&head.settled, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    pub(crate) fn settled(&self) -> u32 {
+        self.head().settled.load(Ordering::SeqCst)
+    }
+
+    /// Waits until something was settled since `settled` was looked at.
+    pub(crate) fn wait_settled(&self, settled: u32, limit: Duration) {
+        let head = self.head();
+        head.waiters.fetch_add(1, Ordering::SeqCst);
+        wait(&head.settled, settled, limit);
+        head.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn wait(word: &AtomicU32, value: u32, limit: Duration) {
+    let limit = rustix::thread::Timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&limit));
+}
+
+/// The umask of this process, which there is no other way to read without changing it.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok())
+        .unwrap_or(0o022)
+}
+
+impl Asked<'_> {
+    fn filler() -> Self {
+        Self {
+            kind: Kind::Filler,
+            flags: 0,
+            id: 0,
+            after: 0,
+            offset: 0,
+            size: 0,
+            paths: &[],
+        }
+    }
+}
+
+/// What wakes the agent of a folder when an application has registered there.
+pub(crate) struct Bell(Map);
+
+impl Bell {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let at = |source: std::io::Error| Error::Log {
+            path: path.to_owned(),
+            source,
+        };
+        let mut how = File::options();
+        let how = how.read(true).write(true).create(true).truncate(false);
+        let file = how.open(path).map_err(at)?;
+        let all = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, all, 0, HEADER).map_err(|errno| at(errno.into()))?;
+        Ok(Self(Log::map(file, path, HEADER)?.map))
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: mapped for as long as this lives, and aligned.
+        unsafe { &*self.0.base.cast::<AtomicU32>() }
+    }
+
+    pub(crate) fn ring(&self) {
+        self.word().fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(self.word(), futex::Flags::empty(), 1);
+    }
+
+    pub(crate) fn rung(&self) -> u32 {
+        self.word().load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn wait(&self, rung: u32, limit: Duration) {
+        wait(self.word(), rung, limit);
+    }
+}

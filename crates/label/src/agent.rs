@@ -192,10 +192,10 @@ impl Keeper {
             if record.kind == Kind::Filler {
                 continue;
             }
-            let begun = self.log.turn(record.at, Status::Pending, Status::Running)
-                || self.log.status(record.at).0 == Status::Running;
-            if begun {
-                round.push(record);
+            let fresh = self.log.turn(record.at, Status::Pending, Status::Running);
+            if fresh || self.log.status(record.at).0 == Status::Running {
+                let again = !fresh;
+                round.push(Record { again, ..record });
             } else {
                 self.last = self.last.max(record.id);
             }

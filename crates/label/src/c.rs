@@ -1,1 +1,327 @@
-//! c
+//! The C face: `include/tidemill_label.h`.
+//!
+//! Handles are boxes that C owns: what makes one gives it, what ends one takes it. Errors are `errno` and a text of the thread.
+
+use crate::app::{App, Label, Settings, Ticket};
+use crate::error::Error;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
+use std::ptr;
+
+const DURABLE: c_uint = 1;
+const TRUNCATE: c_uint = 2;
+const NOWAIT: c_uint = 4;
+
+thread_local! {
+    static SAID: RefCell<CString> = RefCell::default();
+}
+
+unsafe extern "C" {
+    fn __errno_location() -> *mut c_int;
+}
+
+fn say(error: &Error) {
+    let text = error.to_string().replace('\0', " ");
+    SAID.with_borrow_mut(|said| *said = CString::new(text).unwrap_or_default());
+    // SAFETY: the address is valid for as long as the thread lives.
+    unsafe { *__errno_location() = error.errno() };
+}
+
+fn handle<T>(made: Result<T, Error>) -> *mut T {
+    match made {
+        Ok(made) => Box::into_raw(Box::new(made)),
+        Err(error) => {
+            say(&error);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// A text of C.
+///
+/// # Safety
+/// `text` is null or ends with a zero, and is there for as long as what this gives.
+unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
+    if text.is_null() {
+        return Err(Error::Invalid(format!("{what} is NULL")));
+    }
+    // SAFETY: as the caller promises.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str()
+        .map_err(|_| Error::Invalid(format!("{what} is no UTF-8")))
+}
+
+/// Text of the last error of this thread; good until the next.
+#[unsafe(no_mangle)]
+pub extern "C" fn tidemill_label_error() -> *const c_char {
+    SAID.with_borrow(|said| said.as_ptr())
+}
+
+/// [`App::register`]. `mount` may be null, `capacity` 0.
+///
+/// # Safety
+/// Texts are null or end with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_app_register(
+    name: *const c_char,
+    mount: *const c_char,
+    capacity: u64,
+) -> *mut App {
+    // SAFETY: as the caller promises.
+    let (name, mount) = unsafe { (text(name, "name"), (!mount.is_null()).then(|| text(mount, "mount"))) };
+    handle((|| {
+        let settings = Settings {
+            mount: mount.transpose()?.map(PathBuf::from),
+            capacity,
+            ..Settings::default()
+        };
+        App::register(name?, &settings)
+    })())
+}
+
+/// Ends the application; what it published is done all the same.
+///
+/// # Safety
+/// `app` is null or of [`tidemill_app_register`], and not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_app_close(app: *mut App) {
+    if !app.is_null() {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(app) });
+    }
+}
+
+/// What all that publish have in common.
+///
+/// # Safety
+/// `app` is null or lives; `after` is null or a label that was not ended; texts end with a zero.
+unsafe fn publish(
+    app: *const App,
+    label: Result<Label<'_>, Error>,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    let (app, after) = unsafe { (app.as_ref(), after.as_ref()) };
+    handle((|| {
+        let app = app.ok_or_else(|| Error::Invalid("app is NULL".into()))?;
+        let mut label = label?;
+        if flags & !(DURABLE | TRUNCATE | NOWAIT) != 0 {
+            return Err(Error::Invalid(format!("{flags:#x} are no flags of labels")));
+        }
+        if flags & DURABLE != 0 {
+            label = label.durable();
+        }
+        if flags & TRUNCATE != 0 {
+            label = label.truncate();
+        }
+        if flags & NOWAIT != 0 {
+            label = label.impatient();
+        }
+        if let Some(after) = after {
+            label = label.after(after);
+        }
+        app.publish(&label)
+    })())
+}
+
+/// Bytes of C.
+///
+/// # Safety
+/// There are so many bytes, for as long as what this gives.
+unsafe fn bytes<'a>(bytes: *const c_void, size: usize) -> Result<&'a [u8], Error> {
+    if size == 0 {
+        return Ok(&[]);
+    }
+    if bytes.is_null() {
+        return Err(Error::Invalid(format!("{size} bytes at NULL")));
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), size) })
+}
+
+/// [`Label::write`].
+///
+/// # Safety
+/// As for all: `app` lives, texts end with a zero, `data` has `size` bytes, `after` is null or was not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_write(
+    app: *const App,
+    to: *const c_char,
+    offset: u64,
+    data: *const c_void,
+    size: usize,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(to, "to").and_then(|to| Ok(Label::write(to, offset, bytes(data, size)?)));
+        publish(app, label, flags, after)
+    }
+}
+
+/// [`Label::append`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_append(
+    app: *const App,
+    to: *const c_char,
+    data: *const c_void,
+    size: usize,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(to, "to").and_then(|to| Ok(Label::append(to, bytes(data, size)?)));
+        publish(app, label, flags, after)
+    }
+}
+
+/// [`Label::read`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_read(
+    app: *const App,
+    from: *const c_char,
+    offset: u64,
+    size: u64,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(from, "from").map(|from| Label::read(from, offset, size));
+        publish(app, label, flags, after)
+    }
+}
+
+/// [`Label::delete`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_delete(
+    app: *const App,
+    path: *const c_char,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe { publish(app, text(path, "path").map(Label::delete), flags, after) }
+}
+
+/// [`Label::rename`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_rename(
+    app: *const App,
+    path: *const c_char,
+    to: *const c_char,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(path, "path").and_then(|path| Ok(Label::rename(path, text(to, "to")?)));
+        publish(app, label, flags, after)
+    }
+}
+
+/// [`Label::fence`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_fence(app: *const App) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe { publish(app, Ok(Label::fence()), 0, ptr::null()) }
+}
+
+/// [`Ticket::test`].
+///
+/// # Safety
+/// `label` was not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_test(label: *const Ticket) -> c_int {
+    // SAFETY: as the caller promises.
+    c_int::from(unsafe { label.as_ref() }.is_none_or(Ticket::test))
+}
+
+/// [`Ticket::cancel`].
+///
+/// # Safety
+/// `label` was not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_cancel(label: *const Ticket) -> c_int {
+    // SAFETY: as the caller promises.
+    c_int::from(unsafe { label.as_ref() }.is_some_and(Ticket::cancel))
+}
+
+/// [`Ticket::wait`], which ends the label: gives the bytes that were read, of which up to `size` are copied, or -1.
+///
+/// # Safety
+/// `label` was not ended; `buffer` has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_wait(
+    label: *mut Ticket,
+    buffer: *mut c_void,
+    size: usize,
+) -> i64 {
+    if label.is_null() {
+        say(&Error::Invalid("label is NULL".into()));
+        return -1;
+    }
+    // SAFETY: as the caller promises.
+    let label = *unsafe { Box::from_raw(label) };
+    match label.wait() {
+        Ok(bytes) => {
+            let copied = if buffer.is_null() { 0 } else { bytes.len().min(size) };
+            // SAFETY: as the caller promises.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), copied) };
+            i64::try_from(bytes.len()).unwrap_or(i64::MAX)
+        }
+        Err(error) => {
+            say(&error);
+            -1
+        }
+    }
+}
+
+/// Ends a label without waiting for it; it is done all the same.
+///
+/// # Safety
+/// `label` is null or was not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_forget(label: *mut Ticket) {
+    if !label.is_null() {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(label) });
+    }
+}
+
+/// Waits until all that was published is stored: 0, or -1.
+///
+/// # Safety
+/// `app` lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_app_flush(app: *const App) -> c_int {
+    // SAFETY: as the caller promises.
+    let app = unsafe { app.as_ref() };
+    let none = || Error::Invalid("app is NULL".into());
+    match app.ok_or_else(none).and_then(App::flush) {
+        Ok(()) => 0,
+        Err(error) => {
+            say(&error);
+            -1
+        }
+    }
+}

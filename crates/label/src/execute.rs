@@ -168,11 +168,15 @@ impl Files {
         let root = self.root.clone();
         patiently(|| {
             let root = root.open()?;
-            match record.kind {
-                Kind::Move => renameat(&root, from, &root, to)?,
-                _ => unlinkat(&root, from, AtFlags::empty())?,
+            let changed = match record.kind {
+                Kind::Move => renameat(&root, from, &root, to),
+                _ => unlinkat(&root, from, AtFlags::empty()),
+            };
+            match changed {
+                // The agent before had done it.
+                Err(Errno::NOENT) if record.again => Ok(0),
+                changed => Ok(changed.map(|()| 0)?),
             }
-            Ok(0)
         })
     }
 }
@@ -180,11 +184,13 @@ impl Files {
 /// How many of the first labels are one write.
 fn run_of(records: &[Record]) -> usize {
     let mut bytes = 0;
+    // What was begun before may have been done.
     let mut follow = |pair: &[Record]| {
         let (before, next) = (&pair[0], &pair[1]);
         bytes += before.size;
         let joins = before.kind == Kind::Append || before.offset + before.size == next.offset;
-        next.kind == before.kind && next.flags & CUT == 0 && joins && bytes < RUN_MAX
+        let same = next.kind == before.kind && next.again == before.again;
+        same && next.flags & CUT == 0 && joins && bytes < RUN_MAX
     };
     1 + records
         .windows(2)
@@ -199,8 +205,13 @@ impl Work {
         let records = std::mem::take(&mut self.records);
         let mut rest = &records[..];
         while let Some(first) = rest.first() {
-            if first.kind == Kind::Read {
-                settle(first, self.read(log, first));
+            let alone = match first.kind {
+                Kind::Read => Some(self.read(log, first)),
+                Kind::Append if first.again => self.append_again(log, first).transpose(),
+                _ => None,
+            };
+            if let Some(outcome) = alone {
+                settle(first, outcome);
                 rest = &rest[1..];
                 continue;
             }
@@ -231,6 +242,9 @@ impl Work {
         let mut done = 0;
         let outcome = patiently(|| {
             let tried = self.to_write(appends, &mut cut).and_then(|open| {
+                if appends && done == 0 {
+                    note_ends(&open.file, log, run)?;
+                }
                 while done < total {
                     done += write_some(&open.file, log, run, done)?;
                 }
@@ -251,6 +265,35 @@ impl Work {
             Err(error) if durable => (0, Some(error)),
             Err(error) => (done, Some(error)),
         }
+    }
+
+    /// Ends what another agent had begun to append, if it had come so far that bytes may be there.
+    fn append_again(&mut self, log: &Log, record: &Record) -> Result<Option<u64>> {
+        let Some(place) = log.noted(record.at) else {
+            return Ok(None);
+        };
+        let data = log.data(record);
+        let there = patiently(|| {
+            let mut there = vec![0; data.len()];
+            let file = self.root.open_file(&self.path, OFlags::RDONLY)?;
+            let read = read_at(&file, &mut there, place)?;
+            there.truncate(read);
+            Ok(there)
+        });
+        let there = match there {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            there => there?,
+        };
+        if there.is_empty() && !data.is_empty() || !data.starts_with(&there) {
+            return Ok(None);
+        }
+        let durable = record.flags & DURABLE != 0;
+        patiently(|| {
+            let open = self.to_write(false, &mut false)?;
+            open.file.write_all_at(&data[there.len()..], place + there.len() as u64)?;
+            if durable { open.file.sync_data() } else { Ok(()) }
+        })?;
+        Ok(Some(record.size))
     }
 
     fn to_write(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
@@ -305,18 +348,33 @@ impl Work {
                     &opened
                 }
             };
-            let mut read = 0;
-            while read < into.len() {
-                match file.read_at(&mut into[read..], record.offset + read as u64) {
-                    Ok(0) => break,
-                    Ok(more) => read += more,
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(read as u64)
+            Ok(read_at(file, into, record.offset)? as u64)
         })
     }
+}
+
+/// Reads to the end of the buffer, or of the file.
+fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize> {
+    let mut read = 0;
+    while read < into.len() {
+        match file.read_at(&mut into[read..], offset + read as u64) {
+            Ok(0) => break,
+            Ok(more) => read += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
+}
+
+/// Notes where labels will be appended.
+fn note_ends(file: &File, log: &Log, run: &[Record]) -> Result<()> {
+    let mut end = file.metadata()?.len();
+    for record in run {
+        log.note(record.at, end);
+        end += record.size;
+    }
+    Ok(())
 }
 
 /// Writes labels that follow each other, but for their first bytes, as far as one call does.

@@ -19,7 +19,7 @@
 pub mod agent;
 mod app;
 pub mod apps;
-mod c;
+pub mod c;
 mod error;
 mod execute;
 mod folder;

@@ -189,6 +189,8 @@ pub(crate) struct Record {
     pub(crate) after: u64,
     pub(crate) offset: u64,
     pub(crate) size: u64,
+    /// It was begun before by an agent that did not end it.
+    pub(crate) again: bool,
     paths: u32,
 }
 
@@ -515,6 +517,7 @@ impl Log {
             after: head.after,
             offset: head.offset,
             size: head.size,
+            again: false,
             paths: head.paths,
         })
     }
@@ -549,6 +552,18 @@ impl Log {
         let head = unsafe { &*self.record_head(at) };
         let status = Status::of(head.status.load(Ordering::Acquire));
         (status, head.value.load(Ordering::Relaxed))
+    }
+
+    /// Notes where a record that is running is about to put its bytes, so that it is not done twice.
+    pub(crate) fn note(&self, at: u64, place: u64) {
+        // SAFETY: as above.
+        let head = unsafe { &*self.record_head(at) };
+        head.value.store(place + 1, Ordering::Release);
+    }
+
+    /// What was noted, if anything was.
+    pub(crate) fn noted(&self, at: u64) -> Option<u64> {
+        self.status(at).1.checked_sub(1)
     }
 
     /// Changes the status if it is the one expected.

@@ -1,5 +1,7 @@
 //! The commands, one file each: its flags, its help with examples, what it does.
 
+pub(crate) mod agent;
+pub(crate) mod apps;
 pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cat;
@@ -79,6 +81,8 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Move(args) => r#move::run(args, &context).await,
         Command::Rebalance(args) => rebalance::run(&args, &context).await,
         Command::Labels(args) => labels::run(&args, &context).await,
+        Command::Apps(args) => apps::run(&args, &context),
+        Command::Agent(args) => agent::run(&args),
         Command::Rm(args) => rm::run(args, &context).await,
         Command::Submit(args) => submit::run(args, &context).await,
         Command::Jobs(args) => jobs::run(&args, &context).await,

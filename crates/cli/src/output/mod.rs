@@ -1,6 +1,7 @@
 //! How results are printed: one trait, a text and a JSON form behind it. What a command shows is a [`View`],
 //! which knows both of its forms and nothing of where they go.
 
+pub(crate) mod apps;
 pub(crate) mod array;
 pub(crate) mod check;
 pub(crate) mod explain;

@@ -1,0 +1,27 @@
+//! `tidemill apps`: who publishes labels here.
+
+use crate::context::Context;
+use crate::output::apps::AppsView;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill apps
+  tidemill --json apps | jq '.applications[] | select(.failed > 0)'
+
+Applications of yours on this host. One that has ended stays until all that it published is done.";
+
+/// Show the applications that publish labels on this host, and what is not done yet
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Folder of the logs [default: /var/tmp/tidemill-labels-UID]
+    #[arg(long, value_name = "DIR", env = "TIDEMILL_LABELS")]
+    folder: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let known = tidemill_label::apps::list(args.folder.as_deref())?;
+    context.output.show(&AppsView(known))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,73 @@
+//! Applications that publish labels.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_core::shown::line;
+use tidemill_label::apps::Applications;
+
+/// What `tidemill apps` shows.
+#[derive(Debug)]
+pub(crate) struct AppsView(pub(crate) Applications);
+
+impl View for AppsView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "APPLICATION",
+            "PID",
+            "STATE",
+            "LABELS",
+            "BYTES",
+            "FAILED",
+            "NOT DONE",
+            "ROOM",
+            "MOUNT",
+        ];
+        let mut rows = table(&header, &[1, 3, 4, 5, 6, 7]);
+        for app in &self.0.applications {
+            rows.add_row([
+                line(&app.name),
+                app.pid.to_string(),
+                if app.runs { "runs" } else { "ended" }.into(),
+                app.labels.to_string(),
+                format::bytes(app.bytes),
+                app.failed.to_string(),
+                format::bytes(app.used),
+                format::bytes(app.capacity),
+                line(&app.mount.display().to_string()),
+            ]);
+        }
+        write_table(out, &rows)?;
+        if !self.0.agent && !self.0.applications.is_empty() {
+            writeln!(out, "no agent runs: `tidemill agent --detach` starts one, or the next application does")?;
+        }
+        for path in &self.0.damaged {
+            let log = self.0.folder.join("agent.log");
+            writeln!(out, "{} can't be carried out: see {}", path.display(), log.display())?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let of = |app: &tidemill_label::apps::Application| {
+            json!({
+                "name": app.name,
+                "pid": app.pid,
+                "runs": app.runs,
+                "labels": app.labels,
+                "bytes": app.bytes,
+                "failed": app.failed,
+                "used": app.used,
+                "capacity": app.capacity,
+                "mount": app.mount,
+            })
+        };
+        json!({
+            "agent": self.0.agent,
+            "folder": self.0.folder,
+            "applications": self.0.applications.iter().map(of).collect::<Vec<_>>(),
+            "damaged": self.0.damaged,
+        })
+    }
+}

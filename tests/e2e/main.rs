@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod apps;
 mod array;
 mod away;
 mod by_url;

@@ -194,8 +194,7 @@ impl Keeper {
             }
             let fresh = self.log.turn(record.at, Status::Pending, Status::Running);
             if fresh || self.log.status(record.at).0 == Status::Running {
-                let again = !fresh;
-                round.push(Record { again, ..record });
+                round.push(record.begun_again(!fresh));
             } else {
                 self.last = self.last.max(record.id);
             }

@@ -31,8 +31,8 @@ pub struct Application {
 /// What is known of a user's applications.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applications {
-    /// Whether an agent carries their labels out.
-    pub agent: bool,
+    /// The process that carries their labels out, if one does.
+    pub agent: Option<u32>,
     /// The folder of their logs.
     pub folder: PathBuf,
     /// In the order in which they registered.
@@ -52,7 +52,7 @@ pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
         source,
     };
     let mut all = Applications {
-        agent: folder.has_agent(),
+        agent: folder.agent(),
         folder: folder.path().to_owned(),
         ..Applications::default()
     };

@@ -69,7 +69,12 @@ pub unsafe extern "C" fn tidemill_app_register(
     capacity: u64,
 ) -> *mut App {
     // SAFETY: as the caller promises.
-    let (name, mount) = unsafe { (text(name, "name"), (!mount.is_null()).then(|| text(mount, "mount"))) };
+    let (name, mount) = unsafe {
+        (
+            text(name, "name"),
+            (!mount.is_null()).then(|| text(mount, "mount")),
+        )
+    };
     handle((|| {
         let settings = Settings {
             mount: mount.transpose()?.map(PathBuf::from),
@@ -284,7 +289,11 @@ pub unsafe extern "C" fn tidemill_label_wait(
     let label = *unsafe { Box::from_raw(label) };
     match label.wait() {
         Ok(bytes) => {
-            let copied = if buffer.is_null() { 0 } else { bytes.len().min(size) };
+            let copied = if buffer.is_null() {
+                0
+            } else {
+                bytes.len().min(size)
+            };
             // SAFETY: as the caller promises.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), copied) };
             i64::try_from(bytes.len()).unwrap_or(i64::MAX)

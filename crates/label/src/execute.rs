@@ -290,8 +290,13 @@ impl Work {
         let durable = record.flags & DURABLE != 0;
         patiently(|| {
             let open = self.to_write(false, &mut false)?;
-            open.file.write_all_at(&data[there.len()..], place + there.len() as u64)?;
-            if durable { open.file.sync_data() } else { Ok(()) }
+            open.file
+                .write_all_at(&data[there.len()..], place + there.len() as u64)?;
+            if durable {
+                open.file.sync_data()
+            } else {
+                Ok(())
+            }
         })?;
         Ok(Some(record.size))
     }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::log::Bell;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const START: Duration = Duration::from_secs(10);
 const LOCK: &str = "agent.lock";
 const BELL: &str = "bell";
 /// The end of the names of logs.
-pub(crate) const LOG: &str = "log";
+pub(crate) const LOG: &str = "labels";
 
 /// A user's folder of logs: on a device of this host, so that it outlives every process, and nobody else's.
 #[derive(Clone, Debug)]
@@ -85,6 +85,9 @@ impl Folder {
         // Who looks whether there is one holds it for a moment.
         for _ in 0..20 {
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                file.set_len(0).map_err(at)?;
+                file.write_all_at(std::process::id().to_string().as_bytes(), 0)
+                    .map_err(at)?;
                 return Ok(Some(file));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -96,6 +99,12 @@ impl Folder {
     pub(crate) fn has_agent(&self) -> bool {
         let file = File::options().write(true).open(self.0.join(LOCK));
         file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    }
+
+    /// The process that is the agent, if one is.
+    pub(crate) fn agent(&self) -> Option<u32> {
+        let pid = std::fs::read_to_string(self.0.join(LOCK)).ok()?;
+        pid.parse().ok().filter(|_| self.has_agent())
     }
 
     /// Starts an agent if none runs.

@@ -194,6 +194,12 @@ pub(crate) struct Record {
     paths: u32,
 }
 
+impl Record {
+    pub(crate) fn begun_again(self, again: bool) -> Self {
+        Self { again, ..self }
+    }
+}
+
 /// A log.
 pub(crate) struct Log {
     map: Map,

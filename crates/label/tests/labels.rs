@@ -239,7 +239,7 @@ fn what_an_application_published_is_done_when_it_has_ended_and_its_log_goes() {
         (is.name.as_str(), is.runs, is.labels, is.failed),
         ("test", true, 500, 0)
     );
-    assert!(!known.agent && is.used > 500 * 64);
+    assert!(known.agent.is_none() && is.used > 500 * 64);
     drop(app);
     assert!(!apps::list(Some(&place.logs())).unwrap().applications[0].runs);
     place.start_agent();
@@ -269,16 +269,16 @@ fn logs_that_are_damaged_are_set_aside_and_others_go_on() {
     let log = fs::read_dir(place.logs()).unwrap().find_map(|entry| {
         let path = entry.unwrap().path();
         path.extension()
-            .is_some_and(|end| end == "log")
+            .is_some_and(|end| end == "labels")
             .then_some(path)
     });
     let log = log.unwrap();
     let mut bytes = fs::read(&log).unwrap();
     // The length of the first record.
     bytes[4096 + 8..4096 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
-    fs::write(place.logs().join("0.log"), &bytes).unwrap();
-    fs::write(place.logs().join("1.log"), b"none").unwrap();
-    fs::write(place.logs().join("2.log"), vec![7; 1 << 18]).unwrap();
+    fs::write(place.logs().join("0.labels"), &bytes).unwrap();
+    fs::write(place.logs().join("1.labels"), b"none").unwrap();
+    fs::write(place.logs().join("2.labels"), vec![7; 1 << 18]).unwrap();
     place.start_agent();
     app.flush().unwrap();
     assert_eq!(place.read("damaged"), b"x");

@@ -39,12 +39,20 @@ impl View for AppsView {
             ]);
         }
         write_table(out, &rows)?;
-        if !self.0.agent && !self.0.applications.is_empty() {
-            writeln!(out, "no agent runs: `tidemill agent --detach` starts one, or the next application does")?;
+        if self.0.agent.is_none() && !self.0.applications.is_empty() {
+            writeln!(
+                out,
+                "no agent runs: `tidemill agent --detach` starts one, or the next application does"
+            )?;
         }
         for path in &self.0.damaged {
             let log = self.0.folder.join("agent.log");
-            writeln!(out, "{} can't be carried out: see {}", path.display(), log.display())?;
+            writeln!(
+                out,
+                "{} can't be carried out: see {}",
+                path.display(),
+                log.display()
+            )?;
         }
         Ok(())
     }

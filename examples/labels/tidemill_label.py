@@ -1,0 +1,108 @@
+"""Labels from Python: what include/tidemill_label.h says, by ctypes.
+
+    from tidemill_label import App
+    app = App("simulation")
+    written = app.write("tidemill:/run/step-1", 0, data)
+    ...                       # computing goes on
+    written.wait()            # it is in the array, for all to see
+
+The library is found by TIDEMILL_LABEL_LIBRARY, or as the system finds libraries.
+"""
+
+import ctypes
+import os
+
+DURABLE, TRUNCATE, NOWAIT = 1, 2, 4
+
+_name = os.environ.get("TIDEMILL_LABEL_LIBRARY", "libtidemill_label.so")
+_library = ctypes.CDLL(_name, use_errno=True)
+_handle, _text, _bytes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p
+_u64, _size, _flags = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint
+
+
+def _function(name, result, *arguments):
+    function = getattr(_library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_register = _function("tidemill_app_register", _handle, _text, _text, _u64)
+_close = _function("tidemill_app_close", None, _handle)
+_flush = _function("tidemill_app_flush", ctypes.c_int, _handle)
+_write = _function("tidemill_label_write", _handle, _handle, _text, _u64, _bytes, _size, _flags, _handle)
+_append = _function("tidemill_label_append", _handle, _handle, _text, _bytes, _size, _flags, _handle)
+_read = _function("tidemill_label_read", _handle, _handle, _text, _u64, _u64, _flags, _handle)
+_delete = _function("tidemill_label_delete", _handle, _handle, _text, _flags, _handle)
+_rename = _function("tidemill_label_rename", _handle, _handle, _text, _text, _flags, _handle)
+_test = _function("tidemill_label_test", ctypes.c_int, _handle)
+_cancel = _function("tidemill_label_cancel", ctypes.c_int, _handle)
+_wait = _function("tidemill_label_wait", ctypes.c_int64, _handle, ctypes.c_void_p, _size)
+_forget = _function("tidemill_label_forget", None, _handle)
+_error = _function("tidemill_label_error", _text)
+
+
+def _failed():
+    return OSError(ctypes.get_errno(), _error().decode())
+
+
+class Label:
+    """A label that was published. Who lets go of it does not ask for what becomes of it; it is done all the same."""
+
+    def __init__(self, app, handle, size=0):
+        if not handle:
+            raise _failed()
+        self.app, self.handle, self.size = app, handle, size
+
+    def test(self):
+        """Whether it is stored, has failed, or was cancelled."""
+        return self.handle is None or bool(_test(self.handle))
+
+    def cancel(self):
+        """Takes it back; whether it was."""
+        return self.handle is not None and bool(_cancel(self.handle))
+
+    def wait(self):
+        """Waits until it is stored; gives the bytes that were read."""
+        handle, self.handle = self.handle, None
+        buffer = ctypes.create_string_buffer(self.size) if self.size else None
+        read = _wait(handle, buffer, self.size)
+        if read < 0:
+            raise _failed()
+        return buffer.raw[:read] if buffer else b""
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            _forget(self.handle)
+
+
+class App:
+    """An application that is registered."""
+
+    def __init__(self, name, mount=None, capacity=0):
+        self.app = _register(name.encode(), mount and os.fsencode(mount), capacity)
+        if not self.app:
+            raise _failed()
+
+    def write(self, to, offset, data, flags=0, after=None):
+        return Label(self, _write(self.app, to.encode(), offset, data, len(data), flags, after and after.handle))
+
+    def append(self, to, data, flags=0, after=None):
+        return Label(self, _append(self.app, to.encode(), data, len(data), flags, after and after.handle))
+
+    def read(self, path, offset, size, flags=0, after=None):
+        return Label(self, _read(self.app, path.encode(), offset, size, flags, after and after.handle), size)
+
+    def delete(self, path, flags=0, after=None):
+        return Label(self, _delete(self.app, path.encode(), flags, after and after.handle))
+
+    def rename(self, path, to, flags=0, after=None):
+        return Label(self, _rename(self.app, path.encode(), to.encode(), flags, after and after.handle))
+
+    def flush(self):
+        """Waits until all that was published is stored."""
+        if _flush(self.app) < 0:
+            raise _failed()
+
+    def __del__(self):
+        if getattr(self, "app", None):
+            _close(self.app)

@@ -26,6 +26,7 @@ forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill
 forbid tidemill-element tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-element tidemill-mount tidemill-plan fuser
 forbid tidemill-mount tidemill-server tidemill-element tidemill-plan rusqlite
+forbid tidemill-label tokio tonic rusqlite tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount
 forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
 forbid tidemill-cli tidemill-simulation
 [ $status = 0 ] && echo "layering: all arrows point down"

@@ -7,6 +7,24 @@ program=${1:?usage: install.sh PROGRAM PREFIX} prefix=${2:?usage: install.sh PRO
 
 install -Dm755 "$program" "$prefix/bin/tidemill"
 "$program" --quiet man "$prefix/share/man/man1" >/dev/null
+# The library of labels, where it was built.
+built=$(dirname "$program")
+library=$built/libtidemill_label
+if [ -f "$library.so" ]; then
+  header=$(dirname "$0")/../crates/label/include/tidemill_label.h
+  install -Dm644 "$header" "$prefix/include/tidemill_label.h"
+  install -Dm755 "$library.so" "$prefix/lib/libtidemill_label.so"
+  install -Dm644 "$library.a" "$prefix/lib/libtidemill_label.a"
+  mkdir -p "$prefix/lib/pkgconfig"
+  cat >"$prefix/lib/pkgconfig/tidemill-label.pc" <<END
+prefix=\${pcfiledir}/../..
+Name: tidemill-label
+Description: requests that an application gives away
+Version: $("$program" --version | cut -d' ' -f2)
+Cflags: -I\${prefix}/include
+Libs: -L\${prefix}/lib -ltidemill_label
+END
+fi
 completions() { mkdir -p "$(dirname "$2")" && "$program" completions "$1" >"$2"; }
 completions bash "$prefix/share/bash-completion/completions/tidemill"
 completions zsh "$prefix/share/zsh/site-functions/_tidemill"

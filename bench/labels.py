@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Labels of an application: how fast they are published, and stored; one at a time; large ones.
+
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--binary target/release/tidemill]
+
+`publish`: labels of 1 KiB, kept whatever process is killed, against the copy of as many bytes within memory. `stored`: the
+same until all are in closed files, 10 000 files and one, against open, pwrite and close of each through the same mount;
+`cpu_us` is the time of application and agent for a label. `wait`: one label and waiting for it. `large`: labels of 1 MiB as the
+application sees them, against memcpy; and until they are on the device, against `dd conv=fsync` into the file system below.
+Prints JSON lines; medians over rounds.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from local_array import BINARY, HERE, Array
+
+
+class Labels:
+    def __init__(self, array, binary):
+        self.array, self.folder = array, os.path.join(array.folder, "labels")
+        os.mkdir(self.folder, 0o700)
+        target = os.path.dirname(os.path.abspath(binary))
+        self.program = os.path.join(array.folder, "labels-bench")
+        compile = ["cc", "-O2", "-o", self.program, f"{HERE}/labels.c", f"-L{target}", "-ltidemill_label", f"-Wl,-rpath,{target}"]
+        subprocess.run(compile, check=True)
+        self.env = dict(os.environ, TIDEMILL_LABELS=self.folder, TIDEMILL=os.path.abspath(binary))
+        self.agent = subprocess.Popen([binary, "agent"], env=self.env, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+        self.number = 0
+
+    def fresh(self):
+        """A new folder in the array."""
+        self.number += 1
+        path = os.path.join(self.array.mount_point, str(self.number))
+        os.mkdir(path)
+        return path
+
+    def agent_cpu(self):
+        with open(f"/proc/{self.agent.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def run(self, mode, count, size, files, folder=None):
+        before, times = self.agent_cpu(), os.times()
+        command = [self.program, mode, folder or self.fresh(), str(count), str(size), str(files)]
+        said = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
+        after = os.times()
+        own = after.children_user + after.children_system - times.children_user - times.children_system
+        return [float(number) for number in said.split()], own + self.agent_cpu() - before
+
+
+def show(**line):
+    print(json.dumps(line), flush=True)
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def small(labels, rounds):
+    count, size = 200_000, 1024
+    ours, copies = [], []
+    for _ in range(rounds):
+        ours.append(labels.run("publish", count, size, 1)[0][0])
+        copies.append(labels.run("memcpy", count, size, 1)[0][0])
+    show(bench="publish", labels=count, bytes=size, labels_a_second=round(count / median(ours)), ratio_to_memcpy=round(median(copies) / median(ours), 3))
+    for count, files in [(10_000, 10_000), (200_000, 1)]:
+        stored, cpu, calls = [], [], []
+        for _ in range(rounds):
+            said, took = labels.run("publish", count, size, files)
+            stored.append(said[1])
+            cpu.append(took)
+            calls.append(labels.run("syscall", count, size, files)[0][0])
+        show(bench="stored", labels=count, files=files, labels_a_second=round(count / median(stored)), cpu_us=round(median(cpu) / count * 1e6, 1),
+             ratio_to_system_calls=round(median(calls) / median(stored), 2))
+
+
+def one(labels, rounds):
+    for mode in ["wait", "read"]:
+        all_of = []
+        for _ in range(rounds):
+            folder = labels.fresh()
+            with open(f"{folder}/0", "wb") as file:
+                file.write(bytes(1024 * 2000))
+            all_of += labels.run(mode, 2000, 1024, 1, folder)[0]
+        all_of.sort()
+        show(bench="one", what={"wait": "write", "read": "read"}[mode], bytes=1024, p50_us=round(median(all_of)), p99_us=round(all_of[len(all_of) * 99 // 100]))
+
+
+def large(labels, rounds):
+    count, size = 512, 1 << 20
+    seen, copies, stored, disk = [], [], [], []
+    for _ in range(rounds):
+        # As much as fits: what the application sees while the agent keeps up.
+        seen.append(labels.run("publish", 128, size, 1)[0][0])
+        copies.append(labels.run("memcpy", 128, size, 1)[0][0])
+        stored.append(labels.run("publish", count, size, 1)[0][1])
+        target = os.path.join(labels.array.folder, "dd")
+        begun = time.perf_counter()
+        subprocess.run(["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={count}", "conv=fsync"], check=True, stderr=subprocess.DEVNULL)
+        disk.append(time.perf_counter() - begun)
+        os.remove(target)
+    show(bench="large", what="as the application sees it", mb_a_second=round(128 * size / median(seen) / 1e6), ratio_to_memcpy=round(median(copies) / median(seen), 3))
+    show(bench="large", what="on the device", mb_a_second=round(count * size / median(stored) / 1e6), ratio_to_dd=round(median(disk) / median(stored), 2))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--binary", default=BINARY)
+    args = parser.parse_args()
+    with Array(elements=1, cores=2, mount=True, binary=args.binary) as array:
+        labels = Labels(array, args.binary)
+        try:
+            one(labels, args.rounds)
+            small(labels, args.rounds)
+            large(labels, args.rounds)
+        finally:
+            labels.agent.kill()
+            labels.agent.wait()
+
+
+if __name__ == "__main__":
+    main()

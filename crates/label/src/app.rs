@@ -28,7 +28,7 @@ pub struct Settings {
     pub mount: Option<PathBuf>,
     /// Bytes for labels that are not done; 64 MiB if 0.
     pub capacity: u64,
-    /// Folder of the logs: `TIDEMILL_LABELS`, else `/var/tmp/tidemill-labels-UID`.
+    /// Folder of the logs: `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
     pub folder: Option<PathBuf>,
     /// Starts no agent: whoever registers looks after that.
     pub no_agent: bool,

@@ -16,18 +16,19 @@ const BELL: &str = "bell";
 /// The end of the names of logs.
 pub(crate) const LOG: &str = "labels";
 
-/// A user's folder of logs: on a device of this host, so that it outlives every process, and nobody else's.
+/// A user's folder of logs: of this host, so that it outlives every process, and nobody else's.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// That folder, or the user's own: `TIDEMILL_LABELS`, or `/var/tmp/tidemill-labels-UID`.
+    /// That folder, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
     pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
         let path = match (named, std::env::var_os("TIDEMILL_LABELS")) {
             (Some(named), _) => named.to_owned(),
             (None, Some(named)) => named.into(),
-            (None, None) => PathBuf::from(format!("/var/tmp/tidemill-labels-{user}")),
+            // Memory that no process owns: nothing is written to a disk twice.
+            (None, None) => PathBuf::from(format!("/dev/shm/tidemill-labels-{user}")),
         };
         let at = |source| Error::Log {
             path: path.clone(),

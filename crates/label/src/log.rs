@@ -338,7 +338,8 @@ impl Log {
                 std::ptr::null_mut(),
                 bytes,
                 protection,
-                MapFlags::SHARED,
+                // All pages now: publishing is not to wait for them one by one.
+                MapFlags::SHARED | MapFlags::POPULATE,
                 &file,
                 0,
             )

@@ -18,7 +18,7 @@ Applications start it themselves. It is one process of a user and host, does wha
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder of the logs [default: /var/tmp/tidemill-labels-UID]
+    /// Folder of the logs [default: /dev/shm/tidemill-labels-UID]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_LABELS")]
     folder: Option<PathBuf>,
     /// Go on in the background, in a session of its own

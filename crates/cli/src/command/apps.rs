@@ -15,7 +15,7 @@ Applications of yours on this host. One that has ended stays until all that it p
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder of the logs [default: /var/tmp/tidemill-labels-UID]
+    /// Folder of the logs [default: /dev/shm/tidemill-labels-UID]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_LABELS")]
     folder: Option<PathBuf>,
 }

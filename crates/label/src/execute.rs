@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Most files that are kept open for an application between its labels.
@@ -37,6 +38,8 @@ struct Root {
     path: PathBuf,
     system: u64,
     umask: u32,
+    /// The device of the mount that was last seen to be of `system`: asked once for each mount.
+    known: AtomicU64,
 }
 
 /// A file that is being written.
@@ -88,12 +91,15 @@ impl Root {
     fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &self.path, flags, Mode::empty())?;
-        let system = rustix::fs::fstatfs(&root)?.f_type as u64 & 0xffff_ffff;
-        if system == self.system {
-            Ok(root)
-        } else {
-            Err(Errno::NOTCONN.into())
+        let device = rustix::fs::fstat(&root)?.st_dev;
+        if self.known.load(Relaxed) != device {
+            let system = rustix::fs::fstatfs(&root)?.f_type as u64 & 0xffff_ffff;
+            if system != self.system {
+                return Err(Errno::NOTCONN.into());
+            }
+            self.known.store(device, Relaxed);
         }
+        Ok(root)
     }
 
     fn open_file(&self, path: &Path, flags: OFlags) -> Result<File> {
@@ -114,6 +120,7 @@ impl Files {
             path: root.to_owned(),
             system,
             umask,
+            known: AtomicU64::new(u64::MAX),
         };
         Self {
             root: Arc::new(root),

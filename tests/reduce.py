@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import netCDF4
@@ -23,7 +24,7 @@ FIXTURES = Path(__file__).parent.parent / "crates/format/tests/fixtures"
 BINARY = sys.argv[1]
 CASES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats"]
+OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats", "median", "quantile"]
 
 
 def generated(folder):
@@ -116,6 +117,12 @@ def numbers(operation, values, axes, ddof):
     if operation == "sum":
         return np.asarray(np.ma.filled(wide, 0).sum(axis=axes)).ravel().tolist()
     real = values.astype("f8")
+    if operation == "median" or operation.startswith("q"):
+        quantile = 0.5 if operation == "median" else float(operation[1:])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = np.nanquantile(np.ma.filled(real, np.nan), quantile, axis=axes)
+        return [None if math.isnan(value) else value for value in np.asarray(found).ravel().tolist()]
     high, low = (lambda: np.ma.asarray(wide.max(axis=axes))), (lambda: np.ma.asarray(wide.min(axis=axes)))
     with np.errstate(all="ignore"):
         found = {
@@ -155,6 +162,8 @@ def one(rng, path, name, dimensions, values):
     ddof = rng.randrange(2)
     command = [BINARY, "--json", "reduce", operation, f"{path}:{name}", "--local", "--ddof", str(ddof), "--over", ",".join(names[axis] for axis in over)]
     command += ["--where", ",".join(where)] if where else []
+    quantiles = [f"q{rng.choice([0, 0.05, 0.25, 1 / 3, 0.5, 0.9, 1])}" for _ in range(rng.randint(1, 3))]
+    command += ["--q", ",".join(quantile[1:] for quantile in quantiles)] if operation == "quantile" else []
     part, by = values[tuple(slices)], None
     if "time" in names and path.suffix == ".nc" and "netcdf" in path.name and path.parent != FIXTURES and rng.random() < 0.4:
         by = rng.choice(list(KEYS))
@@ -162,7 +171,7 @@ def one(rng, path, name, dimensions, values):
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 0, (command, said.stderr)
     result = json.loads(said.stdout)["values"]
-    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else [operation]:
+    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else quantiles if operation == "quantile" else [operation]:
         if by is None:
             expected = numbers(what, part, over, ddof)
         else:

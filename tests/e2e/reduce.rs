@@ -41,7 +41,7 @@ fn daily() -> Vec<u8> {
             axis("lon", SHAPE[2], 0.0, 45.0, "degrees_east"),
         ],
         fields: vec![Field {
-            name: "mean",
+            name: "mean".into(),
             values: Column::Real((0..cells).map(|cell| Some(value(cell))).collect()),
         }],
     };
@@ -112,6 +112,9 @@ fn a_striped_variable_is_reduced_where_its_stripes_are() {
                 "lat",
             ],
             &["sum", "--where", "time=[-1]", "--over", "time"],
+            &["median"],
+            &["quantile", "--over", "time", "--q", "0,0.1,0.99"],
+            &["median", "--by", "month", "--over", "time,lat"],
         ] {
             let of = |file: &str, more: &[&str]| {
                 let (operation, rest) = args.split_first().unwrap();
@@ -119,6 +122,11 @@ fn a_striped_variable_is_reduced_where_its_stripes_are() {
             };
             assert_alike(&of(there, &[]), &of(&here, &["--local"]), args);
         }
+        let mut values: Vec<f64> = (0..SHAPE.iter().product()).map(value).collect();
+        values.sort_by(f64::total_cmp);
+        let (least, most) = (values[0], values[values.len() - 1]);
+        let ends = reduced(&array, &["quantile", there, "--q", "0,1"]);
+        assert_eq!((&ends["q0"], &ends["q1"]), (&least.into(), &most.into()));
         let sum: f64 = (0..SHAPE.iter().product()).map(value).sum();
         assert_eq!(reduced(&array, &["sum", there])["sum"], sum);
         refusals(&array);
@@ -165,8 +173,10 @@ fn refusals(array: &Array) {
     assert!(said.contains("from 1990-01-01 to 1991-12-31"), "{said}");
     let said = of(&["mean", "/daily.nc:tas", "--where", "lat=[2:7]"]);
     assert!(said.contains("outside: it has 6"), "{said}");
-    let said = of(&["median", "/daily.nc:tas"]);
-    assert!(said.contains("needs all values in one place"), "{said}");
+    let said = of(&["mode", "/daily.nc:tas"]);
+    assert!(said.contains("need all values in one place"), "{said}");
+    let said = of(&["quantile", "/daily.nc:tas", "--q", "0.5,2"]);
+    assert!(said.contains("numbers from 0 to 1"), "{said}");
     assert!(of(&["mean", "/none.nc:tas"]).contains("none.nc"));
     assert!(of(&["mean", "/none-*.nc:tas"]).contains("nothing is like"));
     assert!(of(&["mean", "/daily.nc"]).contains("no variable"));

@@ -248,7 +248,7 @@ impl Work {
         let total: u64 = run.iter().map(|record| record.size).sum();
         let mut done = 0;
         let outcome = patiently(|| {
-            let tried = self.to_write(appends, &mut cut).and_then(|open| {
+            let tried = self.writer(appends, &mut cut).and_then(|open| {
                 if appends && done == 0 {
                     note_ends(&open.file, log, run)?;
                 }
@@ -296,7 +296,7 @@ impl Work {
         }
         let durable = record.flags & DURABLE != 0;
         patiently(|| {
-            let open = self.to_write(false, &mut false)?;
+            let open = self.writer(false, &mut false)?;
             open.file
                 .write_all_at(&data[there.len()..], place + there.len() as u64)?;
             if durable {
@@ -308,7 +308,7 @@ impl Work {
         Ok(Some(record.size))
     }
 
-    fn to_write(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
+    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
         if self
             .open
             .as_ref()

@@ -18,6 +18,7 @@ const EXAMPLES: &str = "Examples:
   tidemill reduce mean /cmip6/tas_day_2015.nc:tas
   tidemill reduce mean '/cmip6/tas_day_*.nc:tas' --where time=1990-01..1999-12,lat=30:60 --weights lat
   tidemill reduce mean /cmip6/tas.nc:tas --by month --over time --to monthly.nc
+  tidemill reduce quantile /cmip6/pr.nc:pr --over time --q 0.5,0.99 --to pr-quantiles.nc
   tidemill reduce stats /obs/cube.zarr:sst --where 'lat=[0:180:2],lon=::4'
   tidemill reduce max --local ~/data/pr.nc:pr --over lat,lon --to daily.csv";
 
@@ -26,7 +27,7 @@ const EXAMPLES: &str = "Examples:
 #[command(after_help = EXAMPLES)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
 pub(crate) struct Args {
-    /// count, min, max, sum, mean, stddev, range or stats (all of them)
+    /// count, min, max, sum, mean, stddev, range, stats (all of them), median or quantile
     #[arg(value_name = "OP")]
     operation: String,
     /// Files of the array, or folders that are a Zarr, and the variable behind a colon; `*` and `?` stand for any names. Several
@@ -49,6 +50,9 @@ pub(crate) struct Args {
     /// What is taken from the count of a standard deviation
     #[arg(long, value_name = "N", default_value_t = 0)]
     ddof: u32,
+    /// Which quantiles, from 0 to 1 [default: 0.25,0.5,0.75]
+    #[arg(long = "q", value_name = "Q,...")]
+    quantiles: Vec<String>,
     /// The dimension along which several files are one [default: the unlimited one]
     #[arg(long, value_name = "DIM")]
     along: Option<String>,
@@ -70,6 +74,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         by: args.by.as_deref().unwrap_or_default(),
         weights: args.weights.as_deref().unwrap_or_default(),
         ddof: &args.ddof.to_string(),
+        quantiles: &args.quantiles.join(","),
         along: args.along.as_deref().unwrap_or_default(),
     };
     let query = query.query()?;

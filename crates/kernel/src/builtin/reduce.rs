@@ -62,6 +62,12 @@ const ARGS: &[Arg] = &[
         help: "what is taken from the count of a standard deviation",
     },
     Arg {
+        key: "q",
+        values: "LIST",
+        default: "0.25,0.5,0.75",
+        help: "which quantiles, from 0 to 1, with commas between",
+    },
+    Arg {
         key: "along",
         values: "DIMENSION",
         default: "",
@@ -85,6 +91,7 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         by: text("by"),
         weights: text("weights"),
         ddof: text("ddof"),
+        quantiles: text("q"),
         along: text("along"),
     };
     let wrong = |error| BuiltinError::Reduce(Box::new(error));

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::ranks::Counters;
 use super::state::{Numbers, Sums, count};
 use crate::array::pass::{Compensated, two_sum};
 use crate::loops::number::{Number, Tally};
@@ -233,6 +234,7 @@ pub(super) struct Cells<T: Summed> {
     pub(super) lows: Vec<T>,
     pub(super) highs: Vec<T>,
     pub(super) moments: Vec<(f64, f64)>,
+    pub(super) digits: Option<Counters>,
 }
 
 /// Each value into a cell of its own.
@@ -294,6 +296,11 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
                 }
             }
         }
+        if let Some(digits) = &mut cells.digits {
+            for (place, value) in values().enumerate().filter(|(_, value)| keeps(*value)) {
+                digits.put(first + place, value);
+            }
+        }
         for (value, seen) in values().zip(counts) {
             *seen += u64::from(keeps(value));
         }
@@ -343,6 +350,12 @@ impl<T: Summed> Cells<T> {
         };
         if found.count == 0 {
             return;
+        }
+        if let Some(digits) = &mut self.digits {
+            let values = values.chunks_exact(T::SIZE).map(T::read);
+            values
+                .filter(|value| keeps(*value))
+                .for_each(|value| digits.put(cell, value));
         }
         let real = T::real(found.sum);
         if let Some(moments) = self.moments.get_mut(cell) {

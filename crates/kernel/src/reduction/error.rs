@@ -61,6 +61,10 @@ pub enum Error {
         file: String,
         source: std::io::Error,
     },
+    #[error(
+        "the values changed while they were read: ranks are looked for in several passes; try again"
+    )]
+    Changed,
     #[error("{0}")]
     Query(String),
 }

@@ -1,6 +1,7 @@
 //! Pieces of a variable, decoded and put into cells.
 
 use super::cells::{Cells, Summed};
+use super::ranks::Counters;
 use super::state::{Numbers, State, Sums, as_usize};
 use super::task::{Item, Keep, Target, Task};
 use crate::array::codec::{self, Decoder};
@@ -51,6 +52,9 @@ impl Folding {
                 && kept == cells.0.len()
         });
         let count = count.ok_or(ArrayError::ResultTooLarge)?;
+        task.digits
+            .as_ref()
+            .map_or(Ok(()), |digits| digits.check(count))?;
         let sink = with_type!(task.dtype, T => sink::<T>(&task, count)?);
         Ok(Self {
             task,
@@ -361,6 +365,10 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
             lows: vec![T::HIGHEST; all(wants.extremes)],
             highs: vec![T::LOWEST; all(wants.extremes)],
             moments: vec![(0.0, 0.0); all(wants.moments)],
+            digits: task
+                .digits
+                .as_ref()
+                .map(|digits| Counters::new(digits, cells)),
         },
         keep: kept(&task.keep)?,
         rooms: Default::default(),
@@ -476,6 +484,7 @@ impl<T: Summed> Sink for Typed<T> {
             lows,
             highs,
             moments,
+            digits,
         } = self.cells;
         let numbers = |values: Vec<T>| {
             if values.is_empty() {
@@ -498,6 +507,7 @@ impl<T: Summed> Sink for Typed<T> {
             extremes,
             moments,
             weights,
+            digits: digits.map_or_else(Vec::new, |digits| digits.counts),
         }
     }
 }

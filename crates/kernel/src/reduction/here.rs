@@ -7,6 +7,7 @@ use tidemill_format::{Format, Header, Piece, Range, Span, Store, Variable, piece
 
 use super::error::{Error, Result};
 use super::filters::coding;
+use super::pass::Pass;
 use super::plan::{FilePlan, Input, plan};
 use super::query::Query;
 use super::state::{State, Sums, as_usize, real, total};
@@ -37,11 +38,16 @@ pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
 /// If they can't be reduced as asked.
 pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) -> Result<Table> {
     let plan = plan(query, inputs)?;
-    let mut all = plan.state();
-    for file in &plan.files {
-        fold(file, inputs[file.input], &mut all, &mut done)?;
+    let mut pass = plan.pass()?;
+    loop {
+        let mut all = pass.state();
+        for file in &plan.files {
+            fold((&pass, file), inputs[file.input], &mut all, &mut done)?;
+        }
+        if !pass.next(&all)? {
+            return Ok(pass.table(&all));
+        }
     }
-    Ok(plan.table(&all))
 }
 
 /// As [`reduce`], of files that are open.
@@ -83,7 +89,7 @@ pub fn merge(file: &FilePlan, all: &mut State, some: State) -> Result<()> {
 }
 
 fn fold(
-    file: &FilePlan,
+    (pass, file): (&Pass<'_>, &FilePlan),
     input: Input<'_>,
     all: &mut State,
     done: &mut impl FnMut(u64),
@@ -120,13 +126,13 @@ fn fold(
                 .transpose()?;
             // As much of the result as may be, so that it is not begun anew for each piece.
             let whole = (all.at.clone(), all.shape.clone());
-            let wide = if bytes_of(&file.task, &whole) <= STATE_BYTES_MAX as u64 {
+            let wide = if bytes_of(pass.cell_bytes(file), &whole) <= STATE_BYTES_MAX as u64 {
                 whole
             } else {
                 cells
             };
             folding =
-                Some(Folding::new(file.task.clone(), wide).map_err(|_| Error::PieceTooLarge)?);
+                Some(Folding::new(pass.task(file, &wide), wide).map_err(|_| Error::PieceTooLarge)?);
         }
         let Some(folding) = &mut folding else {
             continue;
@@ -142,13 +148,11 @@ fn fold(
     folding.map_or(Ok(()), |folding| merge(file, all, folding.finish()))
 }
 
-fn bytes_of(task: &Task, cells: &(Vec<u64>, Vec<u64>)) -> u64 {
+fn bytes_of(cell: usize, cells: &(Vec<u64>, Vec<u64>)) -> u64 {
     cells
         .1
         .iter()
-        .fold(task.cell_bytes() as u64, |all, length| {
-            all.saturating_mul(*length)
-        })
+        .fold(cell as u64, |all, length| all.saturating_mul(*length))
 }
 
 fn at_chunk(file: &str, variable: &Variable, piece: &Piece, source: ArrayError) -> Error {
@@ -201,6 +205,7 @@ pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
         },
         targets: vec![Target::Kept(0); selection.len()],
         weights: None,
+        digits: None,
     };
     let count = selection.iter().map(Range::count).collect::<Vec<_>>();
     let mut folding = Folding::new(task, (vec![0; count.len()], count))?;

@@ -9,10 +9,11 @@ use tidemill_format::{Bytes, Format, Header, Range, Store, Variable};
 use super::error::{Error, Result};
 use super::filters::{coding, keep};
 use super::query::{By, Operation, Query, Select, What, bounds};
+use super::ranks::Search;
 use super::state::{State, as_usize};
 use super::table::{Axis, Coordinate};
 use super::task::{Target, Task, Wants};
-use super::{CELLS_MAX, COORDINATE_MAX, FILES_MAX, here};
+use super::{CELLS_MAX, COORDINATE_MAX, FILES_MAX, STATE_BYTES_MAX, here};
 
 /// A file whose header was read.
 #[derive(Clone, Copy)]
@@ -60,16 +61,38 @@ pub struct Plan {
     pub(super) variable: String,
     pub(super) units: Option<String>,
     pub(super) ddof: u32,
+    pub(super) quantiles: Vec<f64>,
     pub(super) axes: Vec<Axis>,
     whole: bool,
     pub(super) unsigned: bool,
 }
 
 impl Plan {
+    /// Lengths of the result.
+    pub(super) fn shape(&self) -> Vec<u64> {
+        self.axes.iter().map(|axis| axis.length).collect()
+    }
+
+    /// The search for quantiles, if any are wanted. Values of several types, or packed ones, are looked for as doubles.
+    pub(super) fn search(&self) -> Option<Result<Search>> {
+        if self.quantiles.is_empty() {
+            return None;
+        }
+        let dtype = self.files[0].task.dtype;
+        let plain = |file: &FilePlan| file.task.dtype == dtype && file.unpack.is_none();
+        let real = !self.files.iter().all(plain);
+        let cells = self.shape().iter().product();
+        Some(Search::new(
+            &self.quantiles,
+            (dtype, real),
+            cells,
+            STATE_BYTES_MAX / 2,
+        ))
+    }
+
     /// A state of all of the result, with no values yet.
-    #[must_use]
-    pub fn state(&self) -> State {
-        let shape = self.axes.iter().map(|axis| axis.length).collect();
+    pub(super) fn state(&self) -> State {
+        let shape = self.shape();
         let task = self.files.first().map(|file| &file.task);
         let wants = wants(self.operation);
         State::empty(
@@ -84,7 +107,7 @@ impl Plan {
 fn wants(operation: Operation) -> Wants {
     let (mut sum, mut extremes, mut moments) = (false, false, false);
     match operation {
-        Operation::Count => {}
+        Operation::Count | Operation::Median | Operation::Quantile => {}
         Operation::Min | Operation::Max | Operation::Range => extremes = true,
         Operation::Sum | Operation::Mean => sum = true,
         Operation::Stddev => moments = true,
@@ -696,6 +719,7 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
             wants: wants(query.operation),
             targets,
             weights,
+            digits: None,
         },
         unpack,
     })
@@ -719,6 +743,7 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         variable: query.variable.trim_matches('/').to_owned(),
         units: files[0].variable.text("units").map(str::to_owned),
         ddof: query.ddof,
+        quantiles: query.wanted(),
         axes,
         whole,
         unsigned,

@@ -5,6 +5,7 @@ use std::fmt;
 use tidemill_format::time::{Moment, Units};
 
 use super::error::{Error, Result};
+use super::ranks::QUANTILES_MAX;
 
 /// What is found of the values of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +19,12 @@ pub enum Operation {
     Stddev,
     Range,
     Stats,
+    Median,
+    Quantile,
 }
 
 /// All operations, by their names.
-pub(super) const OPERATIONS: [(&str, Operation); 8] = [
+pub(super) const OPERATIONS: [(&str, Operation); 10] = [
     ("count", Operation::Count),
     ("min", Operation::Min),
     ("max", Operation::Max),
@@ -30,10 +33,12 @@ pub(super) const OPERATIONS: [(&str, Operation); 8] = [
     ("stddev", Operation::Stddev),
     ("range", Operation::Range),
     ("stats", Operation::Stats),
+    ("median", Operation::Median),
+    ("quantile", Operation::Quantile),
 ];
 
 /// Operations that need all values at once, which elements do not send.
-const WHOLE: [&str; 4] = ["median", "quantile", "histogram", "mode"];
+const WHOLE: [&str; 2] = ["histogram", "mode"];
 
 /// How the indices of a time coordinate are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +106,8 @@ pub struct Query {
     pub weights: Option<String>,
     /// What is taken from the count of a standard deviation.
     pub ddof: u32,
+    /// Which quantiles, each from 0 to 1.
+    pub quantiles: Vec<f64>,
     /// The dimension along which several files are one.
     pub along: Option<String>,
 }
@@ -117,9 +124,41 @@ impl Query {
             by: None,
             weights: None,
             ddof: 0,
+            quantiles: vec![0.25, 0.5, 0.75],
             along: None,
         }
     }
+}
+
+impl Query {
+    /// The quantiles that are found.
+    pub(super) fn wanted(&self) -> Vec<f64> {
+        match self.operation {
+            Operation::Median => vec![0.5],
+            Operation::Quantile => self.quantiles.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Quantiles as they are written.
+fn quantiles(text: &str) -> Result<Vec<f64>> {
+    let text = if text.trim().is_empty() {
+        "0.25,0.5,0.75"
+    } else {
+        text
+    };
+    let number = |word: &str| word.trim().parse().ok().filter(|q| (0.0..=1.0).contains(q));
+    let found: Option<Vec<f64>> = text.split(',').map(number).collect();
+    found
+        .filter(|all| all.len() <= QUANTILES_MAX)
+        .ok_or_else(|| Error::Text {
+            what: "quantiles",
+            text: text.into(),
+            why: format!(
+                "they are numbers from 0 to 1 with commas between, at most {QUANTILES_MAX}"
+            ),
+        })
 }
 
 fn named<T: Copy>(what: &'static str, known: &[(&str, T)], text: &str) -> Result<T> {
@@ -139,8 +178,7 @@ impl std::str::FromStr for Operation {
             return Err(Error::Text {
                 what: "operation",
                 text: text.into(),
-                why: "it needs all values in one place, and only sums of what was seen are sent between elements; select the values \
-                      by a task of a job, or take mean, stddev, min and max".into(),
+                why: "it would need all values in one place; there are median and quantile, or a task of a job that selects the values".into(),
             });
         }
         named("operation", &OPERATIONS, text)
@@ -350,6 +388,8 @@ pub struct Words<'a> {
     pub weights: &'a str,
     /// A number; 0 if there is none.
     pub ddof: &'a str,
+    /// Numbers from 0 to 1, with commas between them; quartiles if there are none.
+    pub quantiles: &'a str,
     /// A dimension, or nothing.
     pub along: &'a str,
 }
@@ -381,6 +421,7 @@ impl Words<'_> {
             by: some(self.by).map(|by| by.parse()).transpose()?,
             weights: some(self.weights),
             ddof,
+            quantiles: quantiles(self.quantiles)?,
             along: some(self.along),
         })
     }

@@ -1,5 +1,7 @@
 //! The values of a result, with what its dimensions are.
 
+use std::borrow::Cow;
+
 use tidemill_format::Attribute;
 
 use super::plan::Plan;
@@ -41,7 +43,7 @@ pub enum Column {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     /// What: `mean`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// One for each cell, the last dimension first.
     pub values: Column,
 }
@@ -60,9 +62,8 @@ pub struct Table {
 }
 
 impl Plan {
-    /// The result that a state is of.
-    #[must_use]
-    pub fn table(self, state: &State) -> Table {
+    /// The result that a state is of, with the quantiles that were looked for.
+    pub(super) fn table(&self, state: &State, quantiles: Vec<Vec<Option<f64>>>) -> Table {
         let of = Finder {
             state,
             ddof: self.ddof,
@@ -84,13 +85,25 @@ impl Plan {
                 of.mean(),
                 of.stddev(),
             ],
+            Operation::Median | Operation::Quantile => self.quantiled(quantiles),
         };
         Table {
-            variable: self.variable,
-            units: self.units,
-            axes: self.axes,
+            variable: self.variable.clone(),
+            units: self.units.clone(),
+            axes: self.axes.clone(),
             fields,
         }
+    }
+
+    fn quantiled(&self, found: Vec<Vec<Option<f64>>>) -> Vec<Field> {
+        let field = |(quantile, values): (&f64, Vec<Option<f64>>)| Field {
+            name: match self.operation {
+                Operation::Median => "median".into(),
+                _ => format!("q{quantile}").into(),
+            },
+            values: Column::Real(values),
+        };
+        self.quantiles.iter().zip(found).map(field).collect()
     }
 }
 
@@ -113,7 +126,7 @@ impl Finder<'_> {
     fn counts(&self) -> Field {
         let values = Column::Whole(self.each(|_, count| Some(i128::from(count))));
         Field {
-            name: "count",
+            name: "count".into(),
             values,
         }
     }
@@ -129,7 +142,7 @@ impl Finder<'_> {
             }
         };
         Field {
-            name: ["min", "max"][which],
+            name: ["min", "max"][which].into(),
             values,
         }
     }
@@ -145,7 +158,7 @@ impl Finder<'_> {
             _ => Column::Real(self.each(|_, _| None)),
         };
         Field {
-            name: "range",
+            name: "range".into(),
             values,
         }
     }
@@ -170,7 +183,7 @@ impl Finder<'_> {
             Sums::Real(all) => Column::Real(self.each(|cell, _| Some(total(all[cell])))),
         };
         Field {
-            name: "sum",
+            name: "sum".into(),
             values,
         }
     }
@@ -187,7 +200,7 @@ impl Finder<'_> {
         };
         let values = self.each(|cell, count| (count > 0).then(|| sum(cell) / many(cell, count)));
         Field {
-            name: "mean",
+            name: "mean".into(),
             values: Column::Real(values),
         }
     }
@@ -199,7 +212,7 @@ impl Finder<'_> {
             Some((self.state.moments.get(cell)?.1 / count(free)).sqrt())
         };
         Field {
-            name: "stddev",
+            name: "stddev".into(),
             values: Column::Real(self.each(of)),
         }
     }

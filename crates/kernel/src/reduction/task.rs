@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidemill_format::Range;
 
+use super::ranks::Digits;
 use crate::array::{Codec, Dtype, Literal};
 use crate::reducing::Piece;
 
@@ -27,6 +28,8 @@ pub struct Task {
     pub targets: Vec<Target>,
     /// What values weigh along one dimension, by the place in the selection.
     pub weights: Option<(u32, Vec<f64>)>,
+    /// What is counted to find ranks.
+    pub digits: Option<Digits>,
 }
 
 /// Which values count. NaN never does.
@@ -124,10 +127,13 @@ impl Task {
             extremes,
             moments,
         } = self.wants;
-        8 + 16 * usize::from(sum)
+        let digits = self.digits.as_ref().map_or(0, Digits::cell_bytes);
+        let others = 8
+            + 16 * usize::from(sum)
             + 2 * number * usize::from(extremes)
             + 16 * usize::from(moments)
-            + 8 * usize::from(self.weights.is_some())
+            + 8 * usize::from(self.weights.is_some());
+        digits.saturating_add(others)
     }
 }
 

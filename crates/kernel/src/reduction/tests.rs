@@ -2,6 +2,7 @@
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
+use super::ranks::Search;
 use super::state::{Numbers, Sums, real, total};
 use super::*;
 use crate::array::{Dtype, Literal};
@@ -34,6 +35,8 @@ fn bytes_of(value: i32, dtype: Dtype, big_endian: bool) -> Vec<u8> {
     }
     bytes
 }
+
+type Cells = (Vec<u64>, Vec<u64>);
 
 /// One dimension: its length, what is selected, what it leads to, how it is cut.
 #[derive(Clone, Debug)]
@@ -139,6 +142,7 @@ impl Case {
                 moments: true,
             },
             targets: self.sides.iter().map(|side| side.target.clone()).collect(),
+            digits: None,
             weights: self
                 .weighted
                 .map(|dimension| (u32::try_from(dimension).unwrap(), weights(dimension))),
@@ -188,11 +192,13 @@ impl Case {
         found
     }
 
-    /// Folds chunk by chunk, each into its own box, and merges.
-    fn fold(&self) -> State {
-        let (task, shape) = (self.task(), self.shape());
+    fn empty(&self, task: &Task) -> State {
         let whole = !matches!(self.dtype, Dtype::Float32 | Dtype::Float64);
-        let mut all = State::empty(shape, whole, task.wants, self.weighted.is_some());
+        State::empty(self.shape(), whole, task.wants, task.weights.is_some())
+    }
+
+    /// Folds chunk by chunk, each into its own box, and merges.
+    fn fold(&self, mut all: State, task: impl Fn(&Cells) -> Task) -> State {
         let grid: Vec<u64> = self
             .sides
             .iter()
@@ -202,7 +208,8 @@ impl Case {
             let Some((item, stored)) = self.chunk(number, &grid) else {
                 continue;
             };
-            let mut folding = Folding::new(task.clone(), task.cells(&item)).unwrap();
+            let cells = self.task().cells(&item);
+            let mut folding = Folding::new(task(&cells), cells).unwrap();
             folding.add(&item, &stored).unwrap();
             let state = folding.finish();
             let sent: State =
@@ -273,8 +280,69 @@ fn weight(at: u64) -> f64 {
     [0.5, 1.0, 0.25, 2.0][usize::try_from(at % 4).unwrap()]
 }
 
+/// A quantile of sorted values, which mean so much.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is a place"
+)]
+fn sorted_quantile(
+    values: &[(i32, f64)],
+    (scale, offset): (f64, f64),
+    quantile: f64,
+) -> Option<f64> {
+    let value = |(value, _): &(i32, f64)| f64::from(*value) * scale + offset;
+    let mut sorted: Vec<f64> = values.iter().map(value).collect();
+    sorted.sort_by(f64::total_cmp);
+    let place = quantile * state::count(sorted.len().checked_sub(1)? as u64);
+    let (low, high) = (
+        sorted[place.floor() as usize],
+        sorted[place.ceil() as usize],
+    );
+    let far = place - place.floor();
+    Some(if far < 0.5 {
+        low + (high - low) * far
+    } else {
+        high - (high - low) * (1.0 - far)
+    })
+}
+
+/// Finds quantiles pass by pass, with that much room for counters.
+fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
+    let quantiles = [0.0, 1.0 / 3.0, 0.5, 0.99, 1.0];
+    let mut task = case.task();
+    (task.wants, task.weights) = (Wants::default(), None);
+    let shape = case.shape();
+    let kind = (case.dtype, unpack.is_some());
+    let mut search = Search::new(&quantiles, kind, shape.iter().product(), room).unwrap();
+    loop {
+        let mut all = case.empty(&task);
+        all.digits = vec![0; all.counts.len() * search.counters()];
+        let digits = |cells: &Cells| Some(search.digits(unpack, cells, &shape));
+        let found = case.fold(all, |cells| Task {
+            digits: digits(cells),
+            ..task.clone()
+        });
+        if !search.next(&found).unwrap() {
+            break;
+        }
+    }
+    let found = search.values();
+    for (cell, values) in case.model().iter().enumerate() {
+        for (quantile, found) in quantiles.iter().zip(&found) {
+            assert_eq!(
+                found[cell],
+                sorted_quantile(values, unpack.unwrap_or((1.0, 0.0)), *quantile),
+                "{case:?}"
+            );
+        }
+    }
+}
+
 fn check(case: &Case) {
-    let (found, state) = (case.model(), case.fold());
+    let task = case.task();
+    let state = case.fold(case.empty(&task), |_| task.clone());
+    let found = case.model();
     for (cell, values) in found.iter().enumerate() {
         assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
         let sum = match &state.sums {
@@ -330,6 +398,16 @@ proptest! {
         check(&case);
     }
 
+    /// Of any digits.
+    #[test]
+    fn quantiles_are_those_of_the_sorted_values(
+        case in case(),
+        room in prop_oneof![1..4096_usize, Just(1 << 20)],
+        unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.25)], -3.0..3.0)),
+    ) {
+        check_quantiles(&case, room, unpack);
+    }
+
     /// What is cut at any bytes has the same values at the same places, and no piece that more than one value long crosses an end.
     #[test]
     fn cut_pieces_are_the_whole(
@@ -367,7 +445,7 @@ proptest! {
         numbers in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 16),
         stored in prop::collection::vec(any::<u8>(), 0..200),
     ) {
-        let task = case.task();
+        let mut task = case.task();
         let rank = task.targets.len();
         let next = |place: usize| numbers[place % numbers.len()];
         let range = |place: usize| Range { start: next(place), end: next(place + 1), step: next(place + 2) };
@@ -381,6 +459,14 @@ proptest! {
             at: (0..rank).map(|place| next(place + 7)).collect(),
         };
         let cells = case.shape();
+        let small = |place: usize| u32::try_from(next(place) % 80).unwrap();
+        task.digits = (next(2) % 2 == 0).then(|| Digits {
+            real: None,
+            below: small(8),
+            bits: small(9),
+            ranks: u32::try_from(next(10) % (1 << 32)).unwrap(),
+            known: vec![next(11); usize::try_from(next(12) % 40).unwrap()],
+        });
         if let Ok(mut folding) = Folding::new(task, (cells.iter().map(|_| next(9) % 2).collect(), cells)) {
             let _ = folding.add(&item, &stored);
         }
@@ -433,7 +519,7 @@ fn selections_are_read_as_they_are_written() {
         By::MonthOfYear
     );
     assert!(
-        "median"
+        "mode"
             .parse::<Operation>()
             .unwrap_err()
             .to_string()

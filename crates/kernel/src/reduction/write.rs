@@ -130,7 +130,7 @@ impl Table {
             } else {
                 json!(values)
             };
-            fields.insert(field.name.into(), values);
+            fields.insert(field.name.to_string(), values);
         }
         json!({
             "variable": self.variable,
@@ -169,7 +169,7 @@ impl Table {
             .axes
             .iter()
             .map(|axis| axis.name.as_str())
-            .chain(self.fields.iter().map(|field| field.name));
+            .chain(self.fields.iter().map(|field| &*field.name));
         writeln!(out, "{}", names.collect::<Vec<_>>().join(","))?;
         for cell in 0..self.cells() {
             let labels = self
@@ -249,7 +249,10 @@ impl Table {
                 format!("{variable}_{}", field.name)
             };
             let (kind, bytes) = big(&field.values);
-            let mut attributes = vec![attribute("cell_methods", Value::Text(field.name.into()))];
+            let mut attributes = vec![attribute(
+                "cell_methods",
+                Value::Text(field.name.to_string()),
+            )];
             if let Some(units) = self.units.as_ref().filter(|_| field.name != "count") {
                 attributes.push(attribute("units", Value::Text(units.clone())));
             }

@@ -19,8 +19,8 @@ use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Piece, Pieces, Storage, Store, pieces};
 use tidemill_kernel::reducing::{Piece as Stored, SENT_BYTES_MAX, STORED_BYTES_MAX};
 use tidemill_kernel::reduction::{
-    Batch, FilePlan, Folding, Input, Item, PIECE_BYTES, Plan, Query, STATE_BYTES_MAX, State, Table,
-    around, cut, here, item, plan,
+    Batch, FilePlan, Folding, Input, Item, PIECE_BYTES, Pass, Plan, Query, STATE_BYTES_MAX, State,
+    Table, around, cut, here, item, plan,
 };
 use tidemill_wire::v1;
 use tokio::runtime::Handle;
@@ -87,8 +87,13 @@ pub(super) async fn reduce(
     };
     let inputs: Vec<Input<'_>> = (0..names.len()).map(input).collect();
     let plan = block_in_place(|| plan(query, &inputs))?;
-    let state = folded(&plan, &inputs, &opened, progress).await?;
-    Ok(plan.table(&state))
+    let mut pass = plan.pass()?;
+    loop {
+        let found = folded((&plan, &pass), &inputs, &opened, progress).await?;
+        if !pass.next(&found)? {
+            return Ok(pass.table(&found));
+        }
+    }
 }
 
 /// A file or folder of the array.
@@ -124,14 +129,14 @@ fn headers<'a>(names: &[String], opened: &'a [Opened<'a>]) -> anyhow::Result<Hea
 }
 
 async fn folded<'a>(
-    plan: &'a Plan,
+    (plan, pass): (&'a Plan, &'a Pass<'a>),
     inputs: &'a [Input<'a>],
     opened: &'a [Opened<'_>],
     progress: &Progress,
 ) -> anyhow::Result<State> {
-    let mut all = plan.state();
+    let mut all = pass.state();
     let batches = plan.files.iter().flat_map(|file| {
-        let batches = Batches::new(file, inputs[file.input], &opened[file.input]);
+        let batches = Batches::new((pass, file), inputs[file.input], &opened[file.input]);
         let (batches, error) = match batches {
             Ok(batches) => (Some(batches), None),
             Err(error) => (None, Some(Err(error))),
@@ -159,6 +164,7 @@ enum Of<'a> {
 
 /// Pieces that one element folds.
 struct Asked<'a> {
+    pass: &'a Pass<'a>,
     file: &'a FilePlan,
     name: &'a str,
     of: Of<'a>,
@@ -199,6 +205,7 @@ impl<'a> Ready<'a> {
 impl Asked<'_> {
     async fn ask(self) -> anyhow::Result<State> {
         let Self {
+            pass,
             file,
             name,
             of,
@@ -236,7 +243,7 @@ impl Asked<'_> {
             .await
             .with_context(|| name.to_owned())?;
         let batch = Batch {
-            task: file.task.clone(),
+            task: pass.task(file, &pending.cells),
             cells: pending.cells,
             items: pending.items,
         };
@@ -318,6 +325,7 @@ fn split(places: Vec<Placed>) -> (Vec<Stored>, Vec<Range<u64>>) {
 
 /// The pieces of a file, put together by the part that has them.
 struct Batches<'a> {
+    pass: &'a Pass<'a>,
     file: &'a FilePlan,
     name: &'a str,
     of: Of<'a>,
@@ -329,7 +337,11 @@ struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    fn new(file: &'a FilePlan, input: Input<'a>, opened: &'a Opened<'_>) -> anyhow::Result<Self> {
+    fn new(
+        (pass, file): (&'a Pass<'a>, &'a FilePlan),
+        input: Input<'a>,
+        opened: &'a Opened<'_>,
+    ) -> anyhow::Result<Self> {
         let found =
             block_in_place(|| pieces(&file.variable, &file.selection, input.store, PIECE_BYTES));
         let (of, layout) = match opened {
@@ -341,6 +353,7 @@ impl<'a> Batches<'a> {
             Opened::Folder(folder) => (Of::Folder(folder), None),
         };
         Ok(Self {
+            pass,
             file,
             name: input.name,
             of,
@@ -433,7 +446,7 @@ impl<'a> Batches<'a> {
             let count = both
                 .1
                 .iter()
-                .fold(self.file.task.cell_bytes() as u64, |all, length| {
+                .fold(self.pass.cell_bytes(self.file) as u64, |all, length| {
                     all.saturating_mul(*length)
                 });
             let full = pending.bytes + bytes > BATCH_BYTES
@@ -469,7 +482,7 @@ impl<'a> Batches<'a> {
     fn fill(&mut self, piece: &Piece) -> anyhow::Result<()> {
         let one = item(piece, Vec::new());
         let cells = self.file.task.cells(&one);
-        let mut folding = Folding::new(self.file.task.clone(), cells)?;
+        let mut folding = Folding::new(self.pass.task(self.file, &cells), cells)?;
         folding
             .add(&one, &[])
             .with_context(|| self.name.to_owned())?;
@@ -479,8 +492,10 @@ impl<'a> Batches<'a> {
     }
 
     fn send(&mut self, pending: Pending) {
-        let (file, name, of) = (self.file, self.name, self.of.clone());
+        let (pass, file) = (self.pass, self.file);
+        let (name, of) = (self.name, self.of.clone());
         self.ready.push_back(Ready::Asked(Asked {
+            pass,
             file,
             name,
             of,

@@ -1,0 +1,326 @@
+//! Medians and quantiles, exactly: the digits of a value are found one after the other, the highest first, by counting in each pass
+//! how many values of a cell have which next digit. Counts of pieces add up, so elements send counts and never values.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+use super::state::{State, as_usize, count};
+use crate::array::{ArrayError, Dtype, with_type};
+use crate::loops::number::Number;
+
+/// Bits of a digit, at most: so many counters stay in the first cache.
+const DIGIT_MAX: u32 = 11;
+/// Quantiles of one reduction.
+pub(super) const QUANTILES_MAX: usize = 32;
+/// Cells of which ranks are looked for: each has counters.
+const CELLS_MAX: u64 = 2 << 20;
+
+/// What is counted in one pass, beside the values themselves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Digits {
+    /// Keys are those of doubles: of values times the first, plus the second. Else those of the type itself.
+    pub real: Option<(f64, f64)>,
+    /// Bits of a key below the digit.
+    pub below: u32,
+    /// Bits of the digit.
+    pub bits: u32,
+    /// How many ranks of a cell are looked for apart from each other.
+    pub ranks: u32,
+    /// What is known of each rank's key above the digit, cell by cell of the box; nothing before the first pass.
+    pub known: Vec<u64>,
+}
+
+impl Digits {
+    /// Counters of one cell.
+    fn counters(&self) -> usize {
+        (self.ranks as usize).saturating_mul(1 << self.bits.min(32))
+    }
+
+    /// Bytes that are kept of each cell.
+    pub(super) fn cell_bytes(&self) -> usize {
+        let ranks = self.ranks as usize;
+        self.counters().saturating_add(ranks).saturating_mul(8)
+    }
+
+    /// Whether they are of as many cells. They may come from anywhere.
+    pub(super) fn check(&self, cells: usize) -> std::result::Result<(), ArrayError> {
+        let ranks = self.ranks as usize;
+        let known = match self.known.len() {
+            0 => ranks == 1,
+            length => cells.checked_mul(ranks) == Some(length),
+        };
+        let fits = (1..=DIGIT_MAX).contains(&self.bits) && self.below <= 64 - self.bits;
+        if known && fits && (1..=2 * QUANTILES_MAX).contains(&ranks) {
+            Ok(())
+        } else {
+            Err(ArrayError::OtherReduction)
+        }
+    }
+}
+
+/// Counters of the digits of values, cell by cell.
+#[derive(Debug)]
+pub(super) struct Counters {
+    digits: Digits,
+    pub(super) counts: Vec<u64>,
+}
+
+impl Counters {
+    pub(super) fn new(digits: &Digits, cells: usize) -> Self {
+        Self {
+            counts: vec![0; cells * digits.counters()],
+            digits: digits.clone(),
+        }
+    }
+
+    /// Puts a value into a cell.
+    #[inline(always)]
+    pub(super) fn put<T: Number>(&mut self, cell: usize, value: T) {
+        let Digits {
+            real,
+            below,
+            bits,
+            ranks,
+            known,
+        } = &self.digits;
+        let key = match real {
+            None => value.ordered(),
+            Some((scale, offset)) => (value.to_f64() * scale + offset).ordered(),
+        };
+        let digit = as_usize(key >> below & ((1 << bits) - 1));
+        let ranks = *ranks as usize;
+        if known.is_empty() {
+            self.counts[(cell << bits) + digit] += 1;
+            return;
+        }
+        let above = key.unbounded_shr(below + bits);
+        let first = cell * ranks;
+        for (rank, known) in known[first..first + ranks].iter().enumerate() {
+            self.counts[((first + rank) << bits) + digit] += u64::from(*known == above);
+        }
+    }
+}
+
+/// One value that is looked for in each cell: so many are smaller, of those that have what is known in common.
+#[derive(Clone, Debug, PartialEq)]
+struct Rank {
+    known: Vec<u64>,
+    smaller: Vec<u64>,
+    /// Which of those that a pass tells apart it is.
+    apart: usize,
+}
+
+/// The search for quantiles, from pass to pass.
+#[derive(Debug)]
+pub(super) struct Search {
+    quantiles: Vec<f64>,
+    dtype: Dtype,
+    /// Whether keys are those of doubles.
+    real: bool,
+    /// Bits of keys that are not known yet.
+    left: u32,
+    /// Those of this pass.
+    bits: u32,
+    /// Bytes of counters that there is room for.
+    room: usize,
+    cells: usize,
+    /// The value below and the value above each quantile; none before the first pass.
+    ranks: Vec<Rank>,
+    /// How many are told apart in this pass.
+    apart: usize,
+    counts: Vec<u64>,
+}
+
+impl Search {
+    /// Of `quantiles` of values of that type in each of so many cells.
+    pub(super) fn new(
+        quantiles: &[f64],
+        (dtype, real): (Dtype, bool),
+        cells: u64,
+        room: usize,
+    ) -> Result<Self> {
+        let wanted = cells.saturating_mul(quantiles.len() as u64);
+        if wanted > CELLS_MAX {
+            return Err(Error::Query(format!(
+                "these are {wanted} quantiles, and at most {CELLS_MAX} are looked for: reduce more dimensions, or select less"
+            )));
+        }
+        let mut search = Self {
+            quantiles: quantiles.to_vec(),
+            dtype,
+            real,
+            left: match real {
+                true => 64,
+                false => 8 * u32::try_from(dtype.size()).unwrap_or(8),
+            },
+            bits: 0,
+            room,
+            cells: as_usize(cells),
+            ranks: Vec::new(),
+            apart: 1,
+            counts: Vec::new(),
+        };
+        search.begin();
+        Ok(search)
+    }
+
+    /// As many bits as there is room to count.
+    fn begin(&mut self) {
+        let room = self.room / (8 * self.apart * self.cells.max(1));
+        self.bits = room.max(2).ilog2().min(DIGIT_MAX).min(self.left);
+    }
+
+    /// Counters of one cell.
+    pub(super) fn counters(&self) -> usize {
+        self.apart << self.bits
+    }
+
+    /// Bytes that are kept of each cell.
+    pub(super) fn cell_bytes(&self) -> usize {
+        8 * (self.counters() + self.apart)
+    }
+
+    /// What is counted of pieces that lead into a box of the result, which has that shape.
+    pub(super) fn digits(
+        &self,
+        unpack: Option<(f64, f64)>,
+        (at, lengths): &(Vec<u64>, Vec<u64>),
+        shape: &[u64],
+    ) -> Digits {
+        let apart = |apart| self.ranks.iter().find(|rank| rank.apart == apart);
+        let ranks: Vec<&Rank> = (0..self.apart).filter_map(apart).collect();
+        let mut known = Vec::new();
+        for cell in boxed(at, lengths, shape) {
+            known.extend(ranks.iter().map(|rank| rank.known[cell]));
+        }
+        Digits {
+            real: self.real.then(|| unpack.unwrap_or((1.0, 0.0))),
+            below: self.left - self.bits,
+            bits: self.bits,
+            ranks: u32::try_from(self.apart).unwrap_or(u32::MAX),
+            known,
+        }
+    }
+
+    /// The ranks of the values next to each quantile, now that it is known how many values there are.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "places are from 0 to a count"
+    )]
+    fn rank(&mut self) {
+        for quantile in &self.quantiles {
+            let place = |many: &u64| quantile * count(many.saturating_sub(1));
+            let rank = |smaller| Rank {
+                known: vec![0; self.cells],
+                smaller,
+                apart: 0,
+            };
+            let below = |many| place(many).floor() as u64;
+            let above = |many| place(many).ceil() as u64;
+            let below = rank(self.counts.iter().map(below).collect());
+            let above = rank(self.counts.iter().map(above).collect());
+            self.ranks.extend([below, above]);
+        }
+    }
+
+    /// Looks up the next digit of each rank in what a pass counted; whether there are more.
+    ///
+    /// # Errors
+    /// If the values are not those of the passes before.
+    pub(super) fn next(&mut self, found: &State) -> Result<bool> {
+        if self.ranks.is_empty() {
+            self.counts.clone_from(&found.counts);
+            self.rank();
+        }
+        if found.counts != self.counts {
+            return Err(Error::Changed);
+        }
+        let counters = self.counters();
+        for rank in &mut self.ranks {
+            for cell in (0..self.cells).filter(|cell| self.counts[*cell] > 0) {
+                let first = cell * counters + (rank.apart << self.bits);
+                let mut smaller = rank.smaller[cell];
+                let mut digit = 0;
+                for count in &found.digits[first..first + (1 << self.bits)] {
+                    if smaller < *count {
+                        break;
+                    }
+                    (smaller, digit) = (smaller - count, digit + 1);
+                }
+                if digit >> self.bits != 0 {
+                    return Err(Error::Changed);
+                }
+                rank.known[cell] = rank.known[cell] << self.bits | digit;
+                rank.smaller[cell] = smaller;
+            }
+        }
+        self.left -= self.bits;
+        self.tell_apart();
+        Ok(self.left > 0)
+    }
+
+    /// Ranks of which the same is known in all cells are looked for together.
+    fn tell_apart(&mut self) {
+        self.apart = 0;
+        for place in 0..self.ranks.len() {
+            let (before, own) = self.ranks.split_at_mut(place);
+            let same = before.iter().find(|rank| rank.known == own[0].known);
+            own[0].apart = same.map_or(self.apart, |rank| rank.apart);
+            self.apart = self.apart.max(own[0].apart + 1);
+        }
+        self.begin();
+    }
+
+    /// Each quantile of each cell, between the two values next to it as numpy has it.
+    pub(super) fn values(&self) -> Vec<Vec<Option<f64>>> {
+        let value = |key: u64| match self.real {
+            true => f64::from_ordered(key),
+            false => with_type!(self.dtype, T => T::from_ordered(key).to_f64()),
+        };
+        let of = |(quantile, ranks): (&f64, &[Rank])| {
+            let cell = |cell: usize| {
+                let place = quantile * count(self.counts[cell].checked_sub(1)?);
+                let (low, high) = (value(ranks[0].known[cell]), value(ranks[1].known[cell]));
+                Some(between(low, high, place - place.floor()))
+            };
+            (0..self.cells).map(cell).collect()
+        };
+        self.quantiles
+            .iter()
+            .zip(self.ranks.chunks_exact(2))
+            .map(of)
+            .collect()
+    }
+}
+
+/// So far on the way from one number to another.
+fn between(low: f64, high: f64, far: f64) -> f64 {
+    // Of two infinities nothing can be taken.
+    if low >= high {
+        return low;
+    }
+    let apart = high - low;
+    if far < 0.5 {
+        low + apart * far
+    } else {
+        high - apart * (1.0 - far)
+    }
+}
+
+/// The cells of a box, by their place in the whole.
+fn boxed<'a>(
+    at: &'a [u64],
+    lengths: &'a [u64],
+    shape: &'a [u64],
+) -> impl Iterator<Item = usize> + 'a {
+    (0..lengths.iter().product::<u64>()).map(move |number| {
+        let (mut left, mut cell, mut apart) = (number, 0, 1);
+        for dimension in (0..shape.len()).rev() {
+            cell += (at[dimension] + left % lengths[dimension]) * apart;
+            left /= lengths[dimension];
+            apart *= shape[dimension];
+        }
+        as_usize(cell)
+    })
+}

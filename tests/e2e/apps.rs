@@ -67,7 +67,9 @@ impl<'a> Labels<'a> {
     }
 
     fn kill_agent(&self) {
-        let pid = self.known()["agent"].as_i64().map(|pid| pid as i32);
+        let pid = self.known()["agent"]
+            .as_i64()
+            .and_then(|pid| i32::try_from(pid).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Means of one variable on one core, warm: `tidemill reduce --local` against CDO, NCO, xarray, h5py and zarr-python with numpy.
+"""Means and a median of one variable on one core, warm: `tidemill reduce --local` against CDO, NCO, xarray, h5py and zarr-python with numpy.
 
   bench/reduce.py [--binary target/release/tidemill] [--mib 1024] [--rounds 5] [--quick] [--python PYTHON]
 
@@ -46,6 +46,7 @@ for file, _ in files:
 
 PEERS = {
     "xarray": "import xarray; run = lambda: float(xarray.open_dataset(path).tas.mean())",
+    "xarray-median": "import xarray; run = lambda: float(xarray.open_dataset(path).tas.median())",
     "h5py": "import h5py, numpy as np\ndef run():\n    v = h5py.File(path)['tas']; s = n = 0\n    for i in range(0, len(v), 8):\n        x = v[i:i+8]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
     "zarr": "import zarr, numpy as np\ndef run():\n    v = zarr.open_group(path, mode='r')['tas']; s = n = 0\n    for i in range(0, v.shape[0], 16):\n        x = v[i:i+16]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
 }
@@ -83,15 +84,16 @@ def main():
     # What is in the page cache is what is measured.
     subprocess.run(f"cat {folder}/*.nc {folder}/cube.zarr/tas/c/*/*/* > /dev/null", shell=True, check=True)
     cases = {
-        "three.nc": {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "three.nc"],
+        ("mean", "three.nc"): {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "three.nc"],
                      "nco": ["ncwa", "-O", "-v", "tas", "-a", "time,lat,lon", folder / "three.nc", scratch], "xarray": None},
-        "four.nc": {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "four.nc"], "h5py": None},
-        "cube.zarr": {"zarr": None},
+        ("mean", "four.nc"): {"cdo": ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE", folder / "four.nc"], "h5py": None},
+        ("mean", "cube.zarr"): {"zarr": None},
+        ("median", "three.nc"): {"xarray-median": None},
     }
-    for name, peers in cases.items():
+    for (operation, name), peers in cases.items():
         ours, theirs = [], {}
         for _ in range(rounds):
-            seconds, value = command([args.binary, "reduce", "mean", f"{folder / name}:tas", "--local"])
+            seconds, value = command([args.binary, "reduce", operation, f"{folder / name}:tas", "--local"])
             ours.append(seconds)
             for peer, words in peers.items():
                 if words and not shutil.which(words[0]):
@@ -100,7 +102,7 @@ def main():
                 assert said is None or abs(said - value) < 1e-3 * abs(value), (name, peer, said, value)
                 theirs.setdefault(peer, []).append(found)
         bytes_of = mib * 2**20
-        line = {"file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}
+        line = {"operation": operation, "file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}
         for peer, found in theirs.items():
             line |= {f"{peer}_s": round(statistics.median(found), 4), f"x_{peer}": round(statistics.median(found) / statistics.median(ours), 2)}
         print(json.dumps(line), flush=True)

@@ -240,4 +240,7 @@ fn mistakes_are_told_with_cause_place_and_remedy() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let mounted = array.at("w/data");
+    let told = array.run(&["cat", mounted.to_str().unwrap()]);
+    assert!(told.err.contains("the name is /w/data"), "{}", told.err);
 }

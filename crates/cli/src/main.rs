@@ -18,6 +18,7 @@ mod trace;
 use args::Cli;
 use clap::FromArgMatches;
 use context::Context;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// It was carried out, but what it was about failed (a job, a check).
@@ -61,10 +62,29 @@ fn told(error: &anyhow::Error) -> String {
         }
         advice = advice.or_else(|| of_this_machine(cause));
     }
+    if let Some(advice) = of_a_mount(&text) {
+        return format!("{text}; {advice}");
+    }
     match advice {
         Some(advice) if !text.contains(';') => format!("{text}; {advice}"),
         _ => text,
     }
+}
+
+/// What is not there may have been called by where the array is mounted.
+fn of_a_mount(text: &str) -> Option<String> {
+    if !text.contains("no such file") {
+        return None;
+    }
+    let mounts = tidemill_label::mounts();
+    std::env::args().skip(1).find_map(|word| {
+        let within = |mount| Some((mount, Path::new(&word).strip_prefix(mount).ok()?));
+        let (mount, inside) = mounts.iter().find_map(within)?;
+        let (mount, inside) = (mount.display(), inside.display());
+        Some(format!(
+            "{mount} is where an array is mounted; in that array the name is /{inside}"
+        ))
+    })
 }
 
 /// What the system says of a path has no hint that it is one of this machine; what the array says tells itself what to do.

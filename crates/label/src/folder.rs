@@ -145,11 +145,29 @@ pub(crate) fn mounted() -> Result<PathBuf, Error> {
     if let Some(named) = std::env::var_os("TIDEMILL_MOUNT") {
         return Ok(named.into());
     }
+    let mut found = mounts().into_iter();
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one),
+        (None, _) => Err(Error::Mount(
+            "no array is mounted here: see `tidemill up` and `tidemill mount`".into(),
+        )),
+        (Some(_), Some(_)) => Err(Error::Mount(
+            "several arrays are mounted here: set TIDEMILL_MOUNT to the folder of the one that is meant".into(),
+        )),
+    }
+}
+
+/// Where arrays are mounted on this host.
+#[must_use]
+pub fn mounts() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut found = mounts.lines().filter_map(|line| {
+    let found = mounts.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
-        let kind = after.split(' ').next()?;
-        (kind == "fuse.tidemill").then(|| before.split(' ').nth(4))?
+        let mut words = after.split(' ');
+        // Who mounts as root names no kind but FUSE.
+        let is_fuse = words.next()?.starts_with("fuse");
+        let is_array = is_fuse && words.next() == Some("tidemill");
+        is_array.then(|| before.split(' ').nth(4))?
     });
     let name = |found: &str| {
         let escapes = [
@@ -161,15 +179,7 @@ pub(crate) fn mounted() -> Result<PathBuf, Error> {
         let plain = |text: String, (code, is): (&str, &str)| text.replace(code, is);
         PathBuf::from(escapes.into_iter().fold(found.to_owned(), plain))
     };
-    match (found.next(), found.next()) {
-        (Some(one), None) => Ok(name(one)),
-        (None, _) => Err(Error::Mount(
-            "no array is mounted here: see `tidemill up` and `tidemill mount`".into(),
-        )),
-        (Some(_), Some(_)) => Err(Error::Mount(
-            "several arrays are mounted here: set TIDEMILL_MOUNT to the folder of the one that is meant".into(),
-        )),
-    }
+    found.map(name).collect()
 }
 
 /// The kind of file system that a folder is in.

@@ -27,3 +27,4 @@ mod log;
 
 pub use app::{App, Label, Settings, Ticket, wait_all, wait_any};
 pub use error::Error;
+pub use folder::mounts;

@@ -533,3 +533,21 @@ fn selections_are_read_as_they_are_written() {
             .contains("year, season")
     );
 }
+
+#[test]
+fn values_that_change_between_passes_are_an_error() {
+    let mut search = Search::new(&[0.5], (Dtype::Float32, false), 1, 1 << 20).unwrap();
+    let counted = |count: u64, of: usize| {
+        let mut state = State::empty(Vec::new(), false, Wants::default(), false);
+        (state.counts, state.digits) = (vec![count], vec![0; of]);
+        state
+    };
+    let mut first = counted(3, search.counters());
+    first.digits[5] = 3;
+    assert!(search.next(&first).unwrap());
+    // Fewer values; as many, of which none begins as the one that was found.
+    for count in [2, 3] {
+        let found = counted(count, search.counters());
+        assert!(matches!(search.next(&found), Err(Error::Changed)));
+    }
+}

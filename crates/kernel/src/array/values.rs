@@ -72,6 +72,12 @@ impl<'a> Values<'a> {
         room
     }
 
+    /// As [`Self::block`], where they lie, if that is side by side and only their bytes are in the other order.
+    pub(crate) fn swapped(&self, first: usize, count: usize) -> Option<&[u8]> {
+        let lie = self.swapped && !self.shuffled && !self.constant;
+        lie.then(|| &self.raw[first * self.size..][..count * self.size])
+    }
+
     fn repeated<'b>(&self, count: usize, room: &'b mut Vec<u8>) -> &'b [u8] {
         room.resize(BLOCK * self.size, 0);
         for value in room.chunks_exact_mut(self.size).take(count) {

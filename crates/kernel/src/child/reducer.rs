@@ -42,7 +42,7 @@ pub(super) fn serve() -> u8 {
 #[derive(Default)]
 struct Worker {
     reducer: Reducer,
-    /// What is gathered from several pieces.
+    /// What was read, with room for more.
     gathered: Vec<u8>,
 }
 
@@ -77,31 +77,33 @@ impl Worker {
             Work::Array(order) => match order.pieces[..] {
                 [Piece::Held { offset, length }] => self.in_place(file, order, (offset, length)),
                 _ => {
-                    self.gather(&order.pieces, file, socket)?;
-                    packed(self.reducer.reduce(&order.spec, &self.gathered))
+                    let count = self.gather(&order.pieces, file, socket)?;
+                    packed(self.reducer.reduce(&order.spec, &self.gathered[..count]))
                 }
             },
             Work::Batch(batch) => self.fold(file, batch, socket),
         }
     }
 
-    /// Folds piece after piece. What was sent is read to its end, whatever happens.
+    /// Folds piece after piece, each read to where the one before was: to map a file costs more than to copy pieces that stay in the
+    /// cache. What was sent is read to its end, whatever happens.
     fn fold(&mut self, file: &File, batch: &Batch, socket: &mut UnixStream) -> io::Result<Answer> {
         let mut folding =
             Folding::new(batch.task.clone(), batch.cells.clone()).map_err(Trouble::from);
         let size = file.metadata()?.len();
         for item in &batch.items {
-            let mapped = match item.bytes[..] {
-                [Piece::Held { offset, length }] => Some(map(file, size, (offset, length))?),
-                _ => {
-                    self.gather(&item.bytes, file, socket)?;
-                    None
+            let beyond = |piece: &Piece| match piece {
+                Piece::Held { offset, length } => {
+                    offset.checked_add(*length).is_none_or(|end| end > size)
                 }
+                Piece::Sent(_) | Piece::Hole(_) => false,
             };
-            let stored = match &mapped {
-                Some(Some((mapped, lead))) => Ok(&mapped[*lead..]),
-                Some(None) => Err(beyond_the_end()),
-                None => Ok(&self.gathered[..]),
+            let stored = match item.bytes[..] {
+                [piece] if beyond(&piece) => Err(beyond_the_end()),
+                _ => {
+                    let count = self.gather(&item.bytes, file, socket)?;
+                    Ok(&self.gathered[..count])
+                }
             };
             let added = match &mut folding {
                 Ok(folding) => {
@@ -120,22 +122,29 @@ impl Worker {
         }
     }
 
-    /// Bytes from where they are, side by side.
-    fn gather(&mut self, pieces: &[Piece], file: &File, socket: &mut UnixStream) -> io::Result<()> {
-        self.gathered.clear();
+    /// Bytes from where they are, side by side; gives how many.
+    fn gather(
+        &mut self,
+        pieces: &[Piece],
+        file: &File,
+        socket: &mut UnixStream,
+    ) -> io::Result<usize> {
+        let mut end = 0;
         for piece in pieces {
-            let start = self.gathered.len();
+            let start = end;
             let (Piece::Held { length, .. } | Piece::Sent(length) | Piece::Hole(length)) = piece;
-            let end = start + usize::try_from(*length).map_err(io::Error::other)?;
-            self.gathered.resize(end, 0);
-            let bytes = &mut self.gathered[start..];
+            end += usize::try_from(*length).map_err(io::Error::other)?;
+            if self.gathered.len() < end {
+                self.gathered.resize(end, 0);
+            }
+            let bytes = &mut self.gathered[start..end];
             match piece {
                 Piece::Held { offset, .. } => file.read_exact_at(bytes, *offset)?,
                 Piece::Sent(_) => socket.read_exact(bytes)?,
-                Piece::Hole(_) => {}
+                Piece::Hole(_) => bytes.fill(0),
             }
         }
-        Ok(())
+        Ok(end)
     }
 
     /// The bytes where they lie: nothing of them is copied.

@@ -50,6 +50,8 @@ pub(crate) trait Number:
     const HIGHEST: Self;
     /// The value in the first `SIZE` bytes.
     fn read(bytes: &[u8]) -> Self;
+    /// As [`Number::read`], of bytes of which the highest comes first.
+    fn read_big(bytes: &[u8]) -> Self;
     /// The nearest `f64`.
     #[allow(clippy::wrong_self_convention, reason = "all implementors are Copy")]
     fn to_f64(self) -> f64;
@@ -98,6 +100,12 @@ macro_rules! float {
                 let mut value = [0; size_of::<$type>()];
                 value.copy_from_slice(&bytes[..size_of::<$type>()]);
                 <$type>::from_le_bytes(value)
+            }
+            #[inline(always)]
+            fn read_big(bytes: &[u8]) -> Self {
+                let mut value = [0; size_of::<$type>()];
+                value.copy_from_slice(&bytes[..size_of::<$type>()]);
+                <$type>::from_be_bytes(value)
             }
             #[inline(always)]
             fn to_f64(self) -> f64 {
@@ -178,6 +186,12 @@ macro_rules! integer {
                 let mut value = [0; size_of::<$type>()];
                 value.copy_from_slice(&bytes[..size_of::<$type>()]);
                 <$type>::from_le_bytes(value)
+            }
+            #[inline(always)]
+            fn read_big(bytes: &[u8]) -> Self {
+                let mut value = [0; size_of::<$type>()];
+                value.copy_from_slice(&bytes[..size_of::<$type>()]);
+                <$type>::from_be_bytes(value)
             }
             #[allow(
                 clippy::cast_precision_loss,

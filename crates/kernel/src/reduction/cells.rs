@@ -127,15 +127,15 @@ pub(super) struct Found<T: Summed> {
     pub(super) high: T,
 }
 
-/// Counts, adds up and, with `EXTREMES`, finds the smallest and largest.
-pub(super) struct Block<'a, T, K, const SUM: bool, const EXTREMES: bool> {
+/// Counts, adds up and, with `EXTREMES`, finds the smallest and largest; with `BIG`, of values whose highest byte comes first.
+pub(super) struct Block<'a, T, K, const SUM: bool, const EXTREMES: bool, const BIG: bool> {
     pub(super) values: &'a [u8],
     pub(super) keeps: K,
     pub(super) of: PhantomData<T>,
 }
 
-impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool> Pass
-    for Block<'_, T, K, SUM, EXTREMES>
+impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const BIG: bool> Pass
+    for Block<'_, T, K, SUM, EXTREMES, BIG>
 {
     type Output = Found<T>;
 
@@ -148,7 +148,12 @@ impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool> Pass
         let mut counts = [T::Tally::default(); LANES];
         let mut sums = [T::Lane::default(); LANES];
         let (mut lows, mut highs) = ([T::HIGHEST; LANES], [T::LOWEST; LANES]);
-        let mut put = |lane: usize, value: T| {
+        let mut put = |lane: usize, value: &[u8]| {
+            let value = if BIG {
+                T::read_big(value)
+            } else {
+                T::read(value)
+            };
             let keeps = (self.keeps)(value);
             counts[lane] = counts[lane].count(keeps);
             if SUM {
@@ -162,11 +167,11 @@ impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool> Pass
         let mut rows = self.values.chunks_exact(LANES * T::SIZE);
         for row in rows.by_ref() {
             for lane in 0..LANES {
-                put(lane, T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]));
+                put(lane, &row[lane * T::SIZE..(lane + 1) * T::SIZE]);
             }
         }
         for (lane, value) in rows.remainder().chunks_exact(T::SIZE).enumerate() {
-            put(lane, T::read(value));
+            put(lane, value);
         }
         let mut found = Found {
             count: 0,
@@ -326,6 +331,29 @@ impl<T: Summed> Cells<T> {
         simd::run(level, each);
     }
 
+    /// Whether nothing is kept of a cell but how many values it has, and their sum.
+    pub(super) fn are_sums(&self) -> bool {
+        let more = [self.lows.len(), self.moments.len()];
+        !self.sums.is_empty() && more == [0, 0] && self.digits.is_none()
+    }
+
+    /// All values into one cell of which only the sum is kept; their highest byte comes first. What is read turns them around, so
+    /// that they are not written in between.
+    pub(super) fn add_swapped<K: Fn(T) -> bool + Copy>(
+        &mut self,
+        level: Level,
+        (values, cell): (&[u8], usize),
+        keeps: K,
+    ) {
+        let of = PhantomData;
+        let block = Block::<T, K, true, false, true> { values, keeps, of };
+        let found = simd::run(level, block);
+        if found.count > 0 {
+            self.sums[cell] = T::both(self.sums[cell], found.sum);
+            self.counts[cell] += found.count;
+        }
+    }
+
     /// All values into one cell.
     pub(super) fn all<K: Fn(T) -> bool + Copy>(
         &mut self,
@@ -337,7 +365,10 @@ impl<T: Summed> Cells<T> {
         let of = PhantomData;
         macro_rules! block {
             ($sum:literal, $extremes:literal) => {
-                simd::run(level, Block::<T, K, $sum, $extremes> { values, keeps, of })
+                simd::run(
+                    level,
+                    Block::<T, K, $sum, $extremes, false> { values, keeps, of },
+                )
             };
         }
         let weighted = !self.weights.is_empty();

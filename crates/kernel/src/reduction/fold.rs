@@ -340,10 +340,13 @@ struct Typed<T: Summed> {
 #[derive(Clone, Debug)]
 enum Kept<T> {
     All,
+    /// All but this.
+    Not(T),
     Within {
         least: T,
         most: T,
-        not: [Option<T>; 2],
+        /// None, or two, which may be the same.
+        not: Option<[T; 2]>,
     },
     Many {
         least: T,
@@ -414,13 +417,14 @@ fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
         .as_ref()
         .map_or(Some(T::HIGHEST), |most| bound(most, false));
     let (least, most) = least.zip(most).unwrap_or(none);
-    Ok(match not.len() {
-        0 if keep.least.is_none() && keep.most.is_none() => Kept::All,
-        0..=2 => Kept::Within {
-            least,
-            most,
-            not: [not.first().copied(), not.get(1).copied()],
-        },
+    let open = keep.least.is_none() && keep.most.is_none();
+    let within = |not| Kept::Within { least, most, not };
+    Ok(match not[..] {
+        [] if open => Kept::All,
+        [one] if open => Kept::Not(one),
+        [] => within(None),
+        [one] => within(Some([one, one])),
+        [one, other] => within(Some([one, other])),
         _ => Kept::Many { least, most, not },
     })
 }
@@ -435,10 +439,15 @@ macro_rules! with_keep {
                 let $keeps = |value: T| value == value;
                 $body
             }
+            // One comparison, which no NaN passes.
+            Kept::Not(one) => {
+                let $keeps = |value: T| (value < *one) | (value > *one);
+                $body
+            }
             Kept::Within {
                 least,
                 most,
-                not: [Some(one), Some(other)],
+                not: Some([one, other]),
             } => {
                 let $keeps = |value: T| {
                     (value >= *least) & (value <= *most) & (value != *one) & (value != *other)
@@ -448,12 +457,8 @@ macro_rules! with_keep {
             Kept::Within {
                 least,
                 most,
-                not: [Some(one), None],
+                not: None,
             } => {
-                let $keeps = |value: T| (value >= *least) & (value <= *most) & (value != *one);
-                $body
-            }
-            Kept::Within { least, most, .. } => {
                 let $keeps = |value: T| (value >= *least) & (value <= *most);
                 $body
             }
@@ -553,9 +558,17 @@ impl<T: Summed> Typed<T> {
         weight: f64,
     ) {
         let at_once = (BLOCK - 1) / inner.step.max(1) + 1;
+        let whole = inner.step == 1 && inner.leads == Leads::Nowhere && inner.weights.is_none();
+        let added = whole && self.cells.are_sums();
         let [mut read, mut picked] = std::mem::take(&mut self.rooms);
         for first in (0..inner.length).step_by(at_once) {
             let count = at_once.min(inner.length - first);
+            let stored = added.then(|| values.swapped(value + first, count));
+            if let Some(stored) = stored.flatten() {
+                let cells = &mut self.cells;
+                with_keep!(&self.keep, level, keeps => cells.add_swapped(level, (stored, cell), keeps));
+                continue;
+            }
             let span = (count - 1) * inner.step + 1;
             let mut block = values.block(value + first * inner.step, span, &mut read);
             if inner.step != 1 && count > 1 {

@@ -46,5 +46,5 @@ pub const COORDINATE_MAX: u64 = 4 << 20;
 /// Files of one reduction.
 pub const FILES_MAX: usize = 65_536;
 
-/// Bytes of a piece of what lies one after the other: so many stay in the second cache.
-pub const PIECE_BYTES: u64 = 512 << 10;
+/// Bytes of a piece of what lies one after the other: so many stay in the second cache, with what they were copied from.
+pub const PIECE_BYTES: u64 = 256 << 10;

@@ -24,7 +24,7 @@ FIXTURES = Path(__file__).parent.parent / "crates/format/tests/fixtures"
 BINARY = sys.argv[1]
 CASES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats", "median", "quantile"]
+OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats", "median", "quantile", "histogram"]
 
 
 def generated(folder):
@@ -117,6 +117,8 @@ def numbers(operation, values, axes, ddof):
     if operation == "sum":
         return np.asarray(np.ma.filled(wide, 0).sum(axis=axes)).ravel().tolist()
     real = values.astype("f8")
+    if operation.startswith("histogram"):
+        return histogram(real, axes, *operation.split(":")[1:])
     if operation == "median" or operation.startswith("q"):
         quantile = 0.5 if operation == "median" else float(operation[1:])
         with warnings.catch_warnings():
@@ -135,6 +137,34 @@ def numbers(operation, values, axes, ddof):
     found = np.ma.asarray(found)
     found, none = np.where(np.ma.getmaskarray(found), None, np.ma.getdata(found).astype(object)), count <= (ddof if operation == "stddev" else 0)
     return [None if skip else value for value, skip in zip(np.asarray(found).ravel().tolist(), none.ravel())]
+
+
+def histogram(values, axes, low, high, bins):
+    """What numpy counts in each cell, with what lies below and above."""
+    kept = [axis for axis in range(values.ndim) if axis not in axes]
+    cells = math.prod(values.shape[axis] for axis in kept)
+    rows = np.ma.filled(np.transpose(values, kept + list(axes)), np.nan).reshape(cells, -1)
+    found = []
+    for row in rows:
+        row = row[~np.isnan(row)]
+        counts, edges = np.histogram(row, int(bins), (float(low), float(high)))
+        found += [int((row < edges[0]).sum()), *counts.tolist(), int((row > edges[-1]).sum())]
+    return found
+
+
+def bins_of(rng, part):
+    """Bins to ask for, and which these are: between the extremes, or between two numbers."""
+    all_of = part.compressed().astype("f8")
+    all_of = all_of[~np.isnan(all_of)]
+    low, high = (float(all_of.min()), float(all_of.max())) if all_of.size else (0.0, 1.0)
+    bins = rng.choice([1, 3, 10])
+    near = not math.isfinite(high - low) or 0 < high - low < 1e-9 * max(abs(low), abs(high)) or abs(low) > 1e15
+    if rng.random() < 0.5 and not near:
+        return str(bins), f"histogram:{low!r}:{high!r}:{bins}"
+    if near or low == high:
+        low, high = -2.0, 3.0
+    low, high = low + (high - low) * rng.choice([-0.1, 0, 0.3]), low + (high - low) * rng.choice([0.7, 1])
+    return f"{low!r}:{high!r}:{bins}", f"histogram:{low!r}:{high!r}:{bins}"
 
 
 def alike(ours, theirs, values):
@@ -168,10 +198,13 @@ def one(rng, path, name, dimensions, values):
     if "time" in names and path.suffix == ".nc" and "netcdf" in path.name and path.parent != FIXTURES and rng.random() < 0.4:
         by = rng.choice(list(KEYS))
         command += ["--by", by]
+    if operation == "histogram":
+        bins, counted = bins_of(rng, part)
+        command += ["--bins", bins]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 0, (command, said.stderr)
     result = json.loads(said.stdout)["values"]
-    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else quantiles if operation == "quantile" else [operation]:
+    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else quantiles if operation == "quantile" else [counted] if operation == "histogram" else [operation]:
         if by is None:
             expected = numbers(what, part, over, ddof)
         else:
@@ -182,7 +215,7 @@ def one(rng, path, name, dimensions, values):
             # The groups lie where the times lay, among the dimensions that are kept.
             before = math.prod(part.shape[other] for other in range(axis) if other not in axes)
             expected = np.array(groups, dtype=object).reshape(len(groups), before, -1).swapaxes(0, 1).ravel().tolist()
-        ours = result[what]
+        ours = result["count" if operation == "histogram" else what]
         ours = ours if isinstance(ours, list) else [ours]
         assert len(ours) == len(expected), (command, len(ours), len(expected))
         for mine, theirs in zip(ours, expected):

@@ -33,14 +33,14 @@ fn daily() -> Vec<u8> {
     };
     let cells = SHAPE.iter().product();
     let table = Table {
-        variable: "tas".into(),
-        units: Some("K".into()),
         axes: vec![
             axis("time", SHAPE[0], 0.0, 1.0, "days since 1990-01-01"),
             axis("lat", SHAPE[1], -75.0, 30.0, "degrees_north"),
             axis("lon", SHAPE[2], 0.0, 45.0, "degrees_east"),
         ],
         fields: vec![Field {
+            variable: "tas".into(),
+            units: Some("K".into()),
             name: "mean".into(),
             values: Column::Real((0..cells).map(|cell| Some(value(cell))).collect()),
         }],
@@ -115,6 +115,8 @@ fn a_striped_variable_is_reduced_where_its_stripes_are() {
             &["median"],
             &["quantile", "--over", "time", "--q", "0,0.1,0.99"],
             &["median", "--by", "month", "--over", "time,lat"],
+            &["histogram", "--bins", "7", "--over", "time"],
+            &["histogram", "--bins", "-100:500:12", "--by", "year"],
         ] {
             let of = |file: &str, more: &[&str]| {
                 let (operation, rest) = args.split_first().unwrap();
@@ -127,6 +129,7 @@ fn a_striped_variable_is_reduced_where_its_stripes_are() {
         let (least, most) = (values[0], values[values.len() - 1]);
         let ends = reduced(&array, &["quantile", there, "--q", "0,1"]);
         assert_eq!((&ends["q0"], &ends["q1"]), (&least.into(), &most.into()));
+        counted(&array, there);
         let sum: f64 = (0..SHAPE.iter().product()).map(value).sum();
         assert_eq!(reduced(&array, &["sum", there])["sum"], sum);
         refusals(&array);
@@ -157,6 +160,30 @@ fn assert_alike(one: &Value, other: &Value, what: &[&str]) {
     }
 }
 
+/// A histogram of all values, those outside told; and several variables as one result.
+fn counted(array: &Array, file: &str) {
+    let found = reduced(array, &["histogram", file, "--bins", "-100:500:12"]);
+    let mut expected = [0; 14];
+    for value in (0..SHAPE.iter().product()).map(value) {
+        let place = match value {
+            _ if value < -100.0 => 0,
+            _ if value > 500.0 => 13,
+            _ => (1..=12)
+                .rfind(|bin| -150.0 + 50.0 * f64::from(*bin) <= value)
+                .unwrap(),
+        };
+        expected[usize::try_from(place).unwrap()] += 1;
+    }
+    assert!(expected.iter().all(|count| *count > 0), "{expected:?}");
+    assert_eq!(found["count"], serde_json::json!(expected));
+    let both = array.json(&["reduce", "sum", "/daily.nc:tas,lat"]);
+    let names = [0, 1].map(|place| both["variables"][place]["variable"].as_str());
+    assert_eq!(names, [Some("tas"), Some("lat")]);
+    let alone = reduced(array, &["sum", file]);
+    assert_eq!(both["variables"][0]["values"], alone);
+    assert_eq!(both["variables"][1]["values"]["sum"], 0.0);
+}
+
 fn refusals(array: &Array) {
     let of = |args: &[&str]| refused(array, args);
     let said = of(&["mean", "/daily.nc:pr"]);
@@ -174,7 +201,23 @@ fn refusals(array: &Array) {
     let said = of(&["mean", "/daily.nc:tas", "--where", "lat=[2:7]"]);
     assert!(said.contains("outside: it has 6"), "{said}");
     let said = of(&["mode", "/daily.nc:tas"]);
-    assert!(said.contains("need all values in one place"), "{said}");
+    assert!(said.contains("it is none of count, min"), "{said}");
+    let said = of(&["histogram", "/daily.nc:tas", "--bins", "5:1:3"]);
+    assert!(said.contains("from 5 to 1 there are no 3 bins"), "{said}");
+    let said = of(&[
+        "histogram",
+        "/daily.nc:tas",
+        "--bins",
+        "1000000",
+        "--over",
+        "lat",
+    ]);
+    assert!(said.contains("ask for fewer bins"), "{said}");
+    let said = of(&["mean", "/daily.nc:tas,lat", "--over", "lat"]);
+    assert!(
+        said.contains("tas is over time (730), lon (8), lat is one value"),
+        "{said}"
+    );
     let said = of(&["quantile", "/daily.nc:tas", "--q", "0.5,2"]);
     assert!(said.contains("numbers from 0 to 1"), "{said}");
     assert!(of(&["mean", "/none.nc:tas"]).contains("none.nc"));

@@ -19,19 +19,24 @@ const EXAMPLES: &str = "Examples:
   tidemill reduce mean '/cmip6/tas_day_*.nc:tas' --where time=1990-01..1999-12,lat=30:60 --weights lat
   tidemill reduce mean /cmip6/tas.nc:tas --by month --over time --to monthly.nc
   tidemill reduce quantile /cmip6/pr.nc:pr --over time --q 0.5,0.99 --to pr-quantiles.nc
+  tidemill reduce histogram /cmip6/pr.nc:pr --bins 0:50:100 --by year --over time
+  tidemill reduce mean /cmip6/tas.nc:tas,pr --over time --to means.nc
   tidemill reduce stats /obs/cube.zarr:sst --where 'lat=[0:180:2],lon=::4'
   tidemill reduce max --local ~/data/pr.nc:pr --over lat,lon --to daily.csv";
 
-/// Reduce a variable of netCDF, HDF5, Zarr or FITS files where its bytes lie
+/// Variables of one command.
+const VARIABLES_MAX: usize = 64;
+
+/// Reduce variables of netCDF, HDF5, Zarr or FITS files where its bytes lie
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
 pub(crate) struct Args {
-    /// count, min, max, sum, mean, stddev, range, stats (all of them), median or quantile
+    /// count, min, max, sum, mean, stddev, range, stats (all of them), median, quantile or histogram
     #[arg(value_name = "OP")]
     operation: String,
-    /// Files of the array, or folders that are a Zarr, and the variable behind a colon; `*` and `?` stand for any names. Several
-    /// are one along a dimension
+    /// Files of the array, or folders that are a Zarr, and variables behind a colon; `*` and `?` stand for any names. Several
+    /// files of a variable are one along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
     files: Vec<String>,
     /// What of each dimension: DIM=LOW..HIGH or DIM=LOW:HIGH by the values of its coordinate, DIM=[START:END] by index, each
@@ -53,6 +58,9 @@ pub(crate) struct Args {
     /// Which quantiles, from 0 to 1 [default: 0.25,0.5,0.75]
     #[arg(long = "q", value_name = "Q,...")]
     quantiles: Vec<String>,
+    /// The bins of a histogram: N between the extremes, or LOW:HIGH:N [default: 10]
+    #[arg(long, value_name = "BINS", allow_hyphen_values = true)]
+    bins: Option<String>,
     /// The dimension along which several files are one [default: the unlimited one]
     #[arg(long, value_name = "DIM")]
     along: Option<String>,
@@ -65,36 +73,47 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let (paths, variable) = named(&args.files)?;
-    let query = Words {
-        operation: &args.operation,
-        variable: &variable,
-        select: &args.select.join(","),
-        over: &args.over.join(","),
-        by: args.by.as_deref().unwrap_or_default(),
-        weights: args.weights.as_deref().unwrap_or_default(),
-        ddof: &args.ddof.to_string(),
-        quantiles: &args.quantiles.join(","),
-        along: args.along.as_deref().unwrap_or_default(),
-    };
-    let query = query.query()?;
+    let mut queries = Vec::new();
+    for (variable, paths) in named(&args.files)? {
+        queries.push((query(&args, &variable)?, paths));
+    }
     let form = args
         .to
         .as_ref()
         .map(|to| Form::of(&to.to_string_lossy()))
         .transpose()?;
     let progress = Progress::new(context, 0);
-    let table = if args.local {
-        block_in_place(|| local(&query, &paths, &progress))?
-    } else {
-        remote::reduce(&query, &paths, context, &progress).await?
-    };
+    let mut tables = Vec::new();
+    for (query, paths) in &queries {
+        tables.push(if args.local {
+            block_in_place(|| local(query, paths, &progress))?
+        } else {
+            remote::reduce(query, paths, context, &progress).await?
+        });
+    }
+    let table = Table::join(tables)?;
     progress.end();
     match (args.to, form) {
         (Some(to), Some(form)) => write(&table, &to, form)?,
         _ => context.output.show(&TableView(table))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn query(args: &Args, variable: &str) -> anyhow::Result<Query> {
+    let words = Words {
+        operation: &args.operation,
+        variable,
+        select: &args.select.join(","),
+        over: &args.over.join(","),
+        by: args.by.as_deref().unwrap_or_default(),
+        weights: args.weights.as_deref().unwrap_or_default(),
+        ddof: &args.ddof.to_string(),
+        quantiles: &args.quantiles.join(","),
+        bins: args.bins.as_deref().unwrap_or_default(),
+        along: args.along.as_deref().unwrap_or_default(),
+    };
+    Ok(words.query()?)
 }
 
 fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
@@ -105,26 +124,46 @@ fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
     })
 }
 
-/// The files and the variable, which stands behind a colon at one of them at least.
-fn named(files: &[String]) -> anyhow::Result<(Vec<String>, String)> {
-    let (mut paths, mut variable) = (Vec::new(), None);
+/// Each variable with the files that it is in. Variables stand behind a colon at one file at least; a file without is one of all
+/// variables.
+fn named(files: &[String]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+    let mut variables: Vec<&str> = Vec::new();
+    let mut named = Vec::new();
     for file in files {
-        let (path, name) = match file.rsplit_once(':') {
-            Some((path, name)) if !path.is_empty() && !name.is_empty() => (path, Some(name)),
-            _ => (file.as_str(), None),
+        let (path, names) = match file.rsplit_once(':') {
+            Some((path, names)) if !path.is_empty() && !names.is_empty() => (path, names),
+            _ => (file.as_str(), ""),
         };
-        if let (Some(one), Some(other)) = (variable, name)
-            && one != other
-        {
-            anyhow::bail!("one variable at a time: {one} and {other} were named");
+        let names: Vec<&str> = names.split(',').map(str::trim).collect();
+        anyhow::ensure!(
+            names == [""] || !names.contains(&""),
+            "{file}: between two commas there is no variable"
+        );
+        for name in names.iter().filter(|name| !name.is_empty()) {
+            if !variables.contains(name) {
+                variables.push(name);
+            }
         }
-        variable = variable.or(name);
-        paths.push(path.to_owned());
+        named.push((path, names));
     }
-    let variable = variable.ok_or_else(|| {
-        anyhow::anyhow!("no variable: name it behind a colon, as {}:tas; `tidemill variables` shows which there are", files[0])
-    })?;
-    Ok((paths, variable.to_owned()))
+    anyhow::ensure!(
+        !variables.is_empty(),
+        "no variable: name it behind a colon, as {}:tas; `tidemill variables` shows which there are",
+        files[0]
+    );
+    anyhow::ensure!(
+        variables.len() <= VARIABLES_MAX,
+        "these are {} variables, and at most {VARIABLES_MAX} are reduced at once",
+        variables.len()
+    );
+    let of = |variable: &&str| {
+        let has = named
+            .iter()
+            .filter(|(_, names)| names == &[""] || names.contains(variable));
+        let paths = has.map(|(path, _)| (*path).to_owned()).collect();
+        ((*variable).to_owned(), paths)
+    };
+    Ok(variables.iter().map(of).collect())
 }
 
 /// Whether part of a path stands for several names.
@@ -231,5 +270,46 @@ fn store(opened: &Opened) -> Store<'_> {
     match opened {
         Opened::File(file) => Store::File(file),
         Opened::Folder(folder) => Store::Folder(folder),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(files: &[&str]) -> Result<String, String> {
+        let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+        let told =
+            |(variable, paths): &(String, Vec<String>)| format!("{variable}={}", paths.join("+"));
+        let found = named(&files).map_err(|error| error.to_string())?;
+        Ok(found.iter().map(told).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn variables_are_those_behind_colons() {
+        assert_eq!(all(&["/a.nc", "/b.nc:tas"]).unwrap(), "tas=/a.nc+/b.nc");
+        assert_eq!(all(&["/a.nc:tas,pr"]).unwrap(), "tas=/a.nc pr=/a.nc");
+        assert_eq!(
+            all(&["/a.nc:pr,tas,pr", "/b.nc", "/c.nc:tas"]).unwrap(),
+            "pr=/a.nc+/b.nc tas=/a.nc+/b.nc+/c.nc"
+        );
+        assert!(
+            all(&["/a.nc", ":tas", "b:"])
+                .unwrap_err()
+                .contains("no variable")
+        );
+        assert!(
+            all(&["/a.nc:tas,,pr"])
+                .unwrap_err()
+                .contains("between two commas")
+        );
+        let many: Vec<String> = (0..=VARIABLES_MAX)
+            .map(|number| number.to_string())
+            .collect();
+        assert!(
+            all(&[&format!("/a.nc:{}", many.join(","))])
+                .unwrap_err()
+                .contains("at most 64")
+        );
     }
 }

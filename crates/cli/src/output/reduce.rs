@@ -22,7 +22,7 @@ impl View for TableView {
                 let value = field.values.text(0).unwrap_or_else(none);
                 match of.fields.len() {
                     1 => writeln!(out, "{value}")?,
-                    _ => writeln!(out, "{:8}{value}", field.name)?,
+                    _ => writeln!(out, "{:8}{value}", of.title(field))?,
                 }
             }
             return Ok(());
@@ -31,7 +31,7 @@ impl View for TableView {
             return of.write(Form::Csv, out).map_err(io::Error::other);
         }
         let names = of.axes.iter().map(|axis| line(&axis.name).to_uppercase());
-        let fields = of.fields.iter().map(|field| field.name.to_uppercase());
+        let fields = of.fields.iter().map(|field| of.title(field).to_uppercase());
         let names: Vec<String> = names.chain(fields).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let numbers: Vec<usize> = (of.axes.len()..names.len()).collect();

@@ -5,13 +5,13 @@ use std::io::Write;
 
 use super::BuiltinError;
 use super::table::{Arg, Code, Kernel, Options};
-use crate::reduction::{Form, Words, here};
+use crate::reduction::{Form, Table, Words, here};
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "reduce",
-    revision: 1,
-    help: "a variable of netCDF, HDF5, Zarr (zip) or FITS files, reduced",
+    revision: 2,
+    help: "variables of netCDF, HDF5, Zarr (zip) or FITS files, reduced",
     args: &[ARGS],
     usage: None,
     prepare: None,
@@ -21,15 +21,15 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
 const ARGS: &[Arg] = &[
     Arg {
         key: "op",
-        values: "count|min|max|sum|mean|stddev|range|stats",
+        values: "count|min|max|sum|mean|stddev|range|stats|median|quantile|histogram",
         default: "mean",
         help: "what is found",
     },
     Arg {
         key: "variable",
-        values: "NAME",
+        values: "NAMES",
         default: "",
-        help: "of which variable",
+        help: "of which variable, or variables with commas between",
     },
     Arg {
         key: "where",
@@ -68,6 +68,12 @@ const ARGS: &[Arg] = &[
         help: "which quantiles, from 0 to 1, with commas between",
     },
     Arg {
+        key: "bins",
+        values: "N|LOW:HIGH:N",
+        default: "10",
+        help: "the bins of a histogram: so many between the extremes, or from one number to another",
+    },
+    Arg {
         key: "along",
         values: "DIMENSION",
         default: "",
@@ -83,23 +89,29 @@ const ARGS: &[Arg] = &[
 
 fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
     let text = |key| options.text(key).unwrap_or_default();
-    let words = Words {
+    let variables = options.needed("variable", options.text("variable"))?;
+    let words = |variable| Words {
         operation: text("op"),
-        variable: options.needed("variable", options.text("variable"))?,
+        variable,
         select: text("where"),
         over: text("over"),
         by: text("by"),
         weights: text("weights"),
         ddof: text("ddof"),
         quantiles: text("q"),
+        bins: text("bins"),
         along: text("along"),
     };
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
-    let query = words.query().map_err(wrong)?;
     let form = Form::of(&format!(".{}", text("to"))).map_err(wrong)?;
     let files = inputs.iter().map(|name| Ok((name.as_str(), open(name)?)));
     let files: Vec<(&str, File)> = files.collect::<Result<_, BuiltinError>>()?;
-    let table = here::reduce_files(&query, &files, |_| {}).map_err(wrong)?;
+    let mut tables = Vec::new();
+    for variable in variables.split(',') {
+        let query = words(variable.trim()).query().map_err(wrong)?;
+        tables.push(here::reduce_files(&query, &files, |_| {}).map_err(wrong)?);
+    }
+    let table = Table::join(tables).map_err(wrong)?;
     table.write(form, out).map_err(wrong)
 }
 

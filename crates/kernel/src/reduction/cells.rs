@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::ranks::Counters;
+use super::counted::Counters;
 use super::state::{Numbers, Sums, count};
 use crate::array::pass::{Compensated, two_sum};
 use crate::loops::number::{Number, Tally};
@@ -239,7 +239,7 @@ pub(super) struct Cells<T: Summed> {
     pub(super) lows: Vec<T>,
     pub(super) highs: Vec<T>,
     pub(super) moments: Vec<(f64, f64)>,
-    pub(super) digits: Option<Counters>,
+    pub(super) counters: Option<Counters>,
 }
 
 /// Each value into a cell of its own.
@@ -301,9 +301,9 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
                 }
             }
         }
-        if let Some(digits) = &mut cells.digits {
+        if let Some(counters) = &mut cells.counters {
             for (place, value) in values().enumerate().filter(|(_, value)| keeps(*value)) {
-                digits.put(first + place, value);
+                counters.put(first + place, value);
             }
         }
         for (value, seen) in values().zip(counts) {
@@ -334,7 +334,7 @@ impl<T: Summed> Cells<T> {
     /// Whether nothing is kept of a cell but how many values it has, and their sum.
     pub(super) fn are_sums(&self) -> bool {
         let more = [self.lows.len(), self.moments.len()];
-        !self.sums.is_empty() && more == [0, 0] && self.digits.is_none()
+        !self.sums.is_empty() && more == [0, 0] && self.counters.is_none()
     }
 
     /// All values into one cell of which only the sum is kept; their highest byte comes first. What is read turns them around, so
@@ -382,11 +382,11 @@ impl<T: Summed> Cells<T> {
         if found.count == 0 {
             return;
         }
-        if let Some(digits) = &mut self.digits {
+        if let Some(counters) = &mut self.counters {
             let values = values.chunks_exact(T::SIZE).map(T::read);
             values
                 .filter(|value| keeps(*value))
-                .for_each(|value| digits.put(cell, value));
+                .for_each(|value| counters.put(cell, value));
         }
         let real = T::real(found.sum);
         if let Some(moments) = self.moments.get_mut(cell) {

@@ -1,7 +1,7 @@
 //! Pieces of a variable, decoded and put into cells.
 
 use super::cells::{Cells, Summed};
-use super::ranks::Counters;
+use super::counted::Counters;
 use super::state::{Numbers, State, Sums, as_usize};
 use super::task::{Item, Keep, Target, Task};
 use crate::array::codec::{self, Decoder};
@@ -52,9 +52,9 @@ impl Folding {
                 && kept == cells.0.len()
         });
         let count = count.ok_or(ArrayError::ResultTooLarge)?;
-        task.digits
+        task.counted
             .as_ref()
-            .map_or(Ok(()), |digits| digits.check(count))?;
+            .map_or(Ok(()), |counted| counted.check(count))?;
         let sink = with_type!(task.dtype, T => sink::<T>(&task, count)?);
         Ok(Self {
             task,
@@ -368,10 +368,10 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
             lows: vec![T::HIGHEST; all(wants.extremes)],
             highs: vec![T::LOWEST; all(wants.extremes)],
             moments: vec![(0.0, 0.0); all(wants.moments)],
-            digits: task
-                .digits
+            counters: task
+                .counted
                 .as_ref()
-                .map(|digits| Counters::new(digits, cells)),
+                .map(|counted| Counters::new(counted, cells)),
         },
         keep: kept(&task.keep)?,
         rooms: Default::default(),
@@ -489,7 +489,7 @@ impl<T: Summed> Sink for Typed<T> {
             lows,
             highs,
             moments,
-            digits,
+            counters,
         } = self.cells;
         let numbers = |values: Vec<T>| {
             if values.is_empty() {
@@ -512,7 +512,7 @@ impl<T: Summed> Sink for Typed<T> {
             extremes,
             moments,
             weights,
-            digits: digits.map_or_else(Vec::new, |digits| digits.counts),
+            counters: counters.map_or_else(Vec::new, |counters| counters.counts),
         }
     }
 }

@@ -205,7 +205,7 @@ pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
         },
         targets: vec![Target::Kept(0); selection.len()],
         weights: None,
-        digits: None,
+        counted: None,
     };
     let count = selection.iter().map(Range::count).collect::<Vec<_>>();
     let mut folding = Folding::new(task, (vec![0; count.len()], count))?;

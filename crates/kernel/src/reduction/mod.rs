@@ -5,8 +5,10 @@
 //! folded by a [`Folding`] into a [`State`], states merge, and [`Table`] is what is shown or written. No file and no network is
 //! known here but [`here`], which reduces files that lie on this machine.
 
+mod bins;
 mod cells;
 mod chunk;
+mod counted;
 mod error;
 mod filters;
 mod fold;
@@ -22,7 +24,9 @@ mod task;
 mod tests;
 mod write;
 
+pub use bins::{Bins, Edges, Wanted};
 pub use chunk::{cut, item};
+pub use counted::Counted;
 pub use error::{Error, Result};
 pub use fold::Folding;
 pub use pass::Pass;

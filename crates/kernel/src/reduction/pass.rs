@@ -1,46 +1,90 @@
-//! A pass over the values of a plan. One does, but where ranks are looked for.
+//! A pass over the values of a plan. One does, but where ranks or the ends of bins are looked for.
 
+use super::bins::{Binning, Bins};
+use super::counted::Counted;
 use super::error::Result;
-use super::plan::{FilePlan, Plan};
+use super::plan::{FilePlan, Plan, wants};
 use super::ranks::Search;
 use super::state::State;
 use super::table::Table;
-use super::task::Task;
+use super::task::{Task, Wants};
 
 /// What one pass finds; it knows what those before it found.
 #[derive(Debug)]
 pub struct Pass<'a> {
     plan: &'a Plan,
-    search: Option<Search>,
+    of: Of,
+}
+
+#[derive(Debug)]
+enum Of {
+    Once,
+    Ranks(Search),
+    Bins(Binning),
 }
 
 impl Plan {
     /// The first pass.
     ///
     /// # Errors
-    /// If quantiles of more cells are asked for than may be.
+    /// If quantiles or bins of more cells are asked for than may be.
     pub fn pass(&self) -> Result<Pass<'_>> {
-        let search = self.search().transpose()?;
-        Ok(Pass { plan: self, search })
+        let of = match (self.search(), self.binning()) {
+            (Some(search), _) => Of::Ranks(search?),
+            (None, Some(binning)) => Of::Bins(binning?),
+            (None, None) => Of::Once,
+        };
+        Ok(Pass { plan: self, of })
     }
 }
 
 impl Pass<'_> {
+    /// Counters of each cell.
+    fn counters(&self) -> usize {
+        match &self.of {
+            Of::Once => 0,
+            Of::Ranks(search) => search.counters(),
+            Of::Bins(binning) => binning.edges().map_or(0, |edges| edges.counters()),
+        }
+    }
+
+    fn wants(&self) -> Wants {
+        match &self.of {
+            Of::Bins(Binning::Ends(_)) => Wants {
+                extremes: true,
+                ..Wants::default()
+            },
+            _ => wants(self.plan.operation),
+        }
+    }
+
     /// A state of all of the result, with no values yet.
     #[must_use]
     pub fn state(&self) -> State {
-        let mut state = self.plan.state();
-        let counters = self.search.as_ref().map_or(0, Search::counters);
-        state.digits = vec![0; counters * state.counts.len()];
+        let mut state = self.plan.state(self.wants());
+        state.counters = vec![0; self.counters() * state.counts.len()];
         state
     }
 
     /// What is folded of pieces of a file that lead into a box of cells.
     #[must_use]
     pub fn task(&self, file: &FilePlan, cells: &(Vec<u64>, Vec<u64>)) -> Task {
-        let digits = self.search.as_ref();
+        let counted = match &self.of {
+            Of::Once => None,
+            Of::Ranks(search) => {
+                let digits = search.digits(file.unpack, cells, &self.plan.shape());
+                Some(Counted::Digits(digits))
+            }
+            Of::Bins(binning) => binning.edges().map(|edges| {
+                Counted::Bins(Bins {
+                    unpack: file.unpack,
+                    edges,
+                })
+            }),
+        };
         Task {
-            digits: digits.map(|search| search.digits(file.unpack, cells, &self.plan.shape())),
+            counted,
+            wants: self.wants(),
             ..file.task.clone()
         }
     }
@@ -48,24 +92,33 @@ impl Pass<'_> {
     /// Bytes that are kept of each cell.
     #[must_use]
     pub fn cell_bytes(&self, file: &FilePlan) -> usize {
-        let digits = self.search.as_ref().map_or(0, Search::cell_bytes);
-        file.task.cell_bytes() + digits
+        let counted = match &self.of {
+            Of::Ranks(search) => search.cell_bytes(),
+            _ => 8 * self.counters(),
+        };
+        file.task.bytes_with(self.wants()) + counted
     }
 
     /// Goes on to the next pass, if there is one.
     ///
     /// # Errors
-    /// If the values are not those of the passes before.
+    /// If the values are not those of the passes before, or are such that there can be no bins.
     pub fn next(&mut self, found: &State) -> Result<bool> {
-        self.search
-            .as_mut()
-            .map_or(Ok(false), |search| search.next(found))
+        match &mut self.of {
+            Of::Once => Ok(false),
+            Of::Ranks(search) => search.next(found),
+            Of::Bins(binning) => binning.next(found),
+        }
     }
 
     /// The result of the last pass.
     #[must_use]
     pub fn table(&self, found: &State) -> Table {
-        let ranks = self.search.as_ref().map(Search::values);
-        self.plan.table(found, ranks.unwrap_or_default())
+        let (ranks, edges) = match &self.of {
+            Of::Once => (Vec::new(), None),
+            Of::Ranks(search) => (search.values(), None),
+            Of::Bins(binning) => (Vec::new(), binning.edges()),
+        };
+        self.plan.table(found, ranks, edges)
     }
 }

@@ -6,6 +6,7 @@ use std::f64::consts::PI;
 use tidemill_format::time::Units;
 use tidemill_format::{Bytes, Format, Header, Range, Store, Variable};
 
+use super::bins::{Binning, Wanted};
 use super::error::{Error, Result};
 use super::filters::{coding, keep};
 use super::query::{By, Operation, Query, Select, What, bounds};
@@ -62,6 +63,7 @@ pub struct Plan {
     pub(super) units: Option<String>,
     pub(super) ddof: u32,
     pub(super) quantiles: Vec<f64>,
+    bins: Option<Wanted>,
     pub(super) axes: Vec<Axis>,
     whole: bool,
     pub(super) unsigned: bool,
@@ -90,11 +92,16 @@ impl Plan {
         ))
     }
 
-    /// A state of all of the result, with no values yet.
-    pub(super) fn state(&self) -> State {
+    /// The way to a histogram, if one is wanted.
+    pub(super) fn binning(&self) -> Option<Result<Binning>> {
+        let cells = self.shape().iter().product();
+        self.bins.map(|wanted| Binning::new(wanted, cells))
+    }
+
+    /// A state of all of the result, with no values yet, of which that is kept.
+    pub(super) fn state(&self, wants: Wants) -> State {
         let shape = self.shape();
         let task = self.files.first().map(|file| &file.task);
-        let wants = wants(self.operation);
         State::empty(
             shape,
             self.whole,
@@ -104,10 +111,10 @@ impl Plan {
     }
 }
 
-fn wants(operation: Operation) -> Wants {
+pub(super) fn wants(operation: Operation) -> Wants {
     let (mut sum, mut extremes, mut moments) = (false, false, false);
     match operation {
-        Operation::Count | Operation::Median | Operation::Quantile => {}
+        Operation::Count | Operation::Median | Operation::Quantile | Operation::Histogram => {}
         Operation::Min | Operation::Max | Operation::Range => extremes = true,
         Operation::Sum | Operation::Mean => sum = true,
         Operation::Stddev => moments = true,
@@ -719,7 +726,7 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
             wants: wants(query.operation),
             targets,
             weights,
-            digits: None,
+            counted: None,
         },
         unpack,
     })
@@ -744,6 +751,7 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         units: files[0].variable.text("units").map(str::to_owned),
         ddof: query.ddof,
         quantiles: query.wanted(),
+        bins: (query.operation == Operation::Histogram).then_some(query.bins),
         axes,
         whole,
         unsigned,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use tidemill_format::time::{Moment, Units};
 
+use super::bins::Wanted;
 use super::error::{Error, Result};
 use super::ranks::QUANTILES_MAX;
 
@@ -21,10 +22,11 @@ pub enum Operation {
     Stats,
     Median,
     Quantile,
+    Histogram,
 }
 
 /// All operations, by their names.
-pub(super) const OPERATIONS: [(&str, Operation); 10] = [
+pub(super) const OPERATIONS: [(&str, Operation); 11] = [
     ("count", Operation::Count),
     ("min", Operation::Min),
     ("max", Operation::Max),
@@ -35,10 +37,8 @@ pub(super) const OPERATIONS: [(&str, Operation); 10] = [
     ("stats", Operation::Stats),
     ("median", Operation::Median),
     ("quantile", Operation::Quantile),
+    ("histogram", Operation::Histogram),
 ];
-
-/// Operations that need all values at once, which elements do not send.
-const WHOLE: [&str; 2] = ["histogram", "mode"];
 
 /// How the indices of a time coordinate are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +108,8 @@ pub struct Query {
     pub ddof: u32,
     /// Which quantiles, each from 0 to 1.
     pub quantiles: Vec<f64>,
+    /// The bins of a histogram.
+    pub bins: Wanted,
     /// The dimension along which several files are one.
     pub along: Option<String>,
 }
@@ -125,6 +127,7 @@ impl Query {
             weights: None,
             ddof: 0,
             quantiles: vec![0.25, 0.5, 0.75],
+            bins: Wanted::default(),
             along: None,
         }
     }
@@ -174,13 +177,6 @@ fn named<T: Copy>(what: &'static str, known: &[(&str, T)], text: &str) -> Result
 impl std::str::FromStr for Operation {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        if WHOLE.contains(&text) {
-            return Err(Error::Text {
-                what: "operation",
-                text: text.into(),
-                why: "it would need all values in one place; there are median and quantile, or a task of a job that selects the values".into(),
-            });
-        }
         named("operation", &OPERATIONS, text)
     }
 }
@@ -390,6 +386,8 @@ pub struct Words<'a> {
     pub ddof: &'a str,
     /// Numbers from 0 to 1, with commas between them; quartiles if there are none.
     pub quantiles: &'a str,
+    /// `N` or `LOW:HIGH:N`; ten if there are none.
+    pub bins: &'a str,
     /// A dimension, or nothing.
     pub along: &'a str,
 }
@@ -422,6 +420,7 @@ impl Words<'_> {
             weights: some(self.weights),
             ddof,
             quantiles: quantiles(self.quantiles)?,
+            bins: self.bins.trim().parse()?,
             along: some(self.along),
         })
     }

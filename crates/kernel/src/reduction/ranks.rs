@@ -32,7 +32,7 @@ pub struct Digits {
 
 impl Digits {
     /// Counters of one cell.
-    fn counters(&self) -> usize {
+    pub(super) fn counters(&self) -> usize {
         (self.ranks as usize).saturating_mul(1 << self.bits.min(32))
     }
 
@@ -56,33 +56,17 @@ impl Digits {
             Err(ArrayError::OtherReduction)
         }
     }
-}
 
-/// Counters of the digits of values, cell by cell.
-#[derive(Debug)]
-pub(super) struct Counters {
-    digits: Digits,
-    pub(super) counts: Vec<u64>,
-}
-
-impl Counters {
-    pub(super) fn new(digits: &Digits, cells: usize) -> Self {
-        Self {
-            counts: vec![0; cells * digits.counters()],
-            digits: digits.clone(),
-        }
-    }
-
-    /// Puts a value into a cell.
+    /// Counts a value of a cell.
     #[inline(always)]
-    pub(super) fn put<T: Number>(&mut self, cell: usize, value: T) {
-        let Digits {
+    pub(super) fn put<T: Number>(&self, counts: &mut [u64], cell: usize, value: T) {
+        let Self {
             real,
             below,
             bits,
             ranks,
             known,
-        } = &self.digits;
+        } = self;
         let key = match real {
             None => value.ordered(),
             Some((scale, offset)) => (value.to_f64() * scale + offset).ordered(),
@@ -90,13 +74,13 @@ impl Counters {
         let digit = as_usize(key >> below & ((1 << bits) - 1));
         let ranks = *ranks as usize;
         if known.is_empty() {
-            self.counts[(cell << bits) + digit] += 1;
+            counts[(cell << bits) + digit] += 1;
             return;
         }
         let above = key.unbounded_shr(below + bits);
         let first = cell * ranks;
         for (rank, known) in known[first..first + ranks].iter().enumerate() {
-            self.counts[((first + rank) << bits) + digit] += u64::from(*known == above);
+            counts[((first + rank) << bits) + digit] += u64::from(*known == above);
         }
     }
 }
@@ -242,7 +226,7 @@ impl Search {
                 let first = cell * counters + (rank.apart << self.bits);
                 let mut smaller = rank.smaller[cell];
                 let mut digit = 0;
-                for count in &found.digits[first..first + (1 << self.bits)] {
+                for count in &found.counters[first..first + (1 << self.bits)] {
                     if smaller < *count {
                         break;
                     }

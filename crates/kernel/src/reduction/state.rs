@@ -22,8 +22,8 @@ pub struct State {
     pub(super) moments: Vec<(f64, f64)>,
     /// Sum of weights. Then `sums` are of weighted values.
     pub(super) weights: Vec<f64>,
-    /// How many values have which digit, all of a cell side by side.
-    pub(super) digits: Vec<u64>,
+    /// Counters, all of a cell side by side.
+    pub(super) counters: Vec<u64>,
 }
 
 /// Sums, one a cell.
@@ -85,7 +85,7 @@ impl State {
             extremes: [false, true].map(|largest| extreme(wants.extremes, largest)),
             moments: vec![(0.0, 0.0); if wants.moments { cells } else { 0 }],
             weights: vec![0.0; if weighted { cells } else { 0 }],
-            digits: Vec::new(),
+            counters: Vec::new(),
             shape,
         }
     }
@@ -122,7 +122,7 @@ impl State {
             && lengths.iter().all(|length| *length == cells)
             && self.moments.is_empty() == other.moments.is_empty()
             && self.weights.is_empty() == other.weights.is_empty()
-            && self.digits.len() * cells == other.digits.len() * self.counts.len()
+            && self.counters.len() * cells == other.counters.len() * self.counts.len()
             && (0..self.at.len()).all(inside)
     }
 
@@ -199,9 +199,9 @@ impl State {
         if !self.weights.is_empty() {
             pairs().for_each(|(to, from)| self.weights[to] += other.weights[from]);
         }
-        let per = other.digits.len() / other.counts.len();
-        let digits = &mut self.digits[to * per..(to + row) * per];
-        for (own, more) in digits.iter_mut().zip(&other.digits[from * per..]) {
+        let per = other.counters.len() / other.counts.len();
+        let counters = &mut self.counters[to * per..(to + row) * per];
+        for (own, more) in counters.iter_mut().zip(&other.counters[from * per..]) {
             *own = own.saturating_add(*more);
         }
         pairs().for_each(|(to, from)| {

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 
-use tidemill_format::Attribute;
+use tidemill_format::{Attribute, Value};
 
+use super::bins::{Edges, whole};
+use super::error::{Error, Result};
 use super::plan::Plan;
 use super::query::Operation;
 use super::state::{Numbers, State, Sums, count, real, total};
@@ -42,6 +44,10 @@ pub enum Column {
 /// What was found of each cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
+    /// Of which variable.
+    pub variable: String,
+    /// What its values are measured in.
+    pub units: Option<String>,
     /// What: `mean`.
     pub name: Cow<'static, str>,
     /// One for each cell, the last dimension first.
@@ -51,20 +57,83 @@ pub struct Field {
 /// A result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Of which variable.
-    pub variable: String,
-    /// What its values are measured in.
-    pub units: Option<String>,
     /// Its dimensions; none if it is one value.
     pub axes: Vec<Axis>,
-    /// One, or several of statistics.
+    /// One, or several of statistics, variable by variable.
     pub fields: Vec<Field>,
+}
+
+impl Table {
+    /// Results of several variables as one.
+    ///
+    /// # Errors
+    /// If their dimensions differ.
+    pub fn join(tables: Vec<Self>) -> Result<Self> {
+        let joined = tables.into_iter().map(Ok).reduce(|one, other| {
+            let (mut one, other) = (one?, other?);
+            if one.axes != other.axes {
+                return Err(one.unlike(&other));
+            }
+            one.fields.extend(other.fields);
+            Ok(one)
+        });
+        joined.unwrap_or_else(|| Err(Error::Query("no variable was named".into())))
+    }
+
+    fn unlike(&self, other: &Self) -> Error {
+        let told = |table: &Self| {
+            let axis = |axis: &Axis| format!("{} ({})", axis.name, axis.length);
+            let axes: Vec<String> = table.axes.iter().map(axis).collect();
+            let variable = table
+                .fields
+                .first()
+                .map_or("", |field| field.variable.as_str());
+            match axes.is_empty() {
+                true => format!("{variable} is one value"),
+                false => format!("{variable} is over {}", axes.join(", ")),
+            }
+        };
+        Error::Query(format!(
+            "the results have not the same dimensions with the same values, and can't be one: {}, {}",
+            told(self),
+            told(other)
+        ))
+    }
+
+    /// Whether all is of one variable.
+    pub(super) fn is_of_one(&self) -> bool {
+        let first = self.fields.first().map(|field| &field.variable);
+        let is_first = |field: &Field| Some(&field.variable) == first;
+        self.fields.iter().all(is_first)
+    }
+
+    /// What a field is called beside the others.
+    #[must_use]
+    pub fn title(&self, field: &Field) -> String {
+        match self.is_of_one() {
+            true => field.name.to_string(),
+            false => field.title(),
+        }
+    }
+}
+
+impl Field {
+    /// Variable and operation.
+    pub(super) fn title(&self) -> String {
+        format!("{}_{}", self.variable.replace('/', "_"), self.name)
+    }
 }
 
 impl Plan {
     /// The result that a state is of, with the quantiles that were looked for.
-    pub(super) fn table(&self, state: &State, quantiles: Vec<Vec<Option<f64>>>) -> Table {
+    pub(super) fn table(
+        &self,
+        state: &State,
+        quantiles: Vec<Vec<Option<f64>>>,
+        edges: Option<Edges>,
+    ) -> Table {
         let of = Finder {
+            plan: self,
             state,
             ddof: self.ddof,
             unsigned: self.unsigned,
@@ -86,28 +155,64 @@ impl Plan {
                 of.stddev(),
             ],
             Operation::Median | Operation::Quantile => self.quantiled(quantiles),
+            Operation::Histogram => {
+                vec![self.field("count", Column::Whole(whole(&state.counters)))]
+            }
         };
+        let bins = edges.map(|edges| self.bin_axis(edges));
         Table {
-            variable: self.variable.clone(),
-            units: self.units.clone(),
-            axes: self.axes.clone(),
+            axes: self.axes.iter().cloned().chain(bins).collect(),
             fields,
         }
     }
 
+    fn field(&self, name: impl Into<Cow<'static, str>>, values: Column) -> Field {
+        Field {
+            variable: self.variable.clone(),
+            units: self.units.clone(),
+            name: name.into(),
+            values,
+        }
+    }
+
+    /// What is below, the bins, and what is above, by where each begins.
+    fn bin_axis(&self, edges: Edges) -> Axis {
+        let mut name = "bin".to_owned();
+        while self.axes.iter().any(|axis| axis.name == name) {
+            name.push('_');
+        }
+        let text = |name: &str, text: &str| Attribute {
+            name: name.into(),
+            value: Value::Text(text.into()),
+        };
+        let mut attributes = vec![text(
+            "long_name",
+            "lower edge; the first is what lies below all bins, the last what lies above",
+        )];
+        attributes.extend(self.units.as_ref().map(|units| text("units", units)));
+        let values = edges.lower_ends();
+        Axis {
+            name,
+            length: values.len() as u64,
+            coordinate: Some(Coordinate { values, attributes }),
+            labels: None,
+        }
+    }
+
     fn quantiled(&self, found: Vec<Vec<Option<f64>>>) -> Vec<Field> {
-        let field = |(quantile, values): (&f64, Vec<Option<f64>>)| Field {
-            name: match self.operation {
+        let field = |(quantile, values): (&f64, Vec<Option<f64>>)| {
+            let name = match self.operation {
                 Operation::Median => "median".into(),
-                _ => format!("q{quantile}").into(),
-            },
-            values: Column::Real(values),
+                _ => format!("q{quantile}"),
+            };
+            self.field(name, Column::Real(values))
         };
         self.quantiles.iter().zip(found).map(field).collect()
     }
 }
 
 struct Finder<'a> {
+    plan: &'a Plan,
     state: &'a State,
     ddof: u32,
     unsigned: bool,
@@ -125,10 +230,7 @@ impl Finder<'_> {
 
     fn counts(&self) -> Field {
         let values = Column::Whole(self.each(|_, count| Some(i128::from(count))));
-        Field {
-            name: "count".into(),
-            values,
-        }
+        self.plan.field("count", values)
     }
 
     fn extreme(&self, which: usize) -> Field {
@@ -141,10 +243,7 @@ impl Finder<'_> {
                 Column::Real(self.each(|cell, count| (count > 0).then(|| all[cell])))
             }
         };
-        Field {
-            name: ["min", "max"][which].into(),
-            values,
-        }
+        self.plan.field(["min", "max"][which], values)
     }
 
     fn range(&self) -> Field {
@@ -157,10 +256,7 @@ impl Finder<'_> {
             }
             _ => Column::Real(self.each(|_, _| None)),
         };
-        Field {
-            name: "range".into(),
-            values,
-        }
+        self.plan.field("range", values)
     }
 
     /// The sum of nothing is 0; one of integers wraps at 64 bits, as numpy's does.
@@ -182,10 +278,7 @@ impl Finder<'_> {
             Sums::Whole(all) => Column::Whole(self.each(|cell, _| Some(wrapped(all[cell])))),
             Sums::Real(all) => Column::Real(self.each(|cell, _| Some(total(all[cell])))),
         };
-        Field {
-            name: "sum".into(),
-            values,
-        }
+        self.plan.field("sum", values)
     }
 
     fn mean(&self) -> Field {
@@ -199,10 +292,7 @@ impl Finder<'_> {
             Sums::Real(all) => total(all[cell]),
         };
         let values = self.each(|cell, count| (count > 0).then(|| sum(cell) / many(cell, count)));
-        Field {
-            name: "mean".into(),
-            values: Column::Real(values),
-        }
+        self.plan.field("mean", Column::Real(values))
     }
 
     fn stddev(&self) -> Field {
@@ -211,9 +301,6 @@ impl Finder<'_> {
             let free = counted.checked_sub(ddof).filter(|free| *free > 0)?;
             Some((self.state.moments.get(cell)?.1 / count(free)).sqrt())
         };
-        Field {
-            name: "stddev".into(),
-            values: Column::Real(self.each(of)),
-        }
+        self.plan.field("stddev", Column::Real(self.each(of)))
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidemill_format::Range;
 
-use super::ranks::Digits;
+use super::counted::Counted;
 use crate::array::{Codec, Dtype, Literal};
 use crate::reducing::Piece;
 
@@ -28,8 +28,8 @@ pub struct Task {
     pub targets: Vec<Target>,
     /// What values weigh along one dimension, by the place in the selection.
     pub weights: Option<(u32, Vec<f64>)>,
-    /// What is counted to find ranks.
-    pub digits: Option<Digits>,
+    /// What of the values is counted, beside how many they are.
+    pub counted: Option<Counted>,
 }
 
 /// Which values count. NaN never does.
@@ -121,19 +121,22 @@ impl Task {
 
     /// Bytes that are kept of each cell.
     pub fn cell_bytes(&self) -> usize {
+        let counters = self.counted.as_ref().map_or(0, Counted::cell_bytes);
+        counters.saturating_add(self.bytes_with(self.wants))
+    }
+
+    /// Bytes of a cell of which that is kept, without counters.
+    pub(super) fn bytes_with(&self, wants: Wants) -> usize {
         let number = if self.dtype.size() == 8 { 16 } else { 8 };
         let Wants {
             sum,
             extremes,
             moments,
-        } = self.wants;
-        let digits = self.digits.as_ref().map_or(0, Digits::cell_bytes);
-        let others = 8
-            + 16 * usize::from(sum)
+        } = wants;
+        8 + 16 * usize::from(sum)
             + 2 * number * usize::from(extremes)
             + 16 * usize::from(moments)
-            + 8 * usize::from(self.weights.is_some());
-        digits.saturating_add(others)
+            + 8 * usize::from(self.weights.is_some())
     }
 }
 

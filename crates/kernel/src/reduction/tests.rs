@@ -2,6 +2,7 @@
 
 #![allow(clippy::float_cmp, reason = "results are told exactly")]
 
+use super::bins::Binning;
 use super::ranks::Search;
 use super::state::{Numbers, Sums, real, total};
 use super::*;
@@ -82,6 +83,8 @@ struct Case {
     big_endian: bool,
     seed: u32,
     missing: Vec<i32>,
+    /// Whether there are bounds.
+    bounded: bool,
     weighted: Option<usize>,
 }
 
@@ -94,19 +97,23 @@ fn case() -> impl Strategy<Value = Case> {
         any::<bool>(),
         any::<u32>(),
         missing,
+        any::<bool>(),
         prop::option::of(0..4_usize),
     )
-        .prop_map(|(sides, dtype, big_endian, seed, missing, weighted)| {
-            let weighted = weighted.filter(|dimension| *dimension < sides.len());
-            Case {
-                sides,
-                dtype: DTYPES[dtype],
-                big_endian,
-                seed,
-                missing,
-                weighted,
-            }
-        })
+        .prop_map(
+            |(sides, dtype, big_endian, seed, missing, bounded, weighted)| {
+                let weighted = weighted.filter(|dimension| *dimension < sides.len());
+                Case {
+                    sides,
+                    dtype: DTYPES[dtype],
+                    big_endian,
+                    seed,
+                    missing,
+                    bounded,
+                    weighted,
+                }
+            },
+        )
 }
 
 impl Case {
@@ -133,8 +140,8 @@ impl Case {
                     .iter()
                     .map(|one| Literal::Int((*one).into()))
                     .collect(),
-                least: Some(Literal::Float(0.5)),
-                most: Some(Literal::Int(55)),
+                least: self.bounded.then_some(Literal::Float(0.5)),
+                most: self.bounded.then_some(Literal::Int(55)),
             },
             wants: Wants {
                 sum: true,
@@ -142,7 +149,7 @@ impl Case {
                 moments: true,
             },
             targets: self.sides.iter().map(|side| side.target.clone()).collect(),
-            digits: None,
+            counted: None,
             weights: self
                 .weighted
                 .map(|dimension| (u32::try_from(dimension).unwrap(), weights(dimension))),
@@ -185,7 +192,8 @@ impl Case {
                 }
             }
             let value = self.value(index);
-            if (1..=55).contains(&value) && !self.missing.contains(&value) {
+            let within = !self.bounded || (1..=55).contains(&value);
+            if within && !self.missing.contains(&value) {
                 found[usize::try_from(cell).unwrap()].push((value, weighs));
             }
         }
@@ -317,10 +325,10 @@ fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
     let mut search = Search::new(&quantiles, kind, shape.iter().product(), room).unwrap();
     loop {
         let mut all = case.empty(&task);
-        all.digits = vec![0; all.counts.len() * search.counters()];
-        let digits = |cells: &Cells| Some(search.digits(unpack, cells, &shape));
+        all.counters = vec![0; all.counts.len() * search.counters()];
+        let digits = |cells: &Cells| Some(Counted::Digits(search.digits(unpack, cells, &shape)));
         let found = case.fold(all, |cells| Task {
-            digits: digits(cells),
+            counted: digits(cells),
             ..task.clone()
         });
         if !search.next(&found).unwrap() {
@@ -339,10 +347,92 @@ fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
     }
 }
 
+/// Counts values between edges pass by pass, against a look at every edge.
+fn check_histogram(case: &Case, wanted: Wanted, unpack: Option<(f64, f64)>) {
+    let mut task = case.task();
+    (task.wants, task.weights) = (Wants::default(), None);
+    let mut binning = Binning::new(wanted, case.shape().iter().product()).unwrap();
+    let (edges, found) = loop {
+        let edges = binning.edges();
+        let task = Task {
+            wants: Wants {
+                extremes: edges.is_none(),
+                ..Wants::default()
+            },
+            counted: edges.map(|edges| Counted::Bins(Bins { unpack, edges })),
+            ..task.clone()
+        };
+        let mut all = case.empty(&task);
+        all.counters = vec![0; edges.map_or(0, |edges| all.counts.len() * edges.counters())];
+        let mut found = case.fold(all, |_| task.clone());
+        if let (None, Some((scale, offset))) = (edges, unpack) {
+            found = found.unpacked(scale, offset);
+        }
+        if !binning.next(&found).unwrap() {
+            break (edges.unwrap(), found);
+        }
+    };
+    let (scale, offset) = unpack.unwrap_or((1.0, 0.0));
+    let model = case.model();
+    let value = |(value, _): &(i32, f64)| f64::from(*value) * scale + offset;
+    let all: Vec<f64> = model.iter().flatten().map(value).collect();
+    let ends = edges.lower_ends();
+    let (low, high) = (ends[1], ends[ends.len() - 1]);
+    let least = all.iter().copied().reduce(f64::min).unwrap_or(0.0);
+    let most = all.iter().copied().reduce(f64::max).unwrap_or(1.0);
+    let between = match wanted.between {
+        Some(between) => between,
+        None if least < most => (least, most),
+        None => (least - 0.5, least + 0.5),
+    };
+    assert_eq!((low, high), between);
+    let bins = ends.len() - 2;
+    for (bin, end) in ends[1..=bins].iter().enumerate() {
+        let expected = bin as f64 * ((high - low) / bins as f64) + low;
+        assert_eq!(*end, expected);
+    }
+    for (cell, values) in model.iter().enumerate() {
+        let mut expected = vec![0; bins + 2];
+        for value in values.iter().map(value) {
+            let place = match value {
+                _ if value < low => 0,
+                _ if value > high => bins + 1,
+                _ => ends
+                    .iter()
+                    .rposition(|end| *end <= value)
+                    .unwrap()
+                    .min(bins),
+            };
+            expected[place] += 1;
+        }
+        let counters = &found.counters[cell * (bins + 2)..(cell + 1) * (bins + 2)];
+        assert_eq!(counters, expected, "{case:?}");
+    }
+}
+
+/// Sums alone have loops of their own.
+fn check_sums(case: &Case, model: &[Vec<(i32, f64)>]) {
+    let mut task = case.task();
+    (task.wants.extremes, task.wants.moments) = (false, false);
+    task.weights = None;
+    let state = case.fold(case.empty(&task), |_| task.clone());
+    for (cell, values) in model.iter().enumerate() {
+        let sum = match &state.sums {
+            Sums::Whole(all) => real(all[cell]),
+            Sums::Real(all) => total(all[cell]),
+            Sums::None => f64::NAN,
+        };
+        let expected: i32 = values.iter().map(|(value, _)| value).sum();
+        assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
+        assert_eq!(sum, f64::from(expected), "{case:?}");
+    }
+}
+
 fn check(case: &Case) {
     let task = case.task();
     let state = case.fold(case.empty(&task), |_| task.clone());
     let found = case.model();
+    check_sums(case, &found);
     for (cell, values) in found.iter().enumerate() {
         assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
         let sum = match &state.sums {
@@ -385,7 +475,7 @@ fn check(case: &Case) {
             .iter()
             .map(|(value, _)| (f64::from(*value) - mean).powi(2))
             .sum();
-        assert!((state.moments[cell].0 - mean).abs() < 1e-12 * mean);
+        assert!((state.moments[cell].0 - mean).abs() <= 1e-12 * mean);
         assert!((state.moments[cell].1 - squares).abs() <= 1e-12 * squares.max(1.0));
     }
 }
@@ -406,6 +496,18 @@ proptest! {
         unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.25)], -3.0..3.0)),
     ) {
         check_quantiles(&case, room, unpack);
+    }
+
+    /// Whether the edges are given or found, the values packed or not.
+    #[test]
+    fn histograms_are_those_of_a_look_at_every_edge(
+        case in case(),
+        bins in prop_oneof![1..12_u32, Just(1000)],
+        between in prop::option::of((-20.0..40.0_f64, prop_oneof![Just(1.0), Just(30.0), 0.001..50.0_f64])),
+        unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.1)], -3.0..3.0)),
+    ) {
+        let between = between.map(|(low, far)| (low, low + far));
+        check_histogram(&case, Wanted { bins, between }, unpack);
     }
 
     /// What is cut at any bytes has the same values at the same places, and no piece that more than one value long crosses an end.
@@ -460,13 +562,22 @@ proptest! {
         };
         let cells = case.shape();
         let small = |place: usize| u32::try_from(next(place) % 80).unwrap();
-        task.digits = (next(2) % 2 == 0).then(|| Digits {
-            real: None,
-            below: small(8),
-            bits: small(9),
-            ranks: u32::try_from(next(10) % (1 << 32)).unwrap(),
-            known: vec![next(11); usize::try_from(next(12) % 40).unwrap()],
-        });
+        task.counted = match next(2) % 3 {
+            0 => None,
+            1 => Some(Counted::Digits(Digits {
+                real: None,
+                below: small(8),
+                bits: small(9),
+                ranks: u32::try_from(next(10) % (1 << 32)).unwrap(),
+                known: vec![next(11); usize::try_from(next(12) % 40).unwrap()],
+            })),
+            // The bits of any numbers.
+            _ => {
+                let edges = (f64::from_bits(next(13)), f64::from_bits(next(14)), next(15));
+                let sent = postcard::to_allocvec(&(1_u32, Some((next(8) as f64, f64::from_bits(next(9)))), edges)).unwrap();
+                postcard::from_bytes(&sent).ok()
+            }
+        };
         if let Ok(mut folding) = Folding::new(task, (cells.iter().map(|_| next(9) % 2).collect(), cells)) {
             let _ = folding.add(&item, &stored);
         }
@@ -523,8 +634,29 @@ fn selections_are_read_as_they_are_written() {
             .parse::<Operation>()
             .unwrap_err()
             .to_string()
-            .contains("all values in one place")
+            .contains("median, quantile, histogram")
     );
+    let bins = |text: &str| text.parse::<Wanted>();
+    assert_eq!(bins("").unwrap(), Wanted::default());
+    let wanted = Wanted {
+        bins: 80,
+        between: Some((-5.0, 35.5)),
+    };
+    assert_eq!(bins("-5:35.5:80").unwrap(), wanted);
+    for wrong in [
+        "0",
+        "1048577",
+        "a",
+        "1:2",
+        "2:1:5",
+        "1:1:5",
+        "0:inf:3",
+        "nan:1:3",
+        "-1e308:1e308:2",
+        "1:1.0000000000000002:2",
+    ] {
+        bins(wrong).unwrap_err();
+    }
     assert!(
         "fortnight"
             .parse::<By>()
@@ -539,15 +671,39 @@ fn values_that_change_between_passes_are_an_error() {
     let mut search = Search::new(&[0.5], (Dtype::Float32, false), 1, 1 << 20).unwrap();
     let counted = |count: u64, of: usize| {
         let mut state = State::empty(Vec::new(), false, Wants::default(), false);
-        (state.counts, state.digits) = (vec![count], vec![0; of]);
+        (state.counts, state.counters) = (vec![count], vec![0; of]);
         state
     };
     let mut first = counted(3, search.counters());
-    first.digits[5] = 3;
+    first.counters[5] = 3;
     assert!(search.next(&first).unwrap());
     // Fewer values; as many, of which none begins as the one that was found.
     for count in [2, 3] {
         let found = counted(count, search.counters());
         assert!(matches!(search.next(&found), Err(Error::Changed)));
     }
+}
+
+#[test]
+fn bins_of_values_that_change_between_passes_are_an_error() {
+    let state = |counts: u64, counters: Vec<u64>| {
+        let mut state = State::empty(Vec::new(), false, Wants::default(), false);
+        (state.counts, state.counters) = (vec![counts], counters);
+        state
+    };
+    let mut ends = state(3, Vec::new());
+    ends.extremes = [Numbers::Real(vec![1.0]), Numbers::Real(vec![2.0])];
+    let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
+    assert!(binning.next(&ends).unwrap());
+    // Fewer values; as many, of which one lies outside.
+    for found in [state(2, vec![0, 1, 1, 0]), state(3, vec![0, 1, 1, 1])] {
+        assert!(matches!(binning.next(&found), Err(Error::Changed)));
+    }
+    assert!(!binning.next(&state(3, vec![0, 1, 2, 0])).unwrap());
+    // Infinities have no bins between them; more counters than there may be are refused before anything is read.
+    ends.extremes[1] = Numbers::Real(vec![f64::INFINITY]);
+    let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
+    let refused = binning.next(&ends).unwrap_err().to_string();
+    assert!(refused.contains("--bins LOW:HIGH:N"), "{refused}");
+    Binning::new("1022".parse().unwrap(), 2 << 11).unwrap_err();
 }

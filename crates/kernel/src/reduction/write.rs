@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
-use super::table::{Axis, Column, Table};
+use super::table::{Axis, Column, Field, Table};
 
 /// How a result is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +63,16 @@ impl Column {
                 Some(one) => i64::try_from(one)
                     .map_or_else(|_| json!(u64::try_from(one).ok()), |one| json!(one)),
             },
-            // JSON has neither infinities nor NaN.
-            Self::Real(all) => match all[cell] {
-                Some(one) if !one.is_finite() => json!(one.to_string()),
-                one => json!(one),
-            },
+            Self::Real(all) => all[cell].map_or(Json::Null, number),
         }
+    }
+}
+
+/// JSON has neither infinities nor NaN: they are text.
+fn number(value: f64) -> Json {
+    match value.is_finite() {
+        true => json!(value),
+        false => json!(value.to_string()),
     }
 }
 
@@ -115,13 +119,26 @@ impl Table {
             json!({
                 "name": axis.name,
                 "length": axis.length,
-                "values": axis.coordinate.as_ref().map(|coordinate| &coordinate.values),
+                "values": axis.coordinate.as_ref().map(|coordinate| coordinate.values.iter().copied().map(number).collect::<Vec<_>>()),
                 "units": axis.coordinate.as_ref().and_then(|coordinate| text(&coordinate.attributes, "units")),
                 "labels": axis.labels,
             })
         };
-        let mut fields = serde_json::Map::new();
-        for field in &self.fields {
+        let dimensions: Vec<Json> = self.axes.iter().map(axis).collect();
+        let of_variable = |fields: &[Field]| json!({ "variable": fields[0].variable, "units": fields[0].units, "values": self.values(fields) });
+        let same = |one: &Field, other: &Field| one.variable == other.variable;
+        let mut variables: Vec<Json> = self.fields.chunk_by(same).map(of_variable).collect();
+        if variables.len() > 1 {
+            return json!({ "dimensions": dimensions, "variables": variables });
+        }
+        let mut only = variables.pop().unwrap_or_default();
+        only["dimensions"] = json!(dimensions);
+        only
+    }
+
+    fn values(&self, fields: &[Field]) -> Json {
+        let mut found = serde_json::Map::new();
+        for field in fields {
             let values: Vec<Json> = (0..field.values.len())
                 .map(|cell| field.values.json(cell))
                 .collect();
@@ -130,14 +147,9 @@ impl Table {
             } else {
                 json!(values)
             };
-            fields.insert(field.name.to_string(), values);
+            found.insert(field.name.to_string(), values);
         }
-        json!({
-            "variable": self.variable,
-            "units": self.units,
-            "dimensions": self.axes.iter().map(axis).collect::<Vec<_>>(),
-            "values": fields,
-        })
+        Json::Object(found)
     }
 
     /// Writes it.
@@ -152,7 +164,7 @@ impl Table {
             Form::Csv => self.csv(out),
             Form::Npy if self.fields.len() > 1 => {
                 return Err(Error::Query(
-                    "npy holds one array: stats are several; write .nc, .csv or .json".into(),
+                    "npy holds one array, and these are several; write .nc, .csv or .json".into(),
                 ));
             }
             Form::Npy => self.npy(out),
@@ -168,8 +180,8 @@ impl Table {
         let names = self
             .axes
             .iter()
-            .map(|axis| axis.name.as_str())
-            .chain(self.fields.iter().map(|field| &*field.name));
+            .map(|axis| axis.name.clone())
+            .chain(self.fields.iter().map(|field| self.title(field)));
         writeln!(out, "{}", names.collect::<Vec<_>>().join(","))?;
         for cell in 0..self.cells() {
             let labels = self
@@ -242,18 +254,20 @@ impl Table {
             }
         }
         for field in &self.fields {
-            let variable = self.variable.replace('/', "_");
-            let name = if self.fields.len() == 1 {
-                variable
-            } else {
-                format!("{variable}_{}", field.name)
+            let others = self
+                .fields
+                .iter()
+                .filter(|one| one.variable == field.variable);
+            let name = match others.count() {
+                1 => field.variable.replace('/', "_"),
+                _ => field.title(),
             };
             let (kind, bytes) = big(&field.values);
             let mut attributes = vec![attribute(
                 "cell_methods",
                 Value::Text(field.name.to_string()),
             )];
-            if let Some(units) = self.units.as_ref().filter(|_| field.name != "count") {
+            if let Some(units) = field.units.as_ref().filter(|_| field.name != "count") {
                 attributes.push(attribute("units", Value::Text(units.clone())));
             }
             if kind == DOUBLE {

@@ -1,0 +1,259 @@
+//! Histograms: how many values of a cell lie between which edges. All cells have the same edges, so counts of pieces add up.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+use super::state::{Numbers, State, real};
+use crate::array::ArrayError;
+use crate::loops::number::Number;
+
+/// Bins of one histogram.
+const BINS_MAX: u32 = 1 << 20;
+
+/// Counters of all cells.
+const COUNTERS_MAX: u64 = 2 << 20;
+
+/// Bins as they are asked for: `10`, `-5:35:80`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wanted {
+    /// How many.
+    pub bins: u32,
+    /// From where to where; between the extremes of the values if it is not said.
+    pub between: Option<(f64, f64)>,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            bins: 10,
+            between: None,
+        }
+    }
+}
+
+impl std::str::FromStr for Wanted {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why: String| Error::Text {
+            what: "bins",
+            text: text.into(),
+            why,
+        };
+        let many = |text: &str| {
+            let bins = text.trim().parse().ok();
+            let bins = bins.filter(|bins| (1..=BINS_MAX).contains(bins));
+            bins.ok_or_else(|| wrong(format!("there are 1 to {BINS_MAX} of them")))
+        };
+        let end = |text: &str| {
+            let end = text.trim().parse().ok().filter(|end: &f64| end.is_finite());
+            end.ok_or_else(|| wrong("its ends are finite numbers".into()))
+        };
+        let parts: Vec<&str> = text.split(':').collect();
+        match parts[..] {
+            [""] => Ok(Self::default()),
+            [bins] => Ok(Self {
+                bins: many(bins)?,
+                between: None,
+            }),
+            [low, high, bins] => {
+                let (low, high, bins) = (end(low)?, end(high)?, many(bins)?);
+                Edges::new(low, high, bins)?;
+                Ok(Self {
+                    bins,
+                    between: Some((low, high)),
+                })
+            }
+            _ => Err(wrong("they are N, or LOW:HIGH:N".into())),
+        }
+    }
+}
+
+/// Bins of equal width, from the lowest edge to the highest: numpy's `linspace`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Edges {
+    low: f64,
+    high: f64,
+    bins: u32,
+}
+
+impl Edges {
+    /// So many between two numbers.
+    ///
+    /// # Errors
+    /// If they are no two numbers, or too near to each other for so many.
+    pub fn new(low: f64, high: f64, bins: u32) -> Result<Self> {
+        let edges = Self { low, high, bins };
+        if edges.are_apart() {
+            return Ok(edges);
+        }
+        Err(Error::Query(format!(
+            "from {low} to {high} there are no {bins} bins: both are finite, the first is lower, and doubles in between are many enough"
+        )))
+    }
+
+    /// Whether each edge is above the one before. They may come from anywhere.
+    fn are_apart(self) -> bool {
+        let finite = self.low.is_finite() && (self.high - self.low).is_finite();
+        let many = (1..=BINS_MAX).contains(&self.bins);
+        finite && many && (0..self.bins).all(|bin| self.edge(bin) < self.edge(bin + 1))
+    }
+
+    /// Where a bin begins; at the end, where the last one ends.
+    fn edge(self, bin: u32) -> f64 {
+        if bin == self.bins {
+            return self.high;
+        }
+        f64::from(bin) * ((self.high - self.low) / f64::from(self.bins)) + self.low
+    }
+
+    /// The lower end of all counters: of what is below, of each bin, of what is above.
+    pub(super) fn lower_ends(self) -> Vec<f64> {
+        let edges = (0..=self.bins).map(|bin| self.edge(bin));
+        std::iter::once(f64::NEG_INFINITY).chain(edges).collect()
+    }
+
+    /// Counters of one cell: one for each bin, one for what is below, one for what is above.
+    pub(super) fn counters(self) -> usize {
+        self.bins as usize + 2
+    }
+}
+
+/// What is counted of each cell in a pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bins {
+    /// Values are put between these once they are so many times what they are, and so much more.
+    pub(super) unpack: Option<(f64, f64)>,
+    pub(super) edges: Edges,
+}
+
+impl Bins {
+    /// Whether they are some. They may come from anywhere.
+    pub(super) fn check(&self) -> std::result::Result<(), ArrayError> {
+        match self.edges.are_apart() {
+            true => Ok(()),
+            false => Err(ArrayError::OtherReduction),
+        }
+    }
+
+    /// The counter of a value.
+    #[inline(always)]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it saturates, and is put right below"
+    )]
+    pub(super) fn place<T: Number>(&self, value: T) -> usize {
+        let value = match self.unpack {
+            None => value.to_f64(),
+            Some((scale, offset)) => value.to_f64() * scale + offset,
+        };
+        let Edges { low, high, bins } = self.edges;
+        if value > high {
+            return self.edges.counters() - 1;
+        }
+        if value < low || value.is_nan() {
+            return 0;
+        }
+        let near = (value - low) / (high - low) * f64::from(bins);
+        let mut bin = (near as u32).min(bins - 1);
+        while bin > 0 && value < self.edges.edge(bin) {
+            bin -= 1;
+        }
+        while bin + 1 < bins && value >= self.edges.edge(bin + 1) {
+            bin += 1;
+        }
+        bin as usize + 1
+    }
+}
+
+/// The way to a histogram, from pass to pass.
+#[derive(Clone, Debug)]
+pub(super) enum Binning {
+    /// The extremes are looked for.
+    Ends(u32),
+    /// Values are counted; how many there were in each cell when the extremes were looked for, if they were.
+    Counted(Edges, Option<Vec<u64>>),
+}
+
+impl Binning {
+    pub(super) fn new(wanted: Wanted, cells: u64) -> Result<Self> {
+        let counters = cells.saturating_mul(u64::from(wanted.bins) + 2);
+        if counters > COUNTERS_MAX {
+            return Err(Error::Query(format!(
+                "these are {counters} counts, with those below and above the bins, and at most {COUNTERS_MAX} are made: reduce more dimensions, or ask for fewer bins"
+            )));
+        }
+        Ok(match wanted.between {
+            Some((low, high)) => Self::Counted(Edges::new(low, high, wanted.bins)?, None),
+            None => Self::Ends(wanted.bins),
+        })
+    }
+
+    /// The edges, once they are known.
+    pub(super) fn edges(&self) -> Option<Edges> {
+        match self {
+            Self::Ends(_) => None,
+            Self::Counted(edges, _) => Some(*edges),
+        }
+    }
+
+    /// Goes on, if there is another pass.
+    ///
+    /// # Errors
+    /// If the extremes are not finite, or values changed between two passes.
+    pub(super) fn next(&mut self, found: &State) -> Result<bool> {
+        match self {
+            Self::Ends(bins) => {
+                *self = Self::Counted(between(found, *bins)?, Some(found.counts.clone()));
+                Ok(true)
+            }
+            Self::Counted(edges, Some(counts)) => {
+                let outside = found.counters.chunks_exact(edges.counters());
+                let mut outside = outside.map(|cell| cell[0] + cell[cell.len() - 1]);
+                match *counts == found.counts && outside.all(|count| count == 0) {
+                    true => Ok(false),
+                    false => Err(Error::Changed),
+                }
+            }
+            Self::Counted(_, None) => Ok(false),
+        }
+    }
+}
+
+/// Bins between the extremes of all cells. As numpy has it, one value lies in the middle, and none are from 0 to 1.
+fn between(found: &State, bins: u32) -> Result<Edges> {
+    let ends = |numbers: &Numbers| -> Vec<f64> {
+        let all = match numbers {
+            Numbers::None => Vec::new(),
+            Numbers::Whole(all) => all.iter().copied().map(real).collect(),
+            Numbers::Real(all) => all.clone(),
+        };
+        let there = all.into_iter().zip(&found.counts);
+        there
+            .filter(|(_, count)| **count > 0)
+            .map(|(end, _)| end)
+            .collect()
+    };
+    let [lows, highs] = [0, 1].map(|which| ends(&found.extremes[which]));
+    let low = lows.into_iter().reduce(f64::min);
+    let high = highs.into_iter().reduce(f64::max);
+    let (low, high) = match low.zip(high) {
+        None => (0.0, 1.0),
+        Some((low, high)) if low < high => (low, high),
+        Some((low, _)) => (low - 0.5, low + 0.5),
+    };
+    Edges::new(low, high, bins).map_err(|_| {
+        Error::Query(format!(
+            "the values are from {low} to {high}, between which there are no {bins} bins of equal width: say which, as --bins LOW:HIGH:N"
+        ))
+    })
+}
+
+/// How many values there are in as many cells.
+pub(super) fn whole(counts: &[u64]) -> Vec<Option<i128>> {
+    counts
+        .iter()
+        .map(|count| Some(i128::from(*count)))
+        .collect()
+}

@@ -105,6 +105,10 @@ fn every_policy_gives_the_same_result_and_says_why() {
         "input-locality",
         "min-wait",
         "hybrid",
+        "random:all",
+        "constraint:energy",
+        "constraint:load=2,capacity=0.5",
+        "minmax",
     ] {
         let job = array.done(array.submit(&word_count(policy)));
         assert_eq!(array.sh("cat w/total").trim(), "2800", "{policy}");

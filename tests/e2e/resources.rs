@@ -5,9 +5,18 @@ use serde_json::Value;
 
 fn array() -> Option<Array> {
     Array::with(Options {
-        element_args: ["--memory", "1GiB", "--resources", "gpu=1,licence.x=2"]
-            .map(str::to_owned)
-            .into(),
+        element_args: [
+            "--memory",
+            "1GiB",
+            "--resources",
+            "gpu=1,licence.x=2",
+            "--device-rate",
+            "3600M",
+            "--busy-power",
+            "12.5 W",
+        ]
+        .map(str::to_owned)
+        .into(),
         ..Options::default()
     })
 }
@@ -32,6 +41,8 @@ fn what_elements_offer_is_shown_and_what_no_element_has_is_refused_at_submit() {
     let element = &status["elements"][0];
     assert_eq!(element["memory_bytes"], 1 << 30);
     assert_eq!(element["resources"]["licence.x"], 2);
+    assert_eq!(element["watts_milli"], 12_500);
+    assert_eq!([&element["speed_class"], &element["energy_class"]], [5, 4]);
     let shown = array.run(&["status"]).out;
     assert!(shown.contains("gpu=1,licence.x=2"), "{shown}");
     for (rest, why) in [
@@ -56,7 +67,22 @@ fn what_elements_offer_is_shown_and_what_no_element_has_is_refused_at_submit() {
         let refused = array.try_submit(&script(&[("a", &format!("kernel = \"true\"; {rest}"))]));
         assert!(!refused.ok && refused.err.contains(why), "{}", refused.err);
     }
-    for flags in [&["--resources", "gpu=x"], &["--resources", "cores=1"]] {
+    for (policy, why) in [
+        ("constraint:load=0", "all weights are zero"),
+        ("constraint:load=nan", "a number from 0 to 1000"),
+        ("min-wat", "min-wait"),
+    ] {
+        let of = |script: String| format!("policy = \"{policy}\"; {script}");
+        let script = of(script(&[("a", "kernel = \"true\";")]));
+        let refused = array.try_submit(&script);
+        assert!(!refused.ok && refused.err.contains(why), "{}", refused.err);
+    }
+    let flags = [
+        ["--resources", "gpu=x"],
+        ["--resources", "cores=1"],
+        ["--busy-power", "much"],
+    ];
+    for flags in &flags {
         let wrong = array.run(&[&["element", "--id", "7"][..], flags].concat());
         assert!(
             !wrong.ok && wrong.err.contains(flags[1].split('=').next().unwrap()),
@@ -95,6 +121,11 @@ fn tasks_share_what_there_is_and_know_what_they_have() {
     let job = array.submit(&script(&tasks));
     array.done(job);
     assert_eq!(array.sh("cat w/both"), "2 67108864\n");
+    let thrifty = format!("policy = \"constraint:energy\"; {}", script(&[("e", gpu)]));
+    let thrifty = array.submit(&thrifty.replace("\"j\"", "\"k\""));
+    array.done(thrifty);
+    let why = array.json(&["explain", &thrifty.to_string()])["decisions"][0].to_string();
+    assert!(why.contains("speed class 5, energy class 4"), "{why}");
     let trace = array.path("trace.json");
     let exported = [
         "jobs",

@@ -69,7 +69,7 @@ pub(crate) struct Server {
     pub(crate) move_rate: Option<Size>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Element {
     pub(crate) id: Option<u32>,
@@ -86,6 +86,8 @@ pub(crate) struct Element {
     pub(crate) kernels_environment: Option<Vec<String>>,
     pub(crate) capacity: Option<Size>,
     pub(crate) link: Option<Size>,
+    pub(crate) device_rate: Option<Size>,
+    pub(crate) busy_power: Option<Watts>,
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
     pub(crate) scrub_rate: Option<OrOff<Size>>,

@@ -129,6 +129,8 @@ fn element(
         resources: element.resources.clone(),
         programs: None,
         link_bytes_per_sec: element.link_bytes_per_sec,
+        device_bytes_per_sec: element.device_bytes_per_sec,
+        watts_milli: element.watts_milli,
         pulled_bytes_max: COPIES_BYTES_MAX,
         history: history.collect(),
         copies: copies.cloned().collect(),

@@ -45,6 +45,10 @@ pub struct ElementView {
     pub free_bytes: u64,
     /// Rate at which it can pull from another element, in bytes per second (measured, or configured).
     pub link_bytes_per_sec: u64,
+    /// Rate of its device in bytes per second, as configured; 0: nobody said.
+    pub device_bytes_per_sec: u64,
+    /// Power that it draws at full load in thousandths of a watt, as configured; 0: nobody said.
+    pub watts_milli: u64,
     /// Run-time history per kernel name.
     pub history: BTreeMap<String, History>,
 }

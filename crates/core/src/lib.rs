@@ -23,6 +23,7 @@ pub mod pace;
 pub mod random;
 pub mod resources;
 pub mod rule;
+pub mod score;
 pub mod script;
 pub mod shown;
 pub mod surroundings;

@@ -64,6 +64,10 @@ pub struct Config {
     pub capacity_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,
+    /// Rate of its device in bytes per second, for policies that prefer fast elements; `None`: nobody said.
+    pub device_bytes_per_sec: Option<u64>,
+    /// What it draws at full load in thousandths of a watt, for policies that prefer thrifty elements; `None`: nobody said.
+    pub watts_milli: Option<u64>,
     /// How often its status is refreshed and sent.
     pub status_period: Duration,
     /// The program that runs built-in and native kernels when it is started with the hidden argument of
@@ -133,6 +137,8 @@ impl Config {
             kernels_environment: Vec::new(),
             capacity_bytes: None,
             link_bytes_per_sec: None,
+            device_bytes_per_sec: None,
+            watts_milli: None,
             status_period: Duration::from_secs(1),
             program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
             in_place: true,

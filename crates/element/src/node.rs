@@ -26,6 +26,8 @@ const JOIN_MAX: Duration = Duration::from_secs(5);
 
 /// Refreshes of the status object between two looks for programs that came or went.
 const REFRESHES_PER_LOOK: u32 = 5;
+/// Refreshes after which all of the status is told, whether it has changed or not: what kernels took, and the flash model.
+const REFRESHES_PER_STATUS: u32 = 3;
 
 /// Refreshes of the status object between two clean-ups of the label table and of the folder of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
@@ -212,6 +214,8 @@ impl Node {
             capacity_bytes: space.capacity_bytes,
             free_bytes: space.free_bytes,
             link_bytes_per_sec: link.unwrap_or(LINK_BYTES_PER_SEC_DEFAULT),
+            device_bytes_per_sec: self.config.device_bytes_per_sec.unwrap_or(0),
+            watts_milli: self.config.watts_milli.unwrap_or(0),
             sandbox: parts.runner.sandbox(),
             disk: Some(v1::Disk {
                 device: space.disk.device,
@@ -285,7 +289,7 @@ impl Node {
     /// Refreshes the status object on the configured period and sends it to the server, for ever.
     pub async fn refresh(self: &Arc<Self>) {
         use v1::from_element::Message;
-        let mut kept = Vec::new();
+        let (mut kept, mut told) = (Vec::new(), v1::Element::default());
         let mut ticks = tokio::time::interval(self.config.status_period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for count in 1_u32.. {
@@ -300,7 +304,13 @@ impl Node {
                 }
             };
             let attributes = status::attributes(&element);
-            self.parts().reports.send(Message::Status(element));
+            let whole = count % REFRESHES_PER_STATUS == 1;
+            let message = match status::standing(&told, &element).filter(|_| !whole) {
+                Some(standing) => Message::Standing(standing),
+                None => Message::Status(element.clone()),
+            };
+            told = element;
+            self.parts().reports.send(message);
             let prune = count % REFRESHES_PER_PRUNE == 0;
             if prune {
                 self.sweep().await;

@@ -129,6 +129,32 @@ impl Counters {
     }
 }
 
+/// What has changed since a status was told, if that is only what changes all the time. Run times that kernels took the
+/// server has heard with their labels' ends.
+#[must_use]
+pub fn standing(told: &v1::Element, now: &v1::Element) -> Option<v1::Standing> {
+    let rest = |element: &v1::Element| v1::Element {
+        running: 0,
+        queued: 0,
+        free_bytes: 0,
+        bytes_written: 0,
+        bytes_read: 0,
+        load_milli: 0,
+        history: [].into(),
+        flash_model: None,
+        disk: None,
+        ..element.clone()
+    };
+    (rest(told) == rest(now)).then_some(v1::Standing {
+        running: now.running,
+        queued: now.queued,
+        free_bytes: now.free_bytes,
+        bytes_written: now.bytes_written,
+        bytes_read: now.bytes_read,
+        load_milli: now.load_milli,
+    })
+}
+
 /// The attributes of the status object that say what `element` does.
 #[must_use]
 pub fn attributes(element: &v1::Element) -> Vec<(u32, Vec<u8>)> {
@@ -183,6 +209,27 @@ fn load_milli() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_changes_all_the_time_is_told_by_itself_and_anything_else_with_the_whole() {
+        let told = v1::Element {
+            element: 3,
+            running: 1,
+            free_bytes: 10,
+            ..v1::Element::default()
+        };
+        let mut now = told.clone();
+        now.queued = 7;
+        now.free_bytes = 5;
+        now.history = [("mean".to_owned(), v1::KernelHistory::default())].into();
+        let told_now = standing(&told, &now).unwrap();
+        assert_eq!(
+            (told_now.running, told_now.queued, told_now.free_bytes),
+            (1, 7, 5)
+        );
+        now.trouble = "its disk is full".to_owned();
+        assert_eq!(standing(&told, &now), None);
+    }
 
     #[test]
     fn history_and_counters_outlive_a_restart() {

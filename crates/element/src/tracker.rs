@@ -157,6 +157,8 @@ pub(crate) fn status_json(element: &v1::Element) -> Value {
         "bytes_written": element.bytes_written,
         "bytes_read": element.bytes_read,
         "link_bytes_per_sec": element.link_bytes_per_sec,
+        "device_bytes_per_sec": element.device_bytes_per_sec,
+        "watts_milli": element.watts_milli,
         "load_milli": element.load_milli,
         "sandbox": element.sandbox,
         "history": history,

@@ -634,3 +634,69 @@ fn tasks_wait_for_as_many_cores_as_they_need_and_go_where_their_program_is() {
         "no element can run task `task 0`: no storage element has the program `kernel 9`"
     );
 }
+
+#[test]
+fn elements_of_unlike_speed_and_power_are_used_as_the_policy_says() {
+    let drafts: Vec<Draft> = (0..12)
+        .map(|_| (100, vec![1], vec![0], None, PLAIN))
+        .collect();
+    let workflow = workflow(&drafts, &[5], 2);
+    let mut platform = plain(2, 3);
+    let [fast, thrifty, _] = &mut platform.elements[..] else {
+        panic!("there are three");
+    };
+    // Run times are learned, so that a plan can be made.
+    let learned = |millis: u64| {
+        let history = tidemill_core::event::History {
+            runs: 1,
+            total_ns: millis * 1_000_000,
+            input_bytes: 5,
+        };
+        (0..3).map(|n| (format!("kernel {n}"), history)).collect()
+    };
+    fast.core_speed = 4.0;
+    fast.history = learned(25);
+    fast.read_bandwidth = Some(3_600_000_000);
+    fast.write_bandwidth = Some(3_600_000_000);
+    fast.power_busy_watts = 300.0;
+    thrifty.history = learned(100);
+    thrifty.read_bandwidth = Some(500_000_000);
+    thrifty.write_bandwidth = Some(500_000_000);
+    thrifty.power_busy_watts = 10.0;
+    let slow = &mut platform.elements[2];
+    slow.history = learned(100);
+    slow.read_bandwidth = Some(100_000_000);
+    slow.write_bandwidth = Some(100_000_000);
+    slow.power_busy_watts = 300.0;
+    let ran = |policy: &str| {
+        let simulation = Simulation::new(&platform, &workflow).policy(policy);
+        let report = simulation.run().unwrap();
+        let on = |element| {
+            report
+                .tasks
+                .iter()
+                .filter(|one| one.element == element)
+                .count()
+        };
+        ([on(0), on(1), on(2)], report.makespan_ns)
+    };
+    let most = |policy: &str, element: usize| {
+        let ([a, b, c], _) = ran(policy);
+        let rest = a + b + c - [a, b, c][element];
+        assert!([a, b, c][element] > rest, "{policy}: {a}, {b}, {c}");
+    };
+    most("constraint:bandwidth", 0);
+    most("constraint:energy", 1);
+    most("constraint:speed=1", 0);
+    // It takes 30 times the power for a quarter of the time.
+    most("minmax", 1);
+    // Where nobody says what is drawn, time alone counts.
+    for element in &mut platform.elements {
+        element.power_busy_watts = 0.0;
+    }
+    let ran = |policy: &str| {
+        let simulation = Simulation::new(&platform, &workflow).policy(policy);
+        simulation.run().unwrap().makespan_ns
+    };
+    assert!(ran("minmax") < ran("round-robin"));
+}

@@ -517,6 +517,7 @@ impl Array {
                 self.refresh();
                 self.report(Report::Status { element: status });
             }
+            From::Standing(standing) => self.on_standing(element, epoch, &standing),
             From::Started(started) => self.report(Report::Started {
                 element,
                 label: started.label,
@@ -552,6 +553,26 @@ impl Array {
                 }
             }
         }
+    }
+
+    /// What of an element's status changes all the time.
+    fn on_standing(&self, element: u32, epoch: u64, standing: &v1::Standing) {
+        let status = {
+            let mut slots = self.slots.lock();
+            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+                return;
+            };
+            let status = &mut slot.status;
+            status.running = standing.running;
+            status.queued = standing.queued;
+            status.free_bytes = standing.free_bytes;
+            status.bytes_written = standing.bytes_written;
+            status.bytes_read = standing.bytes_read;
+            status.load_milli = standing.load_milli;
+            status.clone()
+        };
+        self.refresh();
+        self.report(Report::Status { element: status });
     }
 
     /// An element has said something.

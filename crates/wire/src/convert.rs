@@ -641,6 +641,8 @@ impl TryFrom<&v1::Element> for ElementView {
             capacity_bytes: element.capacity_bytes,
             free_bytes: element.free_bytes,
             link_bytes_per_sec: element.link_bytes_per_sec,
+            device_bytes_per_sec: element.device_bytes_per_sec,
+            watts_milli: element.watts_milli,
             history: element.history.iter().map(history).collect(),
         })
     }

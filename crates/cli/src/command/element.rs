@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
   tidemill element --id 0                             beside a server on this machine
@@ -91,6 +92,14 @@ pub(crate) struct Args {
     /// Bytes per second that it pulls from other elements [default: measured]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_LINK")]
     link: Option<Size>,
+    /// Bytes per second of its device, such as 550M, from which its speed class follows that the policies constraint:… weigh
+    /// [default: nobody says]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_DEVICE_RATE")]
+    device_rate: Option<Size>,
+    /// What it draws at full load, such as "190 W", from which its energy class follows; the policies constraint:… and minmax
+    /// weigh it [default: nobody says]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_BUSY_POWER")]
+    busy_power: Option<Watts>,
     /// Bytes pulled from other elements that it keeps for tasks to come [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
     pulled: Option<Size>,
@@ -185,6 +194,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     config.hidden = context.private();
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
+    let device = args.device_rate.or(file.device_rate);
+    config.device_bytes_per_sec = device.map(|Size(rate)| rate);
+    config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
         config.pulled_bytes_max = bytes;
     }
@@ -193,6 +205,16 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         config.scrub_bytes_per_sec = rate.map(|Size(bytes)| bytes);
     }
     Ok(config)
+}
+
+/// In thousandths of a watt.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a power is not negative, and one that is too large becomes the largest number"
+)]
+fn watts_milli(power: Watts) -> u64 {
+    (power.get() * 1000.0).round() as u64
 }
 
 fn absolute(setting: &str, folders: Option<&Vec<PathBuf>>) -> anyhow::Result<Vec<PathBuf>> {

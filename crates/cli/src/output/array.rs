@@ -4,6 +4,7 @@ use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use tidemill_core::score::{energy_class, speed_class};
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1;
 
@@ -260,6 +261,10 @@ fn element_json(element: &v1::Element) -> Value {
         "bytes_written": element.bytes_written,
         "bytes_read": element.bytes_read,
         "link_bytes_per_sec": element.link_bytes_per_sec,
+        "device_bytes_per_sec": element.device_bytes_per_sec,
+        "watts_milli": element.watts_milli,
+        "speed_class": speed_class(element.device_bytes_per_sec),
+        "energy_class": energy_class(element.watts_milli),
         "load_milli": element.load_milli,
         "heard": element.heard,
         "trouble": element.trouble,

@@ -5,6 +5,7 @@ use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{ElementView, History};
 use crate::id::LabelId;
 use crate::resources::{LIGHT_MAX, Needs};
+use crate::score::{Standing, energy_class, share, speed_class};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -114,9 +115,34 @@ impl Element {
     pub(super) fn room(&self) -> bool {
         let count = self.outstanding.len();
         let cores = self.cores();
-        let few = count < cores.saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN);
+        let few = count < self.few();
         let short = self.backlog.0 / (cores as u64) < QUEUE_TARGET.0;
         self.up() && (few || ((short || self.has_free_core()) && count < self.bound()))
+    }
+
+    /// Labels that its queue takes whatever they are.
+    fn few(&self) -> usize {
+        self.cores().saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN)
+    }
+
+    /// How many labels its queue takes now at least.
+    pub(super) fn slots(&self) -> usize {
+        if !self.room() {
+            return 0;
+        }
+        self.few().saturating_sub(self.outstanding.len()).max(1)
+    }
+
+    /// What it is worth: what it said of itself, and what it has to do.
+    pub(super) fn standing(&self) -> Standing {
+        let queue = self.few() as u64;
+        Standing {
+            available: self.up() && self.has_free_core(),
+            capacity: share(self.view.free_bytes, self.view.capacity_bytes),
+            load: share(self.outstanding.len() as u64, queue),
+            speed: speed_class(self.view.device_bytes_per_sec),
+            energy: energy_class(self.view.watts_milli),
+        }
     }
 
     /// Labels that its queue never exceeds.

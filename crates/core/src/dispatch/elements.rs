@@ -11,13 +11,19 @@
 //! renewed where a search comes by. While no label runs within its time the wait itself stands still.
 
 use super::element::Element;
+use super::roll::Roll;
+use super::scored::Scored;
 use super::table::Table;
 use crate::event::Role;
 use crate::id::ElementId;
 use crate::layout::RESERVE_BYTES;
+use crate::score::Weights;
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+
+/// Weights for which storage elements are kept in the order of their scores.
+const SCORED_MAX: usize = 8;
 
 /// The elements.
 #[derive(Debug, Default)]
@@ -26,8 +32,8 @@ pub(super) struct Elements {
     changed: Vec<ElementId>,
     shifted: Vec<ElementId>,
     /// Storage elements that are up, and those of them whose queue has room.
-    stores: BTreeSet<ElementId>,
-    open: BTreeSet<ElementId>,
+    stores: Roll,
+    open: Roll,
     /// Host elements that are up.
     hosts: BTreeSet<ElementId>,
     /// Elements that are up and full of data.
@@ -35,6 +41,8 @@ pub(super) struct Elements {
     /// Cores of `stores`.
     store_cores: u64,
     kinds: BTreeMap<Kind, Queues>,
+    /// Storage elements by their scores, for the weights that were asked for last, the latest first.
+    scored: Vec<Scored>,
     /// The latest time that waits were looked at.
     latest: Time,
 }
@@ -164,7 +172,8 @@ impl Elements {
     pub(super) fn renew(&mut self, now: Time) {
         if now < self.latest {
             // What was known of times to come need not hold for earlier ones.
-            for id in self.stores.clone() {
+            let stores: Vec<ElementId> = self.stores.iter().copied().collect();
+            for id in stores {
                 self.get_mut(&id);
             }
         }
@@ -176,6 +185,9 @@ impl Elements {
             known.changed = false;
             if !std::mem::replace(&mut known.shifted, true) {
                 self.shifted.push(id);
+            }
+            for scored in &mut self.scored {
+                scored.shift(id);
             }
             let place = Place::of(&known.element);
             let old = std::mem::replace(&mut known.place, place);
@@ -189,14 +201,14 @@ impl Elements {
         let store = |place: Place| place.role == Role::Store;
         let both =
             |belongs: fn(Place) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
-        enter(
+        enrol(
             &mut self.stores,
             id,
             both(|place| place.role == Role::Store),
         );
         enter(&mut self.hosts, id, both(|place| place.role == Role::Host));
         enter(&mut self.full, id, both(|place| place.full));
-        enter(
+        enrol(
             &mut self.open,
             id,
             both(|place| place.role == Role::Store && place.open),
@@ -230,11 +242,11 @@ impl Elements {
         }
     }
 
-    pub(super) fn stores(&self) -> &BTreeSet<ElementId> {
+    pub(super) fn stores(&self) -> &Roll {
         &self.stores
     }
 
-    pub(super) fn open(&self) -> &BTreeSet<ElementId> {
+    pub(super) fn open(&self) -> &Roll {
         &self.open
     }
 
@@ -270,6 +282,26 @@ impl Elements {
             };
             found.extend(search.least(queues));
         }
+    }
+
+    /// The storage element that has room, if one has, and of these the one with the highest score, of these the one with the
+    /// fewest outstanding labels per core, of these the one with the lowest id; those that `pass` says no to are passed over.
+    pub(super) fn best(
+        &mut self,
+        weights: &Weights,
+        pass: impl Fn(ElementId) -> bool,
+    ) -> Option<ElementId> {
+        match self.scored.iter().position(|scored| scored.is_by(weights)) {
+            Some(place) => self.scored[..=place].rotate_right(1),
+            None => {
+                self.scored.truncate(SCORED_MAX - 1);
+                self.scored
+                    .insert(0, Scored::of(*weights, self.stores.iter().copied()));
+            }
+        }
+        let known = &self.known;
+        let element = |id| Some(&known.get(&id)?.element);
+        self.scored.first_mut()?.best(element, pass)
     }
 
     /// Whether the orders are those of the elements, for tests.
@@ -309,6 +341,15 @@ impl Elements {
             }
             Some((Queue::Moving(_), Some(_))) | None => {}
         }
+    }
+}
+
+/// As [`enter`], where any is found by its place.
+fn enrol(roll: &mut Roll, id: ElementId, (was_in, is_in): (bool, bool)) {
+    if is_in && !was_in {
+        roll.insert(id);
+    } else if was_in && !is_in {
+        roll.remove(&id);
     }
 }
 
@@ -496,6 +537,41 @@ mod tests {
         Back(u64),
         /// Looks for the least of each kind, with an earliest time and elements to pass over.
         Look(u64, u32),
+        /// Looks for the best by some weights, with elements to pass over.
+        Best(usize, u32),
+    }
+
+    fn weights(number: usize) -> Weights {
+        // More than are kept at once.
+        let weights = [
+            "low-latency",
+            "energy",
+            "bandwidth",
+            "load=1",
+            "speed=1",
+            "capacity=1",
+        ];
+        let own = number
+            .checked_sub(weights.len())
+            .map(|more| format!("load={},energy=1", more + 1));
+        own.as_deref()
+            .unwrap_or(weights[number % weights.len()])
+            .parse()
+            .unwrap()
+    }
+
+    /// The best by looking at every element.
+    fn scan_best(elements: &Elements, weights: &Weights, passed: u32) -> Option<ElementId> {
+        let stores = elements.iter().filter(|(id, element)| {
+            element.up() && element.view.role == Role::Store && passed & (1 << id.0) == 0
+        });
+        let best = stores.min_by_key(|(id, element)| {
+            let bucket = crate::score::bucket(weights.score(&element.standing()));
+            let cores = element.view.offers.cores;
+            let load = crate::policy::labels_per_core(element.outstanding.len(), cores);
+            (!element.room(), std::cmp::Reverse(bucket), load, *id)
+        });
+        best.map(|(id, _)| id)
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -508,6 +584,7 @@ mod tests {
             6 => (0_u64..30).prop_map(Step::Pass),
             1 => (0_u64..30).prop_map(Step::Back),
             8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| Step::Look(e, p)),
+            8 => (0_usize..12, prop_oneof![Just(0), 0_u32..256]).prop_map(|(w, p)| Step::Best(w, p)),
         ]
     }
 
@@ -537,6 +614,10 @@ mod tests {
                     role: if store { Role::Store } else { Role::Host },
                     offers: Offers::of_cores(cores),
                     link_bytes_per_sec,
+                    device_bytes_per_sec: u64::from(cores) * 1_000_000_000,
+                    watts_milli: 50_000 * link_bytes_per_sec,
+                    capacity_bytes: 100,
+                    free_bytes: u64::from(id.0) * 10,
                     ..unknown_view()
                 };
             }
@@ -558,7 +639,7 @@ mod tests {
                     element.remove(label);
                 }
             }
-            Step::Pass(_) | Step::Back(_) | Step::Look(..) => {}
+            Step::Pass(_) | Step::Back(_) | Step::Look(..) | Step::Best(..) => {}
         }
     }
 
@@ -586,6 +667,12 @@ mod tests {
                         elements.least(now, earliest, pass, &mut found);
                         let found: BTreeSet<ElementId> = found.into_iter().collect();
                         prop_assert_eq!(found, scan(&elements, now, earliest, passed));
+                    }
+                    Step::Best(number, passed) => {
+                        let weights = weights(number);
+                        elements.renew(now);
+                        let best = elements.best(&weights, |id| passed & (1 << id.0) != 0);
+                        prop_assert_eq!(best, scan_best(&elements, &weights, passed));
                     }
                     step => change(&mut elements, ElementId(id), &step, now, LabelId(label)),
                 }

@@ -6,6 +6,7 @@ use crate::event::{Action, Ended, JobSpec, JobState, Origin, Share, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
+use crate::policy;
 use crate::resources::Wants;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -263,16 +264,50 @@ impl Dispatcher {
         {
             return false;
         }
-        for task in self
-            .jobs
-            .remove(&id)
-            .map(|job| job.tasks)
-            .unwrap_or_default()
-        {
+        let Some(job) = self.jobs.remove(&id) else {
+            return false;
+        };
+        let other = self.jobs.values().any(|other| other.policy == job.policy);
+        if policy::is_own(&job.policy) && !other && job.policy != self.config.policy {
+            self.policies.remove(&job.policy);
+        }
+        for task in job.tasks {
             if let Some(task) = self.tasks.remove(&task) {
                 self.classes.leave(task.class);
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::super::speed::Ids;
+    use super::*;
+    use crate::event::Event;
+    use crate::label::Owner;
+    use crate::time::Time;
+
+    #[test]
+    fn a_policy_by_a_jobs_own_weights_is_forgotten_with_the_last_job_that_has_it() {
+        let ids = Box::<Ids>::default();
+        let mut dispatcher = Dispatcher::new(Config::default(), ids).unwrap();
+        let mut out = Vec::new();
+        for id in 1..=100 {
+            let spec = JobSpec {
+                job: JobId(id),
+                owner: Owner::default(),
+                policy: Some(format!("constraint:load={}", id / 2 + 1)),
+                tasks: Vec::new(),
+            };
+            dispatcher.on(Event::Submitted(Box::new(spec)), Time(id), &mut out);
+        }
+        assert_eq!(dispatcher.policies.len(), 52);
+        for id in 1..100 {
+            assert!(dispatcher.forget(JobId(id)));
+        }
+        let left = ["constraint:load=51", "min-wait"];
+        assert!(dispatcher.policies.keys().eq(left), "the last job has one");
     }
 }

@@ -24,6 +24,7 @@
 //!
 //! Everything that reaches a decision is ordered, so the same events give the same actions.
 
+mod batch;
 mod check;
 mod class;
 mod copies;
@@ -39,8 +40,12 @@ mod place;
 mod presence;
 mod query;
 mod recall;
+mod roll;
+mod scored;
 mod short;
 mod sight;
+#[cfg(test)]
+mod speed;
 mod table;
 mod task;
 

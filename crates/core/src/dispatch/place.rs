@@ -71,9 +71,9 @@ struct Link {
 pub(super) struct Answer {
     pub(super) choice: Option<Choice>,
     /// What it costs there; `None` if it would not go there but for the job script.
-    chosen: Option<Candidate>,
+    pub(super) chosen: Option<Candidate>,
     pub(super) reads: Reads,
-    earliest: Span,
+    pub(super) earliest: Span,
 }
 
 impl Dispatcher {
@@ -100,7 +100,7 @@ impl Dispatcher {
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
-            } else if !self.place(id, turn) {
+            } else if !self.place_first(line, id, turn) {
                 match line {
                     // The first in line finds no room, so neither do those behind it.
                     Line::Any(class) => {
@@ -115,6 +115,15 @@ impl Dispatcher {
         if changed {
             self.feed_idle(turn);
         }
+    }
+
+    /// Places the first task of a line, and those behind it that its policy places together with it; whether all were sent.
+    fn place_first(&mut self, line: Line, id: TaskId, turn: &mut Turn<'_>) -> bool {
+        let batch = self.batch(line, id, turn);
+        if batch.is_empty() {
+            return self.place(id, turn);
+        }
+        self.place_together(&batch, turn)
     }
 
     /// The first ready task, by (job, task), for which something has changed.
@@ -155,7 +164,16 @@ impl Dispatcher {
         let answer = self.ask(id, Span::default(), None, turn.now);
         let news = self.news;
         self.task_mut(id).asked = news;
-        let room = answer.chosen.is_some_and(|chosen| chosen.room);
+        self.carry_out(id, answer, turn)
+    }
+
+    /// Sends a task to where it is to go if there is room, or puts it in line; whether it was sent.
+    pub(super) fn carry_out(&mut self, id: TaskId, answer: Answer, turn: &mut Turn<'_>) -> bool {
+        // What was placed together may have taken the room since.
+        let room = answer.chosen.is_some_and(|chosen| {
+            let element = self.elements.get(&chosen.estimate.element);
+            chosen.room && element.is_some_and(Element::room)
+        });
         if room {
             self.send(id, answer, turn);
             return true;
@@ -195,7 +213,7 @@ impl Dispatcher {
     }
 
     /// Whether there are ids for a task's label and outputs.
-    fn can_issue(&mut self, id: TaskId) -> bool {
+    pub(super) fn can_issue(&mut self, id: TaskId) -> bool {
         let outputs = self.task(id).spec.outputs.iter();
         let ids = outputs.map(|output| folder::ids(&output.name)).sum();
         self.ids.ready(ids)
@@ -233,19 +251,7 @@ impl Dispatcher {
             Some(Choice { element, reason })
         } else {
             // A task that is looked at ahead of its time belongs to no wave yet.
-            let wave = job.filter(|_| along.is_none());
-            let wave = wave.and_then(|job| job.waves.get(&task.kernel)).copied();
-            let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
-            let request = Request {
-                job: task.job,
-                task: id,
-                kernel: task.spec.kernel.name(),
-                inputs: reads.data,
-                holders: reads.holders.len(),
-                input_bytes: reads.bytes,
-                wave_left: wave.left,
-                wave_size: wave.size,
-            };
+            let request = request(id, task, job.filter(|_| along.is_none()), &reads);
             let policy = job.and_then(|job| self.policies.get(policy_of(task, job)));
             let choice = policy.and_then(|policy| policy.place(&request, &mut sight));
             debug_assert_eq!(
@@ -266,7 +272,7 @@ impl Dispatcher {
     }
 
     /// Finds out what a task reads and writes it to a list that is empty.
-    fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
+    pub(super) fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
         let task = self.task(id);
         let spec = &task.spec;
         for (index, input) in spec.inputs.iter().enumerate() {
@@ -547,7 +553,7 @@ impl Dispatcher {
     }
 
     /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
-    fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
+    pub(super) fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
             return None;
         }
@@ -654,8 +660,29 @@ impl Dispatcher {
     }
 }
 
+/// What a policy is told of a task; of one that belongs to no wave yet without its job.
+pub(super) fn request<'a>(
+    id: TaskId,
+    task: &'a Task,
+    job: Option<&Job>,
+    reads: &Reads,
+) -> Request<'a> {
+    let wave = job.and_then(|job| job.waves.get(&task.kernel)).copied();
+    let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
+    Request {
+        job: task.job,
+        task: id,
+        kernel: task.spec.kernel.name(),
+        inputs: reads.data,
+        holders: reads.holders.len(),
+        input_bytes: reads.bytes,
+        wave_left: wave.left,
+        wave_size: wave.size,
+    }
+}
+
 /// The policy that places a task: components go where their bytes are, whatever the job says.
-fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
+pub(super) fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
     match task.spec.share {
         Share::Component => COMPONENTS,
         Share::All | Share::Join | Share::Merge => &job.policy,

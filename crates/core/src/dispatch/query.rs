@@ -96,6 +96,8 @@ pub(super) fn unknown_view() -> ElementView {
         capacity_bytes: 0,
         free_bytes: 0,
         link_bytes_per_sec: 0,
+        device_bytes_per_sec: 0,
+        watts_milli: 0,
         history: BTreeMap::new(),
     }
 }

@@ -5,15 +5,15 @@ use super::element::{Element, Mean, expected_run, transfer};
 use super::elements::Elements;
 use super::learned::{Learned, Runs};
 use super::place::Reads;
+use super::roll::Roll;
 use super::task::Task;
 use crate::event::{Estimate, Role};
 use crate::id::ElementId;
-use crate::policy::{Candidate, View};
+use crate::policy::{Among, Candidate, View};
 use crate::resources::Needs;
+use crate::score::Weights;
 use crate::time::{Span, Time};
-use std::collections::BTreeSet;
 use std::iter::Peekable;
-use std::ops::Bound;
 
 /// Storage elements up to which it is less work to look at all than to keep them in order.
 const SCAN_MAX: usize = 16;
@@ -83,6 +83,10 @@ impl Costs<'_> {
             room: element.room(),
             outstanding: element.outstanding.len(),
             local_bytes,
+            slots: element.slots(),
+            free_bytes: view.free_bytes,
+            watts_milli: view.watts_milli,
+            standing: element.standing(),
             estimate: Estimate {
                 element: id,
                 wait_ns: wait.max(self.earliest).0,
@@ -146,6 +150,13 @@ impl<'a> Sight<'a> {
         Some(self.costs.on((id, element), wait, held, own))
     }
 
+    fn roll(&self, of: Among) -> &Roll {
+        match of {
+            Among::Stores => self.elements.stores(),
+            Among::Open => self.elements.open(),
+        }
+    }
+
     /// Gives back the lists that it was made with.
     pub(super) fn into_lists(self) -> Lists {
         self.lists
@@ -203,6 +214,15 @@ impl Sight<'_> {
     }
 }
 
+impl Sight<'_> {
+    /// As [`Self::all`], without the host's.
+    pub(super) fn all_stores(&mut self) -> &[Candidate] {
+        self.all();
+        self.lists.shown.retain(|one| one.role == Role::Store);
+        &self.lists.shown
+    }
+}
+
 impl View for Sight<'_> {
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
@@ -220,9 +240,8 @@ impl View for Sight<'_> {
     }
 
     fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate] {
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = |ids: &BTreeSet<ElementId>| {
-            let mut turn = ids.range((after, Bound::Unbounded)).chain(ids);
+        let next = |ids: &Roll| {
+            let mut turn = ids.turn(last);
             let next = turn.find(|&&id| !apart(id, self.costs.reads, &self.unfit));
             next.copied()
         };
@@ -232,16 +251,25 @@ impl View for Sight<'_> {
         self.show_with_holders()
     }
 
-    fn free(&mut self) -> usize {
-        let open = self.elements.open();
-        let unfit = self.unfit.iter().filter(|id| open.contains(id));
-        open.len() - unfit.count()
+    fn by_score(&mut self, weights: &Weights) -> &[Candidate] {
+        self.lists.found.clear();
+        let best = self
+            .elements
+            .best(weights, |id| apart(id, self.costs.reads, &self.unfit));
+        self.lists.found.extend(best);
+        self.show_with_holders()
     }
 
-    fn nth_free(&mut self, index: usize) -> Option<ElementId> {
-        let open = self.elements.open().iter();
-        let mut fit = open.filter(|id| self.unfit.binary_search(id).is_err());
-        fit.nth(index).copied()
+    fn stores(&mut self) -> &[Candidate] {
+        self.all_stores()
+    }
+
+    fn count(&mut self, of: Among) -> usize {
+        self.roll(of).count(&self.unfit)
+    }
+
+    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId> {
+        self.roll(of).nth(index, &self.unfit)
     }
 
     fn host(&mut self) -> Option<Candidate> {

@@ -140,6 +140,9 @@ pub enum Problem {
         /// All values there are.
         valid: String,
     },
+    /// A policy whose weights can't be used.
+    #[error("\"policy\": {0}")]
+    Policy(crate::policy::UnknownPolicy),
     /// Not a length of time.
     #[error(
         "\"{name}\" must be a length of time such as 90, \"90s\", \"5m\", \"2h\" or \"1d\", not {value}"

@@ -93,9 +93,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
             .map_err(|e| fields.error(given.at, e, errors))
             .ok()
     });
-    let policy = fields
-        .choice("policy", &policy::NAMES, errors)
-        .map(str::to_owned);
+    let policy = fields.policy(errors).map(str::to_owned);
     let strict = fields.boolean("strict", errors).unwrap_or(false);
     let replace = fields.boolean("replace", errors).unwrap_or(false);
     let cache = fields.boolean("cache", errors).unwrap_or(true);
@@ -1103,6 +1101,19 @@ impl<'a> Fields<'a> {
         };
         self.error(text.at, problem, errors);
         None
+    }
+
+    /// The name of a policy, which may have weights of its own in it.
+    fn policy(&self, errors: &mut Errors) -> Option<&'a str> {
+        let text = self.text("policy", errors)?;
+        match policy::by_name(text.value, 0) {
+            Ok(_) => Some(text.value),
+            Err(policy::UnknownPolicy::Name(_)) => self.choice("policy", &policy::NAMES, errors),
+            Err(error) => {
+                self.error(text.at, Problem::Policy(error), errors);
+                None
+            }
+        }
     }
 
     /// The text of a setting that is a number with or without a unit.

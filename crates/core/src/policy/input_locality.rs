@@ -4,7 +4,7 @@
 //! Ties (a task without inputs, or equal parts) go to the element with the shortest wait, then the
 //! fewest outstanding labels for its cores, then the lowest id. A full element is waited for.
 
-use super::{Candidate, Choice, Policy, Reason, Request, View};
+use super::{Choice, Policy, Reason, Request, View, labels_per_core};
 use std::cmp::Reverse;
 
 /// Goes where the data is.
@@ -22,7 +22,7 @@ impl Policy for InputLocality {
             (
                 Reverse(store.local_bytes),
                 estimate.wait_ns,
-                load(store),
+                labels_per_core(store.outstanding, store.cores),
                 estimate.element,
             )
         })?;
@@ -39,15 +39,10 @@ impl Policy for InputLocality {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// Outstanding labels per core, in parts so small that more labels always count for more.
-fn load(store: &Candidate) -> u64 {
-    (store.outstanding as u64).saturating_mul(1 << 32) / u64::from(store.cores.max(1))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::FullScan;
     use super::super::tests::{request, store};
+    use super::super::{Candidate, FullScan};
     use super::*;
 
     fn chosen(all: &[Candidate]) -> u32 {

@@ -7,39 +7,50 @@
 //! was carried out.
 
 mod advised;
+mod constraint;
 mod hybrid;
 mod input_locality;
 mod min_wait;
+mod minmax;
 mod random;
 mod round_robin;
 mod view;
 mod write_amplification;
 
 pub use advised::Advised;
+pub use constraint::Constraint;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
+pub use minmax::{BATCH_MAX, BEAM, CHOICES, Minmax, PASSES};
 pub use random::Random;
 pub use round_robin::RoundRobin;
 pub(crate) use view::FullScan;
-pub use view::View;
+pub use view::{Among, View};
 pub use write_amplification::WriteAmplification;
 
 use crate::event::{Estimate, Role};
 use crate::id::{ElementId, JobId, TaskId};
+use crate::score::{Standing, WeightsError};
 use std::fmt;
 
 /// The policy of an array and of a job that names none.
 pub const DEFAULT: &str = "min-wait";
 
-/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`.
-pub const NAMES: [&str; 13] = [
+/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`; `constraint:` may also
+/// be followed by [weights](crate::score::Weights) of one's own.
+pub const NAMES: [&str; 18] = [
     "round-robin",
     "random",
+    "random:all",
     "input-locality",
     "min-wait",
     "write-amplification",
     "wa",
+    "constraint:low-latency",
+    "constraint:energy",
+    "constraint:bandwidth",
+    "minmax",
     "hybrid",
     "hybrid:round-robin",
     "hybrid:random",
@@ -83,8 +94,31 @@ pub struct Candidate {
     pub outstanding: usize,
     /// Bytes of the task's inputs that it holds.
     pub local_bytes: u64,
+    /// Labels that its queue surely takes now.
+    pub slots: usize,
+    /// Bytes free on its device, as it said last.
+    pub free_bytes: u64,
+    /// Power that it draws at full load in thousandths of a watt, as configured; 0: nobody said.
+    pub watts_milli: u64,
+    /// What its scores are made of.
+    pub standing: Standing,
     /// What it would cost.
     pub estimate: Estimate,
+}
+
+/// A task with the elements that it may go to.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    /// The task.
+    pub request: Request<'a>,
+    /// All storage elements that it may go to.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Labels per core, in parts so small that more labels always count for more.
+#[must_use]
+pub fn labels_per_core(labels: usize, cores: u32) -> u64 {
+    (labels as u64).saturating_mul(1 << 32) / u64::from(cores.max(1))
 }
 
 impl Candidate {
@@ -136,6 +170,24 @@ pub enum Reason {
         input_bytes: u64,
         /// Bytes of them that it has to pull.
         transfer_bytes: u64,
+    },
+    /// Its score is the highest of those with room.
+    HighestScore {
+        /// The score, in thousandths.
+        score: u16,
+        /// What it is made of.
+        standing: Standing,
+    },
+    /// The cheapest plan that was found for some tasks gives it to that element.
+    CheapestPlan {
+        /// Tasks of the plan.
+        together: usize,
+        /// Until a core is free, the plan's other tasks not counted, in nanoseconds.
+        wait_ns: u64,
+        /// To pull inputs and to run, in nanoseconds.
+        service_ns: u64,
+        /// Power of the element in thousandths of a watt, as configured; 0: nobody said.
+        watts_milli: u64,
     },
     /// Waiting, pulling inputs and running take the least time there, of the best storage element and the host.
     Advised {
@@ -196,6 +248,23 @@ impl fmt::Display for Reason {
                 "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all elements",
                 write_amplification(*input_bytes, *transfer_bytes)
             ),
+            Self::HighestScore { score, standing } => write!(
+                f,
+                "a score of {:.2} is the highest of all elements with room: {standing}",
+                f64::from(*score) / 1000.0
+            ),
+            Self::CheapestPlan {
+                together,
+                wait_ns,
+                service_ns,
+                watts_milli,
+            } => write!(
+                f,
+                "the cheapest plan found for {together} ready tasks: {:.1} ms until a core is free and {:.1} ms of work, {}",
+                millis(*wait_ns),
+                millis(*service_ns),
+                power(*watts_milli)
+            ),
             Self::Advised {
                 wait_ns,
                 transfer_ns,
@@ -217,6 +286,14 @@ impl fmt::Display for Reason {
             ),
         }
     }
+}
+
+fn power(watts_milli: u64) -> String {
+    if watts_milli == 0 {
+        return "on an element of which nobody said what it draws".to_owned();
+    }
+    let watts = millis(watts_milli) * 1e3;
+    format!("on an element configured with {watts:.1} W")
 }
 
 /// Bytes written for bytes of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
@@ -255,6 +332,16 @@ pub trait Policy: fmt::Debug + Send {
     /// asked for again when one has.
     fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
 
+    /// How many tasks it places together at most; with 1 it is asked for each by itself.
+    fn batch_max(&self) -> usize {
+        1
+    }
+
+    /// The elements for tasks that are ready together, in their order; as [`Self::place`], nothing changes.
+    fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
+        vec![None; batch.len()]
+    }
+
     /// Whether it weighs how long a task waits, so that one that waits is worth asking for again.
     fn weighs_waits(&self) -> bool {
         false
@@ -274,39 +361,73 @@ pub trait Policy: fmt::Debug + Send {
 
 /// There is no policy of that name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy `{name}`; known are {}", NAMES.join(", "))]
-pub struct UnknownPolicy {
-    /// The name that was asked for.
-    pub name: String,
+pub enum UnknownPolicy {
+    /// None begins like that.
+    #[error("there is no policy `{0}`; known are {known}", known = NAMES.join(", "))]
+    Name(String),
+    /// Its weights can't be used.
+    #[error(
+        "the policy `{name}`: {source}; write constraint:low-latency, or constraint:load=2,speed=1"
+    )]
+    Weights {
+        /// The name that was asked for.
+        name: String,
+        /// What is wrong with them.
+        source: WeightsError,
+    },
+    /// It is longer than any that makes sense.
+    #[error("a policy's name has at most {NAME_MAX} bytes, this one {0}")]
+    Long(usize),
 }
+
+/// Most bytes of a policy's name.
+pub const NAME_MAX: usize = 120;
 
 /// Makes the policy of a name. `seed` is for those that draw.
 ///
 /// # Errors
 /// [`UnknownPolicy`] with the known names.
 pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> {
-    if let Some(base) = name.strip_prefix("hybrid:") {
-        let plain = plain(base, seed).ok_or_else(|| UnknownPolicy {
+    if name.len() > NAME_MAX {
+        return Err(UnknownPolicy::Long(name.len()));
+    }
+    let base = name.strip_prefix("hybrid:");
+    let unknown = || UnknownPolicy::Name(name.to_owned());
+    if let Some(weights) = base.unwrap_or(name).strip_prefix("constraint:") {
+        let constraint = Constraint::by(weights).map_err(|source| UnknownPolicy::Weights {
             name: name.to_owned(),
+            source,
         })?;
+        let constraint = Box::new(constraint);
+        return Ok(match base {
+            Some(_) => Box::new(Hybrid::over(constraint)),
+            None => constraint,
+        });
+    }
+    if let Some(base) = base {
+        let plain = plain(base, seed).ok_or_else(unknown)?;
         return Ok(Box::new(Hybrid::over(plain)));
     }
-    if name == "hybrid" {
-        return Ok(Box::new(Hybrid::over(Box::new(MinWait))));
+    match name {
+        "hybrid" => Ok(Box::new(Hybrid::over(Box::new(MinWait)))),
+        "advised" => Ok(Box::new(Advised)),
+        "minmax" => Ok(Box::new(Minmax)),
+        _ => plain(name, seed).ok_or_else(unknown),
     }
-    if name == "advised" {
-        return Ok(Box::new(Advised));
-    }
-    plain(name, seed).ok_or_else(|| UnknownPolicy {
-        name: name.to_owned(),
-    })
+}
+
+/// Whether a policy is made by a job's own weights: it remembers nothing, and is forgotten with the last job that has it.
+#[must_use]
+pub(crate) fn is_own(name: &str) -> bool {
+    name.contains("constraint:")
 }
 
 /// The table of policies that [`Hybrid`] can stand on.
 fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
     match name {
         "round-robin" => Some(Box::new(RoundRobin::default())),
-        "random" => Some(Box::new(Random::seeded(seed))),
+        "random" => Some(Box::new(Random::seeded(seed, Among::Open))),
+        "random:all" => Some(Box::new(Random::seeded(seed, Among::Stores))),
         "input-locality" => Some(Box::new(InputLocality)),
         "min-wait" => Some(Box::new(MinWait)),
         "write-amplification" | "wa" => Some(Box::new(WriteAmplification::default())),
@@ -326,6 +447,10 @@ mod tests {
             room: true,
             outstanding: 0,
             local_bytes: 0,
+            slots: 1,
+            free_bytes: 1 << 40,
+            watts_milli: 0,
+            standing: Standing::default(),
             estimate: Estimate {
                 element: ElementId(id),
                 wait_ns: 0,
@@ -367,6 +492,13 @@ mod tests {
             "{error}"
         );
         assert!(by_name("hybrid:hybrid", 1).is_err());
+        assert!(by_name("hybrid:minmax", 1).is_err());
+        let error = by_name("constraint:load=0", 1).unwrap_err().to_string();
+        assert!(error.contains("constraint:load=0") && error.contains("all weights are zero"));
+        let long = format!("constraint:{}", "x".repeat(NAME_MAX));
+        assert!(matches!(by_name(&long, 1), Err(UnknownPolicy::Long(_))));
+        let own = by_name("hybrid:constraint:load=2,speed=0.5", 1).unwrap();
+        assert_eq!(own.name(), "hybrid:constraint:load=2,speed=0.5");
     }
 
     #[test]
@@ -375,7 +507,10 @@ mod tests {
             role: Role::Host,
             ..store(9)
         };
-        for name in ["round-robin", "random", "input-locality", "min-wait", "wa"] {
+        for name in NAMES
+            .into_iter()
+            .filter(|name| !name.contains("hybrid") && *name != "advised")
+        {
             let policy = by_name(name, 1).unwrap();
             assert_eq!(
                 policy.place(&request(), &mut FullScan::of(&[host])),
@@ -387,6 +522,16 @@ mod tests {
                 None,
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn of_ten_thousand_equals_those_that_do_not_draw_take_the_first() {
+        let all: Vec<Candidate> = (0..10_000).rev().map(store).collect();
+        for name in NAMES.into_iter().filter(|name| !name.contains("random")) {
+            let policy = by_name(name, 7).unwrap();
+            let choice = policy.place(&request(), &mut FullScan::of(&all));
+            assert_eq!(choice.map(|choice| choice.element.0), Some(0), "{name}");
         }
     }
 

@@ -1,33 +1,39 @@
-//! Random: any element whose queue has room, drawn from a seeded source. The yardstick for the others.
+//! Random: an element drawn from a seeded source. The yardstick for the others.
+//!
+//! `random` draws among those whose queue has room; `random:all` among all, whatever they have to do (LABIOS §3.5.2,
+//! "random select"): a task then waits for its element, even where another has nothing to do.
 
-use super::{Choice, Memory, Policy, Reason, Request, View};
+use super::{Among, Choice, Memory, Policy, Reason, Request, View};
 use crate::random::Source;
 
 /// Draws elements; the same seed draws the same ones.
 #[derive(Clone, Debug)]
 pub struct Random {
     source: Source,
+    of: Among,
 }
 
 impl Random {
-    /// A source that is told its seed.
+    /// A source that is told its seed, and what it draws among.
     #[must_use]
-    pub fn seeded(seed: u64) -> Self {
-        Self {
-            source: Source::seeded(seed),
-        }
+    pub fn seeded(seed: u64, of: Among) -> Self {
+        let source = Source::seeded(seed);
+        Self { source, of }
     }
 }
 
 impl Policy for Random {
     fn name(&self) -> &'static str {
-        "random"
+        match self.of {
+            Among::Open => "random",
+            Among::Stores => "random:all",
+        }
     }
 
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
         let drawn = self.source.clone().next_u64();
-        let index = drawn.checked_rem(view.free() as u64)?;
-        let element = view.nth_free(usize::try_from(index).ok()?)?;
+        let index = drawn.checked_rem(view.count(self.of) as u64)?;
+        let element = view.nth(self.of, usize::try_from(index).ok()?)?;
         Some(Choice {
             element,
             reason: Reason::Drawn,
@@ -54,16 +60,19 @@ impl Policy for Random {
 
 #[cfg(test)]
 mod tests {
-    use super::super::FullScan;
     use super::super::tests::{request, store};
+    use super::super::{Candidate, FullScan};
     use super::*;
 
     fn sequence(seed: u64) -> Vec<u32> {
-        let all = [store(0), store(1), store(2), store(3)];
-        let mut policy = Random::seeded(seed);
+        let mut policy = Random::seeded(seed, Among::Open);
+        draws(&mut policy, &[store(0), store(1), store(2), store(3)])
+    }
+
+    fn draws(policy: &mut Random, all: &[Candidate]) -> Vec<u32> {
         (0..400)
             .map(|_| {
-                let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
+                let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
                 policy.chosen(&choice);
                 choice.element.0
             })
@@ -81,5 +90,15 @@ mod tests {
                 "element {id} was drawn {count} times of 400"
             );
         }
+    }
+
+    #[test]
+    fn only_the_one_that_draws_among_all_chooses_what_has_no_room() {
+        let mut all = [store(0), store(1)];
+        all[1].room = false;
+        let drawn = |of| draws(&mut Random::seeded(5, of), &all);
+        assert!(drawn(Among::Open).iter().all(|&id| id == 0));
+        let full = drawn(Among::Stores).into_iter().filter(|&id| id == 1);
+        assert!((150..=250).contains(&full.count()));
     }
 }

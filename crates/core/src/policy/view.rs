@@ -6,7 +6,17 @@
 use super::Candidate;
 use crate::event::Role;
 use crate::id::ElementId;
+use crate::score::Weights;
 use std::fmt;
+
+/// Which elements are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Among {
+    /// All storage elements.
+    Stores,
+    /// Those whose queue has room.
+    Open,
+}
 
 /// The array as a policy sees it: elements that are up. Candidates come in no particular order.
 pub trait View: fmt::Debug {
@@ -19,11 +29,19 @@ pub trait View: fmt::Debug {
     /// puts those with room first, of these the ones after `last`, of these the lowest id.
     fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate];
 
-    /// How many storage elements have room.
-    fn free(&mut self) -> usize;
+    /// Storage elements, among them the first by any key that says first whether there is room, then the bucket of the
+    /// score under these weights, then what it will of bytes held, and then rises with outstanding labels per core and
+    /// with the id.
+    fn by_score(&mut self, weights: &Weights) -> &[Candidate];
 
-    /// One of the storage elements that have room, by its place in the order of ids.
-    fn nth_free(&mut self, index: usize) -> Option<ElementId>;
+    /// All storage elements: what this costs grows with the array.
+    fn stores(&mut self) -> &[Candidate];
+
+    /// How many there are.
+    fn count(&mut self, of: Among) -> usize;
+
+    /// One of them, by its place in the order of ids.
+    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId>;
 
     /// The host element, if one is up.
     fn host(&mut self) -> Option<Candidate>;
@@ -48,8 +66,9 @@ impl FullScan {
         }
     }
 
-    fn with_room(&self) -> impl Iterator<Item = &Candidate> {
-        self.stores.iter().filter(|store| store.room)
+    fn among(&self, of: Among) -> impl Iterator<Item = &Candidate> {
+        let all = self.stores.iter();
+        all.filter(move |store| store.room || of == Among::Stores)
     }
 }
 
@@ -62,12 +81,20 @@ impl View for FullScan {
         &self.stores
     }
 
-    fn free(&mut self) -> usize {
-        self.with_room().count()
+    fn by_score(&mut self, _weights: &Weights) -> &[Candidate] {
+        &self.stores
     }
 
-    fn nth_free(&mut self, index: usize) -> Option<ElementId> {
-        let chosen = self.with_room().nth(index)?;
+    fn stores(&mut self) -> &[Candidate] {
+        &self.stores
+    }
+
+    fn count(&mut self, of: Among) -> usize {
+        self.among(of).count()
+    }
+
+    fn nth(&mut self, of: Among, index: usize) -> Option<ElementId> {
+        let chosen = self.among(of).nth(index)?;
         Some(chosen.estimate.element)
     }
 

@@ -124,6 +124,9 @@ pub(crate) fn view(role: Role, cores: u32) -> ElementView {
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
         link_bytes_per_sec: 125_000_000,
+        // Some are fast, some thrifty, and some don't say.
+        device_bytes_per_sec: u64::from(cores % 3) * 400_000_000,
+        watts_milli: u64::from(cores % 2) * 60_000 * u64::from(cores),
         history: BTreeMap::new(),
     }
 }

@@ -248,6 +248,8 @@ mod tests {
                 programs: element.programs.clone(),
                 cores: element.cores,
                 link_bytes_per_sec: element.link_assumed,
+                device_bytes_per_sec: element.device_bytes_per_sec(),
+                watts_milli: element.watts_milli(),
                 pulled_bytes_max: element.pulled_bytes_max,
                 history: [].into(),
             });

@@ -833,6 +833,8 @@ fn view(element: &Element, role: Role) -> ElementView {
         capacity_bytes: CAPACITY_BYTES,
         free_bytes: CAPACITY_BYTES,
         link_bytes_per_sec: element.link_assumed,
+        device_bytes_per_sec: element.device_bytes_per_sec(),
+        watts_milli: element.watts_milli(),
         history: element.history.clone(),
     }
 }

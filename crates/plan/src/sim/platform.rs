@@ -70,6 +70,12 @@ pub struct Element {
     pub link_latency: Span,
     /// Rate of transfers that the dispatcher reckons with, in bytes per second.
     pub link_assumed: u64,
+    /// Rate of its device that a policy reckons with, in bytes per second, 0 if nobody said; `None`: the greater of its
+    /// bandwidths.
+    pub device_assumed: Option<u64>,
+    /// Power at full load that a policy reckons with in thousandths of a watt, 0 if nobody said; `None`: that with all
+    /// cores busy.
+    pub watts_milli_assumed: Option<u64>,
     /// Bytes of pulled objects that it keeps after their last use.
     pub pulled_bytes_max: u64,
     /// Bytes that its device has room for: files, outputs and copies; `None`: without limit.
@@ -107,6 +113,8 @@ impl Default for Element {
             link_bandwidth: None,
             link_latency: Span(0),
             link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
+            device_assumed: None,
+            watts_milli_assumed: None,
             pulled_bytes_max: COPIES_BYTES_MAX,
             capacity: None,
             failure_rate: 0.0,
@@ -121,6 +129,21 @@ impl Default for Element {
 }
 
 impl Element {
+    /// The rate of its device that its status would say.
+    #[must_use]
+    pub fn device_bytes_per_sec(&self) -> u64 {
+        let rates = [self.read_bandwidth, self.write_bandwidth];
+        let greatest = rates.map(|rate| rate.unwrap_or(u64::MAX)).into_iter().max();
+        self.device_assumed.or(greatest).unwrap_or(0)
+    }
+
+    /// The power in thousandths of a watt that its status would say.
+    #[must_use]
+    pub fn watts_milli(&self) -> u64 {
+        let busy = whole(self.power_busy_watts * 1000.0);
+        self.watts_milli_assumed.unwrap_or(busy)
+    }
+
     /// What it has for labels that run at once.
     #[must_use]
     pub fn offers(&self) -> Offers {

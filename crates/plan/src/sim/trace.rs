@@ -24,8 +24,8 @@ use tidemill_core::time::Span;
 pub const FORMAT: &str = "tidemill-trace";
 /// The version that is written. One of version 1 says nothing of copies, turns and remembered results, one of
 /// version 2 nothing of memory, resources and programs, and its tasks needed a core each. To one of version 3 each file is
-/// one object, and tasks read all of their inputs.
-pub const VERSION: u32 = 4;
+/// one object, and tasks read all of their inputs. One of version 4 says nothing of devices and power.
+pub const VERSION: u32 = 5;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +76,12 @@ pub struct TraceElement {
     pub programs: Option<BTreeSet<String>>,
     /// The rate of pulls that it reported, in bytes per second.
     pub link_bytes_per_sec: u64,
+    /// The rate of its device that was configured, in bytes per second; 0: none was.
+    #[serde(default)]
+    pub device_bytes_per_sec: u64,
+    /// The power at full load that was configured, in thousandths of a watt; 0: none was.
+    #[serde(default)]
+    pub watts_milli: u64,
     /// Bytes of pulled objects that it keeps after their last use.
     pub pulled_bytes_max: u64,
     /// Run times that it had learned, by kernel.
@@ -238,7 +244,7 @@ impl Trace {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1, 2, 3 and 4",
+                known: "1, 2, 3, 4 and 5",
             };
             return Err(reader.error(0, problem));
         }
@@ -443,6 +449,8 @@ impl Trace {
             // A pull waits for the latency of both ends.
             link_latency: Span(pulls.latency.0 / 2),
             link_assumed: one.link_bytes_per_sec,
+            device_assumed: Some(one.device_bytes_per_sec),
+            watts_milli_assumed: Some(one.watts_milli),
             pulled_bytes_max: one.pulled_bytes_max,
             history: one
                 .history
@@ -792,8 +800,8 @@ mod tests {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
-                "\"version\": 5",
-                "t.json: version 5 of `tidemill-trace`",
+                "\"version\": 6",
+                "t.json: version 6 of `tidemill-trace`",
             ),
             (
                 "[\"/w/part\"]",

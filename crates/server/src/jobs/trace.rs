@@ -83,6 +83,8 @@ fn known(
             capacity_bytes: view.capacity_bytes,
             free_bytes: view.free_bytes,
             link_bytes_per_sec: view.link_bytes_per_sec,
+            device_bytes_per_sec: view.device_bytes_per_sec,
+            watts_milli: view.watts_milli,
             history: history.collect(),
             running: count(element.running),
             queued: count(element.outstanding.saturating_sub(element.running)),

@@ -12,6 +12,7 @@ pub(crate) use job::write;
 use crate::context::Context;
 use clap::Subcommand;
 use std::process::ExitCode;
+use tidemill_core::policy::{UnknownPolicy, by_name};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan run job.conf --costs costs.toml --platform array.ini   this job on that array
@@ -37,6 +38,11 @@ enum PlanCommand {
     Compare(compare::Args),
     Model(model::Args),
     Offload(offload::Args),
+}
+
+/// The name of a policy, as a flag has it.
+fn policy(name: &str) -> Result<String, UnknownPolicy> {
+    by_name(name, 0).map(|_| name.to_owned())
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {

@@ -3,10 +3,8 @@
 use super::job::{Of, write};
 use crate::context::Context;
 use crate::output::plan::ReportView;
-use clap::builder::PossibleValuesParser;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_core::policy;
 use tidemill_plan::sim::gantt;
 
 const EXAMPLES: &str = "Examples:
@@ -26,7 +24,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
     /// Who chooses elements [default: the job's, else min-wait]
-    #[arg(long, value_parser = PossibleValuesParser::new(policy::NAMES))]
+    #[arg(long, value_parser = super::policy)]
     policy: Option<String>,
     /// Also show every task
     #[arg(long)]

@@ -3,11 +3,9 @@
 use super::job::{Of, write};
 use crate::context::Context;
 use crate::output::Said;
-use clap::builder::PossibleValuesParser;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_core::policy;
 use tidemill_plan::sim::sweep::{self, Shapes};
 use tidemill_plan::sim::{CORES_MAX, ELEMENTS_MAX};
 
@@ -31,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RANGE", default_value = "1-12", value_parser = cores)]
     cores: RangeInclusive<u32>,
     /// Policies to try; give the flag again for more [default: round-robin, write-amplification]
-    #[arg(long = "policy", value_parser = PossibleValuesParser::new(policy::NAMES))]
+    #[arg(long = "policy", value_parser = super::policy)]
     policies: Vec<String>,
     /// File for the plot, SVG
     #[arg(long, value_name = "FILE")]

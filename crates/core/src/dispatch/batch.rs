@@ -1,0 +1,117 @@
+//! Tasks that are placed together: the first of a line, for a policy that wants to see more than one.
+//!
+//! A batch has no more tasks than queues surely have places for, so those that wait longest are still the first to go.
+
+use super::place::{Answer, Reads, policy_of, request};
+use super::sight::Sight;
+use super::{Dispatcher, Line, Turn};
+use crate::event::Share;
+use crate::id::TaskId;
+use crate::policy::{Ask, Candidate};
+use crate::time::Span;
+
+/// Elements that a policy is shown for all tasks of a batch together, but for the first two tasks.
+const CANDIDATES_MAX: usize = 1 << 16;
+
+impl Dispatcher {
+    /// The first tasks of a line if their policy places several together and there are several.
+    pub(super) fn batch(&mut self, line: Line, first: TaskId, turn: &Turn<'_>) -> Vec<TaskId> {
+        if !matches!(line, Line::Fresh | Line::Any(_)) {
+            return Vec::new();
+        }
+        let policy = |id: TaskId| {
+            let task = self.tasks.get(&id)?;
+            let free = task.spec.element.is_none() && task.spec.share != Share::Join;
+            Some(policy_of(task, self.jobs.get(&task.job)?)).filter(|_| free)
+        };
+        let Some(name) = policy(first) else {
+            return Vec::new();
+        };
+        let most = self.policies.get(name).map_or(1, |one| one.batch_max());
+        if most < 2 {
+            return Vec::new();
+        }
+        let stores = self.elements.stores().len();
+        let most = most.min(CANDIDATES_MAX / stores.max(1)).max(2);
+        let members = self.lines.get(&line).into_iter().flatten();
+        let members = members.map(|&(_, id)| id).take(most);
+        let mut tasks: Vec<TaskId> = members.take_while(|&id| policy(id) == Some(name)).collect();
+        self.elements.renew(turn.now);
+        let mut slots = 0;
+        for id in self.elements.open().iter() {
+            slots += self.elements.get(id).map_or(0, |element| element.slots());
+            if slots >= tasks.len() {
+                break;
+            }
+        }
+        tasks.truncate(slots);
+        if tasks.len() < 2 {
+            tasks.clear();
+        }
+        tasks
+    }
+
+    /// Asks the policy of some tasks for places for all, and sends each or puts it in line; whether all were sent.
+    pub(super) fn place_together(&mut self, tasks: &[TaskId], turn: &mut Turn<'_>) -> bool {
+        let news = self.news;
+        for &id in tasks {
+            self.task_mut(id).asked = news;
+        }
+        let mut all_sent = true;
+        for (id, answer) in tasks.iter().zip(self.ask_together(tasks, turn)) {
+            if !self.can_issue(*id) {
+                // It stays in its line, and the next event goes on here.
+                return true;
+            }
+            all_sent &= self.carry_out(*id, answer, turn);
+        }
+        all_sent
+    }
+
+    pub(super) fn ask_together(&mut self, tasks: &[TaskId], turn: &Turn<'_>) -> Vec<Answer> {
+        let mut asks = Vec::with_capacity(tasks.len());
+        let mut all_reads = Vec::with_capacity(tasks.len());
+        for &id in tasks {
+            let mut reads = Reads::default();
+            self.read(id, None, &mut reads);
+            let task = self
+                .tasks
+                .get(&id)
+                .expect("a task that is asked for is known");
+            let spare = std::mem::take(&mut self.spare);
+            let barred = self.classes.barred(task.class, &self.elements);
+            let mut sight = Sight::new(
+                &mut self.elements,
+                &self.learned,
+                (task, barred),
+                &reads,
+                (Span::default(), turn.now),
+                spare,
+            );
+            let candidates = sight.all_stores().to_vec();
+            self.spare = sight.into_lists();
+            asks.push(Ask {
+                request: request(id, task, self.jobs.get(&task.job), &reads),
+                candidates,
+            });
+            all_reads.push(reads);
+        }
+        let task = tasks.first().and_then(|id| self.tasks.get(id));
+        let name = task.and_then(|task| Some(policy_of(task, self.jobs.get(&task.job)?)));
+        let policy = name.and_then(|name| self.policies.get(name));
+        let choices = policy.map_or_else(Vec::new, |policy| policy.place_all(&mut asks));
+        let answers = asks.into_iter().zip(choices).zip(all_reads);
+        let answers = answers.map(|((ask, choice), reads)| {
+            let on = |one: &&Candidate| {
+                choice.is_some_and(|choice| choice.element == one.estimate.element)
+            };
+            Answer {
+                choice,
+                chosen: ask.candidates.iter().find(on).copied(),
+                reads,
+                earliest: Span::default(),
+            }
+        });
+        answers.collect()
+    }
+}

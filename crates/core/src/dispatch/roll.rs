@@ -1,0 +1,99 @@
+//! Elements in the order of their ids, of which any is found by its place. Few come or go, many are asked for.
+
+use crate::id::ElementId;
+
+/// A set of elements.
+#[derive(Debug, Default)]
+pub(super) struct Roll {
+    ids: Vec<ElementId>,
+}
+
+impl Roll {
+    pub(super) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    pub(super) fn contains(&self, id: &ElementId) -> bool {
+        self.ids.binary_search(id).is_ok()
+    }
+
+    pub(super) fn insert(&mut self, id: ElementId) {
+        if let Err(place) = self.ids.binary_search(&id) {
+            self.ids.insert(place, id);
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: &ElementId) {
+        if let Ok(place) = self.ids.binary_search(id) {
+            self.ids.remove(place);
+        }
+    }
+
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, ElementId> {
+        self.ids.iter()
+    }
+
+    /// Those after one, then all from the first on.
+    pub(super) fn turn(&self, last: Option<ElementId>) -> impl Iterator<Item = &ElementId> {
+        let passed = last.map_or(0, |last| self.ids.partition_point(|&id| id <= last));
+        self.ids[passed..].iter().chain(&self.ids)
+    }
+
+    /// How many are not in `without`, which is in order.
+    pub(super) fn count(&self, without: &[ElementId]) -> usize {
+        let left_out = without.iter().filter(|id| self.contains(id));
+        self.len() - left_out.count()
+    }
+
+    /// One of those that are not in `without`, which is in order, by its place among them.
+    pub(super) fn nth(&self, index: usize, without: &[ElementId]) -> Option<ElementId> {
+        let mut place = index;
+        for id in without {
+            // Each that is left out before it moves it on by one.
+            match self.ids.binary_search(id) {
+                Ok(left_out) if left_out <= place => place = place.checked_add(1)?,
+                _ => {}
+            }
+        }
+        self.ids.get(place).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn any_place_is_that_of_a_list_without_those_left_out(
+            all in proptest::collection::btree_set(0_u32..20, 0..20),
+            without in proptest::collection::btree_set(0_u32..20, 0..20),
+            last in proptest::option::of(0_u32..20),
+        ) {
+            let ids = |set: &BTreeSet<u32>| set.iter().map(|&id| ElementId(id)).collect::<Vec<_>>();
+            let mut roll = Roll::default();
+            for &id in ids(&all).iter().rev() {
+                roll.insert(id);
+                roll.insert(id);
+            }
+            let left: Vec<ElementId> = ids(&all.difference(&without).copied().collect());
+            let without = ids(&without);
+            prop_assert_eq!(roll.count(&without), left.len());
+            let found: Vec<_> = (0..=all.len()).filter_map(|at| roll.nth(at, &without)).collect();
+            prop_assert_eq!(&found, &left);
+            let after = ids(&all).into_iter().find(|&id| Some(id.0) > last);
+            let first = after.or(ids(&all).first().copied());
+            prop_assert_eq!(roll.turn(last.map(ElementId)).next().copied(), first);
+            for id in &without {
+                roll.remove(id);
+            }
+            prop_assert_eq!(roll.iter().copied().collect::<Vec<_>>(), left);
+        }
+    }
+}

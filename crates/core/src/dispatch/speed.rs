@@ -1,0 +1,221 @@
+//! How many labels are placed in a second on one core, by each policy and size of array, as JSON lines:
+//! `cargo test --release -p tidemill-core --lib dispatch::speed -- --ignored --nocapture`.
+//!
+//! *decide* is what LABIOS calls scheduling: where the inputs of a task lie, the policy's view, its choice and the change
+//! of the queues. *dispatch* is the whole of the state machine, from a job's submission to labels for its elements.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the measurement needs a clock; what is measured does not"
+)]
+
+use super::{Config, Dispatcher, Line};
+use crate::event::{
+    Action, ElementView, Event, History, IdSource, InputSpec, JobSpec, Origin, OutputSpec, Role,
+    Share, TaskSpec,
+};
+use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::label::{Kernel, Limits, Owner};
+use crate::layout::Selection;
+use crate::object::Placed;
+use crate::random::Source;
+use crate::resources::{Needs, Offers};
+use crate::surroundings::Surroundings;
+use crate::time::{Span, Time};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+const POLICIES: [&str; 8] = [
+    "round-robin",
+    "random",
+    "random:all",
+    "min-wait",
+    "constraint:low-latency",
+    "constraint:bandwidth",
+    "constraint:energy",
+    "minmax",
+];
+const TASKS: u64 = 100_000;
+/// Each figure is the median of so many runs.
+const RUNS: usize = 5;
+
+#[derive(Debug, Default)]
+pub(super) struct Ids(u64);
+
+impl IdSource for Ids {
+    fn ready(&mut self, _objects: u64) -> bool {
+        true
+    }
+
+    fn label(&mut self) -> LabelId {
+        self.0 += 1;
+        LabelId(self.0)
+    }
+
+    fn objects(&mut self, count: u64) -> ObjectId {
+        self.0 += count;
+        ObjectId((1 << 40) + self.0)
+    }
+}
+
+/// Elements of unlike speed and power; some hold more than others.
+fn view(id: u32, cores: u32) -> ElementView {
+    let history = History {
+        runs: 10,
+        total_ns: 10_000_000 * u64::from(1 + id % 3),
+        input_bytes: 10 << 20,
+    };
+    ElementView {
+        role: Role::Store,
+        offers: Offers::of_cores(cores),
+        capacity_bytes: 1 << 40,
+        free_bytes: (1 << 40) / u64::from(1 + id % 7),
+        link_bytes_per_sec: 125_000_000,
+        device_bytes_per_sec: 300_000_000 * u64::from(1 + id % 5),
+        watts_milli: 20_000 * u64::from(1 + id % 4),
+        history: BTreeMap::from([("mean".to_owned(), history)]),
+    }
+}
+
+fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
+    let placed = Placed {
+        object: ObjectId(id),
+        element: ElementId(source.below(elements)),
+        size: 1 << 20,
+    };
+    TaskSpec {
+        task: TaskId(id),
+        name: format!("t{id}"),
+        kernel: Kernel::Builtin("mean".to_owned()),
+        args: vec![],
+        inputs: vec![InputSpec {
+            name: "in".to_owned(),
+            path: format!("/in/{id}"),
+            origin: Origin::File(placed),
+            selection: Selection::WHOLE,
+        }],
+        outputs: vec![OutputSpec {
+            name: "out".to_owned(),
+            path: format!("/out/{id}"),
+            inode: Inode(id),
+            part: false,
+        }],
+        stdin: None,
+        stdout: None,
+        element: None,
+        retries: 2,
+        needs: Needs::default(),
+        programs: vec![],
+        limits: Limits::default(),
+        surroundings: Surroundings::default(),
+        share: Share::All,
+        ended: None,
+    }
+}
+
+/// An array with a job whose tasks are ready, sent as far as there is room, and how long that took.
+fn array(policy: &str, elements: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
+    let config = Config {
+        policy: policy.to_owned(),
+        seed: 1,
+    };
+    let dispatcher = Dispatcher::new(config, Box::<Ids>::default()).expect("the policy is known");
+    let mut dispatcher = dispatcher.without_explanations();
+    let mut out = Vec::new();
+    for id in 0..elements {
+        let (element, view) = (ElementId(id), view(id, cores));
+        dispatcher.on(Event::ElementUp { element, view }, Time(0), &mut out);
+    }
+    let mut source = Source::seeded(1);
+    let spec = JobSpec {
+        job: JobId(1),
+        owner: Owner::default(),
+        policy: None,
+        tasks: (0..TASKS)
+            .map(|id| task(id, elements, &mut source))
+            .collect(),
+    };
+    let submitted = Event::Submitted(Box::new(spec));
+    let start = Instant::now();
+    dispatcher.on(submitted, Time(1), &mut out);
+    let seconds = start.elapsed().as_secs_f64();
+    (dispatcher, out, seconds)
+}
+
+/// Labels a second for which an element is found, while each element has a few labels.
+fn decide(policy: &str, elements: u32) -> f64 {
+    let (mut dispatcher, _, _) = array(policy, elements, 1);
+    let ids: Vec<ElementId> = (0..elements).map(ElementId).collect();
+    for &id in &ids {
+        let queue = &dispatcher.elements.get(&id).expect("it is up").outstanding;
+        let labels: Vec<LabelId> = queue.keys().collect();
+        for label in labels {
+            dispatcher.release(id, label);
+        }
+    }
+    let ready = dispatcher.lines.iter();
+    let ready = ready.filter(|(line, _)| !matches!(line, Line::Pinned(_)));
+    let tasks: Vec<TaskId> = ready.flat_map(|(_, all)| all).map(|(_, id)| *id).collect();
+    let most = dispatcher.policies[policy].batch_max();
+    let outstanding = 4 * elements as usize;
+    let mut sent: VecDeque<(ElementId, LabelId)> = VecDeque::new();
+    let (mut labels, mut out) = (1_u64 << 50, Vec::new());
+    let begin = Instant::now();
+    for batch in tasks.chunks(most) {
+        let turn = super::Turn {
+            now: Time(labels - (1 << 50)),
+            out: &mut out,
+        };
+        let answers = match most {
+            1 => vec![dispatcher.ask(batch[0], Span::default(), None, turn.now)],
+            _ => dispatcher.ask_together(batch, &turn),
+        };
+        for (task, answer) in batch.iter().zip(answers) {
+            let Some(choice) = answer.choice else {
+                continue;
+            };
+            dispatcher.commit((JobId(1), *task), &choice);
+            dispatcher.spare_reads = answer.reads.emptied();
+            labels += 1;
+            let (element, label) = (choice.element, LabelId(labels));
+            let expected = Span(10_000_000);
+            let queue = dispatcher.element_mut(element);
+            queue.add(label, expected, Needs::default(), false);
+            sent.push_back((element, label));
+        }
+        while sent.len() > outstanding {
+            if let Some((element, label)) = sent.pop_front() {
+                dispatcher.element_mut(element).remove(label);
+            }
+        }
+    }
+    let placed = labels - (1 << 50);
+    assert_eq!(placed, tasks.len() as u64, "{policy} found no place");
+    rate(placed, begin.elapsed().as_secs_f64())
+}
+
+fn rate(count: u64, seconds: f64) -> f64 {
+    Span(count).as_secs_f64() * 1e9 / seconds
+}
+
+fn median(mut runs: Vec<f64>) -> f64 {
+    runs.sort_by(f64::total_cmp);
+    runs[runs.len() / 2]
+}
+
+#[test]
+#[ignore = "prints figures, which mean nothing without --release"]
+fn labels_a_second() {
+    for elements in [32, 1000, 10_000] {
+        for policy in POLICIES {
+            let runs = (0..RUNS).map(|_| decide(policy, elements)).collect();
+            // All of them have room: 64 labels a core.
+            let cores = u32::try_from(TASKS).unwrap() / elements / 16 + 1;
+            let whole = (0..RUNS).map(|_| rate(TASKS, array(policy, elements, cores).2));
+            println!(
+                "{{\"elements\": {elements}, \"policy\": \"{policy}\", \"decide_per_sec\": {:.0}, \"dispatch_per_sec\": {:.0}}}",
+                median(runs),
+                median(whole.collect())
+            );
+        }
+    }
+}

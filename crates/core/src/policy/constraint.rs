@@ -1,0 +1,132 @@
+//! Constraint (LABIOS §3.5.2, "constraint-based"): the element with the highest score under a job's weights, of those
+//! whose queue has room.
+//!
+//! Elements whose scores are in the same bucket are as good as each other. Of these one that holds more of the inputs is
+//! chosen, then one with fewer labels per core, then the one with the lowest id. Every label that an element is sent lowers
+//! what of its score load and availability make, so that labels spread unless the weights say otherwise; in any case an
+//! element gets no more than its queue takes.
+
+use super::{Choice, Policy, Reason, Request, View, labels_per_core};
+use crate::score::{Weights, WeightsError, bucket};
+use std::cmp::Reverse;
+
+/// Goes by weights.
+#[derive(Clone, Debug)]
+pub struct Constraint {
+    name: String,
+    weights: Weights,
+}
+
+impl Constraint {
+    /// The policy of a profile of Table 2 or of weights, as a job names it behind `constraint:`.
+    ///
+    /// # Errors
+    /// What is wrong with the weights.
+    pub fn by(weights: &str) -> Result<Self, WeightsError> {
+        Ok(Self {
+            name: format!("constraint:{weights}"),
+            weights: weights.parse()?,
+        })
+    }
+}
+
+impl Policy for Constraint {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let stores = view.by_score(&self.weights).iter();
+        let scored = stores.filter(|store| store.room).map(|store| {
+            let score = self.weights.score(&store.standing);
+            (score, store)
+        });
+        let (score, best) = scored.min_by_key(|(score, store)| {
+            (
+                Reverse(bucket(*score)),
+                Reverse(store.local_bytes),
+                labels_per_core(store.outstanding, store.cores),
+                store.estimate.element,
+            )
+        })?;
+        let standing = best.standing;
+        let reason = Reason::HighestScore { score, standing };
+        Some(Choice {
+            element: best.estimate.element,
+            reason,
+        })
+    }
+
+    fn weighs_waits(&self) -> bool {
+        true
+    }
+
+    fn chosen(&mut self, _choice: &Choice) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{request, store};
+    use super::super::{Candidate, FullScan};
+    use super::*;
+
+    fn chosen(weights: &str, all: &[Candidate]) -> Option<u32> {
+        let policy = Constraint::by(weights).unwrap();
+        let choice = policy.place(&request(), &mut FullScan::of(all))?;
+        Some(choice.element.0)
+    }
+
+    /// One that is fast, one that is thrifty, one that has a core free.
+    fn three() -> [Candidate; 3] {
+        let mut all = [store(0), store(1), store(2)];
+        for one in &mut all {
+            one.standing.speed = 2;
+            one.standing.energy = 2;
+            one.standing.load = 500;
+            one.standing.available = false;
+        }
+        all[0].standing.speed = 5;
+        all[1].standing.energy = 5;
+        all[2].standing.available = true;
+        all
+    }
+
+    #[test]
+    fn each_profile_takes_what_it_is_for() {
+        let all = three();
+        assert_eq!(chosen("bandwidth", &all), Some(0));
+        assert_eq!(chosen("energy", &all), Some(1));
+        assert_eq!(chosen("low-latency", &all), Some(2));
+        let policy = Constraint::by("energy").unwrap();
+        let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
+        let reason = choice.reason.to_string();
+        assert!(
+            reason.contains("0.66") && reason.contains("energy class 5"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn a_full_element_is_passed_over_and_equals_are_told_apart_by_inputs_load_and_id() {
+        let mut all = three();
+        all[0].room = false;
+        assert_ne!(chosen("speed=1", &all), Some(0));
+        let mut all = [store(0), store(1), store(2)];
+        assert_eq!(chosen("energy", &all), Some(0));
+        all[0].outstanding = 1;
+        assert_eq!(chosen("energy", &all), Some(1));
+        all[2].local_bytes = 1;
+        all[2].outstanding = 2;
+        assert_eq!(chosen("energy", &all), Some(2));
+        let full = all.map(|one| Candidate { room: false, ..one });
+        assert_eq!(chosen("energy", &full), None);
+    }
+
+    #[test]
+    fn an_element_without_capacity_is_the_last_where_capacity_counts() {
+        let mut all = [store(0), store(1)];
+        all[0].standing.capacity = crate::score::share(5, 0);
+        all[1].standing.capacity = 20;
+        assert_eq!(chosen("capacity=1", &all), Some(1));
+    }
+}

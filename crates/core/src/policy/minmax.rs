@@ -1,0 +1,738 @@
+//! Minmax (LABIOS §3.5.2): tasks that are ready together are placed together, so that they end soon and take little
+//! energy, within what queues and devices of elements have room for: a multidimensional knapsack, which is NP-hard.
+//!
+//! A task t that element e gets after others of the batch costs
+//!
+//! ```text
+//! cost(t, e)    = wait(e) + queue(e) + service(t, e) + energy(t, e)
+//! service(t, e) = transfer(t, e) + run(t, e)
+//! queue(e)      = 0 while the batch gave e fewer tasks than it has idle cores, else
+//!                 service times of the tasks that the batch gave e before / cores(e)
+//! energy(t, e)  = service(t, e) · power(e) / the least power of all elements
+//! power(e)      = watts(e) / cores(e)
+//! ```
+//!
+//! so time and energy weigh alike: an element that draws twice as much has to be that much faster. An element that does
+//! not say what it draws counts as the one that draws the most; if none says it, energy counts for nothing.
+//!
+//! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages, what is left of queues and devices and
+//! what was given to each element is the state. Of the states that a stage can lead to, only the [`BEAM`] cheapest go on,
+//! equal ones as one, and each task is tried on its [`CHOICES`] cheapest elements only. What was found is then improved by moving
+//! tasks between its elements and exchanging pairs, in [`PASSES`] passes. Small batches compared with the optimum of an
+//! exact search: see the tests.
+//!
+//! An element takes as many tasks as it surely has places for and no more input than its device has room for. If no
+//! device has, the one with the most room is taken: whether it fits in the end only the task knows.
+
+use super::{Ask, Candidate, Choice, Policy, Reason, Request, View};
+use crate::dispatch::UNKNOWN_RUN;
+use crate::id::ElementId;
+use crate::layout::RESERVE_BYTES;
+use std::cmp::Reverse;
+
+/// Tasks that are placed together at most.
+pub const BATCH_MAX: usize = 64;
+/// States that go on from each stage.
+pub const BEAM: usize = 8;
+/// Elements that each task is tried on.
+pub const CHOICES: usize = 8;
+
+/// How often each task and each pair is looked at again.
+pub const PASSES: usize = 2;
+
+/// What a task costs more where its input does not fit, and at most without that: a batch of such is still a number.
+const MISFIT: u64 = 1 << 56;
+
+/// Places batches.
+#[derive(Clone, Copy, Debug)]
+pub struct Minmax;
+
+impl Policy for Minmax {
+    fn name(&self) -> &'static str {
+        "minmax"
+    }
+
+    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let ask = Ask {
+            request: *request,
+            candidates: view.stores().to_vec(),
+        };
+        self.place_all(&mut [ask]).pop()?
+    }
+
+    fn batch_max(&self) -> usize {
+        BATCH_MAX
+    }
+
+    fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
+        let problem = Problem::of(batch);
+        let chosen = problem.solve();
+        let together = chosen.iter().flatten().count();
+        let choice = |(ask, chosen): (&Ask<'_>, Option<usize>)| {
+            let best = ask.candidates.get(chosen?)?;
+            let reason = Reason::CheapestPlan {
+                together,
+                wait_ns: best.estimate.wait_ns,
+                service_ns: service(best),
+                watts_milli: best.watts_milli,
+            };
+            Some(Choice {
+                element: best.estimate.element,
+                reason,
+            })
+        };
+        batch.iter().zip(chosen).map(choice).collect()
+    }
+
+    fn weighs_waits(&self) -> bool {
+        true
+    }
+
+    fn chosen(&mut self, _choice: &Choice) {}
+}
+
+/// How long a task keeps a core of an element.
+fn service(on: &Candidate) -> u64 {
+    let run = match on.estimate.run_ns {
+        0 => UNKNOWN_RUN.0,
+        known => known,
+    };
+    on.estimate.transfer_ns.saturating_add(run)
+}
+
+/// An element as the batch finds it.
+#[derive(Clone, Copy, Debug)]
+struct Site {
+    element: ElementId,
+    cores: u64,
+    idle: u64,
+    slots: u64,
+    room_bytes: u64,
+}
+
+impl Site {
+    fn of(one: &Candidate) -> Self {
+        let cores = u64::from(one.cores.max(1));
+        Self {
+            element: one.estimate.element,
+            cores,
+            idle: cores.saturating_sub(one.outstanding as u64),
+            slots: one.slots as u64,
+            room_bytes: one.free_bytes.saturating_sub(RESERVE_BYTES),
+        }
+    }
+}
+
+/// A task on an element.
+#[derive(Clone, Copy, Debug)]
+struct Choosable {
+    site: usize,
+    /// Its place among the candidates.
+    place: usize,
+    /// What it costs there before the batch gave it anything.
+    cost: u64,
+    service: u64,
+}
+
+/// Which tasks may go where, and what that costs.
+#[derive(Debug)]
+struct Problem {
+    /// In the order of ids.
+    sites: Vec<Site>,
+    /// Of each task: how many bytes it reads, and where it may go, in the order of sites.
+    tasks: Vec<(u64, Vec<Choosable>)>,
+}
+
+/// What the batch gave an element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Given {
+    tasks: u64,
+    bytes: u64,
+    service: u64,
+}
+
+impl Given {
+    fn and(self, bytes: u64, service: u64) -> Self {
+        Self {
+            tasks: self.tasks + 1,
+            bytes: self.bytes.saturating_add(bytes),
+            service: self.service.saturating_add(service),
+        }
+    }
+}
+
+/// The first tasks placed in one way.
+#[derive(Clone, Debug, Default)]
+struct State {
+    cost: u64,
+    /// What each element got, in the order of sites, and a digest of that.
+    given: Vec<(usize, Given)>,
+    digest: u64,
+    /// The way that led here: an index into the steps.
+    step: Option<usize>,
+}
+
+/// One task of a way.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    before: Option<usize>,
+    place: Option<usize>,
+}
+
+impl State {
+    fn given(&self, site: usize) -> Given {
+        let at = self.given.binary_search_by_key(&site, |(site, _)| *site);
+        at.map_or_else(|_| Given::default(), |at| self.given[at].1)
+    }
+
+    fn give(&mut self, site: usize, bytes: u64, service: u64) {
+        let at = self.given.binary_search_by_key(&site, |(site, _)| *site);
+        let at = at.unwrap_or_else(|at| {
+            self.given.insert(at, (site, Given::default()));
+            at
+        });
+        let given = &mut self.given[at].1;
+        self.digest ^= digest(site, given);
+        *given = given.and(bytes, service);
+        self.digest ^= digest(site, given);
+    }
+}
+
+/// A number that is another for nearly every other site and what it was given.
+fn digest(site: usize, given: &Given) -> u64 {
+    let numbers = [site as u64, given.tasks, given.bytes, given.service];
+    numbers.iter().fold(1, |sum: u64, &number| {
+        let mixed = (sum ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 29)
+    })
+}
+
+impl Problem {
+    fn of(batch: &mut [Ask<'_>]) -> Self {
+        for ask in &mut *batch {
+            let id = |one: &Candidate| one.estimate.element;
+            if !ask.candidates.is_sorted_by_key(id) {
+                ask.candidates.sort_unstable_by_key(id);
+            }
+        }
+        let mut sites: Vec<Site> = Vec::new();
+        for ask in &*batch {
+            let mut known = sites.iter().map(|site| site.element);
+            let same = |one: &Candidate| known.by_ref().any(|id| id == one.estimate.element);
+            if !ask.candidates.iter().all(same) {
+                sites.extend(ask.candidates.iter().map(Site::of));
+                sites.sort_by_key(|site| site.element);
+                sites.dedup_by_key(|site| site.element);
+            }
+        }
+        let (most, least) = powers(batch);
+        let tasks = batch.iter().map(|ask| {
+            let mut passed = sites.iter().enumerate();
+            let all = ask.candidates.iter().enumerate();
+            let choosable = all.filter_map(|(place, one)| {
+                let (site, at) = passed.find(|(_, site)| site.element == one.estimate.element)?;
+                let service = service(one);
+                let energy = match power(one).or(most) {
+                    Some(power) => multiply_divide(service, power, least.max(1)),
+                    None => 0,
+                };
+                let cost = one.estimate.wait_ns.saturating_add(service);
+                (at.slots > 0).then_some(Choosable {
+                    site,
+                    place,
+                    cost: cost.saturating_add(energy),
+                    service,
+                })
+            });
+            (ask.request.input_bytes, choosable.collect())
+        });
+        let tasks = tasks.collect();
+        Self { sites, tasks }
+    }
+
+    /// What a task adds on an element to which a state gave something; `None` if its queue is full.
+    fn add(&self, given: Given, bytes: u64, one: &Choosable) -> Option<u64> {
+        let site = &self.sites[one.site];
+        if given.tasks >= site.slots {
+            return None;
+        }
+        let queue = match given.tasks < site.idle {
+            true => 0,
+            false => given.service / site.cores,
+        };
+        let lacking = given.bytes.saturating_add(bytes);
+        let lacking = lacking.saturating_sub(site.room_bytes);
+        let misfit = match lacking {
+            0 => 0,
+            lacking => MISFIT + (lacking >> 10),
+        };
+        let cost = one.cost.saturating_add(queue).min(MISFIT / 2);
+        Some(cost.saturating_add(misfit))
+    }
+
+    /// The places of the tasks among their candidates. Where they were placed in their order and one did not fit, those that
+    /// read the most are placed first, if that is cheaper.
+    fn solve(&self) -> Vec<Option<usize>> {
+        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
+        let mut found = self.places(&order);
+        let cost = self.cost(&found);
+        if cost >= MISFIT {
+            order.sort_by_key(|&task| Reverse(self.tasks[task].0));
+            let other = self.places(&order);
+            if self.cost(&other) < cost {
+                found = other;
+            }
+        }
+        if found.len() > 1 {
+            Exchange::of(self, &found).improve(&mut found);
+        }
+        found
+    }
+
+    /// What places cost, the tasks in their order; one that goes nowhere costs nothing.
+    fn cost(&self, places: &[Option<usize>]) -> u64 {
+        let mut state = State::default();
+        for ((bytes, choosable), place) in self.tasks.iter().zip(places) {
+            let one = choosable.iter().find(|one| Some(one.place) == *place);
+            if let Some(one) = one {
+                let added = self.add(state.given(one.site), *bytes, one);
+                state.cost = state.cost.saturating_add(added.unwrap_or(MISFIT));
+                state.give(one.site, *bytes, one.service);
+            }
+        }
+        state.cost
+    }
+
+    /// The places of the tasks, which are stages in that order.
+    fn places(&self, order: &[usize]) -> Vec<Option<usize>> {
+        let mut steps: Vec<Step> = Vec::new();
+        let mut beam = vec![State::default()];
+        let mut dense = vec![Given::default(); self.sites.len()];
+        let mut tried: Vec<(u64, usize)> = Vec::new();
+        for &task in order {
+            let (bytes, choosable) = &self.tasks[task];
+            let best = &beam[0];
+            for &(site, given) in &best.given {
+                dense[site] = given;
+            }
+            tried.clear();
+            let costs = choosable.iter().enumerate();
+            tried.extend(
+                costs.filter_map(|(at, one)| Some((self.add(dense[one.site], *bytes, one)?, at))),
+            );
+            for &(site, _) in &best.given {
+                dense[site] = Given::default();
+            }
+            if tried.len() > CHOICES {
+                tried.select_nth_unstable(CHOICES - 1);
+                tried.truncate(CHOICES);
+            }
+            let choices = tried.iter().map(|&(_, at)| choosable[at]);
+            let choices: Vec<Choosable> = choices.collect();
+            beam = self.stage(&beam, *bytes, &choices, &mut steps);
+        }
+        let mut step = beam[0].step;
+        let mut places = vec![None; self.tasks.len()];
+        for &task in order.iter().rev() {
+            let Some(Step { before, place }) = step.map(|at| steps[at]) else {
+                break;
+            };
+            places[task] = place;
+            step = before;
+        }
+        places
+    }
+
+    /// The cheapest states that a task leads to, the cheapest first. Where it can go nowhere it is left out.
+    fn stage(
+        &self,
+        beam: &[State],
+        bytes: u64,
+        choices: &[Choosable],
+        steps: &mut Vec<Step>,
+    ) -> Vec<State> {
+        let mut leads: Vec<(u64, usize, usize)> = Vec::with_capacity(beam.len() * choices.len());
+        for (from, state) in beam.iter().enumerate() {
+            for (to, one) in choices.iter().enumerate() {
+                let added = self.add(state.given(one.site), bytes, one);
+                leads.extend(added.map(|added| (state.cost.saturating_add(added), from, to)));
+            }
+        }
+        leads.sort_unstable();
+        let mut next: Vec<State> = Vec::with_capacity(BEAM);
+        for (cost, from, to) in leads {
+            let one = choices[to];
+            let mut state = beam[from].clone();
+            state.give(one.site, bytes, one.service);
+            let known = |other: &State| other.digest == state.digest;
+            if next.iter().any(known) {
+                continue;
+            }
+            state.cost = cost;
+            state.step = Some(steps.len());
+            steps.push(Step {
+                before: beam[from].step,
+                place: Some(one.place),
+            });
+            next.push(state);
+            if next.len() == BEAM {
+                break;
+            }
+        }
+        if next.is_empty() {
+            next.extend_from_slice(beam);
+            for state in &mut next {
+                let before = state.step.replace(steps.len());
+                let place = None;
+                steps.push(Step { before, place });
+            }
+        }
+        next
+    }
+}
+
+/// A plan that is improved: which of its tasks each of its elements has.
+#[derive(Debug)]
+struct Exchange<'a> {
+    problem: &'a Problem,
+    /// The elements that it gives anything.
+    sites: Vec<usize>,
+    /// What each task is on each of them, the tasks one after the other; `None` where it can't go.
+    on: Vec<Option<Choosable>>,
+    /// The tasks of each, in order, and what they cost together.
+    lists: Vec<(Vec<usize>, u64)>,
+    /// Where each task is.
+    at: Vec<Option<usize>>,
+}
+
+impl<'a> Exchange<'a> {
+    fn of(problem: &'a Problem, places: &[Option<usize>]) -> Self {
+        let tasks = || problem.tasks.iter().zip(places);
+        let site = |(task, place): (&(u64, Vec<Choosable>), &Option<usize>)| {
+            let one = task.1.iter().find(|one| Some(one.place) == *place);
+            one.map(|one| one.site)
+        };
+        let mut sites: Vec<usize> = tasks().filter_map(site).collect();
+        sites.sort_unstable();
+        sites.dedup();
+        let on = problem.tasks.iter().flat_map(|(_, choosable)| {
+            sites.iter().map(|site| {
+                let at = choosable.binary_search_by_key(site, |one| one.site);
+                at.ok().map(|at| choosable[at])
+            })
+        });
+        let mut this = Self {
+            problem,
+            on: on.collect(),
+            lists: vec![(Vec::new(), 0); sites.len()],
+            at: tasks()
+                .map(|one| sites.binary_search(&site(one)?).ok())
+                .collect(),
+            sites,
+        };
+        for (task, at) in this.at.iter().enumerate() {
+            if let Some(at) = at {
+                this.lists[*at].0.push(task);
+            }
+        }
+        for at in 0..this.lists.len() {
+            this.lists[at].1 = this.cost(at, None, None).unwrap_or(u64::MAX);
+        }
+        this
+    }
+
+    /// What an element's tasks cost without one of them, and with another; `None` if that can't be.
+    fn cost(&self, at: usize, without: Option<usize>, with: Option<usize>) -> Option<u64> {
+        let (mut given, mut sum, mut with) = (Given::default(), 0_u64, with);
+        let mut add = |task: usize| {
+            let one = self.on[task * self.sites.len() + at]?;
+            let bytes = self.problem.tasks[task].0;
+            sum = sum.saturating_add(self.problem.add(given, bytes, &one)?);
+            given = given.and(bytes, one.service);
+            Some(())
+        };
+        for &task in &self.lists[at].0 {
+            if let Some(new) = with.take_if(|new| *new < task) {
+                add(new)?;
+            }
+            if Some(task) != without {
+                add(task)?;
+            }
+        }
+        if let Some(new) = with {
+            add(new)?;
+        }
+        Some(sum)
+    }
+
+    /// Moves a task from one element to another, and one back if there is one, if that is cheaper; whether it is.
+    fn exchange(
+        &mut self,
+        (task, from): (usize, usize),
+        (to, back): (usize, Option<usize>),
+    ) -> bool {
+        let before = self.lists[from].1.saturating_add(self.lists[to].1);
+        let there = self.cost(to, back, Some(task));
+        let Some(there) = there.filter(|cost| *cost < before) else {
+            return false;
+        };
+        let here = self.cost(from, Some(task), back);
+        let Some(here) = here.filter(|cost| cost.saturating_add(there) < before) else {
+            return false;
+        };
+        let moved = std::iter::once((task, from, to)).chain(back.map(|back| (back, to, from)));
+        for (task, from, to) in moved {
+            self.lists[from].0.retain(|one| *one != task);
+            let place = self.lists[to].0.partition_point(|one| *one < task);
+            self.lists[to].0.insert(place, task);
+            self.at[task] = Some(to);
+        }
+        self.lists[from].1 = here;
+        self.lists[to].1 = there;
+        true
+    }
+
+    fn improve(mut self, places: &mut [Option<usize>]) {
+        for _ in 0..PASSES {
+            let mut better = false;
+            for task in 0..self.at.len() {
+                for to in 0..self.sites.len() {
+                    if let Some(from) = self.at[task].filter(|from| *from != to) {
+                        better |= self.exchange((task, from), (to, None));
+                    }
+                }
+                for other in task + 1..self.at.len() {
+                    if let (Some(from), Some(to)) = (self.at[task], self.at[other])
+                        && from != to
+                    {
+                        better |= self.exchange((task, from), (to, Some(other)));
+                    }
+                }
+            }
+            if !better {
+                break;
+            }
+        }
+        for (task, at) in self.at.iter().enumerate() {
+            let one = at.and_then(|at| self.on[task * self.sites.len() + at]);
+            places[task] = one.map(|one| one.place);
+        }
+    }
+}
+
+/// What a core of an element draws, in thousandths of a watt; `None` if nobody said.
+fn power(one: &Candidate) -> Option<u64> {
+    (one.watts_milli > 0).then(|| (one.watts_milli / u64::from(one.cores.max(1))).max(1))
+}
+
+/// The most and the least that a core of any element draws.
+fn powers(batch: &[Ask<'_>]) -> (Option<u64>, u64) {
+    let all = || {
+        batch
+            .iter()
+            .flat_map(|ask| &ask.candidates)
+            .filter_map(power)
+    };
+    (all().max(), all().min().unwrap_or(1))
+}
+
+/// `a · b / c`, or the largest number.
+fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
+    let wide = u128::from(a) * u128::from(b) / u128::from(c);
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{request, store};
+    use super::super::{FullScan, by_name};
+    use super::*;
+    use crate::random::Source;
+
+    const GIB: u64 = 1 << 30;
+
+    fn ask(input_bytes: u64, candidates: &[Candidate]) -> Ask<'static> {
+        Ask {
+            request: super::super::Request {
+                input_bytes,
+                ..request()
+            },
+            candidates: candidates.to_vec(),
+        }
+    }
+
+    fn places(mut batch: Vec<Ask<'_>>) -> Vec<Option<u32>> {
+        let choices = Minmax.place_all(&mut batch);
+        let element = |choice: Option<Choice>| Some(choice?.element.0);
+        choices.into_iter().map(element).collect()
+    }
+
+    /// An element where a task runs for so long.
+    fn site(id: u32, run_ns: u64, watts: u64) -> Candidate {
+        let mut one = store(id);
+        one.slots = 8;
+        one.estimate.run_ns = run_ns;
+        one.watts_milli = watts * 1000;
+        one
+    }
+
+    #[test]
+    fn the_faster_element_gets_more_and_energy_weighs_as_much_as_time() {
+        let all = [site(0, 1000, 0), site(1, 3000, 0)];
+        let batch = vec![ask(0, &all), ask(0, &all), ask(0, &all), ask(0, &all)];
+        let on_slow = places(batch).iter().filter(|id| **id == Some(1)).count();
+        assert_eq!(on_slow, 1, "1 + 2 + 3 and 3 thousand is the least");
+        // Three times as fast for four times the power: the thrifty one, until its queue is as long as that is worth.
+        let all = [site(0, 1000, 40), site(1, 2900, 10)];
+        assert_eq!(
+            places(vec![ask(0, &all)]),
+            [Some(0)],
+            "1 + 4 against 2.9 + 2.9"
+        );
+        let all = [site(0, 1000, 50), site(1, 2900, 10)];
+        assert_eq!(
+            places(vec![ask(0, &all)]),
+            [Some(1)],
+            "1 + 5 against 2.9 + 2.9"
+        );
+        // Who does not say what it draws counts as the one that draws the most.
+        let all = [site(0, 1000, 0), site(1, 1000, 10), site(2, 1000, 50)];
+        assert_eq!(places(vec![ask(0, &all)]), [Some(1)]);
+    }
+
+    #[test]
+    fn queues_and_devices_take_no_more_than_they_have_room_for() {
+        let mut all = [site(0, 1, 0), site(1, 1000, 0)];
+        all[0].slots = 2;
+        let batch = || vec![ask(0, &all), ask(0, &all), ask(0, &all)];
+        let chosen = places(batch());
+        assert_eq!(chosen.iter().filter(|id| **id == Some(0)).count(), 2);
+        // A device that has room for one of the inputs, or for none.
+        all[0].free_bytes = RESERVE_BYTES + GIB;
+        let two = vec![ask(GIB, &all), ask(GIB, &all)];
+        let chosen = places(two);
+        assert_eq!(chosen.iter().filter(|id| **id == Some(0)).count(), 1);
+        all[0].free_bytes = 0;
+        assert_eq!(places(vec![ask(GIB, &all)]), [Some(1)]);
+        all[1].free_bytes = 0;
+        all[0].free_bytes = RESERVE_BYTES + GIB / 2;
+        assert_eq!(
+            places(vec![ask(GIB, &all)]),
+            [Some(0)],
+            "it lacks the least"
+        );
+        let full = all.map(|one| Candidate { slots: 0, ..one });
+        assert_eq!(places(vec![ask(0, &full), ask(0, &full)]), [None; 2]);
+        assert_eq!(places(vec![ask(0, &[]), ask(0, &all)]), [None, Some(0)]);
+    }
+
+    #[test]
+    fn costs_without_bound_and_lies_do_not_overflow() {
+        let mut liar = site(7, u64::MAX, 0);
+        liar.estimate.transfer_ns = u64::MAX;
+        liar.estimate.wait_ns = u64::MAX;
+        liar.watts_milli = u64::MAX;
+        liar.free_bytes = 0;
+        liar.slots = usize::MAX;
+        liar.cores = 0;
+        let batch = vec![ask(u64::MAX, &[liar]); BATCH_MAX];
+        assert_eq!(places(batch), [Some(7); BATCH_MAX]);
+        // One that says it draws nearly nothing gets what its queue takes, and no more.
+        let mut thrifty = site(0, 1_000_000, 1);
+        thrifty.watts_milli = 1;
+        let honest = [thrifty, site(1, 1_000_000, 100), site(2, 1_000_000, 100)];
+        let chosen = places(vec![ask(0, &honest); 20]);
+        assert_eq!(chosen.iter().filter(|id| **id == Some(0)).count(), 8);
+        assert!(chosen.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn one_task_goes_where_a_batch_of_one_goes_and_ties_go_to_the_lower_id() {
+        let all = [site(3, 5, 0), site(1, 5, 0), site(2, 9, 0)];
+        let policy = by_name("minmax", 0).unwrap();
+        let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
+        assert_eq!(choice.element.0, 1);
+        assert_eq!(places(vec![ask(100, &all)]), [Some(1)]);
+    }
+
+    /// The least that all tasks together can cost, by trying everything.
+    fn optimum(problem: &Problem, task: usize, state: &State, best: u64) -> u64 {
+        let Some((bytes, choosable)) = problem.tasks.get(task) else {
+            return state.cost;
+        };
+        choosable.iter().fold(best, |best, one| {
+            let given = state.given(one.site);
+            let Some(added) = problem.add(given, *bytes, one) else {
+                return best;
+            };
+            let mut next = state.clone();
+            next.cost += added;
+            if next.cost >= best {
+                return best;
+            }
+            next.give(one.site, *bytes, one.service);
+            optimum(problem, task + 1, &next, best)
+        })
+    }
+
+    /// Elements of unlike speed, power, load and room, and tasks whose inputs lie here and there.
+    fn case(source: &mut Source) -> Vec<Ask<'static>> {
+        let elements = 2 + source.below(3);
+        let mut all: Vec<Candidate> = (0..elements).map(store).collect();
+        for one in &mut all {
+            one.cores = 1 + source.below(3);
+            one.slots = 2 + source.below(4) as usize;
+            one.outstanding = source.below(3) as usize;
+            one.watts_milli = u64::from(source.below(4)) * 20_000;
+            one.free_bytes = RESERVE_BYTES + u64::from(source.below(40)) * 100;
+            one.estimate.wait_ns = u64::from(source.below(3000));
+            one.estimate.run_ns = u64::from(1 + source.below(3000));
+        }
+        let slots: usize = all.iter().map(|one| one.slots).sum();
+        let tasks = slots.min(2 + source.below(6) as usize);
+        let mut batch = Vec::new();
+        for _ in 0..tasks {
+            let bytes = u64::from(source.below(1000));
+            let factor = u64::from(1 + source.below(3));
+            let holder = source.below(elements);
+            let mut here = all.clone();
+            for one in &mut here {
+                let away = one.estimate.element.0 != holder;
+                one.estimate.transfer_ns = if away { bytes } else { 0 };
+                one.estimate.run_ns *= factor;
+            }
+            batch.push(ask(bytes, &here));
+        }
+        batch
+    }
+
+    /// docs/job-scripts.md gives these figures.
+    #[test]
+    fn small_batches_cost_hardly_more_than_the_optimum() {
+        let mut source = Source::seeded(16);
+        let (mut over, mut worst, mut exact, mut tight) = (0.0, 0.0_f64, 0, 0);
+        let cases = 1000;
+        for _ in 0..cases {
+            let mut batch = case(&mut source);
+            let problem = Problem::of(&mut batch);
+            let least = optimum(&problem, 0, &State::default(), u64::MAX);
+            let found = problem.cost(&problem.solve());
+            assert!(found >= least, "nothing is cheaper than the optimum");
+            exact += i32::from(found == least);
+            if found >= MISFIT {
+                // An input fits on no device, or was not found to.
+                tight += i32::from(least < MISFIT);
+                continue;
+            }
+            let distance = (found - least) as f64 / least as f64;
+            over += distance;
+            worst = worst.max(distance);
+        }
+        let mean = 100.0 * over / f64::from(cases);
+        let worst = 100.0 * worst;
+        println!(
+            "optimal {exact} of {cases}, mean {mean:.3} % over, worst {worst:.2} % over, {tight} fit and were not found to"
+        );
+        assert!(exact >= 940 && mean < 0.2 && worst < 23.0 && tight == 0);
+    }
+}

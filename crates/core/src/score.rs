@@ -1,0 +1,307 @@
+//! What an element is worth to a task that may go to any: availability, capacity, load, speed and energy, weighed
+//! (LABIOS §3.3.3, "worker score", and its Table 2).
+//!
+//! An element says what only it knows: how much of its capacity is free, and what was configured of its speed and its
+//! power. How busy it is the dispatcher knows better, since it has sent what waits there. So an element that lies about
+//! itself can attract no more than its queue takes. Weights are a job's, so the dispatcher weighs; all is counted in
+//! thousandths, so that the same view gives the same score everywhere.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The highest class of speed and of energy.
+pub const CLASS_MAX: u8 = 5;
+/// What a score of one is.
+pub const ONE: u16 = 1000;
+/// The largest weight, in thousandths.
+pub const WEIGHT_MAX: u32 = 1_000_000;
+/// Scores within one of so many equal ranges count as equal.
+pub const BUCKETS: u16 = 50;
+
+/// Rates of a device, in bytes per second, from which on it is of the next class (LABIOS §3.3.3 names the first two and
+/// the last).
+const SPEEDS: [u64; 4] = [200_000_000, 550_000_000, 1_500_000_000, 3_500_000_000];
+/// Power at full load, in thousandths of a watt, up to which an element is of the class below the highest, and so on.
+const POWERS: [u64; 4] = [10_000, 50_000, 150_000, 400_000];
+
+/// The class of a device that moves so many bytes per second: 1 to [`CLASS_MAX`], the fastest; 0 if nobody said.
+#[must_use]
+pub fn speed_class(bytes_per_sec: u64) -> u8 {
+    if bytes_per_sec == 0 {
+        return 0;
+    }
+    1 + count(SPEEDS.iter().filter(|&&from| bytes_per_sec > from))
+}
+
+/// The class of an element that draws so many thousandths of a watt at full load: 1 to [`CLASS_MAX`], the thriftiest;
+/// 0 if nobody said.
+#[must_use]
+pub fn energy_class(watts_milli: u64) -> u8 {
+    if watts_milli == 0 {
+        return 0;
+    }
+    CLASS_MAX - count(POWERS.iter().filter(|&&to| watts_milli > to))
+}
+
+fn count(few: impl Iterator) -> u8 {
+    u8::try_from(few.count()).unwrap_or(CLASS_MAX)
+}
+
+/// What a score is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether a core has nothing to do.
+    pub available: bool,
+    /// What of its capacity is free, in thousandths; 0 if it has none.
+    pub capacity: u16,
+    /// What of its queue is taken, in thousandths.
+    pub load: u16,
+    /// Its class of speed; 0 if nobody said, which counts as less than any.
+    pub speed: u8,
+    /// Its class of energy; 0 if nobody said, which counts as less than any.
+    pub energy: u8,
+}
+
+/// What of `whole` `part` is, in thousandths; of nothing it is nothing.
+#[must_use]
+pub fn share(part: u64, whole: u64) -> u16 {
+    if whole == 0 {
+        return 0;
+    }
+    let share = u128::from(part) * u128::from(ONE) / u128::from(whole);
+    u16::try_from(share).unwrap_or(ONE).min(ONE)
+}
+
+/// Weights of the five, in thousandths. At least one is not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weights {
+    availability: u32,
+    capacity: u32,
+    load: u32,
+    speed: u32,
+    energy: u32,
+}
+
+/// Weights that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsError {
+    /// It is none of the five, and no profile.
+    #[error(
+        "`{0}` is neither a profile (low-latency, energy, bandwidth) nor NAME=WEIGHT with one of availability, capacity, load, speed, energy"
+    )]
+    Name(String),
+    /// It is no weight.
+    #[error(
+        "the weight of {name} is `{value}`; it must be a number from 0 to 1000 with at most three decimals"
+    )]
+    Value {
+        /// Of what.
+        name: String,
+        /// What stands there.
+        value: String,
+    },
+    /// It stands there twice.
+    #[error("the weight of {0} is given twice")]
+    Twice(String),
+    /// All are zero.
+    #[error("all weights are zero: no element would be better than another")]
+    Zero,
+}
+
+impl Weights {
+    /// Table 2, "low latency".
+    pub const LOW_LATENCY: Self = Self {
+        availability: 500,
+        capacity: 0,
+        load: 350,
+        speed: 150,
+        energy: 0,
+    };
+    /// Table 2, "energy savings".
+    pub const ENERGY: Self = Self {
+        availability: 0,
+        capacity: 150,
+        load: 200,
+        speed: 150,
+        energy: 500,
+    };
+    /// Table 2, "high bandwidth".
+    pub const BANDWIDTH: Self = Self {
+        availability: 0,
+        capacity: 150,
+        load: 150,
+        speed: 700,
+        energy: 0,
+    };
+
+    /// The score of an element, in thousandths: the mean of its five, weighed. A queue counts by what of it is free,
+    /// a class by its part of the highest.
+    #[must_use]
+    pub fn score(&self, of: &Standing) -> u16 {
+        let class = |class: u8| u16::from(class.min(CLASS_MAX)) * (ONE / u16::from(CLASS_MAX));
+        let parts = [
+            (self.availability, if of.available { ONE } else { 0 }),
+            (self.capacity, of.capacity),
+            (self.load, ONE - of.load.min(ONE)),
+            (self.speed, class(of.speed)),
+            (self.energy, class(of.energy)),
+        ];
+        let all: u64 = parts.iter().map(|(weight, _)| u64::from(*weight)).sum();
+        let weighed = parts
+            .iter()
+            .map(|&(weight, part)| u64::from(weight) * u64::from(part.min(ONE)));
+        u16::try_from(weighed.sum::<u64>() / all.max(1)).unwrap_or(ONE)
+    }
+}
+
+/// The bucket of a score.
+#[must_use]
+pub fn bucket(score: u16) -> u16 {
+    score.min(ONE) / (ONE / BUCKETS)
+}
+
+impl FromStr for Weights {
+    type Err = WeightsError;
+
+    /// A profile of Table 2, or `load=2,speed=0.5`: what is not named has no weight.
+    fn from_str(text: &str) -> Result<Self, WeightsError> {
+        match text {
+            "low-latency" => return Ok(Self::LOW_LATENCY),
+            "energy" => return Ok(Self::ENERGY),
+            "bandwidth" => return Ok(Self::BANDWIDTH),
+            _ => {}
+        }
+        let mut given = [None; 5];
+        for one in text.split(',') {
+            let unknown = || WeightsError::Name(one.to_owned());
+            let (name, value) = one.split_once('=').ok_or_else(unknown)?;
+            let names = ["availability", "capacity", "load", "speed", "energy"];
+            let place = names.iter().position(|known| *known == name);
+            let place = place.ok_or_else(unknown)?;
+            let weight = thousandths(value).ok_or_else(|| WeightsError::Value {
+                name: name.to_owned(),
+                value: value.to_owned(),
+            })?;
+            if given[place].replace(weight).is_some() {
+                return Err(WeightsError::Twice(name.to_owned()));
+            }
+        }
+        let [availability, capacity, load, speed, energy] = given.map(Option::unwrap_or_default);
+        if given.iter().flatten().all(|weight| *weight == 0) {
+            return Err(WeightsError::Zero);
+        }
+        Ok(Self {
+            availability,
+            capacity,
+            load,
+            speed,
+            energy,
+        })
+    }
+}
+
+/// Digits, and up to three behind a point.
+fn thousandths(text: &str) -> Option<u32> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() > 3 || whole.len() > 4 {
+        return None;
+    }
+    let number: u32 = format!("{whole}{part:0<3}").parse().ok()?;
+    Some(number).filter(|number| *number <= WEIGHT_MAX)
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = |class: u8| match class {
+            0 => "unknown".to_owned(),
+            class => class.to_string(),
+        };
+        write!(
+            f,
+            "{} core free, {:.0} % of its capacity free, {:.0} % of its queue taken, speed class {}, energy class {}",
+            if self.available { "a" } else { "no" },
+            f64::from(self.capacity) / 10.0,
+            f64::from(self.load) / 10.0,
+            class(self.speed),
+            class(self.energy)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_those_of_labios_and_nothing_said_is_no_class() {
+        let speeds = [0, 1, 200, 201, 550, 1_500, 3_500, 3_501, 90_000];
+        let speeds = speeds.map(|mega| speed_class(mega * 1_000_000));
+        assert_eq!(speeds, [0, 1, 1, 2, 2, 3, 4, 5, 5]);
+        let powers = [0, 1, 10_000, 10_001, 150_000, 400_000, 400_001, u64::MAX];
+        assert_eq!(powers.map(energy_class), [0, 5, 5, 4, 3, 2, 1, 1]);
+    }
+
+    #[test]
+    fn the_profiles_are_those_of_table_2() {
+        let standing = Standing {
+            available: true,
+            capacity: 500,
+            load: 250,
+            speed: 2,
+            energy: 5,
+        };
+        let score = |name: &str| name.parse::<Weights>().unwrap().score(&standing);
+        // 0.5 + 0.35 × 0.75 + 0.15 × 0.4; 0.15 × 0.5 + 0.2 × 0.75 + 0.15 × 0.4 + 0.5; 0.15 × 0.5 + 0.15 × 0.75 + 0.7 × 0.4
+        assert_eq!(score("low-latency"), 822);
+        assert_eq!(score("energy"), 785);
+        assert_eq!(score("bandwidth"), 467);
+        assert_eq!(
+            score("availability=0.5,load=0.35,speed=0.15"),
+            score("low-latency")
+        );
+        assert_eq!(score("availability=1000,load=700,speed=300"), 822);
+    }
+
+    #[test]
+    fn weights_that_are_nothing_not_finite_or_not_there_are_errors() {
+        let refused = |text: &str| text.parse::<Weights>().unwrap_err().to_string();
+        assert!(refused("load=0,speed=0.000").contains("all weights are zero"));
+        for bad in [
+            "nan",
+            "inf",
+            "-1",
+            "1e3",
+            "",
+            ".5",
+            "1.",
+            "1001",
+            "99999999999",
+            "0.0001",
+        ] {
+            let error = refused(&format!("load={bad}"));
+            assert!(error.contains("from 0 to 1000"), "{bad}: {error}");
+        }
+        assert!(refused("load=1,load=1").contains("twice"));
+        for bad in ["", "speed", "fast=1", "low-latency,load=1", "load=1,"] {
+            assert!(refused(bad).contains("low-latency, energy"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_lie_counts_no_more_than_the_best() {
+        let lie = Standing {
+            available: true,
+            capacity: u16::MAX,
+            load: u16::MAX,
+            speed: u8::MAX,
+            energy: u8::MAX,
+        };
+        for name in ["low-latency", "energy", "bandwidth", "load=1000"] {
+            let score = name.parse::<Weights>().unwrap().score(&lie);
+            assert!(score <= ONE && bucket(score) <= BUCKETS, "{name}");
+        }
+        assert_eq!(share(u64::MAX, 1), ONE);
+        assert_eq!((share(1, 0), share(0, 0), share(1, 3)), (0, 0, 333));
+    }
+}

@@ -5,7 +5,8 @@ use std::io;
 
 use libfuzzer_sys::fuzz_target;
 use tidemill_format::time::Units;
-use tidemill_format::{Folder, Header, Range, Store, pieces, zarr, zip::Zip};
+use tidemill_format::csv::Csv;
+use tidemill_format::{Folder, Header, Range, Store, columns, pieces, zarr, zip::Zip};
 
 /// A Zarr whose metadata is all in one file, and whose chunks have some bytes.
 struct One<'a>(&'a str, &'a [u8]);
@@ -28,6 +29,72 @@ impl Folder for One<'_> {
 
     fn list(&self, _: &str) -> io::Result<Vec<String>> {
         Ok(Vec::new())
+    }
+}
+
+/// A folder of a few files, each after the number of its name.
+struct Many<'a>(Vec<(&'static str, &'a [u8])>);
+
+const NAMES: [&str; 12] = [
+    "zarr.json", ".zgroup", ".zattrs", ".zmetadata", ".zarray", "a/zarr.json", "a/.zarray", "a/.zattrs", "a/.zgroup", "a/b/zarr.json",
+    "a/c/0/0", "a/0.0",
+];
+
+impl<'a> Many<'a> {
+    fn of(bytes: &'a [u8]) -> Self {
+        let files = bytes.split(|&byte| byte == 0xff).filter_map(|file| file.split_first());
+        Self(files.map(|(name, file)| (NAMES[usize::from(*name) % NAMES.len()], file)).take(NAMES.len()).collect())
+    }
+
+    fn file(&self, path: &str) -> Option<&'a [u8]> {
+        // Whatever metadata say, nothing above the folder is asked for.
+        assert!(!path.starts_with('/') && !path.split('/').any(|name| name == ".."), "{path}");
+        self.0.iter().find(|(name, _)| *name == path).map(|(_, file)| *file)
+    }
+}
+
+impl Folder for Many<'_> {
+    fn size(&self, path: &str) -> io::Result<Option<u64>> {
+        Ok(self.file(path).map(|file| file.len() as u64))
+    }
+
+    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let from = self.file(path).and_then(|file| file.get(offset as usize..)?.get(..into.len()));
+        into.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let below = |name: &&'static str| match path {
+            "" => Some(*name),
+            _ => name.strip_prefix(path)?.strip_prefix('/'),
+        };
+        let names = self.0.iter().filter_map(|(name, _)| below(name)?.split('/').next());
+        Ok(names.map(str::to_owned).collect())
+    }
+}
+
+/// What a user says of a text file in its first line, and the file.
+fn text(bytes: &[u8]) {
+    let end = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len());
+    let (said, file) = bytes.split_at(end);
+    let said = String::from_utf8_lossy(said);
+    let file = file.get(1..).unwrap_or_default().to_vec();
+    if let Ok(csv) = Csv::read(&said, &file) {
+        assert!(csv.begin <= file.len() as u64);
+        for line in file[csv.begin as usize..].split(|&byte| byte == b'\n') {
+            if csv.passes_over(line) {
+                continue;
+            }
+            let all = csv.columns(line);
+            if let (Ok(all), Ok(one)) = (&all, csv.column(line)) {
+                assert_eq!(all.get(csv.index).is_some(), one.is_some());
+                assert!(one.is_none_or(|one| one.len() <= line.len() && all[csv.index] == one));
+            }
+        }
+    }
+    if let Ok(header) = columns::read(&said, &file) {
+        look(&header, Store::File(&file), file.len() as u64);
     }
 }
 
@@ -61,6 +128,16 @@ fuzz_target!(|bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes);
         if let Ok(units) = Units::parse(&text, "standard") {
             let _ = (units.date(1e5), units.span(&text, &text));
+        }
+        return;
+    }
+    if *kind == 4 {
+        return text(bytes);
+    }
+    if *kind == 5 {
+        let folder = Many::of(bytes);
+        if let Ok(header) = zarr::read(&folder) {
+            look(&header, Store::Folder(&folder), bytes.len() as u64);
         }
         return;
     }

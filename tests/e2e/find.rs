@@ -195,6 +195,122 @@ fn what_is_found_follows_the_file_and_outlives_the_database() {
     assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
 }
 
+/// A Zarr of version 2 by hand: a variable and its times, which is no part of its metadata but of a chunk.
+fn write_zarr(array: &Array, folder: &str) {
+    let put = |path: &str, bytes: &[u8]| {
+        let path = array.at(&format!("{folder}/{path}"));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    let of = |shape: &str, dtype: &str| {
+        format!(
+            r#"{{"zarr_format": 2, "shape": {shape}, "chunks": {shape}, "dtype": "{dtype}", "compressor": null, "filters": null, "fill_value": 0, "order": "C"}}"#
+        )
+    };
+    put(
+        "time/0",
+        &[15_f64.to_le_bytes(), 45_f64.to_le_bytes()].concat(),
+    );
+    array.sh(&format!("sync {folder}/time/0"));
+    put(".zgroup", br#"{"zarr_format": 2}"#);
+    put(".zattrs", br#"{"institution": "MILL"}"#);
+    put("rain/.zarray", of("[2, 3]", "<f4").as_bytes());
+    let said = br#"{"_ARRAY_DIMENSIONS": ["time", "x"], "units": "mm"}"#;
+    put("rain/.zattrs", said);
+    put("time/.zarray", of("[2]", "<f8").as_bytes());
+    let said = br#"{"_ARRAY_DIMENSIONS": ["time"], "units": "days since 1990-01-01"}"#;
+    put("time/.zattrs", said);
+    put(
+        "time/0",
+        &[15_f64.to_le_bytes(), 45_f64.to_le_bytes()].concat(),
+    );
+}
+
+#[test]
+fn a_zarr_that_is_a_folder_is_found_as_that() {
+    let none: [&str; 0] = [];
+    for remote in [false, true] {
+        let Some(mut array) = Array::with(Options {
+            elements: 3,
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        let [two, three, all] = ["two.zarr", "three.zarr", "consolidated.zarr"].map(fixture);
+        array.sh(&format!("mkdir z; cp -r {two} {three} {all} z"));
+        write_zarr(&array, "z/own.zarr");
+        sealed(&array);
+        let found = |expression| find(&array, &[expression]);
+        let tas = ["/z/consolidated.zarr", "/z/three.zarr", "/z/two.zarr"];
+        assert_eq!(found("var = tas and format = zarr"), tas);
+        assert_eq!(found("var = sharded"), tas[..2]);
+        let own = ["/z/own.zarr"];
+        for expression in [
+            "attr.institution = MILL",
+            "units = mm and dim.x = 3 and type = float32",
+            "time = 1990-02 and time < 1990-02",
+        ] {
+            assert_eq!(found(expression), own, "{expression}");
+        }
+        assert_eq!(found("time >= 1990-03"), none);
+        assert_eq!(find(&array, &["var = rain", "--under", "z"]), own);
+        // Arrays that come later, go, and are called otherwise; the folder itself.
+        array.sh("cp -r z/three.zarr/tas z/three.zarr/late");
+        sealed(&array);
+        assert_eq!(found("var = late"), ["/z/three.zarr"]);
+        array.sh("mv z/three.zarr/late z/three.zarr/later");
+        assert_eq!(found("var = late"), none);
+        assert_eq!(found("var = later and var = tas"), ["/z/three.zarr"]);
+        array.sh("rm -r z/three.zarr/later; mv z/three.zarr z/moved.zarr; rm -r z/two.zarr");
+        assert_eq!(found("var = later"), none);
+        assert_eq!(found("var = tas"), [tas[0], "/z/moved.zarr"]);
+        array.wait_for_notes();
+        array.rebuild();
+        assert_eq!(find(&array, &["time = 1990-02"]), own);
+        assert_eq!(find(&array, &["var = tas"]), [tas[0], "/z/moved.zarr"]);
+    }
+}
+
+#[test]
+fn what_others_may_not_read_of_a_zarr_is_not_told_of_it() {
+    let Some(array) = Array::start() else { return };
+    let three = fixture("three.zarr");
+    array.sh(&format!(
+        "chmod 755 .; cp -r {three} hidden.zarr; mv hidden.zarr/tas hidden.zarr/secret; chown -R {BOB} hidden.zarr; chmod 700 hidden.zarr; \
+         mkdir -m 755 own.zarr; cp {three}/zarr.json own.zarr; cp -r {three}/tas own.zarr/private; cp -r {three}/tas own.zarr/open; \
+         ln -s ../hidden.zarr/secret own.zarr/linked; chmod -R go+rX own.zarr; chmod 600 own.zarr/private/zarr.json; chown -hR {ALICE} own.zarr; \
+         cp -r {three}/first own.zarr/others; chown -R {BOB} own.zarr/others; chmod 600 own.zarr/others/zarr.json"
+    ));
+    sealed(&array);
+    let none: [&str; 0] = [];
+    assert_eq!(find(&array, &["var = open"]), ["/own.zarr"]);
+    assert_eq!(find(&array, &["var = secret"]), ["/hidden.zarr"]);
+    let as_alice = |expression| find_as(&array, ALICE, expression, "").unwrap();
+    assert_eq!(as_alice("var = open"), ["/own.zarr"]);
+    for hidden in [
+        "var = secret",
+        "var = linked",
+        "var = private",
+        "var = others",
+    ] {
+        assert_eq!(as_alice(hidden), none, "{hidden}");
+    }
+    let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
+    assert_eq!(as_bob("var = open"), ["/own.zarr"]);
+    assert_eq!(as_bob("var = secret"), ["/hidden.zarr"]);
+    // Above another's Zarr a folder of one's own does not hide that.
+    array.sh(&format!("mkdir up; cp -r {three} up/below.zarr; mv up/below.zarr/tas up/below.zarr/mine; chown -R {BOB} up/below.zarr"));
+    sealed(&array);
+    assert_eq!(find(&array, &["var = mine"]), ["/up/below.zarr"]);
+    array.sh(&format!(
+        "cp {three}/zarr.json up; chown -R {ALICE} up/zarr.json"
+    ));
+    sealed(&array);
+    let found = find(&array, &["var = mine"]);
+    assert!(found.contains(&"/up/below.zarr".to_owned()), "{found:?}");
+}
+
 #[test]
 fn a_file_is_found_by_what_made_it() {
     let Some(array) = Array::start() else { return };

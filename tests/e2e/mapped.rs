@@ -302,3 +302,228 @@ fn a_kernel_of_ones_own_makes_one_result_of_what_components_write() {
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
+
+/// Puts what components show of a variable, values and where they are, into the whole; what nobody wrote is left out.
+fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
+    let mut whole = vec![None; size];
+    for number in array.sh("cd v; ls").lines() {
+        let values = std::fs::read(array.at(&format!("v/{number}"))).unwrap();
+        let told = array.sh(&format!("cat l/{number}"));
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let numbers = |json: &Value| -> Vec<usize> {
+            let all = json.as_array().unwrap().iter();
+            all.map(|one| usize::try_from(one.as_u64().unwrap()).unwrap())
+                .collect()
+        };
+        let itemsize = usize::try_from(told[0]["itemsize"].as_u64().unwrap()).unwrap();
+        let mut values = values.chunks(itemsize);
+        for piece in told[0]["pieces"].as_array().unwrap() {
+            let (start, shape, all) = (
+                numbers(&piece["start"]),
+                numbers(&piece["shape"]),
+                numbers(&told[0]["shape"]),
+            );
+            for number in 0..shape.iter().product::<usize>() {
+                let (mut rest, mut at, mut step) = (number, 0, 1);
+                for ((start, taken), size) in start.iter().zip(&shape).zip(&all).rev() {
+                    at += (start + rest % taken) * step;
+                    rest /= taken;
+                    step *= size;
+                }
+                let before = whole[at].replace(values.next().unwrap().to_vec());
+                assert!(before.is_none(), "{at} twice");
+            }
+        }
+        assert!(values.next().is_none());
+    }
+    whole
+}
+
+#[test]
+fn a_zarr_that_is_a_folder_is_read_where_its_chunks_are() {
+    for remote in [false, true] {
+        let Some(array) = array(remote) else { return };
+        let folders = [fixture("three.zarr"), fixture("two.zarr")];
+        let [three, two] = folders.each_ref().map(|path| path.display());
+        array.sh(&format!("cp -r {three} {two} .; mkdir v l"));
+        array.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
+        for (folder, variable, itemsize, per) in [
+            ("three.zarr", "tas", 4, "part"),
+            ("three.zarr", "group/sharded", 4, "part"),
+            ("three.zarr", "group/sharded", 4, "piece"),
+            ("two.zarr/", "tas", 4, "part"),
+        ] {
+            let task = format!(
+                r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/%{per}" ];
+                   per = "{per}"; mapper = "zarr:{variable}"; input = [ "{folder}" ]; output = [ "v/%{per}", "l/%{per}" ]; stdout = "v/%{per}";"#
+            );
+            let told = array.done(array.submit(&job(&task)));
+            let tasks = told["tasks"].as_array().unwrap();
+            if per == "part" {
+                assert!(
+                    (1..=3).contains(&tasks.len()),
+                    "one for each element: {told:#}"
+                );
+                let moved = tasks
+                    .iter()
+                    .map(|task| task["moved_bytes"].as_u64().unwrap());
+                assert_eq!(
+                    moved.sum::<u64>(),
+                    0,
+                    "chunks are read where they are: {told:#}"
+                );
+            }
+            let expected = values_of(folder.trim_end_matches('/'), variable);
+            let whole = assembled(&array, expected.len() / itemsize);
+            let there = whole.iter().flatten().count();
+            assert!(there * 2 > whole.len(), "{variable} {there}");
+            for (found, expected) in whole.iter().zip(expected.chunks(itemsize)) {
+                assert!(
+                    found.as_deref().is_none_or(|found| found == expected),
+                    "{folder} {variable} {per}"
+                );
+            }
+            array.sh("rm -r v l; mkdir v l");
+        }
+        // One result of all components, what made it, and a chunk that comes when the job has been submitted.
+        let sum = |output: &str| {
+            job(&format!(
+                r#"name = "n"; kernel = "stats"; args = [ "dtype=i32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
+            ))
+        };
+        array.done(array.submit(&sum("n1")));
+        let chunk = array.sh("ls three.zarr/tas/c/0/0; mv three.zarr/tas/c/0/0 away; sync away");
+        assert!(!chunk.is_empty());
+        array.done(array.submit(&sum("n2")));
+        assert_ne!(array.sh("cat n1"), array.sh("cat n2"), "it is in no piece");
+        let lineage = array.json(&["lineage", "/n1", "--format", "json"]);
+        assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
+        assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
+        // What is damaged, and what is no Zarr.
+        array.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
+        let ended = array.ended(array.submit(&sum("n3")));
+        assert_eq!(ended["state"], "failed");
+        assert!(
+            ended.to_string().contains("of tas, from index"),
+            "{ended:#}"
+        );
+        for (input, mapper, why) in [
+            ("three.zarr/tas/c", "zarr:tas", "the folder is no Zarr"),
+            ("three.zarr", "zarr:rain", "no variable rain; there are"),
+            ("three.zarr", "netcdf:tas", "is a folder"),
+        ] {
+            let task = format!(
+                r#"name = "n"; kernel = "mean"; per = "part"; mapper = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
+            );
+            let said = array.try_submit(&job(&task));
+            assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        }
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}
+
+#[test]
+fn columns_of_text_are_read_line_by_line_where_they_are() {
+    for remote in [false, true] {
+        let Some(array) = array(remote) else { return };
+        let mut chance = Chance(5);
+        let mut text = "station,\"t, K\",n\n".to_owned();
+        let mut numbers = Vec::new();
+        for line in 0..20_000 {
+            let n = i64::try_from(chance.next(1 << 40)).unwrap();
+            numbers.push(n);
+            text.push_str(&format!("\"s,{}\",{}.5,{n}\r\n", line % 7, line));
+        }
+        std::fs::write(array.path("text"), &text).unwrap();
+        put(&array, &array.path("text"), "/t.csv");
+        let task = |per: &str, rest: &str| {
+            job(&format!(
+                r#"name = "n"; kernel = "cat"; type = "program"; args = [ "t.csv" ]; per = "{per}"; input = [ "t.csv" ]; {rest}"#
+            ))
+        };
+        let values = |files: &str| -> Vec<i64> {
+            array.sh(&format!("cat {files} > all"));
+            let bytes = std::fs::read(array.at("all")).unwrap();
+            bytes
+                .chunks(8)
+                .map(|one| i64::from_ne_bytes(one.try_into().unwrap()))
+                .collect()
+        };
+        let parts = task(
+            "part",
+            r#"mapper = "columns:csv,n,type=i8"; output = [ "p.%part" ]; stdout = "p.%part";"#,
+        );
+        let told = array.done(array.submit(&parts));
+        let tasks = told["tasks"].as_array().unwrap();
+        let layout = array.json(&["layout", "/t.csv"]);
+        for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
+            assert_eq!(task["element"], part["copies"][0]["element"], "{told:#}");
+        }
+        let mut found = values("p.*");
+        found.sort_unstable();
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert_eq!(found, sorted);
+        let pieces = task(
+            "piece",
+            r#"mapper = "columns:csv,#2,type=i8"; output = [ "d/%piece" ]; stdout = "d/%piece";"#,
+        );
+        array.done(array.submit(&pieces));
+        assert_eq!(values("d/*"), numbers, "in the order of the file");
+        // The mean of a quoted name, by a kernel that makes one of many; without one it is refused.
+        let sum = r#"name = "s"; kernel = "sum"; args = [ "dtype=f64" ]; per = "part"; mapper = "columns:csv,\"t, K\""; input = [ "t.csv" ]; output = [ "total" ];"#;
+        let said = array.try_submit(&job(sum));
+        assert!(
+            !said.ok && said.err.contains("say how in \"reduce\""),
+            "{}",
+            said.err
+        );
+        array.done(array.submit(&job(&format!(r#"{sum} reduce = "/bin/cat {{inputs}}";"#))));
+        let sums = array.sh("cat total");
+        let sum: f64 = sums
+            .split_whitespace()
+            .map(|one| one.parse::<f64>().unwrap())
+            .sum();
+        assert!((sum - 20_000.0 * 10_000.0).abs() < 1e-3, "{sums}");
+        // A value that is none, in a line of which the file is told, and quotes over two lines.
+        for (wrong, why) in [
+            ("x", "n is \"x\", which is no integer"),
+            ("1\r\n\"a\nb\",2,3", "quotes are opened and not closed"),
+        ] {
+            let at = text.match_indices('\n').nth(9_999).unwrap().0 + 1;
+            let mut bad = text.clone();
+            bad.insert_str(at, &format!("q,1,{wrong}\r\n"));
+            std::fs::write(array.path("text"), &bad).unwrap();
+            let said = array.run(&[
+                "put",
+                "--force",
+                "--stripe",
+                "4096,3",
+                array.path("text").to_str().unwrap(),
+                "/t.csv",
+            ]);
+            assert!(said.ok, "{}", said.err);
+            let bad = task(
+                "part",
+                r#"retries = 0; mapper = "columns:csv,n,type=i8"; output = [ "q.%part" ]; stdout = "q.%part";"#,
+            );
+            let ended = array.ended(array.submit(&bad));
+            let told = ended.to_string();
+            let line = bad_line(&text, at, wrong);
+            assert!(
+                ended["state"] == "failed"
+                    && told.contains(&line)
+                    && told.contains(&why.replace('"', "\\\"")),
+                "{line}: {ended:#}"
+            );
+        }
+    }
+}
+
+/// How the line is told that was put at this byte, or that follows it.
+fn bad_line(text: &str, at: usize, wrong: &str) -> String {
+    assert!(text.len() > at);
+    let first = wrong.find('\n').map_or(0, |end| "q,1,".len() + end + 1);
+    format!("the line at byte {} of the file", at + first)
+}

@@ -113,6 +113,38 @@ fn variables_of_others_files_are_neither_shown_nor_reduced() {
 }
 
 #[test]
+fn a_zarr_with_files_that_its_reader_may_not_read_is_no_input() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    give_token(&array, &host, ALICE);
+    let zarr = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../format/tests/fixtures/three.zarr"
+    );
+    array.sh(&format!(
+        "chmod 755 .; mkdir w; cp -r {zarr} z; chmod -R go+rX z; chown -R {ALICE} w z; chown {BOB} z/tas/c/0/1; chmod 600 z/tas/c/0/1; \
+         find . -name .tidemill -prune -o -type f -exec sync {{}} +"
+    ));
+    let submit = |variable: &str| {
+        let script = format!(
+            r#"name = "z"; workdir = "/w"; tasks = ( {{ name = "n"; kernel = "stats"; args = [ "of=count", "dtype=u8" ]; per = "part"; mapper = "zarr:{variable}"; input = [ "/z" ]; output = [ "n" ]; }} );"#
+        );
+        std::fs::write(host.home(ALICE).join("z.conf"), script).unwrap();
+        host.run(ALICE, &["submit", "--watch", "z.conf"])
+    };
+    let said = submit("tas");
+    assert!(
+        !said.ok && said.err.contains("/z/tas/c/0/1: you may not read it"),
+        "{}",
+        said.err
+    );
+    let said = submit("first");
+    assert!(said.ok, "{}", said.err);
+}
+
+#[test]
 fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
     let Some(array) = Array::with(remote()) else {
         return;

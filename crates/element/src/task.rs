@@ -29,7 +29,7 @@ use tidemill_core::label::{
 use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, Selected};
 use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
-use tidemill_kernel::array::Held;
+use tidemill_kernel::array::Encoded;
 use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
@@ -116,6 +116,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         live,
         outcome: failed(live.start, FailureKind::Device, String::new()),
         inputs: Vec::new(),
+        behind: 0,
         growing: Vec::new(),
         held: Vec::new(),
         pulled: Vec::new(),
@@ -176,8 +177,10 @@ struct Running<'a> {
     parts: &'a Parts,
     live: &'a Live,
     outcome: Outcome,
-    /// The inputs that its kernel had: names and files.
-    inputs: Vec<(String, PathBuf)>,
+    /// The inputs that its kernel had: names and files. `None`: its bytes are of the values that one before it is.
+    inputs: Vec<Option<(String, PathBuf)>>,
+    /// How many such follow the one that was fetched last.
+    behind: usize,
     /// Those of them that are pipes, by their place.
     growing: Vec<(usize, Growing)>,
     /// Inputs of this element's own: held, so that no mount takes the file for another version.
@@ -233,9 +236,11 @@ impl Running<'_> {
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
         }
-        for (index, input) in analysis.inputs.iter().enumerate() {
-            let path = self.input(index, input)?;
-            self.inputs.push((input.name.clone(), path));
+        while let Some(input) = analysis.inputs.get(self.inputs.len()) {
+            let path = self.input(self.inputs.len(), input)?;
+            self.inputs.push(Some((input.name.clone(), path)));
+            let behind = std::mem::take(&mut self.behind);
+            self.inputs.extend((0..behind).map(|_| None));
         }
         phase("running");
         self.outcome.kernel_start = now();
@@ -261,7 +266,7 @@ impl Running<'_> {
             return Ok(pipe);
         }
         let (path, size) = self.fetch(index, input)?;
-        keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
+        self.keep(&path)?;
         self.outcome.read_bytes += size;
         Ok(path)
     }
@@ -283,14 +288,15 @@ impl Running<'_> {
             }
             let (path, size) = self.fetch(index, input)?;
             self.outcome.read_bytes += size;
-            self.inputs[index].1 = path;
+            self.inputs[index] = Some((input.name.clone(), path));
         }
         Ok(again)
     }
 
     fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
         let folder = private_folder(self.parts, self.id());
-        let request = self.request(analysis, &folder, &self.inputs);
+        let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
+        let request = self.request(analysis, &folder, &inputs);
         let Ran {
             result,
             cpu,
@@ -362,7 +368,9 @@ impl Running<'_> {
         if !ran || !content::pays(self.outcome.cpu, self.inputs.len(), self.outcome.read_bytes) {
             return;
         }
-        for (index, (name, path)) in std::mem::take(&mut self.inputs).into_iter().enumerate() {
+        let inputs = std::mem::take(&mut self.inputs).into_iter().enumerate();
+        let seen = inputs.filter_map(|(index, input)| Some((index, input?)));
+        for (index, (name, path)) in seen {
             if self.live.control.is_cancelled() {
                 return;
             }
@@ -487,32 +495,56 @@ impl Running<'_> {
         let Some(how) = input.selection.values() else {
             return self.fetch_bytes(index, input);
         };
-        let selection = input.selection.of_bytes();
-        let bytes = Input {
-            selection,
-            ..input.clone()
+        let Operation::Analyse(analysis) = &self.live.label.operation else {
+            return Err(lacks(input, "holds values, and nothing computes with them"));
         };
-        let (path, size) = self.fetch_bytes(index, &bytes)?;
-        keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
-        let values = self.decode(index, (&bytes, &path), how)?;
-        let held: Result<Held, _> = serde_json::from_str(how);
-        // Those of the bytes say nothing of the values.
-        self.laid.pop();
-        self.laid
-            .extend(held.ok().map(|held| held.told(&input.name)));
+        let found: Option<Encoded> = serde_json::from_str(how).ok();
+        // Their bytes may be in the inputs behind it, too.
+        let more = found.as_ref().map_or(0, Encoded::more);
+        let files = analysis.inputs.get(index..=index.saturating_add(more));
+        let files = files.ok_or_else(|| {
+            let what = format!("is to be {more} inputs more, which the task does not have");
+            failure(
+                FailureKind::Kernel,
+                format!("input `{}` {what}", input.name),
+            )
+        })?;
+        let (told, mut stored, mut size) = (self.laid.len(), Vec::new(), 0);
+        for (index, input) in (index..).zip(files) {
+            let selection = input.selection.of_bytes();
+            let bytes = Input {
+                selection,
+                ..input.clone()
+            };
+            let (path, length) = self.fetch_bytes(index, &bytes)?;
+            self.keep(&path)?;
+            stored.push(path);
+            size += length;
+        }
+        self.behind = more;
+        let mut args = vec![format!("how={how}")];
+        // Those of the bytes say nothing of the values, but of text in which line it is wrong.
+        let lies = self.laid.drain(told..).next();
+        if let (Some(Encoded::Text { .. }), Some(lies)) = (&found, lies) {
+            args.push(format!("lies={lies}"));
+        }
+        let values = self.decode((index, analysis), (input, &stored), args)?;
+        self.laid.extend(found.map(|found| found.told(&input.name)));
         Ok((values, size))
+    }
+
+    /// Has a file that a kernel reads kept from whoever runs it.
+    fn keep(&self, path: &Path) -> Result<(), Failure> {
+        keep_from(self.owner().uid, path).map_err(|error| device_failure(path, &error))
     }
 
     /// Has values decoded, in a sandbox of their own as the task's kernel has one: the bytes are somebody's. Gives their file.
     fn decode(
         &mut self,
-        index: usize,
-        (input, path): (&Input, &Path),
-        how: &str,
+        (index, analysis): (usize, &Analysis),
+        (input, stored): (&Input, &[PathBuf]),
+        args: Vec<String>,
     ) -> Result<PathBuf, Failure> {
-        let Operation::Analyse(analysis) = &self.live.label.operation else {
-            return Err(lacks(input, "holds values, and nothing computes with them"));
-        };
         let output = Output {
             name: "values".to_owned(),
             object: ObjectId(0),
@@ -521,17 +553,20 @@ impl Running<'_> {
         };
         let analysis = Analysis {
             kernel: Kernel::Builtin("decode".to_owned()),
-            args: vec![format!("how={how}")],
+            args,
             inputs: Vec::new(),
             outputs: vec![output],
             stdin: None,
             stdout: None,
             surroundings: Surroundings::default(),
-            ..(**analysis).clone()
+            ..analysis.clone()
         };
         let folder =
             private_folder(self.parts, self.id()).with_extension(format!("{index}.decode"));
-        let inputs = [("stored".to_owned(), path.to_owned())];
+        let inputs = (0..).zip(stored);
+        let inputs: Vec<_> = inputs
+            .map(|(number, path): (u32, _)| (format!("stored.{number}"), path.clone()))
+            .collect();
         let request = runner::Request {
             environment: Vec::new(),
             ..self.request(&analysis, &folder, &inputs)
@@ -877,7 +912,8 @@ fn laid(
 
 /// Of an input whose values can't be decoded. Another try would decode no more.
 fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
-    let part = input.selection.of_part();
+    let ranges = input.selection.byte_ranges().is_some();
+    let part = input.selection.of_part().filter(|_| ranges);
     let part = part.map_or_else(String::new, |part| format!(" (part {part})"));
     let (kind, why) = match failed.kind {
         FailureKind::Exit(_) => (

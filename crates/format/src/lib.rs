@@ -13,6 +13,7 @@ mod select;
 
 pub mod classic;
 pub mod columns;
+pub mod csv;
 pub mod fits;
 pub mod hdf5;
 pub mod time;

@@ -18,6 +18,9 @@ use crate::{
     Attribute, Dimension, Error, Folder, Format, Group, Header, Result, Span, Value, Variable,
 };
 
+/// Files that say what a folder holds. Each of the first four makes it a Zarr.
+pub const METADATA: [&str; 5] = ["zarr.json", ".zgroup", ".zarray", ".zmetadata", ".zattrs"];
+
 /// Longest file of metadata.
 const METADATA_MAX: u64 = 8 << 20;
 /// All files of metadata together.
@@ -94,7 +97,7 @@ pub fn read(folder: &dyn Folder) -> Result<Header> {
 /// # Errors
 /// If its files can't be read.
 pub fn is(folder: &dyn Folder) -> io::Result<bool> {
-    for name in ["zarr.json", ".zgroup", ".zarray", ".zmetadata"] {
+    for name in &METADATA[..4] {
         if folder.size(name)?.is_some() {
             return Ok(true);
         }

@@ -57,15 +57,17 @@ pub struct Map {
     pub components: Vec<Mapped>,
     /// What their numbers are below.
     pub count: usize,
+    /// Where in the whole their values are is not known.
+    pub unplaced: bool,
 }
 
 /// What stands in the place of which word.
-type Words = Vec<(&'static str, String)>;
+pub(super) type Words = Vec<(&'static str, String)>;
 
 /// The inputs of one component, and what it is called by.
-struct One {
-    inputs: Vec<Value>,
-    words: Words,
+pub(super) struct One {
+    pub(super) inputs: Vec<Value>,
+    pub(super) words: Words,
 }
 
 /// What a file that the job does not make is made of.
@@ -121,11 +123,11 @@ pub(super) fn selection(group: &Group) -> Option<&str> {
     text(&group.get(SELECTION)?.value)
 }
 
-fn told(name: &str, number: u64, at: Position) -> Setting {
+pub(super) fn told(name: &str, number: u64, at: Position) -> Setting {
     setting(name, Data::Integer(number.cast_signed()), at)
 }
 
-fn setting(name: &str, data: Data, at: Position) -> Setting {
+pub(super) fn setting(name: &str, data: Data, at: Position) -> Setting {
     Setting {
         name: name.to_owned(),
         at,
@@ -198,7 +200,7 @@ fn fill(value: &mut Value, words: &Words) {
 }
 
 /// The number of one of so many, with zeros before it: names in their order are in the order of the numbers.
-fn padded(number: usize, count: usize) -> String {
+pub(super) fn padded(number: usize, count: usize) -> String {
     let digits = count.saturating_sub(1).to_string().len();
     format!("{number:0digits$}")
 }
@@ -239,9 +241,13 @@ impl Expander<'_> {
         let Some(first) = values(&task, "input").first().cloned() else {
             return Err(wrong(setting.at, Problem::NothingPer));
         };
+        let mut unplaced = false;
         let (all, parts) = match (per, &mapper) {
             (Per::File, _) => (Self::files(&task), None),
-            (_, Some(mapper)) => (self.mapped(&task, &first, per, mapper)?, None),
+            (_, Some(mapper)) => {
+                let all = self.mapped(&task, &first, per, mapper, &mut unplaced)?;
+                (all, None)
+            }
             _ => self.pieces_of(&task, &first, per, &seams)?,
         };
         let count = expanded.len() + all.len() + 1;
@@ -255,6 +261,11 @@ impl Expander<'_> {
             return self.reduced((task, reduce), &all, same, at, expanded);
         }
         let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task);
+        if let Some(mapper) = mapper.filter(|_| merged && unplaced) {
+            let what = "where in the whole a line is nobody knows who has not read all before it, so components make no one \
+                result: say how in \"reduce\", or give each its own output (%part, %piece)";
+            return Err(wrong(mapper.value.at, Problem::Mapper(what.to_owned())));
+        }
         if all.len() > 1 && joined.is_none() && !merged {
             Self::check_outputs(&task)?;
         }
@@ -404,9 +415,14 @@ impl Expander<'_> {
         first: &Value,
         per: Per,
         mapper: &Setting,
+        unplaced: &mut bool,
     ) -> Result<Vec<One>, Wrong> {
         let problem = |what: &str| wrong(mapper.value.at, Problem::Mapper(what.to_owned()));
         let how = text(&mapper.value).ok_or_else(|| problem(MAPPERS))?;
+        let word = if per == Per::Part { "%part" } else { "%piece" };
+        if let Some(all) = self.mapped_folder(task, first, (how, mapper.value.at), word)? {
+            return Ok(all);
+        }
         let form = self.form(first)?;
         if group_of(first).is_some_and(|group| group.get("records").is_some()) {
             return Err(problem(
@@ -424,7 +440,7 @@ impl Expander<'_> {
         let path = named.map_err(|problem| wrong(first.at, problem))?.path;
         let map = self.files.mapped(&path, made, how, per == Per::Part);
         let map = map.map_err(|why| problem(&why))?;
-        let word = if per == Per::Part { "%part" } else { "%piece" };
+        *unplaced = map.unplaced;
         let mut all = Vec::with_capacity(map.components.len());
         for Mapped { number, selection } in &map.components {
             let mut input = input.clone();
@@ -599,7 +615,7 @@ fn chunks(layout: &Layout) -> usize {
 }
 
 /// What a mapper can be.
-const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (of a zip file), \"fits:HDU\" or \"columns:NAME=TYPE,…\"";
+const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\" or \"columns:csv,COLUMN\"";
 
 /// Whether a mapper goes with what else is said of components.
 fn check_mapper(

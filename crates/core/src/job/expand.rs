@@ -6,6 +6,7 @@
 use super::MAX_TASKS;
 use super::components::{Made, Map};
 use super::error::{Errors, Problem};
+use super::mapped::MappedFile;
 use super::path::{self, Named};
 use super::read::within;
 use crate::folder;
@@ -31,6 +32,16 @@ pub trait Files {
     /// # Errors
     /// Why it finds nothing, for the job's owner.
     fn mapped(&self, path: &str, made: &Made, mapper: &str, per_part: bool) -> Result<Map, String>;
+    /// What a mapper finds in a folder: for each part, or for each piece, the files that its bytes are in. `None`: it is no folder.
+    ///
+    /// # Errors
+    /// Why it finds nothing, for the job's owner.
+    fn mapped_folder(
+        &self,
+        path: &str,
+        mapper: &str,
+        per_part: bool,
+    ) -> Result<Option<Vec<Vec<MappedFile>>>, String>;
     /// Whether a built-in kernel can put together what it finds in pieces of its input.
     fn folds(&self, kernel: &str, args: &[String]) -> bool;
 }
@@ -50,6 +61,15 @@ impl Files for NoFiles {
 
     fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
         Err("there are no files here".to_owned())
+    }
+
+    fn mapped_folder(
+        &self,
+        _: &str,
+        _: &str,
+        _: bool,
+    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        Ok(None)
     }
 
     fn folds(&self, _: &str, _: &[String]) -> bool {
@@ -164,7 +184,7 @@ pub(super) struct Expander<'a> {
     listed: BTreeMap<String, Rc<Vec<(String, bool)>>>,
     /// Full paths of the outputs of the tasks so far, and of those of them that are folders.
     pub(super) made: BTreeSet<String>,
-    made_folders: BTreeSet<String>,
+    pub(super) made_folders: BTreeSet<String>,
     /// Of those that components make together: of how many parts.
     pub(super) joined: BTreeMap<String, usize>,
     bytes_left: usize,
@@ -276,6 +296,7 @@ impl Expander<'_> {
     fn inputs(&mut self, task: &mut Group) -> Result<(), Wrong> {
         let own = self.named(task, "output").into_iter();
         let own: BTreeSet<String> = own.map(|named| named.path).collect();
+        let mapped = task.get("mapper").is_some();
         if let Some(inputs) = values_mut(task, "input") {
             let plain = inputs.iter().filter_map(text);
             let plain = plain.filter(|given| !given.contains('*') && !given.ends_with('/'));
@@ -284,7 +305,12 @@ impl Expander<'_> {
                 let at = value.at;
                 let found = match text(&value) {
                     Some(given) if given.contains('*') => self.matching(given, at)?,
-                    Some(given) if given.len() > 1 && given.ends_with('/') => {
+                    // One that a mapper looks at is not the files below it.
+                    Some(given)
+                        if given.len() > 1
+                            && given.ends_with('/')
+                            && !(mapped && inputs.is_empty()) =>
+                    {
                         self.below(given, at)?
                     }
                     _ => {

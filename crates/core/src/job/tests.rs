@@ -409,7 +409,39 @@ impl Files for Folder<'_> {
             false => (0..11).map(|piece| one(piece, 5)).collect(),
         };
         let count = if per_part { 3 } else { 11 };
-        Ok(Map { components, count })
+        let unplaced = mapper.starts_with("columns:csv");
+        Ok(Map {
+            components,
+            count,
+            unplaced,
+        })
+    }
+
+    /// Two components of `/w/cube.zarr`, of two files and of one.
+    fn mapped_folder(
+        &self,
+        path: &str,
+        mapper: &str,
+        per_part: bool,
+    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        if path != "/w/cube.zarr" {
+            return Ok(None);
+        }
+        if mapper != "zarr:tas" {
+            return Err("a folder can be a Zarr only".to_owned());
+        }
+        let file = |number: u64, how: Option<&str>| MappedFile {
+            below: format!("tas/c/{number}"),
+            object: ObjectId(20 + number),
+            selection: Selection::part(0).of_values(how).unwrap(),
+        };
+        let first = vec![file(0, Some("how")), file(1, None)];
+        Ok(Some(match per_part {
+            true => vec![first, vec![file(2, Some("how"))]],
+            false => (0..12)
+                .map(|number| vec![file(number, Some("how"))])
+                .collect(),
+        }))
     }
 
     fn folds(&self, kernel: &str, args: &[String]) -> bool {
@@ -637,6 +669,85 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
 }
 
 #[test]
+fn what_a_mapper_finds_in_a_folder_are_files_of_it() {
+    for given in [
+        "\"cube.zarr\"",
+        "\"cube.zarr/\"",
+        "{ file = \"/w/cube.zarr\"; }",
+    ] {
+        let task = format!(
+            "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"part\"; mapper = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.%part\" ]; }}"
+        );
+        let files = Folder(&["/w/plain"]);
+        let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &files).unwrap();
+        let told: Vec<_> = job.tasks[0]
+            .inputs
+            .iter()
+            .map(|input| {
+                (
+                    input.name.as_str(),
+                    input.path.as_str(),
+                    input.version.map(|one| one.0),
+                    input.selection.to_string(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "cube.zarr",
+                    "/w/cube.zarr/tas/c/0",
+                    Some(20),
+                    "part 0 values how".to_owned()
+                ),
+                (
+                    "cube.zarr[tas/c/1]",
+                    "/w/cube.zarr/tas/c/1",
+                    Some(21),
+                    "part 0".to_owned()
+                ),
+                ("plain", "/w/plain", None, Selection::WHOLE.to_string()),
+            ]
+        );
+        assert_eq!(
+            job.tasks[0].args,
+            ["cube.zarr", "plain"],
+            "as if it were one file"
+        );
+        assert_eq!(job.tasks[0].stdin.as_deref(), Some("cube.zarr"));
+        assert_eq!(
+            (job.tasks.len(), job.tasks[1].outputs[0].name.as_str()),
+            (2, "o.1")
+        );
+    }
+}
+
+#[test]
+fn folders_in_which_a_mapper_finds_nothing_are_refused() {
+    let refused = |task: &str| {
+        let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Folder(&[]));
+        job.map_err(|errors| errors.to_string()).unwrap_err()
+    };
+    let rest = "kernel = \"k\"; per = \"piece\"; output = [ \"o.%piece\" ];";
+    let other = refused(&format!(
+        "{{ name = \"s\"; {rest} input = [ \"cube.zarr/\" ]; mapper = \"hdf5:x\"; }}"
+    ));
+    assert!(other.contains("a folder can be a Zarr only"), "{other}");
+    let none = refused(&format!(
+        "{{ name = \"s\"; {rest} input = [ \"none.zarr/\" ]; mapper = \"zarr:tas\"; }}"
+    ));
+    assert!(none.contains("none.zarr"), "{none}");
+    let to_come = refused(&format!(
+        "{{ name = \"m\"; kernel = \"k\"; output = [ \"made.zarr/\" ]; }}, {{ name = \"s\"; {rest} input = [ \"made.zarr/\" ]; mapper = \"zarr:tas\"; }}"
+    ));
+    assert!(
+        to_come.contains("must be there when the job is submitted"),
+        "{to_come}"
+    );
+}
+
+#[test]
 fn mappers_that_make_no_sense_are_refused() {
     for (rest, problem) in [
         (
@@ -668,6 +779,10 @@ fn mappers_that_make_no_sense_are_refused() {
             "it is \"netcdf:VARIABLE\"",
         ),
         ("mapper = \"netcdf:tas\"; output = [ \"o\" ];", "mapper"),
+        (
+            "type = \"builtin\"; per = \"part\"; mapper = \"columns:csv,a\"; output = [ \"o\" ];",
+            "all components would write",
+        ),
     ] {
         let said = mapped(rest).unwrap_err();
         assert!(said.contains(problem), "{rest}: {said}");

@@ -6,7 +6,7 @@ use super::{
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{ElementId, ObjectId};
-use crate::job::{Files, Job, Made, Map, Mapped, duration, size};
+use crate::job::{Files, Job, Made, Map, Mapped, MappedFile, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 use regex::Regex;
@@ -92,7 +92,17 @@ impl Files for Sample {
         Ok(Map {
             components,
             count: 1,
+            unplaced: false,
         })
+    }
+
+    fn mapped_folder(
+        &self,
+        _: &str,
+        _: &str,
+        _: bool,
+    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        Ok(None)
     }
 
     /// What a kernel does is known where it runs.

@@ -33,8 +33,16 @@ pub struct Held {
     pub chunk: Option<Vec<u64>>,
     /// How each is decoded, in this order.
     pub codecs: Vec<Codec>,
+    /// How many more files hold the bytes, after the first: they count as one, in their order.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub more: u32,
     /// In the order in which they are written.
     pub pieces: Vec<HeldPiece>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_none(more: &u32) -> bool {
+    *more == 0
 }
 
 /// Some values of a variable.
@@ -109,6 +117,14 @@ impl Held {
     /// # Errors
     /// Of the first piece that can't be decoded, or of `out`.
     pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), HeldError> {
+        self.decode_all(&[stored], out)
+    }
+
+    /// As [`Self::decode`], from what is stored in several files.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), HeldError> {
         let mut decoder = Decoder::default();
         let mut turned = Vec::new();
         for (number, piece) in self.pieces.iter().enumerate() {
@@ -129,7 +145,7 @@ impl Held {
     fn piece(
         &self,
         piece: &HeldPiece,
-        (stored, decoder): (&[u8], &mut Decoder),
+        (stored, decoder): (&[&[u8]], &mut Decoder),
         turned: &mut Vec<u8>,
         out: &mut dyn Write,
     ) -> Result<(), Failed> {
@@ -138,12 +154,7 @@ impl Held {
         if !(1..=ELEMENT_BYTES_MAX).contains(&self.element) || !self.swap.is_none_or(numbers_fit) {
             return Err(ArrayError::ElementSize.into());
         }
-        let begin = usize::try_from(piece.offset).ok();
-        let length = usize::try_from(piece.length).ok();
-        let bytes = begin
-            .zip(length)
-            .and_then(|(begin, length)| stored.get(begin..)?.get(..length));
-        let bytes = bytes.ok_or(ArrayError::Beyond)?;
+        let bytes = bytes_of(piece, stored).ok_or(ArrayError::Beyond)?;
         let mut write = |values: &[u8]| self.turn(values, turned, out);
         let Some(chunk) = &self.chunk else {
             return self.values(piece, bytes, &mut write);
@@ -273,6 +284,20 @@ impl Held {
     }
 }
 
+/// The bytes of a piece, which is all in one file.
+fn bytes_of<'a>(piece: &HeldPiece, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
+    let mut begin = usize::try_from(piece.offset).ok()?;
+    let length = usize::try_from(piece.length).ok()?;
+    for bytes in stored {
+        let found = bytes.get(begin..).and_then(|rest| rest.get(..length));
+        if found.is_some() {
+            return found;
+        }
+        begin = begin.checked_sub(bytes.len())?;
+    }
+    None
+}
+
 /// What decodes to so many bytes.
 fn plain(codecs: &[Codec], bytes: usize) -> Spec {
     Spec {
@@ -308,6 +333,7 @@ mod tests {
             shape: vec![4, 6],
             chunk,
             codecs,
+            more: 0,
             pieces,
         }
     }
@@ -380,6 +406,22 @@ mod tests {
             wrong.starts_with("piece 1 of tas, from index [0, 0] on, can't be decoded: zlib: "),
             "{wrong}"
         );
+    }
+
+    #[test]
+    fn several_files_are_one_and_no_piece_lies_in_two() {
+        let files: [&[u8]; 3] = [&[0, 1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]];
+        let of = |pieces: Vec<HeldPiece>| {
+            let mut out = Vec::new();
+            let done = held(None, vec![], pieces).decode_all(&files, &mut out);
+            done.map(|()| out).map_err(|error| error.to_string())
+        };
+        let got = of(vec![piece([0, 2], &[2], 6, 4), piece([0, 0], &[1], 2, 2)]);
+        assert_eq!(got.unwrap(), [6, 7, 8, 9, 2, 3]);
+        for (offset, length) in [(2, 4), (8, 4), (10, 2), (usize::MAX, 2)] {
+            let wrong = of(vec![piece([0, 0], &[length as u64 / 2], offset, length)]);
+            assert!(wrong.is_err(), "{offset} {length}");
+        }
     }
 
     #[test]

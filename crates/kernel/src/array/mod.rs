@@ -18,6 +18,7 @@ mod plan;
 mod state;
 #[cfg(test)]
 mod tests;
+mod text;
 pub(crate) mod values;
 
 pub use codec::Codec;
@@ -25,6 +26,7 @@ pub use error::ArrayError;
 pub use held::{Held, HeldError, HeldPiece};
 pub use plan::Plan;
 pub use state::{Reduced, State};
+pub use text::{Encoded, TextError, columns};
 
 use codec::Decoder;
 use serde::{Deserialize, Serialize};

@@ -1,17 +1,19 @@
-//! `decode`: the values of a variable out of the bytes of a file that hold them ([`crate::array::Held`]). Elements run it before the
+//! `decode`: the values of a variable out of the bytes of a file that hold them ([`crate::array::Encoded`]). Elements run it before the
 //! kernel of a task whose input has a `mapper`, and it can be run as any other.
 
 use std::io::{BufWriter, Write};
 
 use super::BuiltinError;
+use super::partial::Laid;
 use super::series::open;
 use super::table::{Arg, Code, Kernel, Options};
-use crate::array::{Held, HeldError};
+use crate::array::{Encoded, HeldError, TextError, columns};
+use tidemill_format::csv::Csv;
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "decode",
-    revision: 1,
+    revision: 2,
     help: "the values of a variable that the bytes of the input hold, as inputs with a mapper are decoded",
     args: &[HOW],
     usage: None,
@@ -19,27 +21,115 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     code: Code::Whole(decode),
 }];
 
-const HOW: &[Arg] = &[Arg {
-    key: "how",
-    values: "JSON",
-    default: "",
-    help: "what is where and how it is decoded; see docs/formats.md",
-}];
+const HOW: &[Arg] = &[
+    Arg {
+        key: "how",
+        values: "JSON",
+        default: "",
+        help: "what is where and how it is decoded; see docs/formats.md",
+    },
+    Arg {
+        key: "lies",
+        values: "JSON",
+        default: "",
+        help: "of text: which bytes of the file the input is, for errors; one of what TIDEMILL_LAYOUT lists",
+    },
+];
 
 fn decode(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
     let how = options.needed("how", options.text("how"))?;
-    let held: Held = serde_json::from_str(how).map_err(|error| {
+    let values: Encoded = serde_json::from_str(how).map_err(|error| {
         options.wrong("how", &error.to_string(), "JSON as docs/formats.md has it")
     })?;
-    let [input] = inputs else {
+    if inputs.len() != values.more() + 1 {
         let (kernel, count) = (options.kernel.name, inputs.len());
         return Err(BuiltinError::Inputs { kernel, count });
-    };
+    }
+    let files = inputs.iter().map(|input| open(input));
+    let files: Vec<_> = files.collect::<Result<_, _>>()?;
     let mut out = BufWriter::with_capacity(1 << 20, out);
-    held.decode(&open(input)?, &mut out)
-        .map_err(|error| match error {
-            HeldError::Write(error) => BuiltinError::Write(error),
-            error => BuiltinError::Held(error.to_string()),
-        })?;
+    match values {
+        Encoded::Held(held) => {
+            let stored: Vec<&[u8]> = files.iter().map(|file| &file[..]).collect();
+            let decoded = held.decode_all(&stored, &mut out);
+            decoded.map_err(|error| match error {
+                HeldError::Write(error) => BuiltinError::Write(error),
+                error => BuiltinError::Held(error.to_string()),
+            })?;
+        }
+        Encoded::Text { csv } => lines(&csv, &files[0], options.text("lies"), &mut out)?,
+    }
     out.flush().map_err(BuiltinError::Write)
+}
+
+/// The values of a column of whole lines, which lie in the file as is told.
+fn lines(
+    csv: &Csv,
+    text: &[u8],
+    lies: Option<&str>,
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    let extents = match lies.filter(|lies| !lies.is_empty()) {
+        Some(lies) => Laid::read(lies)?.extents(text.len()).unwrap_or_default(),
+        None => vec![(0, text.len(), csv.begin)],
+    };
+    let begins = extents.first().map(|(_, _, offset)| *offset);
+    let found = columns(csv, text, begins == Some(0), out);
+    found.map_err(|error| match error {
+        TextError::Write(error) => BuiltinError::Write(error),
+        TextError::Line { line, at, why } => {
+            let within = |(_, (begin, length, _)): &(usize, &(usize, usize, u64))| {
+                (*begin..begin + length).contains(&at)
+            };
+            let place = match extents.iter().enumerate().find(within) {
+                // All lines before it are there, too.
+                Some((0, (_, _, offset))) if *offset == csv.begin => {
+                    let byte = offset + at as u64;
+                    format!("line {}, at byte {byte} of the file", csv.lines + line + 1)
+                }
+                Some((_, (begin, _, offset))) => {
+                    let byte = offset + (at - begin) as u64;
+                    format!(
+                        "the line at byte {byte} of the file, number {} of those read here",
+                        line + 1
+                    )
+                }
+                None => format!("line {} of those read here", line + 1),
+            };
+            BuiltinError::Held(format!("{place}: {why}"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_line_is_told_by_its_place_in_the_file() {
+        let csv = Csv::read("b,skip=1", &b"made by hand\na,b\n1,2\n3,4\n5,x\n".to_vec()).unwrap();
+        let told = |text: &str, lies: &str| {
+            let error = lines(&csv, text.as_bytes(), Some(lies), &mut Vec::new()).unwrap_err();
+            error.to_string()
+        };
+        let whole = "1,2\n3,4\n5,x\n";
+        assert_eq!(
+            told(whole, r#"{"input": "t", "size": 29, "bytes": [[17, 29]]}"#),
+            "line 5, at byte 25 of the file: b is \"x\", which is no number"
+        );
+        assert_eq!(
+            told(whole, ""),
+            told(whole, r#"{"input": "t", "bytes": [[17, 29]]}"#)
+        );
+        // Stripes of four bytes, of which every third is here: the ones at 20 and 32.
+        let part = r#"{"input": "t", "part": 2, "unit": 4, "width": 3, "bytes": [[4, 12]]}"#;
+        assert!(
+            told("3,4\n5,x\n", part).starts_with("the line at byte 32 of the file, number 2 of"),
+            "{}",
+            told("3,4\n5,x\n", part)
+        );
+        assert!(
+            told(whole, r#"{"input": "t", "more": true}"#).starts_with("line 3 of those read here")
+        );
+    }
 }

@@ -65,7 +65,7 @@ pub(super) fn run(
 
 /// What of a file, or of a variable, an input is, as `TIDEMILL_LAYOUT` says it.
 #[derive(Debug, Default, Deserialize)]
-struct Laid {
+pub(super) struct Laid {
     input: String,
     /// A part of a striped file: which of how many, and bytes of a stripe.
     part: Option<u64>,
@@ -91,7 +91,7 @@ struct Corner {
 }
 
 /// Bytes of an input and where they are in the whole: begin, length, begin there.
-type Extents = Vec<(usize, usize, u64)>;
+pub(super) type Extents = Vec<(usize, usize, u64)>;
 
 impl Laid {
     /// Of an input; all of it is where it is if nothing is said.
@@ -106,8 +106,13 @@ impl Laid {
             .unwrap_or_default())
     }
 
+    /// Of one of what that variable lists.
+    pub(super) fn read(text: &str) -> Result<Self, BuiltinError> {
+        serde_json::from_str(text).map_err(|_| unknown())
+    }
+
     /// Where `length` bytes of it are.
-    fn extents(&self, length: usize) -> Result<Extents, BuiltinError> {
+    pub(super) fn extents(&self, length: usize) -> Result<Extents, BuiltinError> {
         if self.more {
             return Err(unknown());
         }

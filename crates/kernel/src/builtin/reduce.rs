@@ -1,17 +1,20 @@
 //! `reduce`: sums, means and extremes of a variable of scientific files, as `tidemill reduce` finds them (`docs/reduce.md`).
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 
 use super::BuiltinError;
 use super::table::{Arg, Code, Kernel, Options};
-use crate::reduction::{Form, Table, Words, here};
+use crate::reduction::here::{self, Opened};
+use crate::reduction::{Form, Table, Words};
+use tidemill_format::zarr::METADATA;
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "reduce",
     revision: 2,
-    help: "variables of netCDF, HDF5, Zarr (zip) or FITS files, reduced",
+    help: "variables of netCDF, HDF5, Zarr or FITS files, reduced",
     args: &[ARGS],
     usage: None,
     prepare: None,
@@ -104,8 +107,11 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     };
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
     let form = Form::of(&format!(".{}", text("to"))).map_err(wrong)?;
-    let files = inputs.iter().map(|name| Ok((name.as_str(), open(name)?)));
-    let files: Vec<(&str, File)> = files.collect::<Result<_, BuiltinError>>()?;
+    let files = sources(inputs).into_iter().map(|source| match source {
+        Source::Zarr(folder) => Ok((folder.to_owned(), Opened::Folder(folder.into()))),
+        Source::File(name) => Ok((name.to_owned(), Opened::File(open(name)?))),
+    });
+    let files: Vec<(String, Opened)> = files.collect::<Result<_, BuiltinError>>()?;
     let mut tables = Vec::new();
     for variable in variables.split(',') {
         let query = words(variable.trim()).query().map_err(wrong)?;
@@ -115,9 +121,119 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     table.write(form, out).map_err(wrong)
 }
 
+/// What inputs are: files, or all of the files of a Zarr.
+#[derive(Debug, PartialEq)]
+enum Source<'a> {
+    File(&'a str),
+    Zarr(&'a str),
+}
+
+/// A folder below which there are metadata of a Zarr, the topmost, is one source with all that is in it.
+fn sources(inputs: &[String]) -> Vec<Source<'_>> {
+    let metadata = inputs.iter().filter_map(|input| input.rsplit_once('/'));
+    let metadata = metadata.filter(|(_, name)| METADATA.contains(name));
+    let folders: BTreeSet<&str> = metadata.map(|(folder, _)| folder).collect();
+    let ends = |path: &str| {
+        path.match_indices('/')
+            .map(|(end, _)| end)
+            .collect::<Vec<_>>()
+    };
+    let mut all: Vec<Source<'_>> = Vec::new();
+    let mut known = BTreeSet::new();
+    for input in inputs {
+        let above = ends(input).into_iter().map(|end| &input[..end]);
+        match above.into_iter().find(|folder| folders.contains(folder)) {
+            Some(folder) if known.insert(folder) => all.push(Source::Zarr(folder)),
+            Some(_) => {}
+            None => all.push(Source::File(input)),
+        }
+    }
+    all
+}
+
 fn open(name: &str) -> Result<File, BuiltinError> {
     File::open(name).map_err(|source| BuiltinError::Read {
         name: name.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn files_of_a_zarr_are_one_source() {
+        let inputs = [
+            "a.nc",
+            "z/zarr.json",
+            "z/x/zarr.json",
+            "z/x/c/0",
+            "y/.zarray",
+            "y/0",
+            "y.nc",
+            "zarr.json",
+        ];
+        let inputs = inputs.map(str::to_owned);
+        assert_eq!(
+            sources(&inputs),
+            [
+                Source::File("a.nc"),
+                Source::Zarr("z"),
+                Source::Zarr("y"),
+                Source::File("y.nc"),
+                Source::File("zarr.json")
+            ]
+        );
+    }
+
+    fn files_below(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => files_below(&path, found),
+                false => found.push(path.to_str().unwrap().to_owned()),
+            }
+        }
+    }
+
+    /// The largest value of each row, as zarr-python reads them, of a Zarr of which some chunks were never written.
+    #[test]
+    fn a_zarr_in_a_folder_is_reduced() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");
+        let told = std::fs::read(fixtures.join("three.zarr.json")).unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
+        let mut all = told["variables"].as_array().unwrap().iter();
+        let tas = all.find(|one| one["path"] == "tas").unwrap();
+        let hex = tas["selections"][0]["hex"].as_str().unwrap();
+        let value = |at: usize| {
+            f32::from_bits(
+                u32::from_str_radix(&hex[at..at + 8], 16)
+                    .unwrap()
+                    .swap_bytes(),
+            )
+        };
+        let values: Vec<f32> = (0..hex.len()).step_by(8).map(value).collect();
+        let rows = values
+            .chunks(10)
+            .map(|row| row.iter().copied().fold(f32::NAN, f32::max));
+
+        let mut files = Vec::new();
+        files_below(&fixtures.join("three.zarr"), &mut files);
+        let args = ["op=max", "variable=tas", "over=x", "to=csv"].map(str::to_owned);
+        let mut out = Vec::new();
+        crate::run_builtin("reduce", &args, &files, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let found = out
+            .lines()
+            .skip(1)
+            .map(|line| line.rsplit(',').next().unwrap().parse::<f32>());
+        let found: Vec<Option<f32>> = found.map(Result::ok).collect();
+        let expected: Vec<Option<f32>> = rows
+            .map(|max| Some(max).filter(|max| !max.is_nan()))
+            .collect();
+        assert_eq!(found, expected, "{out}");
+        assert!(expected.iter().flatten().count() > 3 && expected.contains(&None));
+    }
 }

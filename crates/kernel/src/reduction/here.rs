@@ -1,9 +1,10 @@
 //! Reductions of files that lie on this machine, and of the few values of coordinates wherever they lie.
 
 use std::fs::File;
+use std::path::PathBuf;
 
 use tidemill_format::zip::Zip;
-use tidemill_format::{Format, Header, Piece, Range, Span, Store, Variable, pieces};
+use tidemill_format::{Bytes, Format, Header, Piece, Range, Span, Store, Variable, pieces};
 
 use super::error::{Error, Result};
 use super::filters::coding;
@@ -50,27 +51,59 @@ pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) ->
     }
 }
 
+/// What is reduced: a file, or a folder that is a Zarr.
+#[derive(Debug)]
+pub enum Opened {
+    /// A file.
+    File(File),
+    /// A folder.
+    Folder(PathBuf),
+}
+
+impl Opened {
+    fn store(&self) -> Store<'_> {
+        match self {
+            Self::File(file) => Store::File(file),
+            Self::Folder(folder) => Store::Folder(folder),
+        }
+    }
+
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Folder(_) => None,
+        }
+    }
+}
+
 /// As [`reduce`], of files that are open.
 ///
 /// # Errors
 /// As [`reduce`].
-pub fn reduce_files(query: &Query, files: &[(&str, File)], done: impl FnMut(u64)) -> Result<Table> {
+pub fn reduce_files(
+    query: &Query,
+    files: &[(String, Opened)],
+    done: impl FnMut(u64),
+) -> Result<Table> {
     let mut headers = Vec::new();
     for (name, file) in files {
-        headers.push(header(name, Store::File(file))?);
+        headers.push(header(name, file.store())?);
     }
     let mut zips = Vec::new();
     for ((name, file), header) in files.iter().zip(&headers) {
-        let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(file));
-        zips.push(zip.transpose().map_err(|source| Error::of(*name, source))?);
+        let file = file
+            .file()
+            .filter(|_| matches!(header.format, Format::Zarr(_)));
+        let zip = file.map(|file| Zip::open(file)).transpose();
+        zips.push(zip.map_err(|source| Error::of(name, source))?);
     }
     let input = |place: usize| Input {
-        name: files[place].0,
+        name: &files[place].0,
         header: &headers[place],
         store: zips[place]
             .as_ref()
-            .map_or(Store::File(&files[place].1), |zip| Store::Folder(zip)),
-        bytes: Some(&files[place].1),
+            .map_or_else(|| files[place].1.store(), |zip| Store::Folder(zip)),
+        bytes: files[place].1.file().map(|file| file as &dyn Bytes),
     };
     let inputs: Vec<Input<'_>> = (0..files.len()).map(input).collect();
     reduce(query, &inputs, done)

@@ -173,7 +173,14 @@ fn seen(
     let Some(node) = Node::find(tx.db, ino)? else {
         return Ok(None);
     };
-    let path = sight.listed(&node, under)?;
+    let mut path = sight.listed(&node, under)?;
+    if let Some(path) = &mut path
+        && headers::zarr::stands_for_folder(tx.db, node.object, path)?
+    {
+        // A Zarr is told by its folder.
+        let folder = path.iter().rposition(|&byte| byte == b'/');
+        path.truncate(folder.unwrap_or(0).max(1));
+    }
     Ok(path.map(|path| v1::Found {
         path,
         ino,

@@ -5,7 +5,8 @@ use super::facts::Span;
 use tidemill_core::find::place_in_time;
 use tidemill_format::time::{Moment, Units};
 use tidemill_format::{
-    Bytes, DataType, Filter, Header, Kind, Order, Piece, Range, Storage, Store, Variable, pieces,
+    DataType, Filter, Header, Kind, Order, Piece, Range, Span as Bytes, Storage, Store, Variable,
+    pieces,
 };
 use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
 
@@ -17,18 +18,25 @@ const PIECES_MAX: u64 = 4;
 const BYTES_MAX: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
-/// Decodes the stored bytes from one byte of the file on, so many, to little-endian values; none if that can't be done.
-pub(super) type Decode<'a> = dyn Fn(Spec, std::ops::Range<u64>) -> Option<Vec<u8>> + 'a;
+/// What is stored of a file, or of a folder.
+pub(super) trait Stored {
+    /// Bytes as they are; none if they can't be had.
+    fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()>;
+    /// Decodes them to little-endian values; none if that can't be done.
+    fn decode(&self, spec: Spec, bytes: &Bytes) -> Option<Vec<u8>>;
+    /// Some are not there, and may be to come.
+    fn lacks(&self) {}
+}
 
 /// The spans of all coordinates that can be read. What can't be is left out.
-pub(super) fn spans(header: &Header, bytes: &dyn Bytes, decode: &Decode<'_>) -> Vec<Span> {
+pub(super) fn spans(header: &Header, store: Store<'_>, stored: &dyn Stored) -> Vec<Span> {
     let coordinates = header
         .variables
         .iter()
         .filter(|variable| is_coordinate(variable));
     let mut all = Vec::new();
     for variable in coordinates.take(COORDINATES_MAX) {
-        let values = values(variable, bytes, decode).unwrap_or_default();
+        let values = values(variable, store, stored).unwrap_or_default();
         let finite = || values.iter().copied().filter(|value| value.is_finite());
         let (low, high) = (finite().reduce(f64::min), finite().reduce(f64::max));
         if let (Some(low), Some(high)) = (low, high) {
@@ -88,7 +96,7 @@ fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
     names.into_iter().map(span).collect()
 }
 
-fn values(variable: &Variable, bytes: &dyn Bytes, decode: &Decode<'_>) -> Option<Vec<f64>> {
+fn values(variable: &Variable, store: Store<'_>, stored: &dyn Stored) -> Option<Vec<f64>> {
     let size = variable.dimensions.first()?.size;
     let few = match &variable.storage {
         Storage::Contiguous { .. } => {
@@ -109,8 +117,8 @@ fn values(variable: &Variable, bytes: &dyn Bytes, decode: &Decode<'_>) -> Option
             end,
             step: 1,
         };
-        for piece in pieces(variable, &[range], Store::File(bytes), BYTES_MAX).ok()? {
-            all.extend(of_piece(variable, &piece.ok()?, bytes, decode)?);
+        for piece in pieces(variable, &[range], store, BYTES_MAX).ok()? {
+            all.extend(of_piece(variable, &piece.ok()?, stored)?);
         }
     }
     let meaning = variable.meaning();
@@ -132,16 +140,12 @@ fn values(variable: &Variable, bytes: &dyn Bytes, decode: &Decode<'_>) -> Option
     )
 }
 
-fn of_piece(
-    variable: &Variable,
-    piece: &Piece,
-    bytes: &dyn Bytes,
-    decode: &Decode<'_>,
-) -> Option<Vec<f64>> {
-    let span = piece
-        .span
-        .as_ref()
-        .filter(|span| span.file.is_none() && span.size <= PIECE_BYTES_MAX)?;
+fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<Vec<f64>> {
+    let span = piece.span.as_ref();
+    if span.is_none() {
+        stored.lacks();
+    }
+    let span = span.filter(|span| span.size <= PIECE_BYTES_MAX)?;
     let within = piece.within.first()?;
     let filters: &[Filter] = match &variable.storage {
         Storage::Chunked(chunked) => &chunked.filters,
@@ -150,9 +154,9 @@ fn of_piece(
     let codecs = codecs(filters, piece.mask)?;
     let data_type = &variable.data_type;
     if codecs.is_empty() {
-        let mut stored = vec![0; usize::try_from(span.size).ok()?];
-        bytes.read_at(span.offset, &mut stored).ok()?;
-        let all = numbers(&stored, data_type)?;
+        let mut bytes = vec![0; usize::try_from(span.size).ok()?];
+        stored.read(span, &mut bytes)?;
+        let all = numbers(&bytes, data_type)?;
         let (from, to) = (
             usize::try_from(within.start).ok()?,
             usize::try_from(within.end).ok()?,
@@ -175,7 +179,7 @@ fn of_piece(
         codecs,
         missing: None,
     };
-    let values = decode(spec, span.offset..span.offset.checked_add(span.size)?)?;
+    let values = stored.decode(spec, span)?;
     let little = DataType {
         order: Order::Little,
         ..data_type.clone()

@@ -1,20 +1,25 @@
 //! Reads headers, for as long as the server runs: by ranges from the elements that hold the files, whatever their layout.
 //! What filters have made of coordinates is decoded on an element, in a process of the file's owner.
 
-use super::coordinates::spans;
+use super::Wake;
+use super::coordinates::{Stored, spans};
 use super::facts::Facts;
 use super::store::{self, Outcome, Wanted};
+use super::zarr::{self, Of, Zarr};
 use crate::files::{Elements, Files, Source};
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::reductions::ordered;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use rusqlite::Connection;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use tidemill_format::{Bytes, Error};
+use tidemill_format::zip::Zip;
+use tidemill_format::{Bytes, Error, Format, Header, Span, Store};
 use tidemill_kernel::array::{Reduced, Spec};
 use tokio::runtime::Handle;
 
@@ -25,18 +30,24 @@ const AT_ONCE: usize = 2;
 const REST: Duration = Duration::from_millis(5);
 /// Headers that could not be read are tried again, and a database that failed is, after this.
 const AGAIN: Duration = Duration::from_secs(30);
+/// How often a Zarr is read once more, each time after that, because chunks of its coordinates were not there; how many wait for that.
+const LACKING_TRIES: u32 = 4;
+const LACKING_MAX: usize = 4096;
 /// How long one header may take, and how much of its file may be read for it.
 const HEADER_MAX: Duration = Duration::from_secs(20);
 const READ_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that are fetched at once, and how many of these are kept.
 const PAGE: u64 = 64 << 10;
 const PAGES_MAX: usize = 16;
+/// Bytes of a Zarr's file that are asked for at once.
+pub(super) const WINDOW_MAX: usize = 2 << 20;
 
 /// Begins to read headers.
 pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
     let reader = Reader {
         names: names.clone(),
         elements: files.elements().clone(),
+        lacking: Mutex::default(),
     };
     tokio::spawn(reader.run());
 }
@@ -44,6 +55,8 @@ pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
 struct Reader {
     names: Arc<SqliteNames>,
     elements: Elements,
+    /// Zarrs of whose coordinates chunks were not there, and how often.
+    lacking: Mutex<BTreeMap<u64, (Zarr, u32)>>,
 }
 
 impl Reader {
@@ -62,8 +75,7 @@ impl Reader {
                     tokio::select! {
                         () = self.names.shared().headers.woken() => {}
                         () = timer => {
-                            let again = self.names.database().write(store::again).await;
-                            later = again.unwrap_or(true);
+                            later = self.again().await.unwrap_or(true);
                         }
                     }
                 }
@@ -77,23 +89,110 @@ impl Reader {
         }
     }
 
+    /// Queues what could not be read, or not all of it; whether there was any.
+    async fn again(&self) -> Result<bool, Fault> {
+        let lacking: Vec<Zarr> = self
+            .lacking
+            .lock()
+            .values()
+            .map(|(zarr, _)| zarr.clone())
+            .collect();
+        let work = move |db: &Connection| {
+            let mut any = store::again(db)?;
+            for zarr in &lacking {
+                if store::is_read(db, zarr.stands.object)? {
+                    any |= store::queue(db, zarr)?;
+                }
+            }
+            Ok(any)
+        };
+        self.names.database().write(work).await
+    }
+
+    /// Notes whether chunks of a Zarr's coordinates were not there.
+    fn note_lacking(&self, zarr: &Zarr, lacks: bool) {
+        let mut lacking = self.lacking.lock();
+        let tries = lacking
+            .remove(&zarr.stands.object)
+            .map_or(0, |(_, tries)| tries);
+        if lacks && tries < LACKING_TRIES && lacking.len() < LACKING_MAX {
+            lacking.insert(zarr.stands.object, (zarr.clone(), tries + 1));
+        }
+    }
+
     /// Reads some headers. It writes first, so that it comes after whoever woke it.
     async fn turn(&self) -> Result<Turn, Fault> {
-        let pick = |db: &Connection| Ok((store::scan(db)?, store::next(db, PICKED_MAX)?));
+        let names = self.names.clone();
+        let pick = move |db: &Connection| {
+            let more = store::scan(db)?;
+            Ok((more, picked(db, &names.shared().headers)?))
+        };
         let (more, picked) = self.names.database().write(pick).await?;
         if picked.is_empty() {
             return Ok(if more { Turn::More } else { Turn::Done });
         }
-        let read = picked
-            .into_iter()
-            .map(async |wanted| (wanted, self.read(wanted).await));
+        let read = picked.into_iter().map(async |what| match what {
+            Picked::File(wanted) => (wanted, self.read(wanted).await, Vec::new()),
+            Picked::Zarr(zarr, mut parts) => {
+                let (outcome, seen) = self.read_zarr(&zarr).await;
+                parts.extend(seen);
+                parts.retain(|part| part.object != zarr.stands.object);
+                (zarr.wanted(), outcome, parts)
+            }
+            Picked::Nothing(wanted) => {
+                let why = "the folder that it is in is no Zarr".into();
+                (wanted, Outcome::Unreadable(why), Vec::new())
+            }
+        });
         let read: Vec<_> = stream::iter(read).buffer_unordered(AT_ONCE).collect().await;
+        let names = self.names.clone();
         let keep = move |db: &Connection| {
             let mut read = read.iter();
-            read.try_for_each(|(wanted, outcome)| store::keep(db, *wanted, outcome))
+            read.try_for_each(|(wanted, outcome, parts)| {
+                store::are_parts(db, parts)?;
+                match store::is_stale(&names.shared().headers, *wanted) {
+                    true => Ok(()),
+                    false => store::keep(db, *wanted, outcome),
+                }
+            })
         };
         self.names.database().write(keep).await?;
         Ok(Turn::More)
+    }
+
+    /// What comes of a Zarr, and the files of its owner that are parts of it.
+    async fn read_zarr(&self, zarr: &Zarr) -> (Outcome, Vec<Wanted>) {
+        let files = zarr::Files {
+            zarr: zarr.clone(),
+            names: self.names.clone(),
+            elements: self.elements.clone(),
+            until: Instant::now() + HEADER_MAX,
+            bytes_left: Mutex::new(READ_BYTES_MAX),
+            seen: Mutex::default(),
+            lacks: AtomicBool::new(false),
+        };
+        let read = tokio::task::spawn_blocking(move || {
+            let header = tidemill_format::zarr::read(&files);
+            let outcome = outcome(header, |header| {
+                files.look_at_all(header);
+                spans(header, Store::Folder(&files), &files)
+            });
+            (outcome, files.seen.into_inner(), files.lacks.into_inner())
+        });
+        let Ok((outcome, seen, lacks)) = read.await else {
+            let why = "its header can't be read".into();
+            return (Outcome::Unreadable(why), Vec::new());
+        };
+        self.note_lacking(zarr, lacks);
+        // Nobody says that what others have is part of something.
+        let own = seen
+            .into_values()
+            .filter(|node| node.uid == zarr.stands.uid);
+        let wanted = |node: crate::names::node::Node| Wanted {
+            object: node.object,
+            ino: node.ino,
+        };
+        (outcome, own.map(wanted).collect())
     }
 
     async fn read(&self, wanted: Wanted) -> Outcome {
@@ -125,6 +224,54 @@ enum Turn {
     Done,
 }
 
+/// What is read next.
+enum Picked {
+    File(Wanted),
+    /// With files that are parts of it and were queued.
+    Zarr(Box<Zarr>, Vec<Wanted>),
+    Nothing(Wanted),
+}
+
+fn picked(db: &Connection, wake: &Wake) -> Result<Vec<Picked>, Fault> {
+    let mut all = Vec::new();
+    let mut zarrs: BTreeMap<u64, (Box<Zarr>, Vec<Wanted>)> = BTreeMap::new();
+    for wanted in store::next(db, PICKED_MAX)? {
+        store::begin(wake, wanted);
+        match zarr::of(db, wanted.ino)? {
+            Of::File => all.push(Picked::File(wanted)),
+            Of::Nothing => all.push(Picked::Nothing(wanted)),
+            Of::Zarr(zarr) => {
+                store::queue(db, &zarr)?;
+                store::begin(wake, zarr.wanted());
+                let (_, parts) = zarrs
+                    .entry(zarr.stands.object)
+                    .or_insert_with(|| (zarr, Vec::new()));
+                parts.push(wanted);
+            }
+        }
+    }
+    let zarrs = zarrs.into_values();
+    all.extend(zarrs.map(|(zarr, parts)| Picked::Zarr(zarr, parts)));
+    Ok(all)
+}
+
+/// What is kept of a header.
+fn outcome(
+    header: tidemill_format::Result<Header>,
+    spans: impl FnOnce(&Header) -> Vec<super::facts::Span>,
+) -> Outcome {
+    match header {
+        Ok(header) => {
+            let spans = spans(&header);
+            Outcome::Read(Box::new(Facts::of(&header, spans)))
+        }
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotConnected => {
+            Outcome::Later
+        }
+        Err(error) => Outcome::Unreadable(error.to_string()),
+    }
+}
+
 /// A version that is read by ranges, within bounds.
 struct Ranged {
     source: Arc<Source>,
@@ -143,19 +290,16 @@ struct Pages {
 
 impl Ranged {
     fn header(&self) -> Outcome {
-        let header = match tidemill_format::read(self) {
-            Ok(header) => header,
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotConnected => {
-                return Outcome::Later;
+        outcome(tidemill_format::read(self), |header| {
+            let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(self));
+            match &zip {
+                Some(Ok(zip)) => spans(header, Store::Folder(zip), self),
+                _ => spans(header, Store::File(self), self),
             }
-            Err(error) => return Outcome::Unreadable(error.to_string()),
-        };
-        let decode = |spec: Spec, range: Range<u64>| self.decode(spec, range);
-        let spans = spans(&header, self, &decode);
-        Outcome::Read(Box::new(Facts::of(&header, spans)))
+        })
     }
 
-    fn decode(&self, spec: Spec, range: Range<u64>) -> Option<Vec<u8>> {
+    fn decoded(&self, spec: Spec, range: Range<u64>) -> Option<Vec<u8>> {
         let work = async {
             let (part, order) = ordered(&self.source, spec, range).await.ok()?;
             self.source.reduce(part, self.owner, order).await.ok()
@@ -176,6 +320,17 @@ impl Ranged {
         }
         let window = self.runtime.block_on(self.source.window(range));
         window.map_err(|why| io::Error::new(io::ErrorKind::NotConnected, why))
+    }
+}
+
+impl Stored for Ranged {
+    fn read(&self, span: &Span, into: &mut [u8]) -> Option<()> {
+        self.read_at(span.offset, into).ok()
+    }
+
+    fn decode(&self, spec: Spec, span: &Span) -> Option<Vec<u8>> {
+        let end = span.offset.checked_add(span.size)?;
+        self.decoded(spec, span.offset..end)
     }
 }
 

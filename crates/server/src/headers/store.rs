@@ -1,6 +1,7 @@
 //! The tables of headers.
 
 use super::facts::Facts;
+use super::zarr::Zarr;
 use super::{Wake, by_name};
 use crate::names::Fault;
 use crate::names::node::Node;
@@ -17,6 +18,12 @@ const QUEUED: i64 = 0;
 const LATER: i64 = 1;
 const READ: i64 = 2;
 const UNREADABLE: i64 = 3;
+/// One of several files of a Zarr, which another one stands for.
+const PART: i64 = 4;
+/// Zarrs that have changed and are not read yet, of which that is known.
+const CHANGED_MAX: usize = 1 << 16;
+/// Where the walk of [`scan`] is kept: another name than before Zarrs were looked at, so that they are found.
+const SCANNED: &str = "headers_after_zarr";
 
 /// A version whose header is to be read.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +44,11 @@ pub(super) enum Outcome {
 
 impl Wake {
     fn wake(&self) {
-        self.0.notify_one();
+        self.notify.notify_one();
     }
 
     pub(super) async fn woken(&self) {
-        self.0.notified().await;
+        self.notify.notified().await;
     }
 }
 
@@ -68,10 +75,10 @@ impl Tx<'_> {
 /// Queues versions of a database in which they were not: that of an earlier release, or one that was made again. Whether there may
 /// be more.
 pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT value FROM setting WHERE name = 'headers_after'";
+    let sql = "SELECT value FROM setting WHERE name = ?1";
     let after: Option<Vec<u8>> = db
         .prepare_cached(sql)?
-        .query_row([], |row| row.get(0))
+        .query_row([SCANNED], |row| row.get(0))
         .optional()?;
     let after = after
         .and_then(|bytes| bytes.try_into().ok())
@@ -98,8 +105,8 @@ pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     let more = rows.len() == SCANNED_MAX;
     let last = rows.last().filter(|_| more);
     let after = last.map_or(i64::MAX, |((object, ..), _)| *object);
-    db.prepare_cached("INSERT OR REPLACE INTO setting VALUES ('headers_after', ?1)")?
-        .execute([after.to_le_bytes()])?;
+    db.prepare_cached("INSERT OR REPLACE INTO setting VALUES (?1, ?2)")?
+        .execute(params![SCANNED, after.to_le_bytes()])?;
     Ok(more)
 }
 
@@ -142,6 +149,67 @@ pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
         .prepare_cached(sql)?
         .execute([QUEUED, LATER, AGAIN_MAX])?;
     Ok(count > 0)
+}
+
+/// Whether what a header says is known.
+pub(super) fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM header WHERE object = ?1 AND state = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    Ok(statement.exists([object.cast_signed(), READ])?)
+}
+
+/// A Zarr is read, or read once more. What was said of it is forgotten till then; if it is being read, that is not kept.
+pub(super) fn anew(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Fault> {
+    queue(db, zarr)?;
+    let mut changed = wake.changed.lock();
+    if changed.len() >= CHANGED_MAX {
+        // What is being read is kept as it was a moment ago.
+        changed.clear();
+    }
+    changed.insert(zarr.stands.object);
+    wake.wake();
+    Ok(())
+}
+
+/// It is read as it is from now on.
+pub(super) fn begin(wake: &Wake, wanted: Wanted) {
+    wake.changed.lock().remove(&wanted.object);
+}
+
+/// Whether something has changed while it was read.
+pub(super) fn is_stale(wake: &Wake, wanted: Wanted) -> bool {
+    wake.changed.lock().contains(&wanted.object)
+}
+
+/// Queues a Zarr; whether it was not.
+pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
+    let (object, ino) = (
+        zarr.stands.object.cast_signed(),
+        zarr.stands.ino.cast_signed(),
+    );
+    db.prepare_cached("DELETE FROM header WHERE object = ?1 AND state != ?2")?
+        .execute([object, QUEUED])?;
+    let sql = "INSERT OR IGNORE INTO header(object, ino, uid) VALUES (?1, ?2, ?3)";
+    let new = db
+        .prepare_cached(sql)?
+        .execute(params![object, ino, zarr.stands.uid])?;
+    Ok(new > 0)
+}
+
+/// Notes that versions are parts of a Zarr, so that nothing is said of them.
+pub(super) fn are_parts(db: &Connection, parts: &[Wanted]) -> Result<(), Fault> {
+    for part in parts {
+        let object = part.object.cast_signed();
+        let sql = "INSERT INTO header(object, ino, uid, state) VALUES (?1, ?2, ?3, ?4)";
+        let mut removed =
+            db.prepare_cached("DELETE FROM header WHERE object = ?1 RETURNING uid")?;
+        let uid: Option<i64> = removed.query_row([object], |row| row.get(0)).optional()?;
+        if let Some(uid) = uid {
+            db.prepare_cached(sql)?
+                .execute([object, part.ino.cast_signed(), uid, PART])?;
+        }
+    }
+    Ok(())
 }
 
 /// Keeps what came of a header. Of a version that is gone, or was, nothing is kept.

@@ -1,6 +1,9 @@
 //! Mappers: which bytes of a file hold the values of a variable, and how these are decoded. Headers are read here, by ranges and
 //! through readers that are bounded whatever they find (`tidemill_format`); no value is read.
 
+pub(super) mod folder;
+mod text;
+
 use crate::files::stream::{Elements, Source};
 use std::collections::BTreeMap;
 use std::io;
@@ -21,6 +24,12 @@ pub(super) const HEADERS_MAX: Duration = Duration::from_secs(30);
 const PIECES_MAX: usize = 1 << 16;
 /// Records that are farther apart than this, in bytes, are pieces of their own.
 const APART_BYTES: u64 = 4 << 10;
+
+/// What is said when that time is over.
+pub(super) fn slow() -> String {
+    let seconds = HEADERS_MAX.as_secs();
+    format!("headers took more than {seconds} s to be read")
+}
 
 /// A version, read by ranges until a moment.
 pub(super) struct Remote {
@@ -51,15 +60,9 @@ impl Bytes for Remote {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let end = offset.saturating_add(into.len() as u64);
         let window = tokio::time::timeout_at(self.until, self.source.window(offset..end));
-        let slow = |_| {
-            io::Error::other(format!(
-                "headers took more than {} s to be read",
-                HEADERS_MAX.as_secs()
-            ))
-        };
         let bytes = tokio::runtime::Handle::current()
             .block_on(window)
-            .map_err(slow)?;
+            .map_err(|_| io::Error::other(slow()))?;
         let bytes = bytes.map_err(io::Error::other)?;
         // What was never written is zeros.
         let (there, holes) = into.split_at_mut(bytes.len().min(into.len()));
@@ -90,12 +93,15 @@ pub(super) fn map(
 ) -> Result<Map, String> {
     let told = |error: tidemill_format::Error| format!("{mapper}: {error}");
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
+    if let Some(said) = name.strip_prefix("csv,").filter(|_| kind == "columns") {
+        return text::map(bytes, layout, said, per_part).map_err(|why| format!("{mapper}: {why}"));
+    }
     let header = match kind {
         "netcdf" | "hdf5" | "zarr" | "fits" => tidemill_format::read(bytes).map_err(told)?,
         "columns" => columns::read(name, bytes).map_err(told)?,
         _ => {
             return Err(format!(
-                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\" or \"columns:NAME=TYPE,…\""
+                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" or \"columns:csv,COLUMN\""
             ));
         }
     };
@@ -156,6 +162,7 @@ impl Found {
                 shape: variable.shape(),
                 chunk: None,
                 codecs: Vec::new(),
+                more: 0,
                 pieces: Vec::new(),
             },
             pieces: Vec::new(),
@@ -312,7 +319,11 @@ impl Found {
                 .map(one)
                 .collect::<Result<Vec<_>, String>>()?;
             let count = components.len();
-            return Ok(Map { components, count });
+            return Ok(Map {
+                components,
+                count,
+                unplaced: false,
+            });
         }
         let mut parts: BTreeMap<usize, Vec<&Piece>> = BTreeMap::new();
         for piece in &self.pieces {
@@ -335,7 +346,11 @@ impl Found {
         };
         let components = parts.into_iter().map(one).collect::<Result<_, String>>()?;
         let count = layout.parts().len();
-        Ok(Map { components, count })
+        Ok(Map {
+            components,
+            count,
+            unplaced: false,
+        })
     }
 
     /// The bytes of some pieces, and how the values are had out of those.
@@ -506,12 +521,12 @@ mod tests {
     use tidemill_core::id::{ElementId, ObjectId};
     use tidemill_core::layout::{Part, Striped};
 
-    fn fixtures() -> PathBuf {
+    pub(super) fn fixtures() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
     }
 
     /// A file in stripes of any length, on so many elements; as one object if that is 0.
-    fn lies(size: u64, unit: u64, width: usize) -> Layout {
+    pub(super) fn lies(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
             let size = Striped::part_size(unit, width, size, index);
@@ -611,7 +626,7 @@ mod tests {
     }
 
     /// All values of a variable as the libraries read them, if they could.
-    fn expected(variable: &Json) -> Option<Vec<u8>> {
+    pub(super) fn expected(variable: &Json) -> Option<Vec<u8>> {
         let all = &variable["selections"][0];
         let taken = all["ranges"]
             .as_array()?

@@ -1,6 +1,7 @@
 //! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
 //! written to the database. A dry run goes the same way, but for the last step.
 
+use super::mapper::folder::Below;
 use super::mapper::{self, Remote};
 use super::store::{self, Heading};
 use super::{Accepted, publish};
@@ -15,14 +16,15 @@ use crate::recall::{Recalls, Settled};
 use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
-    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, Outside, Problem,
-    awaited, resolve,
+    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, MappedFile, Outside,
+    Problem, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
@@ -564,8 +566,67 @@ impl Files for Folders<'_> {
         mapper::map(&file, file.layout(), how, per_part)
     }
 
+    fn mapped_folder(
+        &self,
+        path: &str,
+        how: &str,
+        per_part: bool,
+    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        let is_folder = self.names.database().read(|db| {
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
+            Ok(look(&tx, path).0 == Look::Folder)
+        });
+        match is_folder.map_err(|fault| fault.to_string())? {
+            true => mapper::folder::map(self, path, how, per_part).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn folds(&self, kernel: &str, args: &[String]) -> bool {
         tidemill_kernel::fold_builtin(kernel, args).is_ok()
+    }
+}
+
+impl Below for Folders<'_> {
+    fn look(&self, path: &str) -> io::Result<Option<Made>> {
+        if tokio::time::Instant::now() >= self.until {
+            return Err(io::Error::other(mapper::slow()));
+        }
+        let made = self.names.database().read(|db| {
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
+            let (look, writing) = look(&tx, path);
+            self.writing.borrow_mut().extend(writing);
+            Ok(match look {
+                Look::Sealed(found) => {
+                    let object = found.placed.object;
+                    let layout = layout(db, found.placed);
+                    Ok(Some(Made { object, layout }))
+                }
+                Look::Denied => Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "you may not read it",
+                )),
+                Look::Nothing | Look::Folder | Look::Unsealed => Ok(None),
+            })
+        });
+        made.map_err(io::Error::other)?
+    }
+
+    fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let file = self.version(path, made).map_err(io::Error::other)?;
+        tidemill_format::Bytes::read_at(&file, offset, into)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let listed = self.names.database().read(|db| {
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
+            tx.names_in(path, LISTED_MAX)
+        });
+        match listed {
+            Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
+            Err(Fault::NotDirectory(_)) => Ok(Vec::new()),
+            Err(fault) => Err(io::Error::other(fault)),
+        }
     }
 }
 

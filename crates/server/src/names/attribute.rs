@@ -44,6 +44,9 @@ impl Tx<'_> {
         self.change_attributes(&mut node, op)?;
         node.update(self.db)?;
         self.note(&node)?;
+        if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
+            self.changes_zarr_rights(&node)?;
+        }
         self.changes.push(Change::Node(node.ino));
         Ok(Answer::Attr(node.attr()))
     }

@@ -270,7 +270,7 @@ CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
 ";
 
 // What headers of scientific files say, of versions that files have. A header is queued 0, to be tried later 1, read 2, or can't be
-// read 3. A term is something that is said, once for all files.
+// read 3; 4 is part of a Zarr for which another file stands. A term is something that is said, once for all files.
 const HEADERS: &str = "
 CREATE TABLE header(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, uid INTEGER NOT NULL, state INTEGER NOT NULL DEFAULT 0,
   body TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');

@@ -340,6 +340,9 @@ impl Tx<'_> {
         }
         let time = self.time(op.time);
         self.remove_entry(&mut parent, &op.name, -i64::from(node.is_dir()), time)?;
+        if !node.is_dir() {
+            self.changes_zarr(parent.ino, &op.name, &node)?;
+        }
         Ok(Answer::Entry(self.drop_name(node, time)?.entry(&op.name)))
     }
 
@@ -430,6 +433,10 @@ impl Tx<'_> {
         }
         self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
         self.want_header(&node, &op.new_name)?;
+        self.changes_zarr(op.parent, &op.name, &node)?;
+        if node.is_dir() && op.parent != op.new_parent {
+            self.changes_zarr(op.new_parent, &op.new_name, &node)?;
+        }
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
             self.fire_for_moved(other, op.parent, &op.name)?;
             self.want_header(other, &op.name)?;

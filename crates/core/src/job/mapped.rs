@@ -1,0 +1,94 @@
+//! Components of a variable whose bytes are in many files of one folder: each has those files as inputs, of which the kernel
+//! sees the first one only, as the values that they hold together.
+
+use super::components::{One, SELECTION, VERSION, padded, setting, told};
+use super::error::Problem;
+use super::expand::{Expander, Wrong, group_of, text, values, wrong};
+use super::path;
+use crate::id::ObjectId;
+use crate::layout::Selection;
+use crate::script::{Data, Group, Position, Setting, Value};
+
+/// What a component reads of one file in a folder that a mapper has looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Its path below the folder.
+    pub below: String,
+    /// The version that was looked at.
+    pub object: ObjectId,
+    /// Bytes of it; of a component's first file also the values that the bytes of all its files hold.
+    pub selection: Selection,
+}
+
+impl Expander<'_> {
+    /// What a mapper finds in the first input if that is a folder, with all others.
+    pub(super) fn mapped_folder(
+        &mut self,
+        task: &Group,
+        first: &Value,
+        (how, at): (&str, Position),
+        word: &'static str,
+    ) -> Result<Option<Vec<One>>, Wrong> {
+        let problem = |what: &str| wrong(at, Problem::Mapper(what.to_owned()));
+        let group = group_of(first);
+        let of_it = ["part", "bytes", "records"];
+        if group.is_some_and(|group| of_it.iter().any(|name| group.get(name).is_some())) {
+            return Ok(None);
+        }
+        let said = |name: &str| text(&group?.get(name)?.value);
+        let given = said("file").or_else(|| text(first)).unwrap_or_default();
+        let Ok(named) = path::file_or_folder(&self.workdir, given) else {
+            return Ok(None);
+        };
+        if self.made_folders.contains(&named.path) {
+            return Err(problem(
+                "it reads a header, so the folder must be there when the job is submitted",
+            ));
+        }
+        let found = self.files.mapped_folder(&named.path, how, word == "%part");
+        let Some(components) = found.map_err(|why| problem(&why))? else {
+            return Ok(None);
+        };
+        let name = said("name").unwrap_or(named.name.trim_end_matches('/'));
+        let count = components.len();
+        let mut all = Vec::with_capacity(count);
+        for (number, files) in components.into_iter().enumerate() {
+            let mut inputs = Vec::with_capacity(files.len());
+            for (place, file) in files.into_iter().enumerate() {
+                let called = match place {
+                    0 => name.to_owned(),
+                    _ => format!("{name}[{}]", file.below),
+                };
+                inputs.push(self.file_of(&named.path, &called, file, first.at)?);
+            }
+            inputs.extend(values(task, "input").iter().skip(1).cloned());
+            let words = vec![(word, padded(number, count))];
+            all.push(One { inputs, words });
+        }
+        Ok(Some(all))
+    }
+
+    /// A file below a folder as an input.
+    fn file_of(
+        &mut self,
+        folder: &str,
+        called: &str,
+        file: MappedFile,
+        at: Position,
+    ) -> Result<Value, Wrong> {
+        let texts = [
+            ("file", format!("{folder}/{}", file.below)),
+            ("name", called.to_owned()),
+            (SELECTION, file.selection.to_string()),
+        ];
+        let bytes: usize = texts.iter().map(|(_, text)| text.len()).sum();
+        self.spend(bytes + 4 * size_of::<Setting>(), at)?;
+        let mut settings: Vec<Setting> = texts
+            .into_iter()
+            .map(|(name, text)| setting(name, Data::Text(text), at))
+            .collect();
+        settings.push(told(VERSION, file.object.0, at));
+        let data = Data::Group(Group { settings });
+        Ok(Value { data, at })
+    }
+}

@@ -1,0 +1,468 @@
+//! Text in lines of separated columns: what a user says of a file, and what its first lines say of its columns.
+//!
+//! `csv,tas` is the column that the header line calls so, `csv,#2` the third one; behind it, with commas between: `separator=;`
+//! (or `tab`, `blanks`), `quote='` (or `none`), `type=i8`, `missing=NA|-`, `fill=-1`, `comment=#`, `skip=3`, `header=no`. What has a comma in it
+//! stands in double quotes.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Error, Result};
+
+/// Longest beginning of a file that has its header line, in bytes.
+const HEADER_BYTES_MAX: u64 = 1 << 20;
+/// What is read of it first.
+const SHORT_BYTES: u64 = 16 << 10;
+/// Most columns of a line.
+pub const COLUMNS_MAX: usize = 1 << 16;
+/// Most texts that mean that there is no value, and the longest one.
+const MISSING_MAX: usize = 32;
+const TEXT_MAX: usize = 1024;
+/// Names that an error tells of.
+const NAMES_TOLD: usize = 20;
+/// What a file may begin with to say that it is UTF-8.
+pub const MARK: &[u8] = &[0xef, 0xbb, 0xbf];
+
+/// One column of a text file, and how its lines are read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Csv {
+    /// What it is called, for people.
+    pub column: String,
+    /// Its number, from 0.
+    pub index: usize,
+    /// What its values are.
+    pub number: Number,
+    /// What stands between columns.
+    pub separator: Separator,
+    /// What a column stands in that has separators, or such bytes twice, in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quote: Option<u8>,
+    /// What lines begin with that are passed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comment: Option<u8>,
+    /// What else than nothing means that there is no value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+    /// What integers are where there is no value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<i64>,
+    /// Where the lines with values begin, and how many are before them.
+    pub begin: u64,
+    /// See `begin`.
+    pub lines: u64,
+}
+
+/// What values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Number {
+    /// `f8`: doubles.
+    Float,
+    /// `i8`: integers of 64 bits.
+    Int,
+}
+
+/// What stands between columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Separator {
+    /// This byte.
+    Byte(u8),
+    /// Blanks and tabs, as many as there are; those at the ends of a line count for nothing.
+    Blanks,
+}
+
+/// A column, and what is behind the separator that follows it.
+type Cut<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
+
+/// Why a line can't be cut into columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// Quotes that do not end. The next line may belong to it: nobody knows who does not read the file from its beginning.
+    #[error("quotes are opened and not closed: a line must end outside of them")]
+    Open,
+    /// Something behind the quotes that close a column.
+    #[error("something stands behind the quotes of a column")]
+    Behind,
+    /// More columns than any table has.
+    #[error("more than {COLUMNS_MAX} columns")]
+    Columns,
+}
+
+impl Csv {
+    /// A column of a file, by what a user says (after `csv,`) and the file's first lines.
+    ///
+    /// # Errors
+    /// If the text can't be understood, or the file has no such column.
+    pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Self> {
+        let said = Said(text);
+        let told = said.parse()?;
+        // Most headers are short.
+        let short = first_bytes(bytes, SHORT_BYTES)?;
+        match told.clone().of(said, &short) {
+            Err(_) if bytes.size() > SHORT_BYTES => {
+                told.of(said, &first_bytes(bytes, HEADER_BYTES_MAX)?)
+            }
+            found => found,
+        }
+    }
+
+    fn find(&self, wanted: &str, header: &[u8], said: Said<'_>) -> Result<usize> {
+        let names = self
+            .columns(header)
+            .map_err(|error| said.wrong(format!("the header line: {error}")))?;
+        let names: Vec<_> = names
+            .iter()
+            .map(|name| String::from_utf8_lossy(name).trim().to_owned())
+            .collect();
+        let mut same = (0..).zip(&names).filter(|(_, name)| *name == wanted);
+        match (same.next(), same.next(), number_of(wanted)) {
+            (Some((index, _)), None, _) => Ok(index),
+            (Some((first, _)), Some((second, _)), _) => Err(said.wrong(format!(
+                "the columns #{first} and #{second} are both called {wanted}: give one by its number"
+            ))),
+            (None, _, Some(index)) if index < names.len() => Ok(index),
+            (None, _, Some(index)) => Err(said.wrong(format!("no column #{index}: there are {}, from #0 on", names.len()))),
+            _ => Err(Error::NoVariable {
+                name: wanted.to_owned(),
+                there: names.iter().take(NAMES_TOLD).cloned().collect(),
+            }),
+        }
+    }
+
+    /// All columns of a line, which has no end.
+    ///
+    /// # Errors
+    /// If it can't be cut.
+    pub fn columns<'a>(
+        &self,
+        line: &'a [u8],
+    ) -> std::result::Result<Vec<Cow<'a, [u8]>>, LineError> {
+        let mut all = Vec::new();
+        let mut left = Some(self.trimmed(line));
+        while let Some(rest) = left {
+            if all.len() == COLUMNS_MAX {
+                return Err(LineError::Columns);
+            }
+            let (column, after) = self.first(rest)?;
+            all.push(column);
+            left = after;
+        }
+        Ok(all)
+    }
+
+    /// The column of a line, if it has so many. A line without quotes is read as far as the column only.
+    ///
+    /// # Errors
+    /// If it can't be cut.
+    pub fn column<'a>(
+        &self,
+        line: &'a [u8],
+    ) -> std::result::Result<Option<Cow<'a, [u8]>>, LineError> {
+        if self.quote.is_some_and(|quote| line.contains(&quote)) {
+            let mut all = self.columns(line)?;
+            return Ok((self.index < all.len()).then(|| all.swap_remove(self.index)));
+        }
+        let found = match self.separator {
+            Separator::Byte(separator) => line.split(|&byte| byte == separator).nth(self.index),
+            Separator::Blanks => {
+                let words = line.split(|&byte| is_blank(byte));
+                words.filter(|word| !word.is_empty()).nth(self.index)
+            }
+        };
+        Ok(found.map(Cow::Borrowed))
+    }
+
+    /// Whether a line, which has no end, has nothing to say.
+    pub fn passes_over(&self, line: &[u8]) -> bool {
+        self.comment
+            .is_some_and(|comment| line.first() == Some(&comment))
+            || line.iter().all(|&byte| is_blank(byte) || byte == b'\r')
+    }
+
+    fn trimmed<'a>(&self, line: &'a [u8]) -> &'a [u8] {
+        match self.separator {
+            Separator::Blanks => trimmed(line),
+            Separator::Byte(_) => line,
+        }
+    }
+
+    fn ends(&self, byte: u8) -> bool {
+        match self.separator {
+            Separator::Byte(separator) => byte == separator,
+            Separator::Blanks => is_blank(byte),
+        }
+    }
+
+    /// The first column, and what is behind the separator that follows it.
+    fn first<'a>(&self, line: &'a [u8]) -> std::result::Result<Cut<'a>, LineError> {
+        let (column, rest) = match self.quote.filter(|quote| line.first() == Some(quote)) {
+            Some(quote) => quoted(&line[1..], quote)?,
+            None => {
+                let end = line.iter().position(|&byte| self.ends(byte));
+                let (column, rest) = line.split_at(end.unwrap_or(line.len()));
+                (Cow::Borrowed(column), rest)
+            }
+        };
+        let Some((&next, after)) = rest.split_first() else {
+            return Ok((column, None));
+        };
+        match self.separator {
+            _ if !self.ends(next) => Err(LineError::Behind),
+            Separator::Byte(_) => Ok((column, Some(after))),
+            Separator::Blanks => Ok((column, Some(trimmed(after)))),
+        }
+    }
+}
+
+/// A column in quotes, of which the first has been taken, and what is behind it.
+fn quoted(text: &[u8], quote: u8) -> std::result::Result<(Cow<'_, [u8]>, &[u8]), LineError> {
+    let mut whole = Vec::new();
+    let mut rest = text;
+    loop {
+        let end = rest
+            .iter()
+            .position(|&byte| byte == quote)
+            .ok_or(LineError::Open)?;
+        let after = &rest[end + 1..];
+        if after.first() != Some(&quote) {
+            let column = match whole.is_empty() {
+                true => Cow::Borrowed(&rest[..end]),
+                false => {
+                    whole.extend_from_slice(&rest[..end]);
+                    Cow::Owned(whole)
+                }
+            };
+            return Ok((column, after));
+        }
+        // Twice: it stands for itself.
+        whole.extend_from_slice(&rest[..=end]);
+        rest = &after[1..];
+    }
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+fn trimmed(mut text: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {
+        text = rest;
+    }
+    text
+}
+
+/// `#2`.
+fn number_of(column: &str) -> Option<usize> {
+    let number = column.strip_prefix('#')?.parse().ok()?;
+    (number < COLUMNS_MAX).then_some(number)
+}
+
+fn first_bytes(bytes: &dyn Bytes, most: u64) -> Result<Vec<u8>> {
+    let size = bytes.size().min(most);
+    let mut first = vec![0; usize::try_from(size).unwrap_or(0)];
+    let read = bytes.read_at(0, &mut first);
+    read.map_err(|source| Error::Io {
+        what: "first lines",
+        offset: 0,
+        source,
+    })?;
+    Ok(first)
+}
+
+/// What a user says, as it is before the header line was read.
+#[derive(Clone)]
+struct Told {
+    csv: Csv,
+    skip: u64,
+    header: bool,
+}
+
+impl Told {
+    /// The column of a file that begins so.
+    fn of(self, said: Said<'_>, first: &[u8]) -> Result<Csv> {
+        let Self {
+            mut csv,
+            skip,
+            header,
+        } = self;
+        let mut rest = first.strip_prefix(MARK).unwrap_or(first);
+        for _ in 0..skip {
+            rest = said.line(rest, first)?.1;
+        }
+        let wanted = csv.column.clone();
+        if header {
+            let (line, after) = said.line(rest, first)?;
+            rest = after;
+            csv.index = csv.find(&wanted, line, said)?;
+            csv.lines = skip + 1;
+        } else {
+            let number = number_of(&wanted).ok_or_else(|| {
+                said.wrong(format!(
+                    "without a header line columns have numbers: #0 in place of {wanted:?}"
+                ))
+            })?;
+            csv.index = number;
+            csv.lines = skip;
+        }
+        // A mark belongs to the first line, if that has values.
+        csv.begin = match csv.lines {
+            0 => 0,
+            _ => (first.len() - rest.len()) as u64,
+        };
+        Ok(csv)
+    }
+}
+
+/// What the user says.
+#[derive(Clone, Copy)]
+struct Said<'a>(&'a str);
+
+impl Said<'_> {
+    fn wrong(self, why: String) -> Error {
+        Error::Metadata {
+            file: format!("csv,{}", self.0),
+            why,
+        }
+    }
+
+    /// The first line, without its end, and what follows it.
+    fn line<'b>(self, text: &'b [u8], whole: &[u8]) -> Result<(&'b [u8], &'b [u8])> {
+        let end = text.iter().position(|&byte| byte == b'\n');
+        let end = end.ok_or_else(|| {
+            let why = format!(
+                "no header line ends within the first {} bytes: say header=no, or skip= fewer",
+                whole.len()
+            );
+            self.wrong(why)
+        })?;
+        Ok((
+            text[..end].strip_suffix(b"\r").unwrap_or(&text[..end]),
+            &text[end + 1..],
+        ))
+    }
+
+    fn parse(self) -> Result<Told> {
+        let mut csv = Csv {
+            column: String::new(),
+            index: 0,
+            number: Number::Float,
+            separator: Separator::Byte(b','),
+            quote: Some(b'"'),
+            comment: None,
+            missing: Vec::new(),
+            fill: None,
+            begin: 0,
+            lines: 0,
+        };
+        let (mut skip, mut header) = (0, true);
+        for (place, word) in self.words()?.into_iter().enumerate() {
+            if place == 0 {
+                csv.column = word;
+                continue;
+            }
+            let (key, value) = word.split_once('=').unwrap_or((&word, ""));
+            match key {
+                "type" => {
+                    csv.number =
+                        self.choice(value, &[("f8", Number::Float), ("i8", Number::Int)])?
+                }
+                "separator" => csv.separator = self.separator(value)?,
+                "quote" if value == "none" => csv.quote = None,
+                "quote" => csv.quote = Some(self.byte(value)?),
+                "comment" => csv.comment = Some(self.byte(value)?),
+                "missing" => csv.missing = value.split('|').map(str::to_owned).collect(),
+                "fill" => {
+                    csv.fill = Some(
+                        value
+                            .parse()
+                            .map_err(|_| self.wrong(format!("fill: {value:?} is no integer")))?,
+                    )
+                }
+                "skip" => {
+                    skip = value
+                        .parse()
+                        .map_err(|_| self.wrong(format!("skip: {value:?} is no number of lines")))?
+                }
+                "header" => header = self.choice(value, &[("yes", true), ("no", false)])?,
+                other => {
+                    let why = format!(
+                        "{other:?} is none of type, separator, quote, comment, missing, fill, skip, header"
+                    );
+                    return Err(self.wrong(why));
+                }
+            }
+        }
+        self.check(&csv)?;
+        Ok(Told { csv, skip, header })
+    }
+
+    /// Whether it goes together.
+    fn check(self, csv: &Csv) -> Result<()> {
+        if csv.column.is_empty() {
+            return Err(self.wrong("which column? Give its name, or its number: #0".into()));
+        }
+        let long = csv
+            .missing
+            .iter()
+            .chain([&csv.column])
+            .any(|text| text.len() > TEXT_MAX);
+        if long || csv.missing.len() > MISSING_MAX {
+            return Err(self.wrong(format!("at most {MISSING_MAX} texts of {TEXT_MAX} bytes")));
+        }
+        if csv.fill.is_some() && csv.number == Number::Float {
+            return Err(
+                self.wrong("fill is for integers: of doubles what is missing is NaN".into())
+            );
+        }
+        let same = |byte: u8| csv.separator == Separator::Byte(byte);
+        if csv.quote.is_some_and(same)
+            || csv.comment.is_some_and(same)
+            || csv.quote.is_some() && csv.quote == csv.comment
+        {
+            return Err(self.wrong("separator, quote and comment must be different".into()));
+        }
+        Ok(())
+    }
+
+    /// What stands between commas that are in no quotes.
+    fn words(self) -> Result<Vec<String>> {
+        let (mut words, mut word, mut open) = (Vec::new(), String::new(), false);
+        for letter in self.0.chars() {
+            match letter {
+                '"' => open = !open,
+                ',' if !open => words.push(std::mem::take(&mut word)),
+                _ => word.push(letter),
+            }
+        }
+        words.push(word);
+        match open {
+            true => Err(self.wrong("quotes are opened and not closed".into())),
+            false => Ok(words),
+        }
+    }
+
+    fn choice<T: Copy>(self, value: &str, all: &[(&str, T)]) -> Result<T> {
+        let found = all.iter().find(|(name, _)| *name == value);
+        found.map(|(_, one)| *one).ok_or_else(|| {
+            let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+            self.wrong(format!("{value:?} is none of {}", names.join(", ")))
+        })
+    }
+
+    fn separator(self, value: &str) -> Result<Separator> {
+        match value {
+            "tab" => Ok(Separator::Byte(b'\t')),
+            "blanks" => Ok(Separator::Blanks),
+            _ => self.byte(value).map(Separator::Byte),
+        }
+    }
+
+    fn byte(self, value: &str) -> Result<u8> {
+        match value.as_bytes() {
+            [byte @ 0x20..=0x7e] if !byte.is_ascii_alphanumeric() => Ok(*byte),
+            _ => Err(self.wrong(format!("{value:?} is no single sign"))),
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Zarrs that are folders. What is said of one is kept with its topmost file of metadata, which stands for the folder: whoever may read that
+//! file finds it. So of other files only those count that all may read who may read that one, and links are not followed.
+
+use super::coordinates::Stored;
+use super::driver::WINDOW_MAX;
+use super::store::{self, Wanted};
+use crate::files::{Elements, Source};
+use crate::names::Fault;
+use crate::names::node::Node;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, SqliteNames};
+use crate::reductions::ordered;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use tidemill_core::id::Inode;
+use tidemill_format::zarr::METADATA;
+use tidemill_format::{Folder, Header, NAMES_MAX, Span};
+use tidemill_kernel::array::{Reduced, Spec};
+use tidemill_wire::v1::Kind;
+use tokio::runtime::Handle;
+
+/// Most groups that are looked through upwards.
+const DEPTH_MAX: usize = 64;
+/// Files of metadata of one Zarr whose rows are looked after. Others are looked at once more.
+const FILES_MAX: usize = 4096;
+
+/// Whether a file is taken for one of a Zarr's metadata by its name or path.
+pub(super) fn is_metadata(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next();
+    name.is_some_and(|name| METADATA.iter().any(|known| known.as_bytes() == name))
+}
+
+/// A Zarr by its folder and the file that stands for it.
+#[derive(Clone, Debug)]
+pub(super) struct Zarr {
+    pub(super) folder: Node,
+    pub(super) stands: Node,
+}
+
+/// What a version is whose header is to be read.
+pub(super) enum Of {
+    /// A file that has a header of its own.
+    File,
+    /// A file of metadata in a folder that is no Zarr yet.
+    Nothing,
+    Zarr(Box<Zarr>),
+}
+
+impl Zarr {
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted {
+            object: self.stands.object,
+            ino: self.stands.ino,
+        }
+    }
+
+    /// Whether all who may read the file that stands for it may read this, or pass through it.
+    fn shows(&self, node: &Node) -> bool {
+        let bits = if node.is_dir() { 0o555 } else { 0o444 };
+        let asked = (self.stands.mode & 0o044)
+            | if node.is_dir() {
+                (self.stands.mode & 0o044) >> 2
+            } else {
+                0
+            };
+        let own = (node.uid, node.gid) == (self.stands.uid, self.stands.gid);
+        node.mode & bits == bits || own && node.mode & asked == asked
+    }
+}
+
+/// What a version is part of.
+pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
+    let names = names(db, ino)?;
+    let Some((folder, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
+        return Ok(Of::File);
+    };
+    let uid = Node::find(db, ino)?.map(|node| node.uid);
+    let found = around(db, *folder, uid)?;
+    Ok(found.map_or(Of::Nothing, |zarr| Of::Zarr(Box::new(zarr))))
+}
+
+/// The Zarr that a folder is, or is in: the topmost, as far as one user's groups lie in each other.
+fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Zarr>, Fault> {
+    let mut found: Option<Zarr> = None;
+    let mut at = folder;
+    for _ in 0..DEPTH_MAX {
+        let Some(folder) = Node::find(db, at)?.filter(Node::is_dir) else {
+            break;
+        };
+        let Some(stands) = stands_in(db, at, uid)? else {
+            break;
+        };
+        uid = Some(stands.uid);
+        let above = folder.parent;
+        found = Some(Zarr { folder, stands });
+        if at == Inode::ROOT.0 {
+            break;
+        }
+        at = above;
+    }
+    Ok(found)
+}
+
+/// The file that makes a folder a Zarr, a user's own if it has to be.
+fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Node>, Fault> {
+    for name in &METADATA[..4] {
+        let found = Node::child(db, folder, name.as_bytes())?
+            .filter(|node| node.kind == Kind::File && node.version != 0 && node.object != 0);
+        if let Some(node) = found.filter(|node| uid.is_none_or(|uid| uid == node.uid)) {
+            return Ok(Some(node));
+        }
+    }
+    Ok(None)
+}
+
+impl Tx<'_> {
+    /// Something has left a folder, or come into it as a folder: if that is part of a Zarr its header is read once more.
+    pub(crate) fn changes_zarr(&self, folder: u64, name: &[u8], node: &Node) -> Result<(), Fault> {
+        match node.is_dir() || is_metadata(name) {
+            true => self.zarr_anew(folder),
+            false => Ok(()),
+        }
+    }
+
+    /// Others may read it than before.
+    pub(crate) fn changes_zarr_rights(&self, node: &Node) -> Result<(), Fault> {
+        if node.is_dir() {
+            return self.zarr_anew(node.ino);
+        }
+        for (folder, name) in names(self.db, node.ino)? {
+            self.changes_zarr(folder, &name, node)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the Zarr that a folder is in once more, and the one that the folder above it is in if that is another.
+    fn zarr_anew(&self, folder: u64) -> Result<(), Fault> {
+        let above = Node::find(self.db, folder)?.map(|node| node.parent);
+        let mut known = None;
+        for at in [Some(folder), above].into_iter().flatten() {
+            if let Some(zarr) = around(self.db, at, None)?
+                && known != Some(zarr.stands.object)
+            {
+                store::anew(self.db, &self.shared.headers, &zarr)?;
+                known = Some(zarr.stands.object);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The folders that a file is in, and what it is called there.
+fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
+    let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let names = statement.query_map([ino.cast_signed()], |row| {
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+    })?;
+    Ok(names.collect::<Result<_, _>>()?)
+}
+
+/// Whether a file, by a path of it, stands for the folder that it is in.
+pub(crate) fn stands_for_folder(db: &Connection, object: u64, path: &[u8]) -> Result<bool, Fault> {
+    Ok(is_metadata(path) && store::is_read(db, object)?)
+}
+
+/// The files of a Zarr, read within bounds.
+pub(super) struct Files {
+    pub(super) zarr: Zarr,
+    pub(super) names: Arc<SqliteNames>,
+    pub(super) elements: Elements,
+    pub(super) until: Instant,
+    pub(super) bytes_left: Mutex<u64>,
+    /// Versions of metadata that were looked at, and whose.
+    pub(super) seen: Mutex<BTreeMap<u64, Node>>,
+    /// Whether a chunk of a coordinate is not there.
+    pub(super) lacks: AtomicBool,
+}
+
+impl Files {
+    fn node(&self, path: &str) -> io::Result<Option<Node>> {
+        if Instant::now() >= self.until {
+            return Err(io::Error::other(
+                "its metadata take longer than is read to find files by it",
+            ));
+        }
+        let found = self.names.database().read(|db| {
+            let mut node = self.zarr.folder.clone();
+            for name in path.split('/').filter(|name| !name.is_empty()) {
+                if !node.is_dir() || matches!(name, "." | "..") {
+                    return Ok(None);
+                }
+                match Node::child(db, node.ino, name.as_bytes())? {
+                    Some(child) if self.zarr.shows(&child) => node = child,
+                    _ => return Ok(None),
+                }
+            }
+            Ok(Some(node))
+        });
+        found.map_err(away)
+    }
+
+    fn file(&self, path: &str) -> io::Result<Option<Node>> {
+        let node = self.node(path)?;
+        let node = node.filter(|node| node.kind == Kind::File && node.version != 0);
+        if let Some(node) = node.as_ref().filter(|_| is_metadata(path.as_bytes())) {
+            let mut seen = self.seen.lock();
+            if seen.len() < FILES_MAX {
+                seen.insert(node.object, node.clone());
+            }
+        }
+        Ok(node)
+    }
+
+    /// The version that a file has, and how many bytes that are.
+    fn source(&self, path: &str) -> io::Result<(Source, u64)> {
+        let node = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
+        let reading = self
+            .names
+            .read_version(&Caller::root(), node.ino)
+            .map_err(away)?;
+        if reading.node.object != node.object {
+            return Err(io::Error::other(format!("{path} has another version")));
+        }
+        let source = Source::new(&self.elements, reading);
+        let source = source.ok_or_else(|| io::Error::other(format!("{path} is empty")))?;
+        Ok((source, node.size))
+    }
+}
+
+/// What can't be had now is tried again.
+fn away(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, why)
+}
+
+impl Files {
+    /// Looks at the metadata of all groups and arrays, also where they were read from one file: no other Zarr is in this one.
+    pub(super) fn look_at_all(&self, header: &Header) {
+        let paths = header.groups.iter().map(|group| &group.path);
+        let paths = paths.chain(header.variables.iter().map(|variable| &variable.path));
+        for path in paths.take(FILES_MAX) {
+            for name in METADATA {
+                if self.file(&format!("{path}/{name}")).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Folder for Files {
+    fn size(&self, path: &str) -> io::Result<Option<u64>> {
+        Ok(self.file(path)?.map(|node| node.size))
+    }
+
+    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (source, size) = self.source(path)?;
+        let length = into.len() as u64;
+        let end = offset.saturating_add(length);
+        if end > size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        {
+            let mut left = self.bytes_left.lock();
+            let rest = left.checked_sub(length);
+            *left = rest.ok_or_else(|| {
+                io::Error::other("its metadata are larger than is read to find files by it")
+            })?;
+        }
+        for (number, into) in (0..).zip(into.chunks_mut(WINDOW_MAX)) {
+            let begin = offset + number * WINDOW_MAX as u64;
+            let range = begin..begin + into.len() as u64;
+            let bytes = Handle::current()
+                .block_on(source.window(range))
+                .map_err(away)?;
+            into.copy_from_slice(
+                bytes
+                    .get(..into.len())
+                    .ok_or(io::ErrorKind::UnexpectedEof)?,
+            );
+        }
+        Ok(())
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let Some(folder) = self.node(path)?.filter(Node::is_dir) else {
+            return Ok(Vec::new());
+        };
+        let listed = self.names.database().read(|db| {
+            let sql = "SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2";
+            let mut statement = db.prepare_cached(sql)?;
+            let most = i64::try_from(NAMES_MAX + 2).unwrap_or(i64::MAX);
+            let names = statement.query_map([folder.ino.cast_signed(), most], |row| {
+                row.get::<_, Vec<u8>>(0)
+            })?;
+            Ok(names.collect::<Result<Vec<_>, _>>()?)
+        });
+        let names = listed.map_err(away)?.into_iter();
+        Ok(names
+            .filter_map(|name| String::from_utf8(name).ok())
+            .collect())
+    }
+}
+
+impl Stored for Files {
+    fn lacks(&self) {
+        self.lacks.store(true, Ordering::Relaxed);
+    }
+
+    fn read(&self, span: &Span, into: &mut [u8]) -> Option<()> {
+        self.read_at(span.file.as_ref()?, span.offset, into).ok()
+    }
+
+    fn decode(&self, spec: Spec, span: &Span) -> Option<Vec<u8>> {
+        let (source, _) = self.source(span.file.as_ref()?).ok()?;
+        let owner = (self.zarr.stands.uid, self.zarr.stands.gid);
+        let range = span.offset..span.offset.checked_add(span.size)?;
+        let work = async {
+            let (part, order) = ordered(&source, spec, range).await.ok()?;
+            source.reduce(part, owner, order).await.ok()
+        };
+        let left = self.until.saturating_duration_since(Instant::now());
+        let answer = Handle::current().block_on(async { tokio::time::timeout(left, work).await });
+        let reduced: Reduced = postcard::from_bytes(&answer.ok()??).ok()?;
+        Some(reduced.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_fewer_may_read_do_not_count() {
+        let node = |uid: u32, mode: u32| {
+            let mut node = Node::folder(7, mode, (uid, uid), 0);
+            node.kind = Kind::File;
+            node
+        };
+        let of = |mode: u32| Zarr {
+            folder: Node::folder(2, 0o755, (1, 1), 0),
+            stands: node(1, mode),
+        };
+        let folder = |uid: u32, mode: u32| Node::folder(3, mode, (uid, uid), 0);
+        for (zarr, other, shown) in [
+            (0o644, node(1, 0o644), true),
+            (0o600, node(1, 0o600), true),
+            (0o644, node(1, 0o640), false),
+            (0o640, node(1, 0o644), true),
+            (0o640, node(2, 0o640), false),
+            (0o600, node(2, 0o644), true),
+            (0o644, node(2, 0o600), false),
+            (0o644, folder(1, 0o755), true),
+            (0o644, folder(1, 0o744), false),
+            (0o640, folder(1, 0o750), true),
+            (0o644, folder(1, 0o700), false),
+            (0o600, folder(2, 0o700), false),
+        ] {
+            assert_eq!(of(zarr).shows(&other), shown, "{zarr:o} {other:?}");
+        }
+    }
+
+    #[test]
+    fn metadata_are_known_by_name() {
+        for name in ["zarr.json", "/a/zarr.json", "/a.zarr/.zattrs", ".zmetadata"] {
+            assert!(is_metadata(name.as_bytes()), "{name}");
+        }
+        for name in ["a.zarr", "/zarr.json/x", "zarr.json.tmp", "", ".z"] {
+            assert!(!is_metadata(name.as_bytes()), "{name}");
+        }
+    }
+}

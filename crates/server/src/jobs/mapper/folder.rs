@@ -1,0 +1,526 @@
+//! What a mapper finds in a Zarr that is a folder of files: each chunk or shard is a file of its own, with its own elements.
+
+use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, place};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use tidemill_core::id::ElementId;
+use tidemill_core::job::{Made, MappedFile};
+use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
+use tidemill_format::{Folder, Range as Indices, Storage, Store, Variable, pieces, zarr};
+use tidemill_kernel::array::{Held, HeldPiece};
+
+/// Files of one component of `per = "part"`: an element with more of them has several components.
+const FILES_MAX: usize = 256;
+/// What is left of the text that says how bytes are decoded when the variable has been told, in bytes.
+const PIECES_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
+
+/// The files of the array as the owner of a job may read them, by their full paths.
+pub(in crate::jobs) trait Below {
+    /// What the sealed version of a file is made of. `None`: there is no such file, or it has no version yet.
+    fn look(&self, path: &str) -> io::Result<Option<Made>>;
+    /// Bytes of a version.
+    fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()>;
+    /// The names in a folder.
+    fn list(&self, path: &str) -> io::Result<Vec<String>>;
+}
+
+/// A folder as it was when its files were first looked at.
+struct Tree<'a> {
+    files: &'a dyn Below,
+    root: &'a str,
+    known: RefCell<BTreeMap<String, Made>>,
+}
+
+impl Tree<'_> {
+    fn path(&self, below: &str) -> String {
+        match below {
+            "" => self.root.to_owned(),
+            _ => format!("{}/{below}", self.root),
+        }
+    }
+
+    fn made(&self, below: &str) -> io::Result<Option<Made>> {
+        if let Some(made) = self.known.borrow().get(below) {
+            return Ok(Some(made.clone()));
+        }
+        let path = self.path(below);
+        let made = self.files.look(&path).map_err(|error| {
+            let kind = error.kind();
+            io::Error::new(kind, format!("{path}: {error}"))
+        })?;
+        if let Some(made) = &made {
+            let mut known = self.known.borrow_mut();
+            known.insert(below.to_owned(), made.clone());
+        }
+        Ok(made)
+    }
+}
+
+impl Folder for Tree<'_> {
+    fn size(&self, path: &str) -> io::Result<Option<u64>> {
+        Ok(self.made(path)?.map(|made| made.layout.size()))
+    }
+
+    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let made = self.made(path)?.ok_or(io::ErrorKind::NotFound)?;
+        let full = self.path(path);
+        let read = self.files.read_at(&full, &made, offset, into);
+        read.map_err(|error| io::Error::new(error.kind(), format!("{full}: {error}")))
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        self.files.list(&self.path(path))
+    }
+}
+
+/// A chunk, and the file that it is in, by the number of that.
+struct Piece {
+    file: usize,
+    span: Range<u64>,
+    held: HeldPiece,
+}
+
+/// What is found of a variable.
+struct Found {
+    held: Held,
+    files: Vec<(String, Made)>,
+    pieces: Vec<Piece>,
+}
+
+/// The components of a variable of a Zarr, each as the files that it reads.
+///
+/// # Errors
+/// For whoever wrote the mapper: what is wrong with it, the folder, or what lies there.
+pub(in crate::jobs) fn map(
+    files: &dyn Below,
+    root: &str,
+    mapper: &str,
+    per_part: bool,
+) -> Result<Vec<Vec<MappedFile>>, String> {
+    let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
+    if kind != "zarr" {
+        return Err(format!(
+            "{mapper}: {root} is a folder: of those only a Zarr has variables, as \"zarr:ARRAY\""
+        ));
+    }
+    let tree = Tree {
+        files,
+        root,
+        known: RefCell::default(),
+    };
+    let told = |why: &dyn std::fmt::Display| format!("{mapper}: {root}: {why}");
+    if !zarr::is(&tree).map_err(|error| told(&error))? {
+        let why = "the folder is no Zarr: it has neither zarr.json, .zgroup nor .zarray";
+        return Err(told(&why));
+    }
+    let header = zarr::read(&tree).map_err(|error| told(&whole(&error)))?;
+    let variable = chosen(&header, (kind, name)).map_err(|why| told(&why))?;
+    let found = Found::new(variable, &tree).map_err(|why| told(&why))?;
+    let components = match per_part {
+        true => found.parts(),
+        false => found.pieces.iter().map(|piece| vec![piece]).collect(),
+    };
+    let files = components.iter().map(|pieces| found.files_of(pieces));
+    files.collect::<Result<_, _>>().map_err(|why| told(&why))
+}
+
+/// An error with what caused it.
+fn whole(error: &tidemill_format::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+impl Found {
+    fn new(variable: &Variable, tree: &Tree<'_>) -> Result<Self, String> {
+        let (dtype, swap) = dtype(&variable.data_type)?;
+        let Storage::Chunked(chunked) = &variable.storage else {
+            return Err("it is in no chunks, which can't be read".to_owned());
+        };
+        let mut found = Self {
+            held: Held {
+                variable: variable.path.clone(),
+                dtype,
+                element: variable.data_type.size,
+                swap,
+                shape: variable.shape(),
+                chunk: Some(chunked.shape.clone()),
+                codecs: codecs(&chunked.filters, 0)?,
+                more: 0,
+                pieces: Vec::new(),
+            },
+            files: Vec::new(),
+            pieces: Vec::new(),
+        };
+        let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
+        let chunks = pieces(variable, &all, Store::Folder(tree), u64::MAX);
+        let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+        for (looked, piece) in chunks.map_err(|error| whole(&error))?.enumerate() {
+            // Of a sparse variable most may never have been written.
+            if looked >= 16 * PIECES_MAX || found.pieces.len() >= PIECES_MAX {
+                return Err(format!(
+                    "it has more than {PIECES_MAX} chunks, or {} that may be there: store it in larger ones",
+                    16 * PIECES_MAX
+                ));
+            }
+            let piece = piece.map_err(|error| whole(&error))?;
+            let Some(span) = piece.span else { continue };
+            let file = span.file.ok_or("its chunks are in no files")?;
+            if span.size == 0 {
+                return Err(format!("{file} is empty: it was cut off or is damaged"));
+            }
+            let made = tree.made(&file).map_err(|error| error.to_string())?;
+            let made = made.ok_or_else(|| format!("{file} has gone this moment"))?;
+            let number = *numbers.entry(file).or_insert_with_key(|file| {
+                found.files.push((file.clone(), made));
+                found.files.len() - 1
+            });
+            found.pieces.push(Piece {
+                file: number,
+                span: span.offset..span.offset.saturating_add(span.size),
+                held: HeldPiece {
+                    start: piece.at,
+                    shape: piece.within.iter().map(Indices::count).collect(),
+                    offset: 0,
+                    length: span.size,
+                    stride: None,
+                    codecs: None,
+                },
+            });
+        }
+        match found.pieces.is_empty() {
+            true => Err("none of its chunks are there, so there is nothing to read".to_owned()),
+            false => Ok(found),
+        }
+    }
+
+    /// The element that has most of a chunk, of several the first one.
+    fn element(&self, piece: &Piece) -> ElementId {
+        let layout = &self.files[piece.file].1.layout;
+        let spans = layout.spans(piece.span.clone());
+        let most = spans
+            .iter()
+            .rev()
+            .max_by_key(|(_, bytes)| bytes.end - bytes.start);
+        let part = most.and_then(|(part, _)| layout.parts().get(*part));
+        let copy = part.and_then(|part| part.copies.first());
+        copy.map_or(ElementId(0), |copy| copy.element)
+    }
+
+    /// The chunks that are on one element together, file by file, as many as one component may have.
+    fn parts(&self) -> Vec<Vec<&Piece>> {
+        let mut elements: BTreeMap<ElementId, Vec<&Piece>> = BTreeMap::new();
+        for piece in &self.pieces {
+            elements.entry(self.element(piece)).or_default().push(piece);
+        }
+        let mut components = Vec::new();
+        for mut pieces in elements.into_values() {
+            pieces.sort_by_key(|piece| piece.file);
+            let (mut taken, mut files, mut bytes) = (Vec::new(), BTreeSet::new(), 0);
+            for piece in pieces {
+                files.insert(piece.file);
+                bytes += serde_json::to_string(&piece.held).map_or(0, |text| text.len() + 20);
+                if files.len() > FILES_MAX || bytes > PIECES_BYTES_MAX {
+                    components.push(std::mem::take(&mut taken));
+                    (files, bytes) = (BTreeSet::from([piece.file]), 0);
+                }
+                taken.push(piece);
+            }
+            components.push(taken);
+        }
+        components.retain(|taken| !taken.is_empty());
+        components
+    }
+
+    /// The files of a component: pieces of one file follow each other.
+    fn files_of(&self, pieces: &[&Piece]) -> Result<Vec<MappedFile>, String> {
+        let mut held = self.held.clone();
+        let mut files = Vec::new();
+        let mut begin = 0;
+        for pieces in pieces.chunk_by(|one, other| one.file == other.file) {
+            let (below, made) = &self.files[pieces[0].file];
+            let mut ranges = joined(pieces.iter().map(|piece| piece.span.clone()).collect());
+            if ranges.len() > RANGES_MAX {
+                join_near(&mut ranges);
+            }
+            for piece in pieces {
+                let offset = begin + place(&ranges, piece.span.start);
+                held.pieces.push(HeldPiece {
+                    offset,
+                    ..piece.held.clone()
+                });
+            }
+            begin += ranges
+                .iter()
+                .map(|range| range.end - range.start)
+                .sum::<u64>();
+            let all = 0..made.layout.size();
+            let selection = match &made.layout {
+                // Read in place.
+                Layout::Whole(_) if ranges == [all] => Ok(Selection::part(0)),
+                _ => Selection::ranges(None, &ranges),
+            };
+            files.push(MappedFile {
+                below: below.clone(),
+                object: made.object,
+                selection: selection.map_err(|error| format!("{below}: {error}"))?,
+            });
+        }
+        held.more = u32::try_from(files.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let text = serde_json::to_string(&held).map_err(|error| error.to_string())?;
+        if let Some(first) = files.first_mut() {
+            let selection = first.selection.clone().of_values(Some(&text));
+            first.selection = selection.map_err(|error| error.to_string())?;
+        }
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{expected, fixtures, lies};
+    use super::*;
+    use serde_json::Value as Json;
+    use std::path::PathBuf;
+    use tidemill_core::id::ObjectId;
+    use tidemill_core::layout::Part;
+
+    /// A folder of this machine as if it were of the array, its files on three elements, or striped over two.
+    struct Here {
+        root: PathBuf,
+        striped: bool,
+        denied: Option<&'static str>,
+    }
+
+    impl Here {
+        fn at(&self, path: &str) -> PathBuf {
+            self.root
+                .join(path.strip_prefix("/z").unwrap().trim_start_matches('/'))
+        }
+    }
+
+    impl Below for Here {
+        fn look(&self, path: &str) -> io::Result<Option<Made>> {
+            if self.denied.is_some_and(|denied| path.ends_with(denied)) {
+                return Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "may not be read",
+                ));
+            }
+            let Some(size) = self
+                .at(path)
+                .metadata()
+                .ok()
+                .filter(std::fs::Metadata::is_file)
+            else {
+                return Ok(None);
+            };
+            let number = path
+                .bytes()
+                .fold(0_u32, |sum, byte| sum.wrapping_mul(31) + u32::from(byte));
+            let object = ObjectId(u64::from(number) + 1);
+            let layout = match self.striped {
+                true => lies(size.len(), 16, 2),
+                false => Layout::Whole(Part::on(object, size.len(), ElementId(number % 3))),
+            };
+            Ok(Some(Made { object, layout }))
+        }
+
+        fn read_at(&self, path: &str, _: &Made, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            let bytes = std::fs::read(self.at(path))?;
+            let from = usize::try_from(offset).unwrap();
+            into.copy_from_slice(&bytes[from..from + into.len()]);
+            Ok(())
+        }
+
+        fn list(&self, path: &str) -> io::Result<Vec<String>> {
+            let names = std::fs::read_dir(self.at(path))?;
+            Ok(names
+                .flatten()
+                .map(|entry| entry.file_name().into_string().unwrap())
+                .collect())
+        }
+    }
+
+    /// The values that all components get, each where it belongs; how many there are.
+    fn put_together(
+        here: &Here,
+        components: &[Vec<MappedFile>],
+        into: &mut [Option<Vec<u8>>],
+    ) -> usize {
+        let mut put = 0;
+        for files in components {
+            let held: Held = serde_json::from_str(files[0].selection.values().unwrap()).unwrap();
+            assert_eq!(held.more as usize, files.len() - 1);
+            let stored: Vec<Vec<u8>> = files
+                .iter()
+                .map(|file| {
+                    let bytes = std::fs::read(here.root.join(&file.below)).unwrap();
+                    match file.selection.byte_ranges() {
+                        None => bytes,
+                        Some(ranges) => ranges
+                            .flat_map(|range| {
+                                bytes[usize::try_from(range.start).unwrap()
+                                    ..usize::try_from(range.end).unwrap()]
+                                    .to_vec()
+                            })
+                            .collect(),
+                    }
+                })
+                .collect();
+            let stored: Vec<&[u8]> = stored.iter().map(Vec::as_slice).collect();
+            let mut values = Vec::new();
+            held.decode_all(&stored, &mut values).unwrap();
+            let mut values = values.chunks(held.element as usize);
+            for piece in &held.pieces {
+                for number in 0..piece.shape.iter().product::<u64>() {
+                    let within = super::super::indices(number, &piece.shape);
+                    let place = piece
+                        .start
+                        .iter()
+                        .zip(&within)
+                        .zip(&held.shape)
+                        .fold(0, |place, ((start, index), size)| {
+                            place * size + start + index
+                        });
+                    let before = into[usize::try_from(place).unwrap()]
+                        .replace(values.next().unwrap().to_vec());
+                    assert!(before.is_none(), "{place} twice");
+                    put += 1;
+                }
+            }
+            assert!(values.next().is_none());
+        }
+        put
+    }
+
+    fn here(name: &str, striped: bool) -> Here {
+        Here {
+            root: fixtures().join(name),
+            striped,
+            denied: None,
+        }
+    }
+
+    /// Versions 2 and 3, shards, consolidated or not, whole files and striped ones: what zarr-python reads.
+    #[test]
+    fn what_components_get_of_a_folder_is_what_the_library_reads() {
+        let mut right = 0;
+        for name in ["two.zarr", "three.zarr", "consolidated.zarr"] {
+            let told = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
+            let told: Json = serde_json::from_slice(&told).unwrap();
+            for variable in told["variables"].as_array().unwrap() {
+                let Some(expected) = expected(variable) else {
+                    continue;
+                };
+                let mapper = format!("zarr:{}", variable["path"].as_str().unwrap());
+                for (striped, per_part) in
+                    [(false, true), (false, false), (true, true), (true, false)]
+                {
+                    let here = here(name, striped);
+                    let components = match map(&here, "/z", &mapper, per_part) {
+                        Ok(components) => components,
+                        Err(why) => {
+                            let known = ["can't be decoded here", "none of its chunks"];
+                            assert!(
+                                known.iter().any(|known| why.contains(known)),
+                                "{name} {why}"
+                            );
+                            continue;
+                        }
+                    };
+                    assert!(
+                        !per_part || striped || components.len() <= 3,
+                        "one for each element"
+                    );
+                    let held = components[0][0].selection.values().unwrap();
+                    let size = serde_json::from_str::<Held>(held).unwrap().element as usize;
+                    let mut found = vec![None; expected.len() / size];
+                    let put = put_together(&here, &components, &mut found);
+                    assert!(put > 0);
+                    for (found, expected) in found.iter().zip(expected.chunks(size)) {
+                        assert!(
+                            found.as_deref().is_none_or(|found| found == expected),
+                            "{name} {mapper}"
+                        );
+                    }
+                    right += 1;
+                }
+            }
+        }
+        assert!(right >= 40, "{right}");
+    }
+
+    #[test]
+    fn what_is_no_zarr_or_can_not_be_read_is_told_with_its_path() {
+        let told = |here: &Here, mapper: &str| map(here, "/z", mapper, true).unwrap_err();
+        let good = here("three.zarr", false);
+        assert!(told(&good, "netcdf:tas").contains("is a folder"));
+        assert!(told(&good, "zarr:rain").contains("no variable rain; there are"));
+        let none = Here {
+            root: fixtures().join("three.zarr/tas/c"),
+            ..here("", false)
+        };
+        assert!(told(&none, "zarr:tas").contains("is no Zarr"));
+        for denied in ["tas/zarr.json", "tas/c/0/1"] {
+            let here = Here {
+                denied: Some(denied),
+                ..here("three.zarr", false)
+            };
+            let why = told(&here, "zarr:tas");
+            assert!(
+                why.contains(&format!("/z/{denied}: may not be read")),
+                "{why}"
+            );
+        }
+    }
+
+    /// A folder with so many chunks of one byte: components have bounds whatever lies there.
+    #[test]
+    fn thousands_of_chunks_are_in_components_of_bounded_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        let array = serde_json::json!({
+            "zarr_format": 2, "shape": [2000], "chunks": [1], "dtype": "|u1", "compressor": null, "filters": null,
+            "fill_value": 0, "order": "C",
+        });
+        std::fs::write(at(".zarray"), array.to_string()).unwrap();
+        for chunk in (0..2000).filter(|chunk| chunk % 4 != 3) {
+            std::fs::write(
+                at(&chunk.to_string()),
+                [chunk.to_string().len().to_le_bytes()[0]],
+            )
+            .unwrap();
+        }
+        let here = Here {
+            root: folder.path().to_owned(),
+            ..here("", false)
+        };
+        let components = map(&here, "/z", "zarr:", true).unwrap();
+        assert!((6..20).contains(&components.len()), "{}", components.len());
+        assert!(components.iter().all(|files| files.len() <= FILES_MAX));
+        let mut found = vec![None; 2000];
+        assert_eq!(
+            put_together(&here, &components, &mut found),
+            1500,
+            "what is missing is in no piece"
+        );
+        std::fs::write(at("3"), b"").unwrap();
+        assert!(
+            map(&here, "/z", "zarr:", true)
+                .unwrap_err()
+                .contains("3 is empty")
+        );
+        std::fs::remove_file(at("3")).unwrap();
+        let huge = |shape: u64| {
+            let huge = array.to_string().replace("2000", &shape.to_string());
+            std::fs::write(at(".zarray"), huge).unwrap();
+            map(&here, "/z", "zarr:", false).unwrap_err()
+        };
+        assert!(huge(1 << 40).contains("more than 65536 chunks"));
+        assert!(huge(u64::MAX).contains("more than"));
+    }
+}

@@ -2,18 +2,20 @@
 """Means, a median and a histogram of one variable on one core, warm: `tidemill reduce --local` against CDO, NCO, xarray, h5py and zarr-python
 with numpy.
 
-  bench/reduce.py [--binary target/release/tidemill] [--mib 1024] [--rounds 5] [--quick] [--python PYTHON]
+  bench/reduce.py [--binary target/release/tidemill] [--mib 1024] [--rounds 5] [--cpu] [--quick] [--python PYTHON]
 
 PYTHON has netCDF4, xarray, h5py, zarr; peers that are not installed are left out. All read the same file from the page cache, one after
 the other in turn, on one core; medians of the whole command, and for the Python peers of the reduction alone, without imports.
 `stored.nc` is `three.nc` as an element has it, written in pieces of 1 MiB: netCDF4 writes pieces of 4 KiB, and the kernel copies such a
 file out of its page cache at half the speed. `read`, `inflate` and `unzstd` are what nobody can do without: one `read()` of the file after the other, and the
-decoding of all chunks, by the fastest decoder there is a Python package of. They find no value.
+decoding of all chunks, by the fastest decoder there is a Python package of. They find no value. With --cpu seconds are those of the core (user and
+system), where other work runs beside.
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -60,17 +62,23 @@ PEERS = {
 }
 
 
-def python_peer(python, name, path):
-    code = f"import time; path = {str(path)!r}\n{PEERS[name]}\nbegan = time.perf_counter(); value = run(); print(time.perf_counter() - began, value)"
+def python_peer(python, name, path, cpu):
+    clock = "time.process_time" if cpu else "time.perf_counter"
+    code = f"import time; path = {str(path)!r}\n{PEERS[name]}\nbegan = {clock}(); value = run(); print({clock}() - began, value)"
     said = subprocess.run(["taskset", "-c", "1", python, "-c", code], capture_output=True, text=True, check=True)
     seconds, value = said.stdout.split()
     return float(seconds), None if value == "None" else float(value)
 
 
-def command(words):
-    began = time.perf_counter()
+def clock(cpu):
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime if cpu else time.perf_counter()
+
+
+def command(words, cpu):
+    began = clock(cpu)
     said = subprocess.run(["taskset", "-c", "1", *words], capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - began
+    seconds = clock(cpu) - began
     return seconds, next((float(word) for word in said.stdout.split()[::-1] if word.replace(".", "").isdigit()), None)
 
 
@@ -80,6 +88,7 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--folder", help="where the files are kept, to use them again")
     args = parser.parse_args()
@@ -106,16 +115,16 @@ def main():
         ours, theirs = [], {}
         for _ in range(rounds):
             more = ["--bins", "200:350:100"] if operation == "histogram" else []
-            seconds, value = command([args.binary, "reduce", operation, f"{folder / name}:tas", "--local", *more])
+            seconds, value = command([args.binary, "reduce", operation, f"{folder / name}:tas", "--local", *more], args.cpu)
             ours.append(seconds)
             for peer, words in peers.items():
                 if words and not shutil.which(words[0]):
                     continue
-                found, said = command(map(str, words)) if words else python_peer(args.python, peer, folder / name)
+                found, said = command(map(str, words), args.cpu) if words else python_peer(args.python, peer, folder / name, args.cpu)
                 assert said is None or abs(said - value) < 1e-3 * abs(value), (name, peer, said, value)
                 theirs.setdefault(peer, []).append(found)
         bytes_of = mib * 2**20
-        line = {"operation": operation, "file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}
+        line = {"clock": "cpu" if args.cpu else "wall", "operation": operation, "file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}
         for peer, found in theirs.items():
             line |= {f"{peer}_s": round(statistics.median(found), 4), f"x_{peer}": round(statistics.median(found) / statistics.median(ours), 2)}
         print(json.dumps(line), flush=True)

@@ -7,6 +7,7 @@ mod content;
 mod image;
 mod law;
 mod picks;
+mod reduce;
 mod reshape;
 mod signal;
 mod statistics;

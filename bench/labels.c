@@ -2,6 +2,8 @@
  *
  *   labels MODE MOUNT COUNT SIZE FILES
  *   MODE: publish (seconds to publish all, and until all are stored), wait, read (microseconds of each, one a line),
+ *         seen (microseconds until each is stored though nobody waits; FILES is the intent), paced (a label every millisecond
+ *         to one file, nothing printed; FILES is the intent),
  *         memcpy (seconds to copy as much within memory), syscall (the same as publish, by open, write and close; one file is opened once)
  */
 #include <errno.h>
@@ -62,12 +64,29 @@ int main(int count, char **argument) {
         printf("%.9f\n", now() - begun);
         return 0;
     }
-    tidemill_app *app = tidemill_app_register("bench", mount, 256 << 20);
+    int seen = !strcmp(mode, "seen"), paced = !strcmp(mode, "paced");
+    unsigned intent = seen || paced ? (unsigned)files : TIDEMILL_INTENT_NONE;
+    tidemill_app *app = tidemill_app_register_for("bench", mount, 256 << 20, intent);
     if (!app) fail("register");
     check(tidemill_label_write(app, "tidemill:/warm", 0, data, 1, 0, NULL));
     if (tidemill_app_flush(app)) fail("flush");
     begun = now();
-    for (long n = 0; n < labels; n++) {
+    const struct timespec millisecond = {.tv_nsec = 1000000}, moment = {.tv_nsec = 50000};
+    for (long n = 0; seen && n < labels; n++) {
+        snprintf(path, sizeof path, "tidemill:/%ld", n);
+        double one = now();
+        tidemill_label *label = tidemill_label_write(app, path, 0, data, size, 0, NULL);
+        if (!label) fail(mode);
+        while (!tidemill_label_test(label)) nanosleep(&moment, NULL);
+        printf("%.3f\n", (now() - one) * 1e6);
+        tidemill_label_forget(label);
+    }
+    for (long n = 0; paced && n < labels; n++) {
+        check(tidemill_label_write(app, "tidemill:/paced", n * size, data, size, 0, NULL));
+        nanosleep(&millisecond, NULL);
+    }
+    if (paced && tidemill_app_flush(app)) fail("flush");
+    for (long n = 0; !seen && !paced && n < labels; n++) {
         snprintf(path, sizeof path, "tidemill:/%ld", n % files);
         if (!strcmp(mode, "publish")) {
             unsigned last = n == labels - 1 && size >= 1 << 20 ? TIDEMILL_LABEL_DURABLE : 0;

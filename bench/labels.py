@@ -6,7 +6,8 @@
 `publish`: labels of 1 KiB, kept whatever process is killed, against the copy of as many bytes within memory. `stored`: the
 same until all are in closed files, 10 000 files and one, against system calls through the same mount (open, pwrite, close; one file is opened once);
 `cpu_us` is the time of application and agent for a label. `wait`: one label and waiting for it. `large`: labels of 1 MiB as the
-application sees them, against memcpy; and until they are on the device, against `dd conv=fsync` into the file system below.
+application sees them, against memcpy; and until they are on the device, against `dd conv=fsync` into the file system below. `intent`: what each intent does to a label
+that nobody waits for (when it is stored), and to the agent, how often it wakes and computes for one label every millisecond.
 Prints JSON lines; medians over rounds.
 """
 import argparse
@@ -48,6 +49,14 @@ class Labels:
             return pid, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):
             return None, 0.0
+
+    def wakes(self):
+        """How often the agent's threads have begun to sleep."""
+        pid, count = self.agent()[0], 0
+        for thread in os.listdir(f"/proc/{pid}/task") if pid else []:
+            with open(f"/proc/{pid}/task/{thread}/status") as status:
+                count += sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
+        return count
 
     def run(self, mode, count, size, files, folder=None):
         before, times = self.agent(), os.times()
@@ -115,6 +124,16 @@ def large(labels, rounds):
     show(bench="large", what="on the device", mb_a_second=round(count * size / median(stored) / 1e6), ratio_to_dd=round(median(disk) / median(stored), 2))
 
 
+def intents(labels):
+    for number, name in enumerate(["none", "low latency", "bandwidth", "energy"]):
+        stored = sorted(labels.run("seen", 20, 1024, number)[0])
+        time.sleep(1.5)
+        wakes, begun = labels.wakes(), labels.agent()[1]
+        labels.run("paced", 3000, 1024, number)
+        show(bench="intent", intent=name, stored_p50_ms=round(stored[10] / 1000, 2), wakes_a_label=round((labels.wakes() - wakes) / 3000, 3),
+             agent_cpu_us_a_label=round((labels.agent()[1] - begun) / 3000 * 1e6, 1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -126,6 +145,7 @@ def main():
             one(labels, args.rounds)
             small(labels, args.rounds)
             large(labels, args.rounds)
+            intents(labels)
         finally:
             pid = labels.agent()[0]
             if pid:

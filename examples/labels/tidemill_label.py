@@ -12,7 +12,7 @@ The library is found by TIDEMILL_LABEL_LIBRARY, or as the system finds libraries
 import ctypes
 import os
 
-DURABLE, TRUNCATE, NOWAIT = 1, 2, 4
+DURABLE, TRUNCATE, NOWAIT, IF_DONE, IF_FAILED = 1, 2, 4, 8, 16
 
 _name = os.environ.get("TIDEMILL_LABEL_LIBRARY", "libtidemill_label.so")
 _library = ctypes.CDLL(_name, use_errno=True)
@@ -34,11 +34,33 @@ _append = _function("tidemill_label_append", _handle, _handle, _text, _bytes, _s
 _read = _function("tidemill_label_read", _handle, _handle, _text, _u64, _u64, _flags, _handle)
 _delete = _function("tidemill_label_delete", _handle, _handle, _text, _flags, _handle)
 _rename = _function("tidemill_label_rename", _handle, _handle, _text, _text, _flags, _handle)
+_analyse = _function("tidemill_label_analyse", _handle, _handle, ctypes.c_void_p, _size, _flags, _handle)
+_job = _function("tidemill_label_job", _handle, _handle, _text, _text, _size, _flags, _handle)
 _test = _function("tidemill_label_test", ctypes.c_int, _handle)
 _cancel = _function("tidemill_label_cancel", ctypes.c_int, _handle)
 _wait = _function("tidemill_label_wait", ctypes.c_int64, _handle, ctypes.c_void_p, _size)
+_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+_on_done = _function("tidemill_label_on_done", ctypes.c_int, _handle, _callback, ctypes.c_void_p)
 _forget = _function("tidemill_label_forget", None, _handle)
 _error = _function("tidemill_label_error", _text)
+
+
+class _Analysis(ctypes.Structure):
+    _list = ctypes.POINTER(_text)
+    _fields_ = [("kernel", _text), ("args", _list), ("inputs", _list), ("outputs", _list),
+                ("stdin", _text), ("stdout", _text), ("policy", _text)]
+
+
+# What may still be called, and what of it was.
+_called, _ended = set(), set()
+
+
+def _texts(texts):
+    return (_text * (len(texts) + 1))(*[text.encode() for text in texts], None)
+
+
+def _maybe(text):
+    return None if text is None else text.encode()
 
 
 def _failed():
@@ -70,6 +92,21 @@ class Label:
             raise _failed()
         return buffer.raw[:read] if buffer else b""
 
+    def on_done(self, callback):
+        """Has `callback` called, in another thread, with the bytes that were read, or with an OSError."""
+        handle, self.handle = self.handle, None
+
+        def called(_, data, size, error):
+            # Not before it has returned: see the next.
+            _ended.add(there)
+            callback(ctypes.string_at(data, size) if size >= 0 else OSError(error, _error().decode()))
+
+        _called.difference_update(_ended.copy())
+        there = _callback(called)
+        _called.add(there)
+        if _on_done(handle, there, None) < 0:
+            raise _failed()
+
     def __del__(self):
         if getattr(self, "handle", None):
             _forget(self.handle)
@@ -97,6 +134,18 @@ class App:
 
     def rename(self, path, to, flags=0, after=None):
         return Label(self, _rename(self.app, path.encode(), to.encode(), flags, after and after.handle))
+
+    def analyse(self, kernel, args=(), inputs=(), outputs=(), stdin=None, stdout=None, policy=None, result=0, flags=0,
+                after=None):
+        """Runs a kernel on files; waiting gives the first `result` bytes of the first output."""
+        lists = [_texts(texts) for texts in (args, inputs, outputs)]
+        analysis = _Analysis(kernel.encode(), *lists, *map(_maybe, (stdin, stdout, policy)))
+        said = ctypes.byref(analysis)
+        return Label(self, _analyse(self.app, said, result, flags, after and after.handle), result)
+
+    def job(self, script, result=None, size=0, flags=0, after=None):
+        """Runs the job of a script; waiting gives the first `size` bytes of the file `result`."""
+        return Label(self, _job(self.app, script.encode(), _maybe(result), size, flags, after and after.handle), size)
 
     def flush(self):
         """Waits until all that was published is stored."""

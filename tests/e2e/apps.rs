@@ -66,6 +66,18 @@ impl<'a> Labels<'a> {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Whether scripts of jobs were left.
+    fn has_scripts(&self) -> bool {
+        let mut left = std::fs::read_dir(&self.folder).unwrap();
+        left.any(|entry| {
+            entry
+                .unwrap()
+                .path()
+                .extension()
+                .is_some_and(|end| end == "job")
+        })
+    }
+
     fn kill_agent(&self) {
         let pid = self.known()["agent"]
             .as_i64()
@@ -247,4 +259,230 @@ except PermissionError as error: print(error)
         "{said}"
     );
     labels.wait_until_done();
+}
+
+/// On other hosts a file's errors come at its close: the label fails, or all its bytes are there.
+#[test]
+fn what_a_close_says_is_told_of_the_label() {
+    let options = Options {
+        elements: 1,
+        remote: true,
+        capacity: Some("40MB"),
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let labels = Labels::of(&array, 0);
+    labels.said_by(
+        "
+failed = 0
+for n in range(8):
+    try: app.write(f'tidemill:/{n}', 0, b'x' * 8000000).wait()
+    except OSError as error: failed += 1
+    else: assert os.stat(os.environ['TIDEMILL_MOUNT'] + f'/{n}').st_size == 8000000, n
+assert 0 < failed < 8, failed
+",
+    );
+}
+
+/// An analysis reads what was written before it and nothing later, and what reads its output waits for it. Each fails alone,
+/// and says why.
+#[test]
+fn analyses_take_their_place_among_labels() {
+    let Some(array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir w own && chmod 777 w && chmod 700 own");
+    let labels = Labels::of(&array, USER);
+    let said = labels.said_by(
+        "
+for n in range(5): app.append('tidemill:/w/in', b'%d\\n' % n)
+out, head = 'tidemill:/w/lines', 'tidemill:/w/head'
+lines = app.analyse('wc', ['-l', 'in'], inputs=['tidemill:/w/in'], outputs=[out], stdout=out, result=100)
+app.append('tidemill:/w/in', b'later\\n')
+seen = app.read(out, 0, 100)
+again = app.analyse('sh', ['-c', 'cat lines; cat in | wc -l'], inputs=[out, 'tidemill:/w/in'], outputs=[head], stdout=head, result=3)
+script = '''name = \"own\"; workdir = \"/w\"; tasks = ( { name = \"t\"; kernel = \"sh\"; args = [ \"-c\", \"cat head; exit 3\" ];
+  input = [ \"head\" ]; output = [ \"o\" ]; stdout = \"o\"; retries = 0; } ); # no line behind it'''
+own = app.job(script, after=again)
+assert lines.wait() == b'5 in\\n' == seen.wait()
+assert again.wait() == b'5 i'
+app.flush()
+assert open(os.environ['TIDEMILL_MOUNT'] + '/w/head').read() == '5 in\\n6\\n'
+# What can't be, in the order of what is asked for.
+label = lambda kernel, args=(), inputs=(), outputs=[out], **more: app.analyse(kernel, args, inputs, outputs, **more)
+for wrong in [own, label('nosuchkernel'), label('wc', ['-l', 'none'], ['tidemill:/w/none']), label('true', outputs=['tidemill:/own/x']),
+              label('a | '), app.job('none'), label('true', stdout='tidemill:/w/other'), label('cat', outputs=[out, out])]:
+    try: wrong.wait(); print('done')
+    except OSError as error: print(error)
+own_folder = App('folder', os.environ['TIDEMILL_MOUNT'] + '/w')
+try: own_folder.analyse('true', outputs=['tidemill:/x'])
+except OSError as error: print(error)
+for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y']), dict(result=1 << 40), dict(args=['x' * (17 << 20)])]:
+    try: label('true', **wrong); print('published')
+    except OSError as error: print(error)
+",
+    );
+    let said: Vec<_> = said.lines().filter(|line| !line.is_empty()).collect();
+    let expected = [
+        "[Errno 5] the analysis failed: job ",
+        "kernel \"nosuchkernel\" was not found",
+        "input \"/w/none\" does not exist",
+        "/own",
+        "script:",
+        "script:",
+        "other",
+        "lines",
+        "is not where an array is mounted",
+        "an analysis needs an output",
+        "is no address",
+        "is no address",
+        "at most 1073741824 bytes",
+        "script and result have at most 16777216 bytes",
+    ];
+    for expected in expected {
+        assert!(
+            said.iter().any(|line| line.contains(expected)),
+            "{expected}: {said:#?}"
+        );
+    }
+    assert!(
+        said.iter()
+            .all(|line| !["done", "published"].contains(line)),
+        "{said:#?}"
+    );
+    labels.wait_until_done();
+    assert!(!labels.has_scripts());
+}
+
+/// Whatever dies at whatever step, each job is there once, and its label says how it ended.
+#[test]
+fn an_analysis_is_one_job_whoever_is_killed_and_is_cancelled() {
+    let Some(mut array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir w && chmod 777 w");
+    let labels = Labels::of(&array, USER);
+    labels.said_by(
+        "
+import time
+def kill():
+    try: os.kill(int(open(os.environ['TIDEMILL_LABELS'] + '/agent.lock').read()), 9)
+    except (OSError, ValueError): pass
+for n in range(10):
+    out = f'tidemill:/w/{n}'
+    app.write('tidemill:/w/in', 0, b'%d' % n)
+    label = app.analyse('sh', ['-c', 'sleep 0.05; cat in'], ['tidemill:/w/in'], [out], stdout=out, result=9)
+    time.sleep(n * n * 0.001)
+    kill()
+    assert label.wait() == b'%d' % n
+",
+    );
+    let jobs = || {
+        array
+            .sh(&format!("cat .tidemill/{USER}/joblist"))
+            .lines()
+            .count()
+    };
+    assert_eq!(jobs(), 10);
+    let mut program = labels.python(
+        "
+wait = lambda n, s: app.analyse('sleep', [str(s)], outputs=[f'tidemill:/w/s{n}'], stdout=f'tidemill:/w/s{n}')
+long, other, short = wait(0, 60), wait(1, 60), wait(2, 2)
+free = app.write('tidemill:/w/free', 0, b'x')
+behind = app.write('tidemill:/w/s0', 0, b'behind')
+free.wait()
+print('begun', flush=True)
+assert short.wait() == b''
+assert not long.test() and not behind.test() and behind.cancel()
+assert long.cancel()
+for label in [long, other, behind]:
+    try: label.wait(); print('done')
+    except OSError as error: print(error.errno, flush=True)
+",
+    );
+    let mut out = program.stdout.take().unwrap();
+    assert_eq!(line(&mut out), "begun");
+    let folder = labels.folder.clone();
+    drop(labels);
+    array.kill_server();
+    array.start_server();
+    assert_eq!(line(&mut out), libc_canceled());
+    let labels = Labels {
+        array: &array,
+        folder,
+        user: USER,
+    };
+    // By somebody else.
+    let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
+    for job in list.lines().filter_map(|line| line.rsplit_once(' ')) {
+        array.run(&["cancel", job.1]);
+    }
+    assert_eq!(
+        (line(&mut out), line(&mut out)),
+        (libc_canceled(), libc_canceled())
+    );
+    assert!(program.wait().unwrap().success());
+    assert_eq!(list.lines().count(), 13, "{list}");
+    labels.wait_until_done();
+}
+
+/// A word makes a submission one job, however often and by however many at the same time, and only for its user.
+#[test]
+fn a_job_is_submitted_once_by_its_word() {
+    let Some(array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir w && chmod 777 w");
+    let script = |output: &str| {
+        format!(
+            "name = \"j\"; workdir = \"/w\"; once = \"word\"; \
+             tasks = ( {{ name = \"t\"; kernel = \"true\"; output = [ \"{output}\" ]; stdout = \"{output}\"; }} );"
+        )
+    };
+    let path = array.path("once.conf");
+    std::fs::write(&path, script("x")).unwrap();
+    let submit = || {
+        let mut command = array.tidemill();
+        let output = command.args(["--json", "submit"]).arg(&path).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let reply: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        reply["job"].as_u64().unwrap()
+    };
+    let jobs: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(submit)).collect();
+        let jobs = threads.into_iter().map(|thread| thread.join().unwrap());
+        jobs.collect()
+    });
+    assert_eq!(jobs, vec![jobs[0]; 4]);
+    array.done(jobs[0]);
+    // What it was to make is there, so that it would be refused; and it is not looked at.
+    assert_eq!(
+        (submit(), array.submit(&script("none/x"))),
+        (jobs[0], jobs[0])
+    );
+    array.sh(&format!("echo '{}' > w/theirs.conf", script("y")));
+    let labels = Labels::of(&array, USER);
+    labels.said_by(
+        "
+at = os.environ['TIDEMILL_MOUNT']
+say = lambda name, line: os.write(os.open(f'{at}/.tidemill/{os.getuid()}/{name}', os.O_WRONLY), line.encode() + b'\\n')
+for n in range(2): say('submit', f'{at}/w/theirs.conf')
+try: say('cancel', 'nothing'); assert False
+except OSError as error: assert error.errno == 22
+",
+    );
+    let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
+    assert_eq!(list.lines().count(), 1, "{list}");
+    // With the job goes its word.
+    assert!(array.run(&["jobs", "--delete", &jobs[0].to_string()]).ok);
+    array.sh("rm w/x");
+    assert_ne!(submit(), jobs[0]);
+}
+
+/// `ECANCELED`, as a program prints it.
+fn libc_canceled() -> String {
+    rustix::io::Errno::CANCELED.raw_os_error().to_string()
 }

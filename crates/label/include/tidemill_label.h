@@ -26,10 +26,20 @@ typedef struct tidemill_label tidemill_label;
 #define TIDEMILL_LABEL_TRUNCATE 2u
 /* Fails with EAGAIN where publishing would wait for room. */
 #define TIDEMILL_LABEL_NOWAIT 4u
+/* Only if the label that it is `after` is done, or if that has failed or was cancelled; else it is cancelled. */
+#define TIDEMILL_LABEL_IF_DONE 8u
+#define TIDEMILL_LABEL_IF_FAILED 16u
 
 /* Registers under a name. `mount`: NULL for the only array that is mounted here. `capacity`: bytes for labels that are
  * not done; 0 for 64 MiB. */
 tidemill_app *tidemill_app_register(const char *name, const char *mount, uint64_t capacity);
+/* The same, with what the application wants most: that others see soon what was written; that much is written; that little
+ * is woken. docs/labels.md says what each does. */
+#define TIDEMILL_INTENT_NONE 0u
+#define TIDEMILL_INTENT_LOW_LATENCY 1u
+#define TIDEMILL_INTENT_BANDWIDTH 2u
+#define TIDEMILL_INTENT_ENERGY 3u
+tidemill_app *tidemill_app_register_for(const char *name, const char *mount, uint64_t capacity, unsigned intent);
 /* Waits until all that was published is stored: 0, or -1. */
 int tidemill_app_flush(const tidemill_app *app);
 /* What was published is done all the same. */
@@ -46,15 +56,44 @@ tidemill_label *tidemill_label_delete(const tidemill_app *app, const char *path,
                                       const tidemill_label *after);
 tidemill_label *tidemill_label_rename(const tidemill_app *app, const char *path, const char *to, unsigned flags,
                                       const tidemill_label *after);
+/* Makes `to` what `path` is, with its mode less the umask. */
+tidemill_label *tidemill_label_copy(const tidemill_app *app, const char *path, const char *to, unsigned flags,
+                                    const tidemill_label *after);
+
+/* A kernel, or a stack of kernels ("a | b"), that is to run on files. Lists end with NULL and may be NULL, but for
+ * `outputs`. The kernel finds the files below the folder of its first output by their names from there, all others by their
+ * last name; `args` call them so. */
+typedef struct tidemill_analysis {
+    const char *kernel;
+    const char *const *args;
+    const char *const *inputs;
+    const char *const *outputs;
+    const char *standard_input;  /* NULL, or one of `inputs` */
+    const char *standard_output; /* NULL, or one of `outputs` */
+    const char *policy;          /* NULL: the array's */
+} tidemill_analysis;
+
+/* Runs it, when the writes before it are stored. Waiting gives the first `result` bytes of its first output. It fails with
+ * EINVAL if the array refuses it, and with EIO if it fails. */
+tidemill_label *tidemill_label_analyse(const tidemill_app *app, const tidemill_analysis *analysis, size_t result,
+                                       unsigned flags, const tidemill_label *after);
+/* The same with the job of a script. Waiting gives the first `size` bytes of the file `result`, if that is not NULL. */
+tidemill_label *tidemill_label_job(const tidemill_app *app, const char *script, const char *result, size_t size,
+                                   unsigned flags, const tidemill_label *after);
 tidemill_label *tidemill_label_fence(const tidemill_app *app);
 
 /* Whether it is stored, has failed, or was cancelled. */
 int tidemill_label_test(const tidemill_label *label);
-/* Whether it was taken back: what has been begun is done. */
+/* Whether it was taken back: what has been begun is done, but for a job, which is told to stop; waiting says whether it
+ * was (ECANCELED). */
 int tidemill_label_cancel(const tidemill_label *label);
 /* Waits until it is stored, and ends it. Gives the bytes that were read, of which at most `size` are copied into
  * `buffer`, or -1. */
 int64_t tidemill_label_wait(tidemill_label *label, void *buffer, size_t size);
+/* Ends it, and has `done` called when it is stored, has failed or was cancelled: on a thread of the application's own, with
+ * the bytes that were read and how many, or -1 and an errno (and tidemill_label_error()). 0, or -1. */
+int tidemill_label_on_done(tidemill_label *label, void (*done)(void *arg, const void *bytes, int64_t size, int error),
+                           void *arg);
 /* Ends it without waiting. */
 void tidemill_label_forget(tidemill_label *label);
 

@@ -8,6 +8,8 @@
 use crate::error::Error;
 use crate::execute::Files;
 use crate::folder::Folder;
+use crate::intent::Manner;
+use crate::jobs::Jobs;
 use crate::log::{Kind, Log, Record, Status};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,8 +20,6 @@ use std::time::{Duration, Instant};
 
 /// Most labels that are taken at once.
 const ROUND: usize = 8192;
-/// A file that was not written for that long is closed, so that all see it.
-const REST: Duration = Duration::from_millis(5);
 /// How often an agent that has nothing to do looks whether its applications are there.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long an agent without applications stays.
@@ -116,11 +116,15 @@ struct Keeper {
     log: Arc<Log>,
     tell: Tell,
     files: Files,
+    jobs: Jobs,
     /// What lies before is settled.
     at: u64,
     /// The last label that is settled.
     last: u64,
     written: Instant,
+    manner: Manner,
+    /// Since when labels are gathered.
+    gathers: Option<Instant>,
 }
 
 impl Keeper {
@@ -128,13 +132,17 @@ impl Keeper {
         let (root, system) = log.root();
         let files = Files::new(root, system, log.umask());
         let (at, last) = (log.freed(), log.stored());
+        let manner = log.intent().manner();
         Self {
             log: Arc::new(log),
             tell,
             files,
+            jobs: Jobs::default(),
             at,
             last,
             written: Instant::now(),
+            manner,
+            gathers: None,
         }
     }
 
@@ -153,28 +161,62 @@ impl Keeper {
     fn serve(&mut self) -> Result<(), Error> {
         loop {
             let bell = self.log.bell();
+            self.jobs.look();
+            let enough = self.at + self.manner.gather_bytes.min(self.log.capacity() / 4);
+            if let Some(left) = self.gathers_for(enough) {
+                self.log.gather(bell, enough, left);
+                continue;
+            }
             let round = self.take()?;
             if !round.is_empty() {
                 self.carry_out(&round);
                 self.written = Instant::now();
-                if self.log.wanted() > self.log.stored() && self.last >= self.log.wanted() {
+                let wanted = self.log.wanted();
+                if self.manner.rest.is_zero() || wanted > self.log.stored() && self.last >= wanted {
                     self.store();
                 }
                 self.log.told();
                 continue;
             }
-            let resting = self.written.elapsed() >= REST;
+            let resting = self.written.elapsed() >= self.manner.rest;
             let wanted = self.log.wanted() > self.log.stored();
             if self.last > self.log.stored() && (wanted || resting || self.files.is_empty()) {
                 self.store();
                 self.log.told();
             }
-            if self.files.is_empty() && self.log.is_left() && self.log.published() == self.at {
+            let idle = self.files.is_empty() && self.jobs.is_empty();
+            if idle && self.log.is_left() && self.log.published() == self.at {
                 return Ok(());
             }
-            let limit = if self.files.is_empty() { LOOK } else { REST };
+            let limit = if self.files.is_empty() {
+                LOOK
+            } else {
+                self.manner.rest.saturating_sub(self.written.elapsed())
+            };
             self.log.sleep(bell, limit);
         }
+    }
+
+    /// How long labels are to be gathered still, before they are carried out, unless they have come to `enough`.
+    fn gathers_for(&mut self, enough: u64) -> Option<Duration> {
+        let (log, manner) = (&self.log, self.manner);
+        let published = log.published();
+        let enough = published == self.at
+            || manner.gather.is_zero()
+            || published >= enough
+            || log.awaited() > self.last
+            || log.is_left();
+        if enough {
+            self.gathers = None;
+            return None;
+        }
+        let since = *self.gathers.get_or_insert_with(Instant::now);
+        let left = manner.gather.checked_sub(since.elapsed());
+        let left = left.filter(|left| !left.is_zero());
+        if left.is_none() {
+            self.gathers = None;
+        }
+        left
     }
 
     fn store(&mut self) {
@@ -188,13 +230,29 @@ impl Keeper {
         let head = self.log.published();
         while self.at < head && round.len() < ROUND {
             let record = self.log.record(self.at)?;
+            // It stays where it can be taken back; what is behind it keeps its place.
+            let over = record.kind == Kind::Filler || self.log.status(record.at).0.is_settled();
+            let due = match over {
+                true => Some(true),
+                false if self.jobs.hold_up(&self.log, &record) => None,
+                false => self.log.is_due(&record)?,
+            };
+            let Some(due) = due else { break };
             self.at += record.length;
             if record.kind == Kind::Filler {
                 continue;
             }
+            if !due {
+                self.log.turn(record.at, Status::Pending, Status::Cancelled);
+            }
             let fresh = self.log.turn(record.at, Status::Pending, Status::Running);
-            if fresh || self.log.status(record.at).0 == Status::Running {
+            let begun = [Status::Running, Status::Stopping];
+            if fresh || begun.contains(&self.log.status(record.at).0) {
                 round.push(record.begun_again(!fresh));
+                if record.is_job() {
+                    // What is behind it may have to wait for it.
+                    break;
+                }
             } else {
                 self.last = self.last.max(record.id);
             }
@@ -206,11 +264,16 @@ impl Keeper {
     fn carry_out(&mut self, round: &[Record]) {
         let mut rest = round;
         while let Some(first) = rest.first() {
-            let alone =
-                |record: &Record| matches!(record.kind, Kind::Delete | Kind::Move | Kind::Fence);
-            let together = |record: &&Record| !alone(record) && record.after < first.id;
+            let alone = |record: &Record| record.is_alone() || record.is_job();
+            let together = |record: &&Record| !alone(record) && record.is_free_from(first.at);
             let many = rest.iter().take_while(together).count();
-            if many == 0 {
+            if first.is_job() {
+                // It is to read what was written before.
+                self.files.close_all();
+                let root = self.files.root().clone();
+                self.jobs.start(&self.log, &root, first, self.tell);
+                rest = &rest[1..];
+            } else if many == 0 {
                 let log = self.log.clone();
                 let outcome = self.files.change_names(&log, first);
                 self.settle(first, outcome);

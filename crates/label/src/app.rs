@@ -1,8 +1,13 @@
 //! The application's side: labels are published by a copy into its log, and waited for.
 
+use crate::analysis::{Analysis, Paths, TEXT_MAX};
 use crate::error::Error;
 use crate::folder::{self, Folder};
-use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Record, Status};
+use crate::intent::Intent;
+use crate::jobs::CONTROL;
+use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Status};
+use crate::notices::{Callback, Notices};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +25,11 @@ const READ_MAX: u64 = 1 << 30;
 
 pub(crate) const DURABLE: u16 = 1;
 pub(crate) const CUT: u16 = 2;
+/// Only if the label that it is after is done, or has failed or was cancelled.
+pub(crate) const IF_DONE: u16 = 4;
+pub(crate) const IF_FAILED: u16 = 8;
+/// One label with what it is after, which is done before it.
+pub(crate) const PART: u16 = 16;
 
 /// How an application registers.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +40,8 @@ pub struct Settings {
     pub capacity: u64,
     /// Folder of the logs: `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
     pub folder: Option<PathBuf>,
+    /// What it wants most.
+    pub intent: Intent,
     /// Starts no agent: whoever registers looks after that.
     pub no_agent: bool,
 }
@@ -46,6 +58,18 @@ struct Inner {
     starts_agent: bool,
     label_max: u64,
     ring: Mutex<Ring>,
+    notices: Mutex<Notices>,
+}
+
+/// A label in the words of the log.
+struct Said<'a> {
+    /// What errors call it.
+    name: String,
+    paths: Vec<u8>,
+    bytes: Cow<'a, [u8]>,
+    offset: u64,
+    size: u64,
+    after: u64,
 }
 
 /// What the application remembers of its log.
@@ -64,6 +88,8 @@ struct Slot {
     id: u64,
     /// Nobody can ask for it any more.
     left: bool,
+    /// The last label that depends on what becomes of it; 0: none does.
+    asked_by: u64,
 }
 
 #[derive(Debug)]
@@ -84,8 +110,9 @@ pub struct Label<'a> {
     size: u64,
     bytes: &'a [u8],
     flags: u16,
-    after: u64,
+    after: Option<&'a Ticket>,
     patient: bool,
+    analysis: Option<&'a Analysis<'a>>,
 }
 
 impl<'a> Label<'a> {
@@ -98,8 +125,9 @@ impl<'a> Label<'a> {
             size: 0,
             bytes: &[],
             flags: 0,
-            after: 0,
+            after: None,
             patient: true,
+            analysis: None,
         }
     }
 
@@ -144,9 +172,40 @@ impl<'a> Label<'a> {
         }
     }
 
+    /// Makes a file what another is, in place of what has that name. Of what is no content only the mode is copied,
+    /// less the umask.
+    pub fn copy(path: &'a str, to: &'a str) -> Self {
+        Self {
+            other: to,
+            ..Self::new(Kind::Copy, path)
+        }
+    }
+
     /// Does nothing: it is done when all labels before it are.
     pub fn fence() -> Self {
         Self::new(Kind::Fence, "tidemill:/")
+    }
+
+    /// Runs a kernel on files, in the array: when the writes before it are stored.
+    pub fn analyse(analysis: &'a Analysis<'a>) -> Self {
+        Self {
+            analysis: Some(analysis),
+            ..Self::new(Kind::Analyse, "")
+        }
+    }
+
+    /// Runs the job of a script, in the array: when the writes before it are stored. What it reads and writes is not
+    /// known here: labels that are to wait for it say `after`.
+    pub fn job(script: &'a str) -> Self {
+        Self {
+            bytes: script.as_bytes(),
+            ..Self::new(Kind::Analyse, "")
+        }
+    }
+
+    /// Waiting for a job gives the first bytes of a file, at most so many.
+    pub fn result(self, path: &'a str, size: u64) -> Self {
+        Self { path, size, ..self }
     }
 
     /// Done only when it survives power loss.
@@ -162,9 +221,21 @@ impl<'a> Label<'a> {
     }
 
     /// Not before that one is done, whatever file that is of.
-    pub fn after(mut self, ticket: &Ticket) -> Self {
-        self.after = ticket.last();
+    pub fn after(mut self, ticket: &'a Ticket) -> Self {
+        self.after = Some(ticket);
         self
+    }
+
+    /// After that one, if it is done; it is cancelled if that one has failed or was cancelled.
+    pub fn if_done(mut self, ticket: &'a Ticket) -> Self {
+        self.flags = self.flags & !IF_FAILED | IF_DONE;
+        self.after(ticket)
+    }
+
+    /// After that one, if it has failed or was cancelled; it is cancelled if that one is done.
+    pub fn if_failed(mut self, ticket: &'a Ticket) -> Self {
+        self.flags = self.flags & !IF_DONE | IF_FAILED;
+        self.after(ticket)
     }
 
     /// Publishing fails with [`Error::Full`] where it would wait for room.
@@ -204,7 +275,12 @@ impl App {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let file = format!("{now:x}-{}-{number}.{}", std::process::id(), folder::LOG);
         let system = folder::system(&mount).map_err(at)?;
-        let log = Log::make(&folder.path().join(file), name, (&mount, system), capacity)?;
+        let log = Log::make(
+            &folder.path().join(file),
+            name,
+            (&mount, system),
+            (capacity, settings.intent),
+        )?;
         let inner = Inner {
             label_max: LABEL_MAX.min(log.capacity() / 4),
             log,
@@ -212,6 +288,7 @@ impl App {
             mount,
             starts_agent: !settings.no_agent,
             ring: Mutex::default(),
+            notices: Mutex::default(),
         };
         inner.find_agent()?;
         inner.folder.bell()?.ring();
@@ -227,62 +304,61 @@ impl App {
         if inner.log.pid() != std::process::id() {
             return Err(Error::Forked);
         }
-        let paths = inner.paths(label)?;
-        if label
-            .offset
-            .checked_add(label.size)
-            .is_none_or(|end| end > i64::MAX as u64)
-        {
-            let why = format!(
-                "{} bytes at {} end where no file can",
-                label.size, label.offset
-            );
-            return Err(Error::Invalid(why));
-        }
-        if label.kind == Kind::Read && label.size > READ_MAX {
-            let why = format!(
-                "one label reads at most {READ_MAX} bytes, not {}",
-                label.size
-            );
-            return Err(Error::Invalid(why));
-        }
+        let asked = inner.ask(label)?;
         let mut ticket = Ticket {
             inner: inner.clone(),
             kind: label.kind,
-            path: label.path.to_owned(),
+            path: asked.name,
             first: 0,
-            parts: 0,
+            rest: Vec::new(),
+            at: 0,
         };
+        let max = match label.kind {
+            Kind::Analyse => inner.log.capacity() / 4,
+            _ => inner.label_max,
+        };
+        if label.kind == Kind::Analyse && asked.size > max {
+            let why = format!(
+                "a job's script and result have at most {max} bytes, not {}",
+                asked.size
+            );
+            return Err(Error::Invalid(why));
+        }
         let mut done = 0;
         loop {
-            let size = (label.size - done).min(inner.label_max);
+            let size = (asked.size - done).min(max);
+            let (flags, after) = match done {
+                0 => (label.flags, asked.after),
+                _ => (label.flags & DURABLE | PART, ticket.at + 1),
+            };
             let part = Asked {
                 kind: label.kind,
-                flags: if done == 0 {
-                    label.flags
-                } else {
-                    label.flags & !CUT
-                },
+                flags,
+                status: Status::Pending,
                 id: 0,
-                after: label.after,
-                offset: label.offset + done,
+                after,
+                offset: asked.offset + done,
                 size,
-                paths: &paths,
+                paths: &asked.paths,
             };
             let range = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
             let bytes = if label.kind.carries() {
-                &label.bytes[range(done)..range(done + size)]
+                let end = asked.bytes.len().min(range(done + size));
+                &asked.bytes[range(done)..end]
             } else {
                 &[]
             };
             // What was begun is ended: half of a label is none.
-            let id = inner.append(part, bytes, label.patient || done > 0)?;
-            if ticket.parts == 0 {
+            let first = label.after.filter(|_| done == 0);
+            let (id, at) = inner.append(part, bytes, first, label.patient || done > 0)?;
+            if done == 0 {
                 ticket.first = id;
+            } else {
+                ticket.rest.push(id);
             }
-            ticket.parts += 1;
+            ticket.at = at;
             done += size;
-            if done >= label.size {
+            if done >= asked.size {
                 return Ok(ticket);
             }
         }
@@ -315,6 +391,31 @@ impl Inner {
     fn ring(&self) -> MutexGuard<'_, Ring> {
         // What panics here has changed nothing by halves.
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn notices(&self) -> MutexGuard<'_, Notices> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls whoever asked to be, until nobody is left who did.
+    fn tell(&self) {
+        loop {
+            let settled = self.log.settled();
+            let ended = self.notices().ended();
+            let Some(ended) = ended else { return };
+            let none = ended.is_empty();
+            for (ticket, callback) in ended {
+                let outcome = ticket.outcome();
+                // What panics there is none of ours, and others wait for their call.
+                let call = std::panic::AssertUnwindSafe(|| callback(outcome));
+                let _ = std::panic::catch_unwind(call);
+            }
+            if none {
+                self.log.wait_settled(settled, LOOK);
+                // An error is told to whoever waits or publishes.
+                let _ = self.find_agent();
+            }
+        }
     }
 
     fn find_agent(&self) -> Result<(), Error> {
@@ -350,20 +451,96 @@ impl Inner {
         }
     }
 
-    fn paths(&self, label: &Label<'_>) -> Result<Vec<u8>, Error> {
-        let mut paths = self.path(label.path)?.as_bytes().to_vec();
-        if label.kind == Kind::Move {
-            paths.push(0);
-            paths.extend_from_slice(self.path(label.other)?.as_bytes());
+    /// What a label says, in the words of the log.
+    fn ask<'a>(&self, label: &Label<'a>) -> Result<Said<'a>, Error> {
+        let invalid = |why: String| Err(Error::Invalid(why));
+        let end = label.offset.checked_add(label.size);
+        if end.is_none_or(|end| end > i64::MAX as u64) {
+            let (size, offset) = (label.size, label.offset);
+            return invalid(format!("{size} bytes at {offset} end where no file can"));
         }
-        if paths.len() > PATHS_MAX {
-            return Err(Error::Invalid(format!("{:?} is too long", label.path)));
+        if matches!(label.kind, Kind::Read | Kind::Analyse) && label.size > READ_MAX {
+            let size = label.size;
+            return invalid(format!(
+                "one label reads at most {READ_MAX} bytes, not {size}"
+            ));
         }
-        Ok(paths)
+        let after = match label.after {
+            Some(ticket) if !std::ptr::eq(&*ticket.inner, self) => {
+                return invalid("a label can be after labels of its own application only".into());
+            }
+            after => after.map_or(0, |ticket| ticket.at + 1),
+        };
+        let said = match label.kind {
+            Kind::Analyse => self.ask_job(label, after)?,
+            kind => {
+                let mut paths = self.path(label.path)?.as_bytes().to_vec();
+                if matches!(kind, Kind::Move | Kind::Copy) {
+                    let other = self.path(label.other)?.as_bytes();
+                    if kind == Kind::Copy && other == paths {
+                        return invalid(format!("{} can't be copied to itself", label.path));
+                    }
+                    paths.push(0);
+                    paths.extend_from_slice(other);
+                }
+                Said {
+                    name: label.path.to_owned(),
+                    paths,
+                    bytes: Cow::Borrowed(label.bytes),
+                    offset: label.offset,
+                    size: label.size,
+                    after,
+                }
+            }
+        };
+        if said.paths.len() > PATHS_MAX {
+            let max = PATHS_MAX;
+            return invalid(format!(
+                "{:?}: the paths of a label have at most {max} bytes",
+                said.name
+            ));
+        }
+        Ok(said)
     }
 
-    /// Appends a record when there is room; gives its id.
-    fn append(&self, part: Asked<'_>, bytes: &[u8], patient: bool) -> Result<u64, Error> {
+    fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
+        if !self.mount.join(CONTROL).is_dir() {
+            let mount = self.mount.display();
+            return Err(Error::Invalid(format!(
+                "{mount} is not where an array is mounted: register with that for labels that are jobs"
+            )));
+        }
+        let result = match label.path {
+            "" => "",
+            path => self.path(path)?,
+        };
+        let (paths, bytes) = match label.analysis {
+            Some(analysis) => {
+                let known = analysis.within(|address| self.path(address))?;
+                let script = known.script(&self.log.name())?;
+                (known.paths(result), Cow::Owned(script.into_bytes()))
+            }
+            None => (Paths::of_result(result), Cow::Borrowed(label.bytes)),
+        };
+        let offset = bytes.len() as u64;
+        Ok(Said {
+            name: label.analysis.map_or("a job", |it| it.kernel).to_owned(),
+            paths,
+            bytes,
+            offset,
+            size: offset + label.size.max(TEXT_MAX),
+            after,
+        })
+    }
+
+    /// Appends a record when there is room; gives its id, and where it is.
+    fn append(
+        &self,
+        part: Asked<'_>,
+        bytes: &[u8],
+        after: Option<&Ticket>,
+        patient: bool,
+    ) -> Result<(u64, u64), Error> {
         let length = log::length_of(part.paths.len(), part.size);
         loop {
             let settled = self.log.settled();
@@ -377,17 +554,18 @@ impl Inner {
                 if let Some(filled) = filled {
                     ring.last += 1;
                     let id = ring.last;
-                    let at = self.log.append(&Asked { id, ..part }, bytes, filled);
-                    let left = false;
+                    let part = ring.depend(Asked { id, ..part }, after);
+                    let at = self.log.append(&part, bytes, filled);
                     ring.slots.push_back(Slot {
                         at,
                         length,
                         id,
-                        left,
+                        left: false,
+                        asked_by: 0,
                     });
                     drop(ring);
                     self.log.ring();
-                    return Ok(id);
+                    return Ok((id, at));
                 }
             }
             if !patient || length > self.log.capacity() {
@@ -396,6 +574,8 @@ impl Inner {
                     capacity: self.log.capacity(),
                 });
             }
+            // What is gathered is carried out now.
+            self.log.wake();
             self.log.wait_settled(settled, LOOK);
             self.find_agent()?;
         }
@@ -413,7 +593,7 @@ impl Ring {
     fn collect(&mut self, log: &Log) {
         while let Some(slot) = self.slots.front().copied() {
             let (status, value) = log.status(slot.at);
-            if !status.is_settled() {
+            if !status.is_settled() || !self.is_settled(log, slot.asked_by) {
                 return;
             }
             if !slot.left {
@@ -422,6 +602,39 @@ impl Ring {
             }
             self.slots.pop_front();
             log.free(slot.at + slot.length);
+        }
+    }
+
+    /// Has what a label depends on kept until that label is settled; or, if that is known and gone, settles here what it
+    /// says of the label.
+    fn depend<'a>(&mut self, part: Asked<'a>, after: Option<&Ticket>) -> Asked<'a> {
+        let Some(after) = after.filter(|_| part.flags & (IF_DONE | IF_FAILED) != 0) else {
+            return part;
+        };
+        let outcome = |id| self.outcomes.get(&id).map(|outcome| outcome.status);
+        let done = after
+            .ids()
+            .all(|id| outcome(id).is_none_or(|status| status == Status::Done));
+        if done && self.slot(after.last()).is_some() {
+            for id in after.ids() {
+                if let Some(slot) = self.slot(id) {
+                    slot.asked_by = part.id;
+                }
+            }
+            return part;
+        }
+        let status = if done == (part.flags & IF_DONE != 0) {
+            Status::Pending
+        } else {
+            Status::Cancelled
+        };
+        let flags = part.flags & !(IF_DONE | IF_FAILED);
+        let after = 0;
+        Asked {
+            flags,
+            status,
+            after,
+            ..part
         }
     }
 
@@ -449,12 +662,20 @@ impl Ring {
 
 impl Outcome {
     fn of(log: &Log, at: u64, (status, value): (Status, u64)) -> Self {
-        let is_read = |record: &Record| record.kind == Kind::Read && status == Status::Done;
-        let record = log.record(at).ok().filter(is_read);
-        let bytes = record.map(|record| {
-            let size = usize::try_from(value).unwrap_or(usize::MAX);
-            let bytes = log.data(&record);
-            bytes[..size.min(bytes.len())].to_vec()
+        let record = log.record(at).ok();
+        let bytes = record.and_then(|record| {
+            let answer = || log.answered(&record);
+            match (record.kind, status) {
+                (Kind::Read | Kind::Analyse, Status::Done) => {
+                    let size = usize::try_from(value).unwrap_or(usize::MAX);
+                    Some(answer()[..size.min(answer().len())].to_vec())
+                }
+                // Why it failed, to the first zero.
+                (Kind::Analyse, Status::Failed) => {
+                    answer().split(|&byte| byte == 0).next().map(<[u8]>::to_vec)
+                }
+                _ => None,
+            }
         });
         Self {
             status,
@@ -470,17 +691,25 @@ pub struct Ticket {
     inner: Arc<Inner>,
     kind: Kind,
     path: String,
+    /// The labels in the log that it is; others may have been published between them.
     first: u64,
-    parts: u64,
+    rest: Vec<u64>,
+    /// Where the last of them is.
+    at: u64,
 }
 
 impl Ticket {
     fn last(&self) -> u64 {
-        self.first + self.parts - 1
+        self.rest.last().copied().unwrap_or(self.first)
     }
 
-    fn ids(&self) -> std::ops::Range<u64> {
-        self.first..self.first + self.parts
+    fn ids(&self) -> impl Iterator<Item = u64> {
+        [self.first].into_iter().chain(self.rest.iter().copied())
+    }
+
+    /// Whether only what becomes of it counts, and not that files are closed.
+    fn is_answer(&self) -> bool {
+        matches!(self.kind, Kind::Read | Kind::Analyse)
     }
 
     /// Whether it is stored; or has failed, or was cancelled.
@@ -489,7 +718,7 @@ impl Ticket {
         let log = &self.inner.log;
         let mut ring = self.inner.ring();
         let settled = self.ids().all(|id| ring.is_settled(log, id));
-        settled && (self.kind == Kind::Read || log.stored() >= self.last())
+        settled && (self.is_answer() || log.stored() >= self.last())
     }
 
     /// Waits until it is stored: what was written is in a closed file, where all see it. Gives the bytes that were read.
@@ -509,11 +738,19 @@ impl Ticket {
         self.wait_until(Some(Instant::now() + limit))
     }
 
-    fn wait_until(&self, end: Option<Instant>) -> Result<(), Error> {
+    /// Says that somebody waits for it.
+    fn ask_for(&self) {
         let log = &self.inner.log;
-        if self.kind != Kind::Read {
+        if self.is_answer() {
+            log.hurry(self.last());
+        } else {
             log.want(self.last());
         }
+    }
+
+    fn wait_until(&self, end: Option<Instant>) -> Result<(), Error> {
+        let log = &self.inner.log;
+        self.ask_for();
         loop {
             let settled = log.settled();
             if self.test() {
@@ -537,6 +774,12 @@ impl Ticket {
             let outcome = ring.take(&self.inner.log, id).ok_or(Error::Timeout)?;
             match outcome.status {
                 Status::Cancelled => return Err(Error::Cancelled),
+                Status::Failed if self.kind == Kind::Analyse => {
+                    return Err(Error::Analysis {
+                        errno: i32::try_from(outcome.value).unwrap_or(0),
+                        why: String::from_utf8_lossy(&outcome.bytes).into_owned(),
+                    });
+                }
                 Status::Failed => {
                     let errno = i32::try_from(outcome.value).unwrap_or(0);
                     return Err(Error::Failed {
@@ -552,7 +795,20 @@ impl Ticket {
         Ok(bytes)
     }
 
-    /// Takes it back. Whether it was: what has been begun is done.
+    /// Has somebody called when it is stored, has failed or was cancelled, with what [`Self::wait`] would give. That is on
+    /// a thread of the application's own, one after the other: what takes long keeps others waiting. Who is forked hears nothing.
+    pub fn on_done(self, callback: impl FnOnce(Result<Vec<u8>, Error>) + Send + 'static) {
+        self.ask_for();
+        let inner = self.inner.clone();
+        let callback: Callback = Box::new(callback);
+        if inner.notices().add(self, callback) {
+            let told = inner.clone();
+            std::thread::spawn(move || told.tell());
+        }
+    }
+
+    /// Takes it back. Whether it was: what has been begun is done, but for a job, which is told to stop: waiting for it
+    /// says whether it was.
     #[must_use]
     pub fn cancel(&self) -> bool {
         let log = &self.inner.log;
@@ -560,10 +816,14 @@ impl Ticket {
         let mut all = true;
         for id in self.ids() {
             let at = ring.slot(id).map(|slot| slot.at);
-            all &= at.is_some_and(|at| log.turn(at, Status::Pending, Status::Cancelled));
+            all &= at.is_some_and(|at| {
+                let (begun, stop) = (Status::Running, Status::Stopping);
+                log.turn(at, Status::Pending, Status::Cancelled)
+                    || self.kind == Kind::Analyse && log.turn(at, begun, stop)
+            });
         }
         drop(ring);
-        log.ring();
+        log.wake();
         all
     }
 }
@@ -595,8 +855,8 @@ pub fn wait_any(tickets: &[Ticket]) -> Result<usize, Error> {
         return Err(Error::Invalid(why.into()));
     }
     // Whichever is first: none is held up by what is asked of another.
-    for ticket in tickets.iter().filter(|ticket| ticket.kind != Kind::Read) {
-        inner.log.want(ticket.last());
+    for ticket in tickets {
+        ticket.ask_for();
     }
     loop {
         let settled = inner.log.settled();
@@ -622,7 +882,9 @@ impl Kind {
             Self::Read => "can't read",
             Self::Delete => "can't remove",
             Self::Move => "can't rename",
+            Self::Copy => "can't copy",
             Self::Fence | Self::Filler => "can't wait at",
+            Self::Analyse => "can't analyse by",
         }
     }
 }

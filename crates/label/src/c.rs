@@ -2,8 +2,10 @@
 //!
 //! Handles are boxes that C owns: what makes one gives it, what ends one takes it. Errors are `errno` and a text of the thread.
 
+use crate::analysis::Analysis;
 use crate::app::{App, Label, Settings, Ticket};
 use crate::error::Error;
+use crate::intent::Intent;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -12,6 +14,8 @@ use std::ptr;
 const DURABLE: c_uint = 1;
 const TRUNCATE: c_uint = 2;
 const NOWAIT: c_uint = 4;
+const IF_DONE: c_uint = 8;
+const IF_FAILED: c_uint = 16;
 
 thread_local! {
     static SAID: RefCell<CString> = RefCell::default();
@@ -69,6 +73,21 @@ pub unsafe extern "C" fn tidemill_app_register(
     capacity: u64,
 ) -> *mut App {
     // SAFETY: as the caller promises.
+    unsafe { tidemill_app_register_for(name, mount, capacity, Intent::None as c_uint) }
+}
+
+/// As [`tidemill_app_register`], with what the application wants most.
+///
+/// # Safety
+/// Texts are null or end with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_app_register_for(
+    name: *const c_char,
+    mount: *const c_char,
+    capacity: u64,
+    intent: c_uint,
+) -> *mut App {
+    // SAFETY: as the caller promises.
     let (name, mount) = unsafe {
         (
             text(name, "name"),
@@ -76,9 +95,11 @@ pub unsafe extern "C" fn tidemill_app_register(
         )
     };
     handle((|| {
+        let unknown = || Error::Invalid(format!("{intent} is no intent"));
         let settings = Settings {
             mount: mount.transpose()?.map(PathBuf::from),
             capacity,
+            intent: Intent::of(intent).ok_or_else(unknown)?,
             ..Settings::default()
         };
         App::register(name?, &settings)
@@ -112,7 +133,7 @@ unsafe fn publish(
     handle((|| {
         let app = app.ok_or_else(|| Error::Invalid("app is NULL".into()))?;
         let mut label = label?;
-        if flags & !(DURABLE | TRUNCATE | NOWAIT) != 0 {
+        if flags & !(DURABLE | TRUNCATE | NOWAIT | IF_DONE | IF_FAILED) != 0 {
             return Err(Error::Invalid(format!("{flags:#x} are no flags of labels")));
         }
         if flags & DURABLE != 0 {
@@ -124,9 +145,17 @@ unsafe fn publish(
         if flags & NOWAIT != 0 {
             label = label.impatient();
         }
-        if let Some(after) = after {
-            label = label.after(after);
-        }
+        let condition = flags & (IF_DONE | IF_FAILED);
+        label = match (after, condition) {
+            (None, 0) => label,
+            (Some(after), 0) => label.after(after),
+            (Some(after), IF_DONE) => label.if_done(after),
+            (Some(after), IF_FAILED) => label.if_failed(after),
+            _ => {
+                let why = "IF_DONE, or IF_FAILED, needs a label that it is after";
+                return Err(Error::Invalid(why.into()));
+            }
+        };
         app.publish(&label)
     })())
 }
@@ -241,6 +270,125 @@ pub unsafe extern "C" fn tidemill_label_rename(
     }
 }
 
+/// [`Label::copy`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_copy(
+    app: *const App,
+    path: *const c_char,
+    to: *const c_char,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(path, "path").and_then(|path| Ok(Label::copy(path, text(to, "to")?)));
+        publish(app, label, flags, after)
+    }
+}
+
+/// What `tidemill_analysis` is in C: texts, and lists of texts that end with a null.
+#[derive(Debug)]
+#[repr(C)]
+pub struct CAnalysis {
+    kernel: *const c_char,
+    args: *const *const c_char,
+    inputs: *const *const c_char,
+    outputs: *const *const c_char,
+    stdin: *const c_char,
+    stdout: *const c_char,
+    policy: *const c_char,
+}
+
+/// A list of texts.
+///
+/// # Safety
+/// `all` is null, or texts and then a null, there for as long as what this gives.
+unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
+    let mut texts = Vec::new();
+    let mut at = all;
+    // SAFETY: as the caller promises.
+    while !at.is_null() && unsafe { !(*at).is_null() } {
+        // SAFETY: as the caller promises.
+        unsafe {
+            texts.push(text(*at, "a text of the analysis")?);
+            at = at.add(1);
+        }
+    }
+    Ok(texts)
+}
+
+/// [`Label::analyse`], and [`Label::result`] of its first output.
+///
+/// # Safety
+/// As for [`tidemill_label_write`]; `analysis` is null, or what the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_analyse(
+    app: *const App,
+    analysis: *const CAnalysis,
+    result: usize,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    let said = unsafe { analysis.as_ref() }.map(|said| unsafe {
+        let some = |one: *const c_char| (!one.is_null()).then(|| text(one, "a file")).transpose();
+        Ok((
+            (text(said.kernel, "kernel")?, some(said.policy)?),
+            (texts(said.args)?, texts(said.inputs)?, texts(said.outputs)?),
+            (some(said.stdin)?, some(said.stdout)?),
+        ))
+    });
+    let none = || Err(Error::Invalid("analysis is NULL".into()));
+    let ((kernel, policy), (args, inputs, outputs), (stdin, stdout)) =
+        match said.unwrap_or_else(none) {
+            Ok(said) => said,
+            Err(error) => return handle(Err(error)),
+        };
+    let analysis = Analysis {
+        kernel,
+        args: &args,
+        inputs: &inputs,
+        outputs: &outputs,
+        stdin,
+        stdout,
+        policy,
+    };
+    let label = Label::analyse(&analysis);
+    let label = match outputs.first() {
+        Some(output) if result > 0 => label.result(output, result as u64),
+        _ => label,
+    };
+    // SAFETY: as the caller promises.
+    unsafe { publish(app, Ok(label), flags, after) }
+}
+
+/// [`Label::job`], and [`Label::result`] if `result` is not null.
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_job(
+    app: *const App,
+    script: *const c_char,
+    result: *const c_char,
+    size: usize,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(script, "script").map(Label::job);
+        let label = match result.is_null() {
+            true => label,
+            false => label.and_then(|label| Ok(label.result(text(result, "result")?, size as u64))),
+        };
+        publish(app, label, flags, after)
+    }
+}
+
 /// [`Label::fence`].
 ///
 /// # Safety
@@ -303,6 +451,51 @@ pub unsafe extern "C" fn tidemill_label_wait(
             -1
         }
     }
+}
+
+/// What [`tidemill_label_on_done`] calls: with `arg`, the bytes that were read and how many, or -1 and the errno.
+type CCallback = unsafe extern "C" fn(*mut c_void, *const c_void, i64, c_int);
+
+/// What a callback of C is called with; whoever gave it answers for its use in another thread.
+struct Arg(*mut c_void);
+
+// SAFETY: it is handed on and not looked at.
+unsafe impl Send for Arg {}
+
+/// [`Ticket::on_done`], which ends the label.
+///
+/// # Safety
+/// `label` was not ended; `done` may be called in another thread with `arg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_on_done(
+    label: *mut Ticket,
+    done: Option<CCallback>,
+    arg: *mut c_void,
+) -> c_int {
+    let (false, Some(done)) = (label.is_null(), done) else {
+        say(&Error::Invalid("label or done is NULL".into()));
+        return -1;
+    };
+    // SAFETY: as the caller promises.
+    let label = *unsafe { Box::from_raw(label) };
+    let arg = Arg(arg);
+    label.on_done(move |outcome| {
+        let Arg(arg) = { arg };
+        let (bytes, size, errno) = match &outcome {
+            Ok(bytes) => (
+                bytes.as_ptr(),
+                i64::try_from(bytes.len()).unwrap_or(i64::MAX),
+                0,
+            ),
+            Err(error) => {
+                say(error);
+                (ptr::null(), -1, error.errno())
+            }
+        };
+        // SAFETY: as the caller promises; the bytes are there until it returns.
+        unsafe { done(arg, bytes.cast(), size, errno) };
+    });
+    0
 }
 
 /// Ends a label without waiting for it; it is done all the same.

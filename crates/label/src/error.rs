@@ -15,6 +15,14 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// The job of the label was refused, or failed.
+    #[error("the analysis failed: {why}")]
+    Analysis {
+        /// What a system call would say: `EINVAL` if the array refused it, `EIO` if it failed.
+        errno: i32,
+        /// What the array said.
+        why: String,
+    },
     /// It was cancelled before it was begun.
     #[error("the label was cancelled")]
     Cancelled,
@@ -85,6 +93,7 @@ impl Error {
             Self::Failed { source, .. } | Self::Log { source, .. } => {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
+            Self::Analysis { errno, .. } => return *errno,
             Self::Cancelled => Errno::CANCELED,
             Self::Invalid(_) => Errno::INVAL,
             Self::Full { .. } => Errno::AGAIN,

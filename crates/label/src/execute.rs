@@ -2,19 +2,18 @@
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use crate::root::{Root, patiently};
+use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Error, IoSlice, Result};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 /// Most files that are kept open for an application between its labels.
 const OPEN_MAX: usize = 256;
@@ -22,24 +21,14 @@ const OPEN_MAX: usize = 256;
 const PIECES_MAX: usize = 1024;
 /// Most bytes of one write, but for its last piece.
 const RUN_MAX: u64 = 16 << 20;
-/// How long a label is tried while server, element or mount are away.
-const PATIENCE: Duration = Duration::from_secs(600);
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+unsafe extern "C" {
+    fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
+}
 
 /// The files of an application.
 pub(crate) struct Files {
     root: Arc<Root>,
     open: HashMap<PathBuf, Open>,
-}
-
-/// The folder that paths are below.
-struct Root {
-    path: PathBuf,
-    system: u64,
-    umask: u32,
-    /// The device of the mount that was last seen to be of `system`: asked once for each mount.
-    known: AtomicU64,
 }
 
 /// A file that is being written.
@@ -55,77 +44,20 @@ pub(crate) struct Work {
     path: PathBuf,
     open: Option<Open>,
     records: Vec<Record>,
-}
-
-/// Tries again what may only be away: what was given away has nobody else who could.
-fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
-    let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
-    loop {
-        let outcome = operation();
-        let away = outcome.as_ref().err().is_some_and(is_away);
-        if !away || begun.elapsed() > PATIENCE {
-            return outcome;
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
-}
-
-/// Whether an error says that a server, an element or the mount is not there now.
-fn is_away(error: &Error) -> bool {
-    let away = [
-        Errno::COMM,
-        Errno::HOSTUNREACH,
-        Errno::TIMEDOUT,
-        Errno::NOTCONN,
-        Errno::CONNABORTED,
-        Errno::TXTBSY,
-        Errno::BUSY,
-    ];
-    let code = error.raw_os_error();
-    away.iter().any(|errno| Some(errno.raw_os_error()) == code)
-}
-
-impl Root {
-    /// The folder itself: never the one below a mount that is gone.
-    fn open(&self) -> Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = openat(CWD, &self.path, flags, Mode::empty())?;
-        let device = rustix::fs::fstat(&root)?.st_dev;
-        if self.known.load(Relaxed) != device {
-            let system = rustix::fs::fstatfs(&root)?.f_type as u64 & 0xffff_ffff;
-            if system != self.system {
-                return Err(Errno::NOTCONN.into());
-            }
-            self.known.store(device, Relaxed);
-        }
-        Ok(root)
-    }
-
-    fn open_file(&self, path: &Path, flags: OFlags) -> Result<File> {
-        let root = self.open()?;
-        let mode = Mode::from_raw_mode(0o666 & !self.umask);
-        Ok(File::from(openat(
-            root.as_fd(),
-            path,
-            flags | OFlags::CLOEXEC,
-            mode,
-        )?))
-    }
+    /// Whether some of them read.
+    reads: bool,
 }
 
 impl Files {
     pub(crate) fn new(root: &Path, system: u64, umask: u32) -> Self {
-        let root = Root {
-            path: root.to_owned(),
-            system,
-            umask,
-            known: AtomicU64::new(u64::MAX),
-        };
         Self {
-            root: Arc::new(root),
+            root: Arc::new(Root::new(root, system, umask)),
             open: HashMap::new(),
         }
+    }
+
+    pub(crate) fn root(&self) -> &Arc<Root> {
+        &self.root
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -144,6 +76,7 @@ impl Files {
             root: self.root.clone(),
             open: self.open.remove(&path),
             path,
+            reads: records.iter().any(|record| record.kind == Kind::Read),
             records,
         }
     }
@@ -173,6 +106,9 @@ impl Files {
         self.open.remove(from);
         self.open.remove(to);
         let root = self.root.clone();
+        if record.kind == Kind::Copy {
+            return patiently(|| copy(&root, from, to, record.flags & DURABLE != 0));
+        }
         patiently(|| {
             let root = root.open()?;
             let changed = match record.kind {
@@ -186,6 +122,27 @@ impl Files {
             }
         })
     }
+}
+
+/// Copies a file, from its begin: who has begun that and was killed has left a part of it.
+fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
+    let mut from = root.open_file(from, OFlags::RDONLY)?;
+    let is = from.metadata()?;
+    if !is.is_file() {
+        return Err(Errno::INVAL.into());
+    }
+    // By another name it may be the same.
+    let there = statat(root.open()?, to, AtFlags::empty());
+    if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (is.dev(), is.ino())) {
+        return Err(Errno::INVAL.into());
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+    let mut to = root.open_file_as(to, flags, is.mode() & 0o777)?;
+    let copied = std::io::copy(&mut from, &mut to)?;
+    if durable {
+        to.sync_data()?;
+    }
+    Ok(copied)
 }
 
 /// How many of the first labels are one write.
@@ -256,9 +213,10 @@ impl Work {
                     done += write_some(&open.file, log, run, done)?;
                 }
                 if durable {
-                    open.file.sync_data()?;
+                    open.file.sync_data()
+                } else {
+                    hear(&open.file)
                 }
-                Ok(())
             });
             if tried.is_err() {
                 // It may be that of a mount that is gone.
@@ -302,7 +260,7 @@ impl Work {
             if durable {
                 open.file.sync_data()
             } else {
-                Ok(())
+                hear(&open.file)
             }
         })?;
         Ok(Some(record.size))
@@ -326,12 +284,19 @@ impl Work {
                 };
                 let none = if *cut { OFlags::TRUNC } else { OFlags::empty() };
                 let flags = OFlags::CREATE | end | none;
-                let (file, readable) = match self.root.open_file(&self.path, OFlags::RDWR | flags) {
-                    Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => (
+                // A mount hears of each close of what is open for both.
+                let both = self
+                    .reads
+                    .then(|| self.root.open_file(&self.path, OFlags::RDWR | flags));
+                let (file, readable) = match both {
+                    Some(Err(error)) if error.kind() != std::io::ErrorKind::PermissionDenied => {
+                        return Err(error);
+                    }
+                    Some(Ok(file)) => (file, true),
+                    _ => (
                         self.root.open_file(&self.path, OFlags::WRONLY | flags)?,
                         false,
                     ),
-                    opened => (opened?, true),
                 };
                 *cut = false;
                 Open {
@@ -365,8 +330,25 @@ impl Work {
     }
 }
 
+/// What a close would say: of a file on another host errors come with that, and a label that was told to be done can't
+/// fail any more.
+fn hear(file: &File) -> Result<()> {
+    loop {
+        let twin = file.try_clone()?.into_raw_fd();
+        // SAFETY: it is this function's, and nobody has it afterwards.
+        let closed = unsafe { close(twin) };
+        let error = Error::last_os_error();
+        if closed == 0 {
+            return Ok(());
+        }
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
 /// Reads to the end of the buffer, or of the file.
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize> {
+pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize> {
     let mut read = 0;
     while read < into.len() {
         match file.read_at(&mut into[read..], offset + read as u64) {

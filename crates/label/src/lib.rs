@@ -17,14 +17,21 @@
 //! ```
 
 pub mod agent;
+mod analysis;
 mod app;
 pub mod apps;
 pub mod c;
 mod error;
 mod execute;
 mod folder;
+mod intent;
+mod jobs;
 mod log;
+mod notices;
+mod root;
 
+pub use analysis::Analysis;
 pub use app::{App, Label, Settings, Ticket, wait_all, wait_any};
 pub use error::Error;
 pub use folder::mounts;
+pub use intent::Intent;

@@ -5,7 +5,9 @@
 //! published; the agent settles them by their status; the application moves `tail` over what is settled and not asked for
 //! any more. No record goes over the end of the ring: what is left there is a record that says nothing.
 
+use crate::app::{IF_DONE, IF_FAILED, PART};
 use crate::error::Error;
+use crate::intent::Intent;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -16,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl1");
+const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl2");
 const RECORD: u32 = u32::from_le_bytes(*b"labl");
 /// Bytes before the ring.
 pub(crate) const HEADER: u64 = 4096;
@@ -30,8 +32,12 @@ pub(crate) const CAPACITY_MAX: u64 = 1 << 36;
 /// Longest paths of a label together, in bytes.
 pub(crate) const PATHS_MAX: usize = 8 << 10;
 
+/// How the agent sleeps: until something is published, or while it gathers.
+const ASLEEP: u32 = 1;
+const GATHERING: u32 = 2;
+
 /// What a record says has become of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Status {
     Pending,
@@ -39,6 +45,8 @@ pub(crate) enum Status {
     Done,
     Failed,
     Cancelled,
+    /// As running, but somebody has taken it back: what can be stopped is.
+    Stopping,
 }
 
 impl Status {
@@ -48,12 +56,13 @@ impl Status {
             1 => Self::Running,
             2 => Self::Done,
             4 => Self::Cancelled,
+            5 => Self::Stopping,
             _ => Self::Failed,
         }
     }
 
     pub(crate) fn is_settled(self) -> bool {
-        self >= Self::Done
+        matches!(self, Self::Done | Self::Failed | Self::Cancelled)
     }
 }
 
@@ -70,6 +79,10 @@ pub(crate) enum Kind {
     Move,
     /// Nothing but its place in the order.
     Fence,
+    /// A job of the array: `offset` bytes of its script, then room for what is told of it. Its paths are those of
+    /// [`Paths`].
+    Analyse,
+    Copy,
 }
 
 impl Kind {
@@ -82,6 +95,8 @@ impl Kind {
             Self::Delete,
             Self::Move,
             Self::Fence,
+            Self::Analyse,
+            Self::Copy,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == number)
@@ -89,7 +104,7 @@ impl Kind {
 
     /// Whether the bytes behind the paths are given to the agent with the record.
     pub(crate) fn carries(self) -> bool {
-        matches!(self, Self::Write | Self::Append)
+        matches!(self, Self::Write | Self::Append | Self::Analyse)
     }
 }
 
@@ -121,6 +136,12 @@ struct Head {
     system: AtomicU64,
     name_length: AtomicU64,
     root_length: AtomicU64,
+    /// What the application wants most.
+    intent: AtomicU32,
+    /// Somebody waits for labels up to this id to be done.
+    hurried: AtomicU64,
+    /// Where the agent that gathers is to be woken.
+    enough: AtomicU64,
 }
 
 #[repr(C)]
@@ -167,8 +188,9 @@ impl Drop for Map {
 pub(crate) struct Asked<'a> {
     pub(crate) kind: Kind,
     pub(crate) flags: u16,
+    pub(crate) status: Status,
     pub(crate) id: u64,
-    /// Not before this label is settled; 0: none.
+    /// Not before the label is settled that ends with the record at this place but one; 0: none.
     pub(crate) after: u64,
     pub(crate) offset: u64,
     /// Bytes to write, or to read.
@@ -197,6 +219,38 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) fn begun_again(self, again: bool) -> Self {
         Self { again, ..self }
+    }
+
+    /// Whether all before it is done before it, and all behind it after it.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Delete | Kind::Move | Kind::Copy | Kind::Fence
+        )
+    }
+
+    /// Whether the array does it, and not the agent.
+    pub(crate) fn is_job(&self) -> bool {
+        self.kind == Kind::Analyse
+    }
+
+    /// Whether it may be done at the same time as others from this place on.
+    pub(crate) fn is_free_from(&self, at: u64) -> bool {
+        self.flags & PART != 0 || self.after <= at
+    }
+
+    /// What others say who are to be done after it.
+    pub(crate) fn as_after(&self) -> u64 {
+        self.at + 1
+    }
+
+    /// How many bytes came with it.
+    fn given(&self) -> usize {
+        let given = match self.kind {
+            Kind::Analyse => self.offset,
+            _ => self.size,
+        };
+        usize::try_from(given).unwrap_or(usize::MAX)
     }
 }
 
@@ -236,7 +290,7 @@ impl Log {
         path: &Path,
         name: &str,
         (root, system): (&Path, u64),
-        capacity: u64,
+        (capacity, intent): (u64, Intent),
     ) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
@@ -264,6 +318,7 @@ impl Log {
             .map_err(|errno| at(errno.into()))
             .and_then(|()| Self::map(file, path, HEADER + capacity));
         let log = log.and_then(|log| {
+            log.head().intent.store(intent as u32, Ordering::Relaxed);
             log.begin(name, (root, system), capacity);
             std::fs::rename(&begun, path).map_err(at)?;
             Ok(log)
@@ -397,6 +452,10 @@ impl Log {
         (root, head.system.load(Ordering::Relaxed))
     }
 
+    pub(crate) fn intent(&self) -> Intent {
+        Intent::of(self.head().intent.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
     /// Whether it was made since the machine was started.
     pub(crate) fn is_of_this_boot(&self) -> bool {
         let made = &self.head().boot;
@@ -487,7 +546,7 @@ impl Log {
             size: asked.size,
             #[expect(clippy::cast_possible_truncation, reason = "at most PATHS_MAX")]
             paths: asked.paths.len() as u32,
-            status: AtomicU32::new(0),
+            status: AtomicU32::new(asked.status as u32),
             value: AtomicU64::new(0),
         };
         // SAFETY: aligned, within the ring, and free.
@@ -513,6 +572,8 @@ impl Log {
                 && fits
                 && (head.kind == Kind::Filler as u16
                     || paths <= PATHS_MAX && head.size <= self.capacity && needed() == head.length)
+                && head.after <= at
+                && (head.kind != Kind::Analyse as u16 || head.offset <= head.size)
         });
         let kind = kind.ok_or_else(|| Error::damaged(&self.path, "a record is not one"))?;
         Ok(Record {
@@ -529,6 +590,29 @@ impl Log {
         })
     }
 
+    /// Whether a record is to be carried out, by what has become of the one that it is after; `None`: that is not known
+    /// yet.
+    pub(crate) fn is_due(&self, record: &Record) -> Result<Option<bool>, Error> {
+        let wanted = record.flags & (IF_DONE | IF_FAILED);
+        if wanted == 0 {
+            return Ok(Some(true));
+        }
+        let (mut part, mut done) = (*record, true);
+        // Parts that have no place any more were done: else the application had known.
+        while let Some(at) = part.after.checked_sub(1).filter(|&at| at >= self.freed()) {
+            part = self.record(at)?;
+            let status = self.status(at).0;
+            if !status.is_settled() {
+                return Ok(None);
+            }
+            done &= status == Status::Done;
+            if part.flags & PART == 0 {
+                break;
+            }
+        }
+        Ok(Some(done == (wanted == IF_DONE)))
+    }
+
     pub(crate) fn paths(&self, record: &Record) -> &[u8] {
         // SAFETY: within the record, which was checked; it does not change while it is not free.
         unsafe { std::slice::from_raw_parts(self.place(record.at, ALIGN), record.paths as usize) }
@@ -539,7 +623,13 @@ impl Log {
         let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
         let size = usize::try_from(record.size).unwrap_or(0);
         // SAFETY: as for paths.
-        unsafe { std::slice::from_raw_parts(self.place(record.at, before), size) }
+        let bytes = unsafe { std::slice::from_raw_parts(self.place(record.at, before), size) };
+        &bytes[..size.min(record.given())]
+    }
+
+    /// What was answered to a record that is settled.
+    pub(crate) fn answered(&self, record: &Record) -> &[u8] {
+        self.answer(record)
     }
 
     /// Where the answer to a record goes. One thread of the agent has it while the record is running.
@@ -549,9 +639,13 @@ impl Log {
     )]
     pub(crate) fn answer(&self, record: &Record) -> &mut [u8] {
         let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
-        let size = usize::try_from(record.size).unwrap_or(0);
+        let given = match record.kind {
+            Kind::Analyse => record.offset,
+            _ => 0,
+        };
+        let size = usize::try_from(record.size - given).unwrap_or(0);
         // SAFETY: within the record; the application reads it only when it is settled.
-        unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before), size) }
+        unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before + given), size) }
     }
 
     pub(crate) fn status(&self, at: u64) -> (Status, u64) {
@@ -584,12 +678,17 @@ impl Log {
 
     /// Says what has become of a record. To be followed by [`Self::told`].
     pub(crate) fn settle(&self, at: u64, outcome: Result<u64, i32>) {
-        // SAFETY: as above.
-        let head = unsafe { &*self.record_head(at) };
         let (status, value) = match outcome {
             Ok(value) => (Status::Done, value),
             Err(errno) => (Status::Failed, u64::from(errno.unsigned_abs())),
         };
+        self.settle_as(at, status, value);
+    }
+
+    /// As [`Self::settle`], also for what was stopped.
+    pub(crate) fn settle_as(&self, at: u64, status: Status, value: u64) {
+        // SAFETY: as above.
+        let head = unsafe { &*self.record_head(at) };
         if status == Status::Failed {
             self.head().failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -612,8 +711,22 @@ impl Log {
     /// Somebody waits until that label is stored.
     pub(crate) fn want(&self, id: u64) {
         if self.head().wanted.fetch_max(id, Ordering::SeqCst) < id {
-            self.ring();
+            self.wake();
         }
+    }
+
+    /// Somebody waits until that label is done.
+    pub(crate) fn hurry(&self, id: u64) {
+        if self.head().hurried.fetch_max(id, Ordering::SeqCst) < id {
+            self.wake();
+        }
+    }
+
+    /// The last label that somebody waits for, in whichever way.
+    pub(crate) fn awaited(&self) -> u64 {
+        let head = self.head();
+        let hurried = head.hurried.load(Ordering::Acquire);
+        hurried.max(head.wanted.load(Ordering::Acquire))
     }
 
     /// Labels, their bytes, and how many failed, since the log was made.
@@ -623,8 +736,19 @@ impl Log {
         (of(&head.labels), of(&head.bytes), of(&head.failed))
     }
 
-    /// Wakes the agent if it sleeps.
+    /// Something was published: wakes the agent if it sleeps, unless it gathers.
     pub(crate) fn ring(&self) {
+        let head = self.head();
+        head.bell.fetch_add(1, Ordering::SeqCst);
+        let asleep = head.asleep.load(Ordering::SeqCst);
+        let enough = || self.published() >= head.enough.load(Ordering::Relaxed);
+        if asleep == ASLEEP || asleep == GATHERING && enough() {
+            let _ = futex::wake(&head.bell, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Wakes the agent, whatever it does.
+    pub(crate) fn wake(&self) {
         let head = self.head();
         head.bell.fetch_add(1, Ordering::SeqCst);
         if head.asleep.load(Ordering::SeqCst) != 0 {
@@ -638,8 +762,18 @@ impl Log {
 
     /// The agent sleeps until somebody rings, if nobody has since `bell` was looked at.
     pub(crate) fn sleep(&self, bell: u32, limit: Duration) {
+        self.sleep_as(ASLEEP, bell, limit);
+    }
+
+    /// The agent sleeps, though labels are published, until somebody waits or they have come to `enough`.
+    pub(crate) fn gather(&self, bell: u32, enough: u64, limit: Duration) {
+        self.head().enough.store(enough, Ordering::Relaxed);
+        self.sleep_as(GATHERING, bell, limit);
+    }
+
+    fn sleep_as(&self, how: u32, bell: u32, limit: Duration) {
         let head = self.head();
-        head.asleep.store(1, Ordering::SeqCst);
+        head.asleep.store(how, Ordering::SeqCst);
         wait(&head.bell, bell, limit);
         head.asleep.store(0, Ordering::SeqCst);
     }
@@ -687,6 +821,7 @@ impl Asked<'_> {
         Self {
             kind: Kind::Filler,
             flags: 0,
+            status: Status::Done,
             id: 0,
             after: 0,
             offset: 0,

@@ -7,7 +7,9 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidemill_label::{App, Error, Label, Settings, agent, apps, wait_all, wait_any};
+use tidemill_label::{
+    Analysis, App, Error, Intent, Label, Settings, Ticket, agent, apps, wait_all, wait_any,
+};
 
 /// A folder for files, one for logs, and whether there is an agent.
 struct Place {
@@ -39,10 +41,15 @@ impl Place {
     }
 
     fn app(&self, capacity: u64) -> App {
+        self.app_for(capacity, Intent::None)
+    }
+
+    fn app_for(&self, capacity: u64, intent: Intent) -> App {
         let settings = Settings {
             mount: Some(self.files()),
             folder: Some(self.logs()),
             capacity,
+            intent,
             no_agent: true,
         };
         App::register("test", &settings).unwrap()
@@ -97,6 +104,8 @@ fn what_fails_says_why_and_nothing_else_fails() {
         Label::read("tidemill:/none", 0, 1),
         Label::delete("tidemill:/none"),
         Label::rename("tidemill:/none", "tidemill:/other"),
+        Label::copy("tidemill:/none", "tidemill:/other"),
+        Label::copy("tidemill:/folder", "tidemill:/other"),
         Label::write("tidemill:/fine", 0, b"fine"),
     ];
     let tickets = labels
@@ -115,11 +124,13 @@ fn what_fails_says_why_and_nothing_else_fails() {
         format!("can't read {root}none: {none}"),
         format!("can't remove {root}none: {none}"),
         format!("can't rename {root}none: {none}"),
+        format!("can't copy {root}none: {none}"),
+        format!("can't copy {root}folder: Invalid argument (os error 22)"),
     ];
     for (said, expected) in said.iter().zip(&expected) {
         assert_eq!(said.as_ref().unwrap_err(), expected);
     }
-    assert!(said[5].is_ok());
+    assert!(said[7].is_ok());
     assert_eq!(place.read("fine"), b"fine");
     let outside = format!("{}/../logs/x", place.files().display());
     for address in [
@@ -137,6 +148,20 @@ fn what_fails_says_why_and_nothing_else_fails() {
     }
     let beyond = Label::write("tidemill:/x", u64::MAX - 1, b"xxxx");
     assert!(matches!(app.publish(&beyond), Err(Error::Invalid(_))));
+    let long = format!("tidemill:/{}", "x".repeat(8193));
+    for wrong in [
+        Label::read("tidemill:/x", 0, (1 << 30) + 1),
+        Label::read("tidemill:/x", i64::MAX as u64, 1),
+        Label::copy("tidemill:/x", "tidemill:///x"),
+        Label::rename("tidemill:/x", "/etc/passwd"),
+        Label::write(&long, 0, b"x"),
+        // No array is mounted there.
+        Label::job("name = \"x\";"),
+        Label::analyse(&Analysis::default()),
+    ] {
+        let refused = app.publish(&wrong);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{wrong:?}");
+    }
 }
 
 #[test]
@@ -306,6 +331,104 @@ fn a_folder_that_others_may_look_into_is_refused() {
     assert!(App::register("two\nlines", &settings).is_err());
 }
 
+/// Conditions hold whatever of a chain the application has forgotten by then, and whichever agent finds it.
+#[test]
+fn labels_go_on_as_those_before_them_ended() {
+    let place = Place::new();
+    let app = place.app(1 << 16);
+    let publish = |label: &Label<'_>| app.publish(label).unwrap();
+    let fine = publish(&Label::write("tidemill:/a", 0, b"a"));
+    let wrong = publish(&Label::write("tidemill:/none/x", 0, b"x"));
+    let taken_back = publish(&Label::append("tidemill:/c", b"c"));
+    assert!(taken_back.cancel());
+    let chain = [
+        publish(&Label::append("tidemill:/a", b"1").if_done(&fine)),
+        publish(&Label::append("tidemill:/a", b"2").if_failed(&fine)),
+        publish(&Label::append("tidemill:/a", b"3").if_done(&wrong)),
+        publish(&Label::append("tidemill:/a", b"4").if_failed(&wrong)),
+        publish(&Label::append("tidemill:/a", b"5").if_failed(&taken_back)),
+        publish(&Label::rename("tidemill:/a", "tidemill:/b").if_failed(&taken_back)),
+    ];
+    let of_chain = publish(&Label::write("tidemill:/d", 0, b"d").if_failed(&chain[1]));
+    place.start_agent();
+    // Long enough that the room of the first is needed, and given away.
+    let bytes = vec![7; 150_000];
+    let long = publish(&Label::write("tidemill:/long", 0, &bytes));
+    let (then, not) = (
+        publish(&Label::append("tidemill:/long", b"8").if_done(&long)),
+        publish(&Label::delete("tidemill:/long").if_failed(&long)),
+    );
+    let late = [
+        publish(&Label::append("tidemill:/b", b"6").if_done(&fine)),
+        publish(&Label::append("tidemill:/b", b"7").if_done(&wrong)),
+    ];
+    let ended = |tickets: Vec<Ticket>| {
+        let outcomes = wait_all(tickets).into_iter().map(|outcome| match outcome {
+            Ok(_) => true,
+            Err(Error::Cancelled) => false,
+            Err(error) => panic!("{error}"),
+        });
+        outcomes.collect::<Vec<_>>()
+    };
+    assert_eq!(ended(chain.into()), [true, false, false, true, true, true]);
+    assert_eq!(ended(vec![of_chain, then, not]), [true, true, false]);
+    assert_eq!(ended(late.into()), [true, false]);
+    assert_eq!(place.read("b"), b"a1456");
+    assert_eq!(place.read("long").len(), 150_001);
+    // Of another application, and so of no order.
+    let other = place.app(1 << 16);
+    let error = other.publish(&Label::fence().if_done(&fine)).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+}
+
+#[test]
+fn whoever_wants_to_hear_of_labels_does() {
+    let (place, app) = with_agent();
+    let (told, heard) = std::sync::mpsc::channel();
+    for number in 0..100_u32 {
+        let label = match number % 10 {
+            0 => Label::read("tidemill:/none", 0, 1),
+            _ => Label::append("tidemill:/a", b"x"),
+        };
+        let told = told.clone();
+        let callback = move |outcome: Result<Vec<u8>, Error>| {
+            told.send((number, outcome.is_ok())).unwrap();
+            assert!(number != 7, "what panics is not of others");
+        };
+        app.publish(&label).unwrap().on_done(callback);
+        if number == 50 {
+            // All were told, and the thread is gone.
+            app.flush().unwrap();
+        }
+    }
+    drop((told, app));
+    let mut heard: Vec<_> = heard.iter().collect();
+    heard.sort_unstable();
+    let expected = (0..100).map(|number| (number, number % 10 != 0));
+    assert_eq!(heard, expected.collect::<Vec<_>>());
+    assert_eq!(place.read("a").len(), 90);
+}
+
+/// Labels that become several are not mixed up with those that others publish meanwhile.
+#[test]
+fn threads_publish_long_labels_at_the_same_time() {
+    let (place, app) = with_agent();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let app = app.clone();
+            scope.spawn(move || {
+                let path = format!("tidemill:/{thread}");
+                let bytes = vec![thread; 900_000];
+                let written = app.publish(&Label::write(&path, 0, &bytes)).unwrap();
+                let read = app.publish(&Label::read(&path, 0, 900_000)).unwrap();
+                assert_eq!(read.wait().unwrap(), bytes);
+                written.wait().unwrap();
+            });
+        }
+    });
+    assert_eq!(place.read("3").len(), 900_000);
+}
+
 /// What a label does to one of a few small files.
 #[derive(Clone, Debug)]
 enum Step {
@@ -315,6 +438,7 @@ enum Step {
     Read(u8, u16, u16),
     Delete(u8),
     Move(u8, u8),
+    Copy(u8, u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -327,6 +451,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (file(), 0..300_u16, 0..300_u16).prop_map(|(file, at, size)| Step::Read(file, at, size)),
         1 => file().prop_map(Step::Delete),
         1 => (file(), file()).prop_map(|(from, to)| Step::Move(from, to)),
+        1 => (file(), 1..3_u8).prop_map(|(from, by)| Step::Copy(from, (from + by) % 3)),
     ]
 }
 
@@ -367,6 +492,10 @@ fn reference(files: &mut [Option<Vec<u8>>; 3], step: &Step) -> Option<Vec<u8>> {
                 files[usize::from(*to)] = files[usize::from(*from)].take();
             }
         }
+        Step::Copy(from, to) => {
+            let content = files[usize::from(*from)].clone()?;
+            files[usize::from(*to)] = Some(content);
+        }
     }
     Some(Vec::new())
 }
@@ -376,12 +505,13 @@ proptest! {
 
     /// Whatever is gathered, and whatever is done at the same time: each label finds what those before it left.
     #[test]
-    fn labels_do_what_they_would_one_after_the_other(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>()) {
+    fn labels_do_what_they_would_one_after_the_other(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>(), intent in 0..4_usize) {
         let place = Place::new();
         if !late {
             place.start_agent();
         }
-        let app = place.app(1 << 18);
+        let intents = [Intent::None, Intent::LowLatency, Intent::Bandwidth, Intent::Energy];
+        let app = place.app_for(1 << 18, intents[intent]);
         let name = |file: u8| format!("tidemill:/{file}");
         let tickets: Vec<_> = steps.iter().map(|step| {
             let published = match step {
@@ -391,6 +521,7 @@ proptest! {
                 Step::Read(file, at, size) => app.publish(&Label::read(&name(*file), u64::from(*at), u64::from(*size))),
                 Step::Delete(file) => app.publish(&Label::delete(&name(*file))),
                 Step::Move(from, to) => app.publish(&Label::rename(&name(*from), &name(*to))),
+                Step::Copy(from, to) => app.publish(&Label::copy(&name(*from), &name(*to))),
             };
             published.unwrap()
         }).collect();

@@ -435,6 +435,7 @@ impl Simulated {
                     Ok(job)
                 }
                 Err(Refused::Script(errors) | Refused::Claimed(errors)) => Err(errors.join("\n")),
+                Err(Refused::Known(job)) => Ok(job.0),
                 Err(Refused::Fault(fault)) => Err(fault.to_string()),
             };
             // Who asked may have gone away.

@@ -76,6 +76,8 @@ pub struct Job {
     pub replace: bool,
     /// Whether remembered results are used instead of running tasks again.
     pub cache: bool,
+    /// A word of its owner's for this submission: a second with the same word is not another job.
+    pub once: Option<String>,
     /// Its tasks in the script's order.
     pub tasks: Vec<Task>,
     /// Which of them needs which.

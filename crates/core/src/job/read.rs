@@ -22,7 +22,7 @@ use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-const JOB_SETTINGS: [&str; 16] = [
+const JOB_SETTINGS: [&str; 17] = [
     "name",
     "workdir",
     "tasks",
@@ -30,6 +30,7 @@ const JOB_SETTINGS: [&str; 16] = [
     "strict",
     "replace",
     "cache",
+    "once",
     "retries",
     "lifetime",
     "limits",
@@ -93,6 +94,10 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
             .map_err(|e| fields.error(given.at, e, errors))
             .ok()
     });
+    let once = fields.text("once", errors);
+    if let Some(once) = once.filter(|once| !is_name(once.value)) {
+        fields.error(once.at, Problem::Name(once.value.to_owned()), errors);
+    }
     let policy = fields.policy(errors).map(str::to_owned);
     let strict = fields.boolean("strict", errors).unwrap_or(false);
     let replace = fields.boolean("replace", errors).unwrap_or(false);
@@ -113,6 +118,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         strict,
         replace,
         cache,
+        once: once.map(|once| once.value.to_owned()),
         tasks,
         dag: Dag::default(),
     }

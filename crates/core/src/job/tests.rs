@@ -314,7 +314,7 @@ fn the_montage_example_has_the_papers_tasks_and_kernels() {
 #[test]
 fn every_setting_is_read() {
     let job = parse(
-        r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5;
+        r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5; once = "a 1";
         lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
         tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
           output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; },
@@ -326,6 +326,7 @@ fn every_setting_is_read() {
         (job.policy.as_deref(), job.strict),
         (Some("input-locality"), true)
     );
+    assert_eq!(job.once.as_deref(), Some("a 1"));
     assert_eq!((task.retries, task.lifetime), (5, Lifetime::Used));
     assert_eq!(
         (task.limits.time, task.limits.memory_bytes),
@@ -1165,12 +1166,16 @@ fn errors_of_the_job() {
             "1:8: \"j/k\" can't be a name; use 1 to 255 bytes without '/' and control characters",
         ),
         (
+            r#"name = "j"; workdir = "/w"; once = ""; "#,
+            "1:36: \"\" can't be a name; use 1 to 255 bytes without '/' and control characters",
+        ),
+        (
             r#"name = "j"; workdir = 3; "#,
             "1:23: \"workdir\" must be a string, not an integer",
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,

@@ -155,6 +155,7 @@ fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
                 ..v1::SubmitReply::default()
             })
         }
+        Refused::Known(job) => Ok(replied(job.0, Waits::default())),
         Refused::Fault(fault) => Err(refused(&fault)),
     }
 }

@@ -4,7 +4,7 @@ use super::outbox;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::{Accepted, awaited_key};
 use crate::names::Fault;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, JobSpec, Origin, OutputSpec, TaskState};
 use tidemill_core::folder;
@@ -20,12 +20,23 @@ pub(crate) struct Heading {
     pub(crate) source: String,
     pub(crate) workdir: String,
     pub(crate) script: String,
+    /// The word of its submission, if it has one.
+    pub(crate) once: Option<String>,
     pub(crate) submitted: i64,
 }
 
 /// The number that a state is stored as.
 pub(crate) fn state_number(state: State) -> i32 {
     state.into()
+}
+
+/// The job that a user has submitted with this word.
+pub(crate) fn known(db: &Connection, uid: u32, once: Option<&str>) -> Result<Option<JobId>, Fault> {
+    let Some(once) = once else { return Ok(None) };
+    let sql = "SELECT job FROM job WHERE uid = ?1 AND once = ?2";
+    let mut job = db.prepare_cached(sql)?;
+    let job = job.query_row(params![uid, once], |row| row.get::<_, i64>(0));
+    Ok(job.optional()?.map(|job| JobId(job.cast_unsigned())))
 }
 
 /// Writes an accepted job. The paths of awaited inputs in `accepted` carry no owner yet; they do when
@@ -51,9 +62,10 @@ pub(crate) fn insert(
         heading.script,
         accepted.cache,
         accepted.replace,
+        heading.once,
     ];
     let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
-               cache, replacing) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13)";
+               cache, replacing, once) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13, ?14)";
     db.prepare_cached(sql)?.execute(row)?;
     let mut tasks = db.prepare_cached(
         "INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)",

@@ -37,6 +37,9 @@ use tidemill_wire::v1::{Kind, State};
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Jobs of one ordinary user that have not ended.
 const JOBS_EACH_MAX: i64 = 1000;
+/// How often, and with which pause, a job that has a word is looked for while another one has claimed its outputs.
+const ONCE_LOOKS: u32 = 50;
+const ONCE_PAUSE: Duration = Duration::from_millis(20);
 /// Inputs that a reply names which are not there yet.
 const AWAITED_SHOWN_MAX: usize = 20;
 /// The first id of what is only looked at: the database counts from 1, and never gets there.
@@ -53,6 +56,9 @@ pub(crate) enum Refused {
     /// Another job is to write what this one would: one line each.
     #[error("another job writes the same")]
     Claimed(Vec<String>),
+    /// It was submitted before, as this job.
+    #[error("it was submitted before, as job {0}")]
+    Known(JobId),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -118,23 +124,50 @@ pub(crate) async fn submit_given(
         waits,
         source,
     } = read;
-    let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Claimed)?;
+    let claim = match claim(&names.shared().claims, &job, &accepted.spec) {
+        Ok(claim) => claim,
+        Err(by) => return Err(claimed_by_itself(names, &job, &accepted.spec, by).await?),
+    };
     let heading = Heading {
         name: job.name.clone(),
         source,
         workdir: job.workdir.clone(),
         script,
+        once: job.once.clone(),
         submitted: clock::now_ns(),
     };
     let write = move |db: &rusqlite::Connection| {
         let mut accepted = accepted;
+        let known = store::known(db, accepted.spec.owner.uid, heading.once.as_deref())?;
+        if let Some(known) = known {
+            return Ok(Err(known));
+        }
         store::insert(db, &heading, &mut accepted)?;
         also(db, &accepted)?;
-        Ok(accepted)
+        Ok(Ok(accepted))
     };
     let accepted = names.database().write(write).await?;
+    let accepted = accepted.map_err(Refused::Known)?;
     claim.keep();
     Ok((accepted, waits))
+}
+
+/// Why a job is refused whose outputs another one writes: that may be the same, on its way into the database.
+async fn claimed_by_itself(
+    names: &SqliteNames,
+    job: &Job,
+    spec: &JobSpec,
+    by: Vec<String>,
+) -> Result<Refused, Fault> {
+    let (uid, once) = (spec.owner.uid, job.once.as_deref());
+    for _ in 0..if once.is_some() { ONCE_LOOKS } else { 0 } {
+        let known = names.database().read(|db| store::known(db, uid, once))?;
+        if let Some(known) = known {
+            return Ok(Refused::Known(known));
+        }
+        tokio::time::sleep(ONCE_PAUSE).await;
+    }
+    Ok(Refused::Claimed(by))
 }
 
 /// What [`submit`] would accept, or why it would not. Nothing is written, reserved or claimed.
@@ -192,6 +225,14 @@ async fn read(
         found = parsed((names, array), &caller, (&what, given), &writing);
     }
     let (job, source) = found?;
+    if issue == Issue::Reserved {
+        // What it was to do may be done by now, so that it would be refused.
+        let (uid, once) = (what.caller.uid, job.once.as_deref());
+        let known = names.database().read(|db| store::known(db, uid, once))?;
+        if let Some(known) = known {
+            return Err(Refused::Known(known));
+        }
+    }
     if what.bounded && !has_room(names, what.caller.uid)? {
         return Err(one(format!(
             "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"

@@ -66,6 +66,7 @@ const MIGRATIONS: &[&str] = &[
     RULES,
     FOLDER_RULES,
     HEADERS,
+    ONCE,
 ];
 
 const NAMES: &str = "
@@ -292,6 +293,12 @@ CREATE TRIGGER header_gone AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
   DELETE FROM said WHERE ino = OLD.ino;
   DELETE FROM span WHERE ino = OLD.ino;
 END;
+";
+
+// The word that a job was submitted with, so that its submission can be repeated.
+const ONCE: &str = "
+ALTER TABLE job ADD COLUMN once TEXT;
+CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -305,6 +305,8 @@ impl Firer {
             }
             Err(Refused::Script(errors)) => Ok(Tried::Refused(errors.join("; "))),
             Err(Refused::Claimed(_)) => Ok(Tried::Later),
+            // No script of a rule has a word for its submission.
+            Err(why @ Refused::Known(_)) => Ok(Tried::Refused(why.to_string())),
             Err(Refused::Fault(fault)) => Err(fault),
         }
     }

@@ -3,6 +3,7 @@
 //! | path | is |
 //! |---|---|
 //! | `<user>/submit` | write the path of a job script to it |
+//! | `<user>/cancel` | write the handle of a job to it |
 //! | `<user>/joblist` | one line a job: script, handle |
 //! | `<user>/<handle>-status` | the job's tasks |
 //! | `<user>/last-error` | why the last submission was refused |
@@ -43,7 +44,8 @@ enum Special {
     Folder,
     Link,
     User(u32),
-    Submit(u32),
+    /// What lines are written to.
+    Order(Order, u32),
     JobList(u32),
     LastError(u32),
     JobStatus(u32, u64),
@@ -56,6 +58,13 @@ enum Special {
     Lineage(u64),
     /// The mirror of a file.
     LineageOf(u64),
+}
+
+/// What is asked for by writing lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Order {
+    Submit,
+    Cancel,
 }
 
 /// State of the control folder.
@@ -79,7 +88,7 @@ struct Numbers {
 struct OpenSpecial {
     special: Special,
     caller: Caller,
-    /// Of `submit` that was opened for writing.
+    /// Of `submit` and `cancel` that were opened for writing.
     opener: Option<Opener>,
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
@@ -173,7 +182,7 @@ impl Special {
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
             Self::User(uid) => (Kind::Directory, 0o500, uid),
-            Self::Submit(uid) => (Kind::File, 0o600, uid),
+            Self::Order(_, uid) => (Kind::File, 0o600, uid),
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
@@ -205,7 +214,8 @@ impl Fs {
                 None => None,
             },
             Special::User(uid) => match text {
-                Some("submit") => Some(Special::Submit(uid)),
+                Some("submit") => Some(Special::Order(Order::Submit, uid)),
+                Some("cancel") => Some(Special::Order(Order::Cancel, uid)),
                 Some("joblist") => Some(Special::JobList(uid)),
                 Some("last-error") => Some(Special::LastError(uid)),
                 Some(other) => {
@@ -341,7 +351,8 @@ impl Fs {
             Special::User(uid) => {
                 pace.wait()?;
                 let mut entries = vec![
-                    named("submit".into(), Special::Submit(uid)),
+                    named("submit".into(), Special::Order(Order::Submit, uid)),
+                    named("cancel".into(), Special::Order(Order::Cancel, uid)),
                     named("joblist".into(), Special::JobList(uid)),
                     named("last-error".into(), Special::LastError(uid)),
                 ];
@@ -396,7 +407,7 @@ impl Fs {
         write: bool,
     ) -> Result<u64, Error> {
         let special = self.control.special(number)?;
-        if write && !matches!(special, Special::Submit(_)) {
+        if write && !matches!(special, Special::Order(..)) {
             return Err(Errno::ACCESS.into());
         }
         let handle = self.handle_number();
@@ -516,10 +527,10 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit`; each finished line is a submission.
+    /// Takes text written to `submit` or `cancel`; each finished line counts.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
-        let (Special::Submit(uid), Some(opener)) = (open.special, &open.opener) else {
+        let (Special::Order(order, uid), Some(opener)) = (open.special, &open.opener) else {
             return Err(Errno::ACCESS.into());
         };
         pace.wait()?;
@@ -530,7 +541,7 @@ impl Fs {
         input.extend_from_slice(bytes);
         while let Some(end) = input.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = input.drain(..=end).collect();
-            self.submit_line(opener, uid, &line)?;
+            self.take_line(opener, (order, uid), &line)?;
         }
         Ok(())
     }
@@ -538,7 +549,7 @@ impl Fs {
     /// A descriptor of a special file was closed: a last line without an end counts as finished.
     pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
-        let (Special::Submit(uid), Some(opener)) = (open.special, &open.opener) else {
+        let (Special::Order(order, uid), Some(opener)) = (open.special, &open.opener) else {
             return Ok(());
         };
         // A submission holds the lock while it waits for the server.
@@ -548,7 +559,7 @@ impl Fs {
             return Ok(());
         }
         let line = std::mem::take(&mut *input);
-        self.submit_line(opener, uid, &line)
+        self.take_line(opener, (order, uid), &line)
     }
 
     pub(crate) fn control_release(&self, handle: u64) {

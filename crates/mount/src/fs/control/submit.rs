@@ -1,6 +1,8 @@
-//! A job script named by its path is read with the rights of whoever opened `submit`, and submitted.
+//! A job script named by its path is read with the rights of whoever opened `submit`, and submitted. A job named by its
+//! handle is cancelled for whoever opened `cancel`.
 
 use super::super::{Caller, Fs};
+use super::Order;
 use crate::error::Error;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -8,17 +10,18 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
+use tidemill_client::Error as ClientError;
 use tidemill_client::transfer::Transfer;
 use tidemill_wire::v1;
 
-/// Longest line written to `submit`.
+/// Longest line written to `submit` and `cancel`.
 pub(super) const PATH_BYTES_MAX: usize = 4096;
 /// Largest job script, in bytes.
 const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
 /// How long a submission waits for files that were just closed: a part of what an operation may wait.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a process was when it opened `submit`. The kernel holds it in its call until that is answered, so its number is
+/// What a process was when it opened `submit` or `cancel`. The kernel holds it in its call until that is answered, so its number is
 /// still its own then; later it may be anybody's.
 #[derive(Debug)]
 pub(super) struct Opener {
@@ -38,6 +41,43 @@ impl Opener {
             cwd: std::fs::read_link(format!("/proc/{}/cwd", caller.pid)),
         }
     }
+
+    fn credentials(&self) -> v1::Credentials {
+        v1::Credentials {
+            uid: self.caller.uid,
+            gid: self.caller.gid,
+            groups: self.groups.clone(),
+            checked: false,
+        }
+    }
+}
+
+/// Why a line was not taken: what the system call says, and what `last-error` does.
+struct Refusal {
+    errno: Errno,
+    why: String,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        let errno = Errno::INVAL;
+        Self { errno, why }
+    }
+}
+
+impl From<ClientError> for Refusal {
+    fn from(error: ClientError) -> Self {
+        // What is away may be tried again, what is wrong may not.
+        let errno = if error.is_lost() {
+            Errno::from_raw_os_error(error.errno())
+        } else {
+            Errno::INVAL
+        };
+        Self {
+            errno,
+            why: error.to_string(),
+        }
+    }
 }
 
 /// Where a script is.
@@ -50,43 +90,63 @@ enum Place {
 }
 
 impl Fs {
-    /// Submits the job script that a line names. The error is kept for `last-error`.
-    pub(super) fn submit_line(&self, opener: &Opener, uid: u32, line: &[u8]) -> Result<(), Error> {
-        let path = String::from_utf8_lossy(line).trim().to_owned();
-        if path.is_empty() {
+    /// Submits the job script that a line names, or cancels the job. The error is kept for `last-error`.
+    pub(super) fn take_line(
+        &self,
+        opener: &Opener,
+        (order, uid): (Order, u32),
+        line: &[u8],
+    ) -> Result<(), Error> {
+        let line = String::from_utf8_lossy(line).trim().to_owned();
+        if line.is_empty() {
             return Ok(());
         }
-        let outcome = self.submit(opener, &path);
+        let outcome = match order {
+            Order::Submit => self.submit(opener, &line),
+            Order::Cancel => self.cancel(opener, &line),
+        };
         let mut errors = self.control.errors.lock();
         match outcome {
             Ok(()) => {
                 errors.remove(&uid);
                 Ok(())
             }
-            Err(message) => {
-                errors.insert(uid, message + "\n");
-                Err(Errno::INVAL.into())
+            Err(refusal) => {
+                errors.insert(uid, refusal.why + "\n");
+                Err(refusal.errno.into())
             }
         }
     }
 
-    fn submit(&self, opener: &Opener, path: &str) -> Result<(), String> {
+    fn cancel(&self, opener: &Opener, handle: &str) -> Result<(), Refusal> {
+        let job = handle
+            .parse()
+            .map_err(|_| format!("{handle}: not the handle of a job; joblist has them"))?;
+        let request = v1::GetJobRequest {
+            credentials: Some(opener.credentials()),
+            job,
+        };
+        let server = &self.backend.server;
+        self.backend.ask_once(async {
+            let reply = server.jobs().cancel(request).await;
+            reply.map_err(|status| server.explain(status))
+        })?;
+        Ok(())
+    }
+
+    fn submit(&self, opener: &Opener, path: &str) -> Result<(), Refusal> {
         // Inputs that were closed a moment ago are to be seen by the job, which reads sealed versions.
-        self.drain(SEAL_PATIENCE).map_err(|left| {
-            format!(
+        self.drain(SEAL_PATIENCE).map_err(|left| Refusal {
+            errno: Errno::BUSY,
+            why: format!(
                 "{} files that were closed are not sealed yet, so that a job might read what was before ({}); \
                  submit again when .tidemill/status shows none",
                 left.versions, left.why
-            )
+            ),
         })?;
         let place = self.locate(opener, Path::new(path))?;
         let caller = opener.caller;
-        let credentials = v1::Credentials {
-            uid: caller.uid,
-            gid: caller.gid,
-            groups: opener.groups.clone(),
-            checked: false,
-        };
+        let credentials = opener.credentials();
         let (source, script) = match place {
             Place::Namespace(path) => {
                 let text = self.read_stored(&credentials, &path)?;
@@ -99,7 +159,7 @@ impl Fs {
                     let text = stored.map_err(|_| format!("{}: {error}", path.display()))?;
                     (path, text)
                 }
-                Err(error) => return Err(format!("{}: {error}", path.display())),
+                Err(error) => return Err(format!("{}: {error}", path.display()).into()),
             },
         };
         let script = String::from_utf8(script)
@@ -115,11 +175,11 @@ impl Fs {
             let reply = server.jobs().submit(request).await;
             Ok(reply.map_err(|status| server.explain(status))?.into_inner())
         });
-        let errors = submitted.map_err(|error| error.to_string())?.errors;
+        let errors = submitted?.errors;
         if errors.is_empty() {
             Ok(())
         } else {
-            Err(errors.join("\n"))
+            Err(errors.join("\n").into())
         }
     }
 

@@ -1,0 +1,195 @@
+//! Analyses: a kernel, or a stack of them, that a label runs on files. What the application says becomes a job script, and
+//! the label carries that.
+
+use crate::error::Error;
+use std::fmt::Write as _;
+
+/// Bytes that are kept for why an analysis failed.
+pub(crate) const TEXT_MAX: u64 = 1024;
+
+/// A kernel, or a stack of kernels, that is to run on files of the array. Files are addresses.
+///
+/// The kernel finds the files that are below the folder of its first output by their names from there, all others by
+/// their last name, and its arguments call them so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Analysis<'a> {
+    /// The kernel as job scripts name it: built in, a file of the array, a program; `"a | b"` is a stack.
+    pub kernel: &'a str,
+    /// Its arguments.
+    pub args: &'a [&'a str],
+    /// Files that it reads. They have to be there when its turn comes.
+    pub inputs: &'a [&'a str],
+    /// Files that it makes, at least one; what is there becomes an earlier version.
+    pub outputs: &'a [&'a str],
+    /// The input that is its standard input, if one is.
+    pub stdin: Option<&'a str>,
+    /// The output that its standard output goes to, if one is.
+    pub stdout: Option<&'a str>,
+    /// How its element is chosen: the array's policy if it does not say.
+    pub policy: Option<&'a str>,
+}
+
+/// An analysis whose files are paths below the mount.
+pub(crate) struct Known<'a> {
+    analysis: &'a Analysis<'a>,
+    inputs: Vec<&'a str>,
+    outputs: Vec<&'a str>,
+    stdin: Option<&'a str>,
+    stdout: Option<&'a str>,
+}
+
+/// The paths that a label of a job has in the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Paths {
+    /// The file whose first bytes are asked for.
+    pub(crate) result: Option<Vec<u8>>,
+    pub(crate) outputs: Vec<Vec<u8>>,
+    pub(crate) inputs: Vec<Vec<u8>>,
+}
+
+impl Paths {
+    /// Of a job of which only that is known.
+    pub(crate) fn of_result(result: &str) -> Vec<u8> {
+        Self::to_bytes(result, &[], &[])
+    }
+
+    /// The result, empty if there is none, and the outputs, each before a zero; then the inputs after another.
+    fn to_bytes(result: &str, outputs: &[&str], inputs: &[&str]) -> Vec<u8> {
+        let mut text = String::new();
+        for name in [&[result], outputs].concat() {
+            text.push_str(name);
+            text.push('\0');
+        }
+        text.push('\0');
+        text.push_str(&inputs.join("\0"));
+        text.into_bytes()
+    }
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut all = bytes.split(|&byte| byte == 0);
+        let result = all.next().filter(|name| !name.is_empty());
+        let some = |name: &&[u8]| !name.is_empty();
+        let outputs = all.by_ref().take_while(some).map(<[u8]>::to_vec).collect();
+        Self {
+            result: result.map(<[u8]>::to_vec),
+            outputs,
+            inputs: all.filter(some).map(<[u8]>::to_vec).collect(),
+        }
+    }
+}
+
+impl<'a> Analysis<'a> {
+    /// With paths in place of addresses.
+    pub(crate) fn within(
+        &'a self,
+        path: impl Fn(&'a str) -> Result<&'a str, Error>,
+    ) -> Result<Known<'a>, Error> {
+        let file = |address: &'a str| match path(address)? {
+            "" => Err(Error::Invalid(format!("{address} is no file"))),
+            path => Ok(path),
+        };
+        let all = |addresses: &'a [&'a str]| {
+            let paths = addresses.iter().map(|address| file(address));
+            paths.collect::<Result<Vec<_>, Error>>()
+        };
+        Ok(Known {
+            analysis: self,
+            inputs: all(self.inputs)?,
+            outputs: all(self.outputs)?,
+            stdin: self.stdin.map(file).transpose()?,
+            stdout: self.stdout.map(file).transpose()?,
+        })
+    }
+}
+
+impl Known<'_> {
+    pub(crate) fn paths(&self, result: &str) -> Vec<u8> {
+        Paths::to_bytes(result, &self.outputs, &self.inputs)
+    }
+
+    /// The script of the job that is called `name`.
+    pub(crate) fn script(&self, name: &str) -> Result<String, Error> {
+        let first = self.outputs.first().copied();
+        let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
+        let workdir = first.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let analysis = self.analysis;
+        let (name, workdir) = (quoted(&name.replace('/', "-")), quoted_path(workdir));
+        let mut script = format!("name = {name};\nworkdir = {workdir};\n");
+        if let Some(policy) = analysis.policy {
+            let _ = writeln!(script, "policy = {};", quoted(policy));
+        }
+        script.push_str("strict = true;\nreplace = true;\ntasks = ( {\n  name = \"label\";\n");
+        let _ = writeln!(script, "  kernel = {};", quoted(analysis.kernel));
+        let args: Vec<_> = analysis.args.iter().map(|arg| quoted(arg)).collect();
+        let paths = |paths: &[&str]| paths.iter().map(|path| quoted_path(path)).collect();
+        for (setting, values) in [
+            ("args", args),
+            ("input", paths(&self.inputs)),
+            ("output", paths(&self.outputs)),
+        ] {
+            if !values.is_empty() {
+                let _ = writeln!(script, "  {setting} = [ {} ];", values.join(", "));
+            }
+        }
+        for (setting, path) in [("stdin", self.stdin), ("stdout", self.stdout)] {
+            if let Some(path) = path {
+                let _ = writeln!(script, "  {setting} = {};", quoted_path(path));
+            }
+        }
+        script.push_str("} );\n");
+        Ok(script)
+    }
+}
+
+/// A path of the array in a script.
+fn quoted_path(path: &str) -> String {
+    quoted(&format!("/{path}"))
+}
+
+/// A string of a script.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => quoted.extend(['\\', letter]),
+            letter if letter.is_ascii_control() => {
+                let _ = write!(quoted, "\\x{:02x}", u32::from(letter));
+            }
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_analysis_is_a_job_script() {
+        let analysis = Analysis {
+            kernel: "stats | head",
+            args: &["-a", "\"b\"\n"],
+            inputs: &["run/in", "x"],
+            outputs: &["run/out"],
+            stdout: Some("run/out"),
+            policy: Some("min-wait"),
+            ..Analysis::default()
+        };
+        let known = analysis.within(Ok).unwrap();
+        assert_eq!(
+            known.script("a/b").unwrap(),
+            "name = \"a-b\";\nworkdir = \"/run\";\npolicy = \"min-wait\";\nstrict = true;\nreplace = true;\n\
+             tasks = ( {\n  name = \"label\";\n  kernel = \"stats | head\";\n  args = [ \"-a\", \"\\\"b\\\"\\x0a\" ];\n  \
+             input = [ \"/run/in\", \"/x\" ];\n  output = [ \"/run/out\" ];\n  stdout = \"/run/out\";\n} );\n"
+        );
+        let paths = Paths::of(&known.paths("run/out"));
+        assert_eq!(paths.result.as_deref(), Some(&b"run/out"[..]));
+        assert_eq!(paths.outputs, [b"run/out"]);
+        assert_eq!(paths.inputs, [&b"run/in"[..], b"x"]);
+        let none = Paths::of(&known.paths(""));
+        assert_eq!((none.result, none.inputs.len()), (None, 2));
+        assert_eq!(Paths::of(&Paths::of_result("")), Paths::default());
+    }
+}

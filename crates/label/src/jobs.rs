@@ -1,0 +1,306 @@
+//! Labels that are jobs of the array: submitted, looked at and cancelled by the mount's control folder, as anybody does.
+
+use crate::agent::Tell;
+use crate::analysis::{Paths, TEXT_MAX, quoted};
+use crate::log::{Log, Record, Status};
+use crate::root::{Root, patiently};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Most jobs of an application that are waited for at the same time.
+const JOBS_MAX: usize = 64;
+/// Pause before a job is looked at again, half as long again each time, up to the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Largest file of the control folder that is read, in bytes.
+const CONTROL_MAX: u64 = 64 << 20;
+
+/// The control folder, below the mount.
+pub(crate) const CONTROL: &str = ".tidemill";
+
+/// Why a job is none that ended well: an errno, and a text.
+type Failure = (i32, String);
+
+/// What became of a job.
+enum End {
+    Done(u64),
+    Cancelled,
+    Failed(Failure),
+}
+
+/// A job under way.
+struct Job {
+    after: u64,
+    paths: Paths,
+    thread: JoinHandle<()>,
+}
+
+/// The jobs of an application that are under way.
+#[derive(Default)]
+pub(crate) struct Jobs(Vec<Job>);
+
+impl Jobs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets those that have ended.
+    pub(crate) fn look(&mut self) {
+        self.0.retain(|job| !job.thread.is_finished());
+    }
+
+    /// Whether a label has to wait for a job that is under way: it says so, it is about a file that the job makes, or it
+    /// is one before and after which all keep their order.
+    pub(crate) fn hold_up(&self, log: &Log, record: &Record) -> bool {
+        let jobs = &self.0;
+        if jobs.is_empty() {
+            return false;
+        }
+        let makes = |paths: &[Vec<u8>]| {
+            let mut made = jobs.iter().flat_map(|job| &job.paths.outputs);
+            made.any(|output| paths.contains(output))
+        };
+        record.is_alone()
+            || jobs.iter().any(|job| job.after == record.after)
+            || if record.is_job() {
+                let paths = Paths::of(log.paths(record));
+                jobs.len() >= JOBS_MAX || makes(&paths.inputs) || makes(&paths.outputs)
+            } else {
+                makes(&[log.paths(record).to_vec()])
+            }
+    }
+
+    /// Submits a job, and has somebody wait for it. What it reads is in closed files.
+    pub(crate) fn start(&mut self, log: &Arc<Log>, root: &Arc<Root>, record: &Record, tell: Tell) {
+        let control = Control::new(root.clone());
+        let (log, record) = (log.clone(), *record);
+        let job = match control.submit(&log, &record) {
+            Ok(job) => job,
+            Err(failure) => return settle(&log, &record, End::Failed(failure), tell),
+        };
+        let paths = Paths::of(log.paths(&record));
+        let after = record.as_after();
+        let result = paths.result.clone();
+        let thread = std::thread::spawn(move || {
+            let end = control.wait(&log, &record, (job, result.as_deref()));
+            settle(&log, &record, end, tell);
+            log.told();
+            // Labels may wait for it.
+            log.wake();
+        });
+        self.0.push(Job {
+            after,
+            paths,
+            thread,
+        });
+    }
+}
+
+fn settle(log: &Log, record: &Record, end: End, tell: Tell) {
+    match end {
+        End::Done(bytes) => log.settle(record.at, Ok(bytes)),
+        End::Cancelled => log.settle_as(record.at, Status::Cancelled, 0),
+        End::Failed((errno, why)) => {
+            tell(&format!(
+                "{}: label {} (a job): {why}",
+                log.name(),
+                record.id
+            ));
+            let answer = log.answer(record);
+            // The zero behind it is there already: a record is longer than what it says.
+            let length = why
+                .len()
+                .min(answer.len())
+                .min(usize::try_from(TEXT_MAX).unwrap_or(0));
+            answer.fill(0);
+            answer[..length].copy_from_slice(&why.as_bytes()[..length]);
+            log.settle(record.at, Err(errno));
+        }
+    }
+}
+
+fn failed(error: &Error, what: &str) -> Failure {
+    let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+    (errno, format!("{what}: {error}"))
+}
+
+/// The control folder, as this user sees it.
+struct Control {
+    root: Arc<Root>,
+    folder: PathBuf,
+}
+
+impl Control {
+    fn new(root: Arc<Root>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        Self {
+            root,
+            folder: format!("{CONTROL}/{user}").into(),
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<String> {
+        patiently(|| {
+            let file = self
+                .root
+                .open_file(&self.folder.join(name), OFlags::RDONLY)?;
+            let mut text = Vec::new();
+            file.take(CONTROL_MAX).read_to_end(&mut text)?;
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        })
+    }
+
+    fn say(&self, name: &str, line: &str) -> Result<()> {
+        patiently(|| {
+            let path = self.folder.join(name);
+            let mut file = self.root.open_file(&path, OFlags::WRONLY)?;
+            file.write_all(format!("{line}\n").as_bytes())
+        })
+    }
+
+    /// Submits the job of a label, or finds it submitted: by its word it is one job, however often it is.
+    fn submit(&self, log: &Log, record: &Record) -> std::result::Result<u64, Failure> {
+        let path = log.path().with_extension(format!("{}.job", record.id));
+        let shown = path.display().to_string();
+        let kept = keep(&path, log, record);
+        kept.map_err(|error| failed(&error, &format!("can't write {shown}")))?;
+        let submitted = self.say("submit", &shown);
+        let _ = std::fs::remove_file(&path);
+        match submitted {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                let why = self.read("last-error").unwrap_or_default();
+                // Another of the user's submissions may have been refused meanwhile.
+                let why = match why.contains(&shown) {
+                    true => why
+                        .replace(&format!("{shown}:"), "script:")
+                        .trim()
+                        .to_owned(),
+                    false => "the array refused the job".to_owned(),
+                };
+                return Err((Errno::INVAL.raw_os_error(), why));
+            }
+            Err(error) => return Err(failed(&error, "can't submit the job")),
+        }
+        let known = self.read("joblist");
+        let known = known.map_err(|error| failed(&error, "can't read the list of jobs"))?;
+        let mut jobs = known.lines().filter_map(|line| line.rsplit_once(' '));
+        let job = jobs.find(|(source, _)| *source == shown);
+        job.and_then(|(_, job)| job.parse().ok()).ok_or_else(|| {
+            let why = format!("the job of {shown} was submitted and is not in the list of jobs");
+            (Errno::IO.raw_os_error(), why)
+        })
+    }
+
+    /// Waits until a job has ended, and tells it to when the label is taken back.
+    fn wait(&self, log: &Log, record: &Record, (job, result): (u64, Option<&[u8]>)) -> End {
+        let (mut pause, mut told) = (PAUSE_MIN, false);
+        loop {
+            let text = match self.read(&format!("{job}-status")) {
+                Ok(text) => text,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let why = format!("job {job} was deleted before it was known how it ended");
+                    return End::Failed((Errno::NOENT.raw_os_error(), why));
+                }
+                Err(error) => return End::Failed(failed(&error, &format!("job {job}"))),
+            };
+            match state(&text) {
+                "done" => return self.done(log, record, (job, result)),
+                "cancelled" => return End::Cancelled,
+                "failed" => {
+                    let why = format!("job {job}: {}", error(&text));
+                    return End::Failed((Errno::IO.raw_os_error(), why));
+                }
+                _ => {}
+            }
+            if !told && log.status(record.at).0 == Status::Stopping {
+                // It may have ended this moment.
+                let _ = self.say("cancel", &job.to_string());
+                told = true;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 3 / 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn done(&self, log: &Log, record: &Record, (job, result): (u64, Option<&[u8]>)) -> End {
+        let Some(result) = result else {
+            return End::Done(0);
+        };
+        let path = Path::new(OsStr::from_bytes(result));
+        let into = log.answer(record);
+        let read = patiently(|| {
+            let file = self.root.open_file(path, OFlags::RDONLY)?;
+            crate::execute::read_at(&file, into, 0)
+        });
+        match read {
+            Ok(bytes) => End::Done(bytes as u64),
+            Err(error) => {
+                let what = format!("job {job} is done, and its result {}", path.display());
+                End::Failed(failed(&error, &what))
+            }
+        }
+    }
+}
+
+/// Writes the script of a label where the mount can read it.
+fn keep(path: &Path, log: &Log, record: &Record) -> Result<File> {
+    let mut how = OpenOptions::new();
+    let how = how.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = how.open(path)?;
+    let stem = log.path().file_stem().unwrap_or_default();
+    let once = format!("label {} {}", stem.to_string_lossy(), record.id);
+    file.write_all(log.data(record))?;
+    file.write_all(format!("\nonce = {};\n", quoted(&once)).as_bytes())?;
+    Ok(file)
+}
+
+/// The state that a job's file says.
+fn state(text: &str) -> &str {
+    let line = text.lines().find_map(|line| line.strip_prefix("state "));
+    line.unwrap_or_default().trim()
+}
+
+/// The error of the first task that has one: what stands below the word in the head of the table.
+fn error(text: &str) -> String {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("task "));
+    let column = lines.next().and_then(|head| {
+        let at = head.rfind("error")?;
+        Some(head[..at].chars().count())
+    });
+    let Some(column) = column else {
+        return "it failed".into();
+    };
+    let told = lines.find_map(|line| {
+        let error: String = line.chars().skip(column).collect();
+        (!error.is_empty()).then_some(error)
+    });
+    told.unwrap_or_else(|| "it failed".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_jobs_file_says_is_read() {
+        let text = "job      3\nname     state x\nstate    failed\n\n\
+                    task    kernel  state   element  ms  read  written  error\n\
+                    error   k       done    0        1   0     0\n\
+                    ä       k       failed  0        1   0     0        exit status 3\n";
+        assert_eq!(
+            (state(text), error(text).as_str()),
+            ("failed", "exit status 3")
+        );
+        assert_eq!((state(""), error("").as_str()), ("", "it failed"));
+    }
+}

@@ -1,0 +1,98 @@
+//! The folder that an array is mounted on: paths are below it, and what is away there is waited for.
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, openat, statx};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long a label is tried while server, element or mount are away.
+const PATIENCE: Duration = Duration::from_secs(600);
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The folder that paths are below.
+pub(crate) struct Root {
+    path: PathBuf,
+    system: u64,
+    umask: u32,
+    /// The device of the mount that was last seen to be of `system`: asked once for each mount.
+    known: AtomicU64,
+}
+
+/// Tries again what may only be away: what was given away has nobody else who could.
+pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+    loop {
+        let outcome = operation();
+        let away = outcome.as_ref().err().is_some_and(is_away);
+        if !away || begun.elapsed() > PATIENCE {
+            return outcome;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Whether an error says that a server, an element or the mount is not there now.
+fn is_away(error: &Error) -> bool {
+    let away = [
+        Errno::COMM,
+        Errno::HOSTUNREACH,
+        Errno::TIMEDOUT,
+        Errno::NOTCONN,
+        Errno::CONNABORTED,
+        Errno::TXTBSY,
+        Errno::BUSY,
+    ];
+    let code = error.raw_os_error();
+    away.iter().any(|errno| Some(errno.raw_os_error()) == code)
+}
+
+impl Root {
+    pub(crate) fn new(path: &Path, system: u64, umask: u32) -> Self {
+        Self {
+            path: path.to_owned(),
+            system,
+            umask,
+            known: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// The folder itself: never the one below a mount that is gone.
+    pub(crate) fn open(&self) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, &self.path, flags, Mode::empty())?;
+        // As the kernel has it: the mount would be asked for attributes that nobody looks at.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let known = statx(&root, c"", flags, StatxFlags::TYPE)?;
+        let device = makedev(known.stx_dev_major, known.stx_dev_minor);
+        if self.known.load(Relaxed) != device {
+            let system = rustix::fs::fstatfs(&root)?.f_type as u64 & 0xffff_ffff;
+            if system != self.system {
+                return Err(Errno::NOTCONN.into());
+            }
+            self.known.store(device, Relaxed);
+        }
+        Ok(root)
+    }
+
+    pub(crate) fn open_file(&self, path: &Path, flags: OFlags) -> Result<File> {
+        self.open_file_as(path, flags, 0o666)
+    }
+
+    /// As [`Self::open_file`]; what is made has that mode, less the umask.
+    pub(crate) fn open_file_as(&self, path: &Path, flags: OFlags, mode: u32) -> Result<File> {
+        let root = self.open()?;
+        let mode = Mode::from_raw_mode(mode & !self.umask);
+        Ok(File::from(openat(
+            root.as_fd(),
+            path,
+            flags | OFlags::CLOEXEC,
+            mode,
+        )?))
+    }
+}

@@ -20,7 +20,7 @@ help:
 	@echo 'make setup        install what tests and demo need (Debian 12, as root)'
 
 build:
-	cargo build --release --locked -p tidemill-cli -p tidemill-label
+	cargo build --release --locked -p tidemill-cli -p tidemill-label -p tidemill-preload
 
 install: build
 	scripts/install.sh target/release/tidemill "$(DESTDIR)$(PREFIX)"

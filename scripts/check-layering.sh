@@ -27,6 +27,8 @@ forbid tidemill-element tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-element tidemill-mount tidemill-plan fuser
 forbid tidemill-mount tidemill-server tidemill-element tidemill-plan rusqlite
 forbid tidemill-label tokio tonic rusqlite tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount
+forbid tidemill-preload-api libc tidemill-core tidemill-wire serde
+forbid tidemill-preload tokio tonic rustix serde tidemill-core tidemill-wire tidemill-client tidemill-mount
 forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
 forbid tidemill-cli tidemill-simulation
 [ $status = 0 ] && echo "layering: all arrows point down"

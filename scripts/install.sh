@@ -25,6 +25,8 @@ Cflags: -I\${prefix}/include
 Libs: -L\${prefix}/lib -ltidemill_label
 END
 fi
+# The library of `tidemill preload`.
+[ ! -f "$built/libtidemill_preload.so" ] || install -Dm755 "$built/libtidemill_preload.so" "$prefix/lib/libtidemill_preload.so"
 completions() { mkdir -p "$(dirname "$2")" && "$program" completions "$1" >"$2"; }
 completions bash "$prefix/share/bash-completion/completions/tidemill"
 completions zsh "$prefix/share/zsh/site-functions/_tidemill"

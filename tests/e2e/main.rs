@@ -27,6 +27,7 @@ mod names;
 mod offload;
 mod open;
 mod plan;
+mod preload;
 mod provenance;
 mod reduce;
 mod reductions;

@@ -113,6 +113,7 @@ pub(crate) enum Command {
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),
+    Preload(command::preload::Args),
     Agent(command::agent::Args),
     Rebuild(command::rebuild::Args),
     Token(command::token::Args),

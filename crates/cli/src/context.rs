@@ -4,6 +4,7 @@ use crate::args::Global;
 use crate::config::{Config, Tls};
 use crate::output::{self, Output};
 use anyhow::Context as _;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -160,6 +161,25 @@ impl Context {
                 .context("`server` of [client] in the configuration")?),
             None => Ok(Endpoint::Unix(self.array.socket())),
         }
+    }
+
+    /// Flags that have another process of this program find the same array, wherever that is started.
+    pub(crate) fn forwarded(&self) -> Vec<OsString> {
+        let mut flags: Vec<OsString> = vec!["--dir".into(), self.array.path().into()];
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let files = [
+            ("--token-file", &self.global.token_file),
+            ("--config", &self.global.config),
+        ];
+        for (flag, path) in files {
+            if let Some(path) = path {
+                flags.extend([flag.into(), absolute(path).into()]);
+            }
+        }
+        if self.global.tls == Some(Tls::Off) {
+            flags.extend(["--tls".into(), "off".into()]);
+        }
+        flags
     }
 
     /// The credential to show: the one that is named; else the one of the configuration, if this user may read it; else

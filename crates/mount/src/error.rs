@@ -54,6 +54,20 @@ pub enum Error {
         /// Why the last try failed.
         why: String,
     },
+    /// The folder of the socket is somebody else's, or others may change it.
+    #[error(
+        "{path} is not a folder that only this user can change: remove it, or choose another with --folder"
+    )]
+    Folder {
+        /// The folder.
+        path: String,
+    },
+    /// Somebody serves there.
+    #[error("{path} is served by another process; end that first, or choose another with --folder")]
+    Served {
+        /// The folder.
+        path: String,
+    },
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -69,8 +83,9 @@ impl Error {
             Self::File(source) | Self::Mount { source, .. } => {
                 source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
             }
-            Self::Taken { .. } => Errno::BUSY.raw_os_error(),
+            Self::Taken { .. } | Self::Served { .. } => Errno::BUSY.raw_os_error(),
             Self::Files { .. } => Errno::NOTEMPTY.raw_os_error(),
+            Self::Folder { .. } => Errno::PERM.raw_os_error(),
             Self::Unsealed { .. } => Errno::IO.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),
         }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::fs::Fs;
 use crate::fs::backend::Backend;
 use crate::fs::unsealed::Standing;
-use crate::fs::watch::Notices;
+use crate::fs::watch::{Kernel, Notices};
 use crate::fuse::{Adapter, Caches};
 use crate::mountpoint::{Bare, Own, SOURCE};
 use fuser::{BackgroundSession, MountOption, SessionACL};
@@ -83,34 +83,8 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         source,
     };
     let bare = Bare::open(&config.mountpoint)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(WAITING_THREADS_MAX)
-        .thread_name("mount")
-        .enable_all()
-        .build()
-        .map_err(at)?;
-    let server = runtime.block_on(connect(config))?;
-    let backend = Arc::new(Backend::new(
-        server,
-        runtime.handle().clone(),
-        config.in_place,
-    ));
-    backend.refresh_elements()?;
-    let fs = Arc::new(Fs::new(backend, bare.path().to_owned(), config.attr_ttl));
-
     let caches = Caches::default();
-    let told = fs.clone();
-    let receipt = move |number| told.tell(number, false);
-    let told = fs.clone();
-    let lock = move |news, stream| told.on_lock_news(&news, stream);
-    let notices = Notices::start(caches.clone(), receipt, lock).map_err(at)?;
-    fs.locks.set_kernel(caches.clone());
-    let (first, mut ready) = mpsc::channel(1);
-    runtime.spawn(fs.clone().watch(notices, first));
-    // Without a session the mount would be told of its own changes: slower, but right.
-    let _ = runtime.block_on(async { tokio::time::timeout(FIRST_CONTACT, ready.recv()).await });
-
+    let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
     let fuse = fuser::Session::new(
         Adapter::new(fs.clone(), caches.clone()),
         bare.path(),
@@ -128,6 +102,69 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         gone: false,
         runtime,
     })
+}
+
+/// A file system that hears of what others change, and nobody uses yet.
+pub(crate) struct Attached {
+    pub(crate) runtime: Runtime,
+    pub(crate) fs: Arc<Fs>,
+}
+
+/// Connects to the server; programs are to find the array at `place`, and `kernel` is told what to forget.
+pub(crate) fn attach(
+    config: &Config,
+    place: PathBuf,
+    kernel: impl Kernel + Sync + Clone,
+) -> Result<Attached, Error> {
+    let at = |source| Error::Mount {
+        path: place.display().to_string(),
+        source,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(WAITING_THREADS_MAX)
+        .thread_name("mount")
+        .enable_all()
+        .build()
+        .map_err(at)?;
+    let server = runtime.block_on(connect(config))?;
+    let backend = Arc::new(Backend::new(
+        server,
+        runtime.handle().clone(),
+        config.in_place,
+    ));
+    backend.refresh_elements()?;
+    let fs = Arc::new(Fs::new(backend, place.clone(), config.attr_ttl));
+
+    let told = fs.clone();
+    let receipt = move |number| told.tell(number, false);
+    let told = fs.clone();
+    let lock = move |news, stream| told.on_lock_news(&news, stream);
+    let notices = Notices::start(kernel.clone(), receipt, lock).map_err(at)?;
+    fs.locks.set_kernel(kernel);
+    let (first, mut ready) = mpsc::channel(1);
+    runtime.spawn(fs.clone().watch(notices, first));
+    // Without a session the mount would be told of its own changes: slower, but right.
+    let _ = runtime.block_on(async { tokio::time::timeout(FIRST_CONTACT, ready.recv()).await });
+    Ok(Attached { runtime, fs })
+}
+
+/// Ends what is being written; gives what could not be sealed.
+pub(crate) fn finish(fs: &Fs) -> Result<(), Standing> {
+    let deadline = Instant::now() + CLOSE_PATIENCE;
+    while fs.writers() > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let left = fs.writers();
+    if left > 0 {
+        tracing::warn!("{left} files are still open for writing: they are sealed as they are now");
+        fs.close_all();
+    }
+    let drained = fs.drain(SEAL_PATIENCE);
+    if drained.is_ok() {
+        fs.leave_locks();
+    }
+    drained
 }
 
 /// Connects to the server, however long it is away.
@@ -215,7 +252,7 @@ impl Session {
             return Ok(());
         };
         let detached = self.detach(fuse);
-        let sealed = self.finish();
+        let sealed = finish(&self.fs);
         let at = |source| Error::Mount {
             path: self.mountpoint().display().to_string(),
             source,
@@ -233,26 +270,6 @@ impl Session {
         // It would unmount whatever is mounted on the folder at the end of its own mount.
         std::mem::forget(fuse);
         if gone { Ok(()) } else { self.mounted.detach() }
-    }
-
-    /// Ends what is being written; gives what could not be sealed.
-    fn finish(&self) -> Result<(), Standing> {
-        let deadline = Instant::now() + CLOSE_PATIENCE;
-        while self.fs.writers() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let left = self.fs.writers();
-        if left > 0 {
-            tracing::warn!(
-                "{left} files are still open for writing: they are sealed as they are now"
-            );
-            self.fs.close_all();
-        }
-        let drained = self.fs.drain(SEAL_PATIENCE);
-        if drained.is_ok() {
-            self.fs.leave_locks();
-        }
-        drained
     }
 }
 

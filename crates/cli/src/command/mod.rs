@@ -27,6 +27,7 @@ pub(crate) mod mount;
 pub(crate) mod r#move;
 pub(crate) mod mv;
 pub(crate) mod plan;
+pub(crate) mod preload;
 pub(crate) mod put;
 pub(crate) mod rebalance;
 pub(crate) mod rebuild;
@@ -98,6 +99,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,
+        Command::Preload(args) => preload::run(args, &context).await,
         Command::Rule(args) => rule::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),

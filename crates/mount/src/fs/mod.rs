@@ -54,8 +54,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use table::Way;
 use tidemill_core::id::Inode;
@@ -82,6 +82,8 @@ pub(crate) struct Fs {
     kept: kept::Kept,
     /// Openers that wait for files that somebody else is writing.
     busy_waiters: AtomicUsize,
+    /// Who tells of closes, if not the kernel.
+    closes: OnceLock<Arc<dyn watch::Closes>>,
 }
 
 /// What the kernel is told about a name.
@@ -117,12 +119,19 @@ impl Fs {
             direct: AtomicBool::new(true),
             kept: kept::Kept::default(),
             busy_waiters: AtomicUsize::new(0),
+            closes: OnceLock::new(),
         }
     }
 
     /// The kernel can't read and write object files by itself.
     pub(crate) fn not_direct(&self) {
         self.direct.store(false, Ordering::Relaxed);
+    }
+
+    /// Closes are told by somebody who is asked for them, not by the kernel.
+    pub(crate) fn set_closes(&self, closes: Arc<dyn watch::Closes>) {
+        // It is set once, before anything is opened.
+        let _ = self.closes.set(closes);
     }
 
     /// Whether the kernel reads and writes the object's file by itself, if it may choose.

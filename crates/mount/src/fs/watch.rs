@@ -29,6 +29,12 @@ pub(crate) trait Kernel: Send + 'static {
     fn forget_inode(&self, number: u64);
 }
 
+/// Who knows which open files have been closed, where no kernel tells.
+pub(crate) trait Closes: std::fmt::Debug + Send + Sync {
+    /// Every close of the file that returned before is known here afterwards.
+    fn settle(&self, ino: u64);
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Notice {
     Entry(u64, Vec<u8>),
@@ -166,7 +172,7 @@ impl Fs {
     }
 
     fn answer(&self, (question, share): (u64, bool), ino: u64) {
-        let heard = self.hear_releases(question);
+        let heard = self.hear_releases(question, ino);
         if share && heard {
             self.share(ino);
         }
@@ -207,7 +213,11 @@ impl Fs {
     /// Waits until every close that returned before is known here: the kernel hands over requests in their
     /// order, so it is when a later one has come, here a look-up of a name that nobody else asks for. Says whether
     /// it has come: it has not if the file system was detached meanwhile.
-    fn hear_releases(&self, question: u64) -> bool {
+    fn hear_releases(&self, question: u64, ino: u64) -> bool {
+        if let Some(closes) = self.closes.get() {
+            closes.settle(ino);
+            return true;
+        }
         let name = OsStr::from_bytes(FOLDER);
         let elements = self.mountpoint.join(name).join("elements");
         self.control.asked.lock().insert(question, false);

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Programs without a mount against the mount and the ext4 below, and what the library costs at a program's start.
+
+  cargo build --release --workspace && bench/preload.py [--rounds 7] [--size-mib 512] [--starts 200] [--files 2000]
+
+Each round runs all of them, one after the other; prints one JSON line a measurement with the medians and the median ratio (ours
+to the peer; above 1 is faster). Data is warm in the page cache. The mount's array and the one without a mount are two, so that neither
+waits for the other. Needs root.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+
+from local_array import TARGET, Array
+
+LIBRARY = os.environ.get("TIDEMILL_PRELOAD_LIBRARY", os.path.join(TARGET, "libtidemill_preload.so"))
+
+
+def timed(command, env=None):
+    start = time.perf_counter()
+    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def environment(array):
+    """What programs get under `tidemill preload`."""
+    folder = os.path.join(array.folder, "preload")
+    out = subprocess.run([array.binary, "--server", array.endpoint, "preload", "--folder", folder, "--library", LIBRARY,
+                          "--", "env"], check=True, capture_output=True, text=True).stdout
+    lines = [line.split("=", 1) for line in out.splitlines() if line.startswith(("LD_PRELOAD=", "TIDEMILL_PRELOAD"))]
+    return dict(os.environ, **dict(lines))
+
+
+def starts(count, env):
+    start = time.perf_counter()
+    for _ in range(count):
+        subprocess.run(["/bin/true"], env=env, check=True)
+    return (time.perf_counter() - start) / count
+
+
+def tell(what, times, ours, peer, unit):
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ratio = statistics.median(b / a for a, b in zip(times[ours], times[peer]))
+    print(json.dumps({"what": what, "ratio": round(ratio, 3), "peer": peer,
+                      **{name: round(value, 6) for name, value in medians.items()}, "unit": unit}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size-mib", type=int, default=512)
+    parser.add_argument("--starts", type=int, default=200)
+    parser.add_argument("--files", type=int, default=2000)
+    args = parser.parse_args()
+    with Array() as bare, Array(mount=True) as mounted, tempfile.TemporaryDirectory() as disk:
+        env = environment(bare)
+        places = {"preload": ("/t", env), "mount": (mounted.mount_point, None), "ext4": (disk, None)}
+
+        def each(what, command, prepare=None, unit="s"):
+            times = {name: [] for name in places}
+            for _ in range(args.rounds):
+                for name, (folder, env) in places.items():
+                    if prepare:
+                        timed(["sh", "-c", prepare.format(folder)], env)
+                    times[name].append(timed(["sh", "-c", command.format(folder)], env))
+            tell(what, times, "preload", "mount", unit)
+            tell(what, times, "preload", "ext4", unit)
+
+        for folder, env_of in places.values():
+            timed(["dd", "if=/dev/urandom", f"of={folder}/big", "bs=1M", f"count={args.size_mib}"], env_of)
+        each("read bs=4k", "dd if={0}/big of=/dev/null bs=4k")
+        each("read bs=1M", "dd if={0}/big of=/dev/null bs=1M")
+        each("write bs=4k", f"dd if=/dev/zero of={{0}}/w bs=4k count={args.size_mib * 64} conv=notrunc", "rm -f {0}/w")
+        make = "import os, sys\nos.makedirs(sys.argv[1])\n" \
+               "for i in range(int(sys.argv[2])): open(os.path.join(sys.argv[1], str(i)), 'w').write('x')"
+        for folder, env_of in places.values():
+            timed(["python3", "-c", make, f"{folder}/small", str(args.files)], env_of)
+        each("find with stat", "find {0}/small -type f -size +0 | wc -l")
+        each("cat of all", "cat {0}/small/*")
+        times = {"preload": [], "plain": []}
+        for _ in range(args.rounds):
+            times["plain"].append(starts(args.starts, dict(os.environ)))
+            times["preload"].append(starts(args.starts, env))
+        tell("start of a program", times, "preload", "plain", "s")
+
+
+if __name__ == "__main__":
+    main()

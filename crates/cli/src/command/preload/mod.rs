@@ -1,0 +1,342 @@
+//! `tidemill preload`: runs a program that finds the array below a path, without a mount.
+
+mod program;
+
+use crate::context::Context;
+use anyhow::{Context as _, bail, ensure};
+use program::Program;
+use rustix::fd::{AsFd, OwnedFd};
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+use tidemill_client::Endpoint;
+use tidemill_mount::preload;
+use tidemill_preload_api::{DIRECTORY_VARIABLE, PREFIX_VARIABLE, SOCKET_VARIABLE};
+
+const EXAMPLES: &str = "Examples:
+  tidemill preload -- ls -l /t
+  tidemill preload --prefix /data -- python3 analyse.py /data/in.csv
+  tidemill preload -- bash                        a shell whose programs all find the array below /t
+  tidemill preload --serve --allow-other          as a service of root, for all users of this machine
+
+Needs neither /dev/fuse nor root. The file system itself is a process of yours that is started when it is needed and ends 60 s
+after the last program; root may run one for everybody. Programs that are linked statically, Go programs and set-user-id
+programs ask the system itself and find nothing below the path: this is told before they start. See docs/preload.md.";
+
+/// How long the file system goes on when nobody uses it.
+const IDLE: Duration = Duration::from_secs(60);
+/// What the file system says when programs can use it.
+const READY: &str = "ready";
+/// Name of the library.
+const LIBRARY: &str = "libtidemill_preload.so";
+/// Bytes of the prefix at most, as of the library.
+const PREFIX_BYTES_MAX: usize = 255;
+/// Bytes of the socket's path at most, as of the system.
+const SOCKET_BYTES_MAX: usize = 107;
+/// Where the connection is that keeps the file system going, out of the way of those that programs count on.
+const KEPT_AT: i32 = 700;
+
+/// Run a program that finds the array below a path, without a mount
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where the program finds the array
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/t",
+        env = "TIDEMILL_PRELOAD_PATH"
+    )]
+    prefix: PathBuf,
+    /// The program and what it is given
+    #[arg(
+        value_name = "PROGRAM",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    program: Vec<OsString>,
+    /// Be the file system that programs use, in the foreground, until SIGTERM
+    #[arg(long, conflicts_with = "program")]
+    serve: bool,
+    /// With --serve: let other users use it, too, with their own rights
+    #[arg(long, requires = "serve")]
+    allow_other: bool,
+    /// Folder of the file system's socket [default: one of the user and the array]
+    #[arg(long, value_name = "DIR", env = "TIDEMILL_PRELOAD_FOLDER")]
+    folder: Option<PathBuf>,
+    /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_PRELOAD_IN_PLACE")]
+    in_place: Option<bool>,
+    /// The library [default: beside the binary, or in ../lib]
+    #[arg(long, value_name = "FILE", env = "TIDEMILL_PRELOAD_LIBRARY")]
+    library: Option<PathBuf>,
+    /// Start the program without looking whether this can work with it
+    #[arg(long)]
+    unchecked: bool,
+    /// End when nobody has used it for so many seconds
+    #[arg(long, hide = true, requires = "serve")]
+    idle: Option<u64>,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let prefix = checked_prefix(&args.prefix)?;
+    let endpoint = absolute(context.endpoint()?);
+    let folders = folders(&args, &endpoint);
+    if args.serve {
+        let folder = folders.into_iter().next().context("no folder")?;
+        return serve(args, context, (endpoint, prefix), folder).await;
+    }
+    let Some(name) = args.program.first() else {
+        bail!("say which program to run: `tidemill preload -- PROGRAM ARGS`");
+    };
+    let library = library(args.library.as_deref())?;
+    let inside = Path::new(name).starts_with(&prefix);
+    if !args.unchecked && !inside {
+        Program::find(name)?.check()?;
+    }
+    let (folder, kept) =
+        tokio::task::block_in_place(|| connected(&args, context, &endpoint, &folders))?;
+    let socket = preload::socket_in(&folder);
+    ensure!(
+        socket.as_os_str().len() <= SOCKET_BYTES_MAX,
+        "{} is too long for a socket: give a shorter --folder",
+        socket.display()
+    );
+    // Every program of this one has the connection, so that the file system does not end before them.
+    let kept = rustix::io::fcntl_dupfd_cloexec(&kept, KEPT_AT).unwrap_or(kept);
+    rustix::io::fcntl_setfd(kept.as_fd(), rustix::io::FdFlags::empty())?;
+    let mut command = if inside {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "exec \"$0\" \"$@\""]).arg(name);
+        command
+    } else {
+        Command::new(name)
+    };
+    let mut preloaded = library.into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preloaded.push(":");
+        preloaded.push(others);
+    }
+    command
+        .args(&args.program[1..])
+        .env("LD_PRELOAD", preloaded)
+        .env(SOCKET_VARIABLE, socket)
+        .env(PREFIX_VARIABLE, &prefix)
+        .env_remove(DIRECTORY_VARIABLE);
+    let error = command.exec();
+    Err(error).with_context(|| format!("can't run {}", name.display()))
+}
+
+/// The same, wherever it is used.
+fn absolute(endpoint: Endpoint) -> Endpoint {
+    match endpoint {
+        Endpoint::Unix(path) => Endpoint::Unix(std::path::absolute(&path).unwrap_or(path)),
+        other => other,
+    }
+}
+
+fn checked_prefix(prefix: &Path) -> anyhow::Result<PathBuf> {
+    let mut parts = prefix.components();
+    let rooted = parts.next() == Some(Component::RootDir);
+    let plain = parts
+        .clone()
+        .all(|part| matches!(part, Component::Normal(_)));
+    ensure!(
+        rooted && plain && parts.next().is_some() && prefix.as_os_str().len() <= PREFIX_BYTES_MAX,
+        "--prefix {}: it has to be an absolute path of at most {PREFIX_BYTES_MAX} bytes, not /, without `..`",
+        prefix.display()
+    );
+    Ok(prefix.components().collect())
+}
+
+/// Where a file system may be served: first where one of this user is.
+fn folders(args: &Args, endpoint: &Endpoint) -> Vec<PathBuf> {
+    if let Some(folder) = &args.folder {
+        return vec![folder.clone()];
+    }
+    let mut hasher = DefaultHasher::new();
+    endpoint.to_string().hash(&mut hasher);
+    args.in_place.hash(&mut hasher);
+    let array = format!("{:016x}", hasher.finish());
+    let uid = rustix::process::geteuid();
+    let of_root = Path::new("/run/tidemill-preload").join(&array);
+    if uid.is_root() {
+        return vec![of_root];
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = runtime.filter(|folder| folder.is_absolute());
+    let own = match runtime {
+        Some(folder) => folder.join("tidemill-preload"),
+        None => PathBuf::from(format!("/tmp/tidemill-preload-{}", uid.as_raw())),
+    };
+    vec![own.join(array), of_root]
+}
+
+/// The library, as an absolute path.
+fn library(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let beside = own.parent().unwrap_or(Path::new("/"));
+    let known = [
+        beside.join(LIBRARY),
+        beside.join("../lib").join(LIBRARY),
+        beside.join("../lib/tidemill").join(LIBRARY),
+    ];
+    let found = match given {
+        Some(given) => Some(given.to_owned()).filter(|path| path.exists()),
+        None => known.iter().find(|path| path.exists()).cloned(),
+    };
+    let found = found.with_context(|| {
+        let looked = known[..2].iter().map(|path| path.display().to_string());
+        let looked: Vec<_> = looked.collect();
+        format!(
+            "{LIBRARY} is in none of its places ({}): give --library FILE",
+            given.map_or_else(|| looked.join(", "), |path| path.display().to_string())
+        )
+    })?;
+    let found = std::fs::canonicalize(&found).with_context(|| found.display().to_string())?;
+    // The loader takes both for separators.
+    let name = found.as_os_str().as_bytes();
+    ensure!(
+        !name.contains(&b':') && !name.contains(&b' '),
+        "{} has a colon or a space in its path, which LD_PRELOAD can't name: put it elsewhere",
+        found.display()
+    );
+    Ok(found)
+}
+
+/// A connection to a file system, which is started if there is none.
+fn connected(
+    args: &Args,
+    context: &Context,
+    endpoint: &Endpoint,
+    folders: &[PathBuf],
+) -> anyhow::Result<(PathBuf, OwnedFd)> {
+    for folder in folders {
+        if owned_by_us_or_root(folder)
+            && let Ok(connection) = preload::connect(folder)
+        {
+            return Ok((folder.clone(), connection));
+        }
+    }
+    let folder = folders.first().context("no folder")?;
+    start(args, context, endpoint, folder)?;
+    let connection = preload::connect(folder)
+        .with_context(|| format!("the file system in {} does not answer", folder.display()))?;
+    Ok((folder.clone(), connection))
+}
+
+/// Whether nobody else can have put a socket there.
+fn owned_by_us_or_root(folder: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    folder
+        .symlink_metadata()
+        .is_ok_and(|stat| stat.is_dir() && [0, own].contains(&stat.uid()))
+}
+
+/// Starts a file system in the background, and waits until it can be used.
+fn start(args: &Args, context: &Context, endpoint: &Endpoint, folder: &Path) -> anyhow::Result<()> {
+    let mut how = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(how.recursive(true), 0o700);
+    how.create(folder)
+        .with_context(|| folder.display().to_string())?;
+    ensure!(
+        owned_by_us_or_root(folder),
+        "{} belongs to somebody else: choose another with --folder",
+        folder.display()
+    );
+    let log = folder.join("log");
+    let mut how = std::fs::File::options();
+    let opened = how.create(true).append(true).mode(0o600).open(&log);
+    let file = opened.with_context(|| log.display().to_string())?;
+    let began = file.metadata().map_or(0, |stat| stat.len());
+    let program = std::env::current_exe().context("where this program is")?;
+    let mut command = Command::new(program);
+    command
+        .arg("--server")
+        .arg(endpoint.to_string())
+        .args(context.forwarded())
+        .args(["preload", "--serve", "--idle"])
+        .arg(IDLE.as_secs().to_string())
+        .arg("--prefix")
+        .arg(&args.prefix)
+        .arg("--folder")
+        .arg(folder);
+    if let Some(in_place) = args.in_place {
+        command.args(["--in-place", if in_place { "true" } else { "false" }]);
+    }
+    // It keeps nothing of who started it: neither a terminal nor a folder.
+    command
+        .current_dir("/")
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(file);
+    let mut child = command.spawn().context("can't start the file system")?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line)?;
+    }
+    if line.trim() == READY {
+        return Ok(());
+    }
+    // Somebody else may have started one at the same time.
+    if preload::connect(folder).is_ok() {
+        return Ok(());
+    }
+    let text = std::fs::read(&log).unwrap_or_default();
+    let from = usize::try_from(began).unwrap_or(0).min(text.len());
+    let said = String::from_utf8_lossy(&text[from..]);
+    bail!(
+        "the file system could not be started: {}",
+        said.trim().trim_start_matches("error: ")
+    )
+}
+
+/// Serves programs in the foreground.
+async fn serve(
+    args: Args,
+    context: &Context,
+    (endpoint, prefix): (Endpoint, PathBuf),
+    folder: PathBuf,
+) -> anyhow::Result<ExitCode> {
+    if args.idle.is_some() {
+        // Whoever started it may be ended with all of its session.
+        let _ = rustix::process::setsid();
+    }
+    let credential = context.credential(&endpoint)?;
+    if args.allow_other
+        && args.folder.is_none()
+        && let Some(all) = folder.parent()
+    {
+        // It may be there already, for root alone.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        let made = std::fs::create_dir_all(all);
+        made.and_then(|()| std::fs::set_permissions(all, open))
+            .with_context(|| all.display().to_string())?;
+    }
+    let config = preload::Config {
+        endpoint,
+        credential,
+        folder,
+        prefix,
+        in_place: args.in_place.unwrap_or(true),
+        allow_other: args.allow_other,
+        attr_ttl: Duration::from_secs(context.config.mount.attr_ttl.unwrap_or(60)),
+        idle: args.idle.map(Duration::from_secs),
+    };
+    let served = tokio::task::spawn_blocking(move || {
+        let serving = preload::serve(&config)?;
+        let mut out = std::io::stdout();
+        // Nobody may be listening.
+        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+        serving.run()
+    });
+    served.await.context("the file system failed")??;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,1009 @@
+//! Requests of programs, answered by the file system: translates, checks what a kernel would have checked, and decides nothing else.
+
+use super::copies;
+use super::given::{Given, Lent};
+use super::rights::{self, READ, SEARCH, WRITE};
+use super::walk::{Fail, Path, Place, Walker};
+use crate::error::Error;
+use crate::fs::file::{OpenHow, Opened};
+use crate::fs::names::{Changes, New, Renaming};
+use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode};
+use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_core::id::Inode;
+use tidemill_preload_api::{
+    Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, NOBODY, Op, Request, Stat, TIME_NOW, TIME_OMITTED,
+};
+use tidemill_wire::v1::Kind;
+
+/// How often an open looks again for the version that is the current one.
+const OPEN_TRIES: u32 = 32;
+/// Listings under way at once; the oldest goes if there are more.
+const LISTINGS_MAX: usize = 1024;
+/// Entries asked for at once.
+const LIST_ENTRIES: usize = 512;
+/// Directories above each other at most.
+const DEPTH_MAX: usize = 4096;
+/// Bits of a mode that can be set.
+const MODE_BITS: u64 = 0o7777;
+/// Sizes and places of files at most, as of the system.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// The file system as programs are answered.
+#[derive(Debug)]
+pub(super) struct Answers {
+    pub(super) fs: Arc<Fs>,
+    pub(super) given: Arc<Given>,
+    walker: Walker,
+    /// Whether users are served that have to be kept from each other's files.
+    strangers: bool,
+    /// Open folders, by number, and where their listings go on.
+    listings: Mutex<BTreeMap<u64, u64>>,
+    /// Where there is an empty folder for each directory that is open.
+    directories: Mutex<PathBuf>,
+}
+
+/// What is answered.
+#[derive(Debug, Default)]
+pub(super) struct Reply {
+    pub(super) answer: Answer,
+    pub(super) text: Vec<u8>,
+    pub(super) descriptor: Option<OwnedFd>,
+}
+
+type Replied = Result<Reply, Fail>;
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) caller: Caller,
+    pub(super) request: Request,
+    pub(super) texts: [&'a [u8]; 4],
+}
+
+impl Asked<'_> {
+    fn path(&self) -> Path<'_> {
+        Path {
+            base: self.request.base,
+            text: self.texts[0],
+            prefix: self.texts[3],
+        }
+    }
+
+    fn second(&self) -> Path<'_> {
+        Path {
+            base: self.request.base2,
+            text: self.texts[1],
+            prefix: self.texts[3],
+        }
+    }
+
+    fn follows(&self) -> bool {
+        !self.at_flags().contains(AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn at_flags(&self) -> AtFlags {
+        AtFlags::from_bits_retain(low(self.request.flags))
+    }
+
+    fn file(&self) -> (u64, u64) {
+        (self.request.device, self.request.inode)
+    }
+
+    fn mode(&self) -> u32 {
+        low(self.request.mode)
+    }
+
+    /// The mode of something new.
+    fn new_mode(&self) -> u32 {
+        low(self.request.mode & MODE_BITS) & !rights::umask(self.caller)
+    }
+}
+
+/// The lower half of a number, which is all that system calls use.
+fn low(number: u64) -> u32 {
+    u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+fn done() -> Replied {
+    Ok(Reply::default())
+}
+
+/// Whether a path ends with a name that is not of an entry.
+fn dots(path: &[u8]) -> Option<&'static [u8]> {
+    let last = path
+        .rsplit(|&byte| byte == b'/')
+        .find(|name| !name.is_empty());
+    match last {
+        Some(b".") => Some(b"."),
+        Some(b"..") => Some(b".."),
+        _ => None,
+    }
+}
+
+fn type_of(kind: Kind) -> FileType {
+    match kind {
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharacterDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::File | Kind::Unspecified => FileType::RegularFile,
+    }
+}
+
+/// The type as `dirent` has it.
+fn dirent_type(kind: Kind) -> u8 {
+    u8::try_from(type_of(kind).as_raw_mode() >> 12).unwrap_or(0)
+}
+
+fn is_dir(found: &Found) -> bool {
+    found.attr.kind() == Kind::Directory
+}
+
+fn now_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// Refuses changes of the control folder.
+fn plain(found: &Found) -> Result<Key, Fail> {
+    if found.key.is_special() {
+        return Err(Errno::PERM.into());
+    }
+    Ok(found.key)
+}
+
+impl Answers {
+    pub(super) fn new(
+        fs: Arc<Fs>,
+        given: Arc<Given>,
+        directories: PathBuf,
+        strangers: bool,
+    ) -> Self {
+        Self {
+            fs,
+            given,
+            strangers,
+            walker: Walker::default(),
+            listings: Mutex::default(),
+            directories: Mutex::new(directories),
+        }
+    }
+
+    /// Answers a request.
+    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
+        let fail = match self.serve(asked) {
+            Ok(reply) => return reply,
+            Err(fail) => fail,
+        };
+        let mut reply = Reply::default();
+        match fail {
+            Fail::Leaves(path) => {
+                reply.answer.errno = tidemill_preload_api::LEAVES;
+                reply.text = path;
+            }
+            Fail::Error(error) => {
+                let errno = error.errno();
+                if errno == libc::EIO {
+                    tracing::warn!("an operation failed: {error}");
+                }
+                reply.answer.errno = u64::from(errno.unsigned_abs());
+            }
+        }
+        reply
+    }
+
+    fn serve(&self, asked: Asked<'_>) -> Replied {
+        match Op::of(asked.request.op).ok_or(Errno::NOSYS)? {
+            Op::Open => self.open(asked),
+            Op::Stat => self.stat(asked),
+            Op::Access => self.access(asked),
+            Op::List => self.list(asked),
+            Op::MakeDirectory => self.make(asked, Kind::Directory, &[]),
+            Op::MakeNode => self.make_node(asked),
+            Op::Symlink => self.symlink(asked),
+            Op::ReadLink => self.read_link(asked),
+            Op::Link => self.link(asked),
+            Op::Unlink => self.unlink(asked),
+            Op::Rename => self.rename(asked),
+            Op::Truncate => self.truncate(asked),
+            Op::SetMode => self.set_mode(asked),
+            Op::SetOwner => self.set_owner(asked),
+            Op::SetTimes => self.set_times(asked),
+            Op::StatFs => self.stat_fs(asked),
+            Op::GetAttribute | Op::ListAttributes => self.read_attribute(asked),
+            Op::SetAttribute | Op::RemoveAttribute => self.change_attribute(asked),
+            Op::Sync => self.sync(asked),
+            Op::Flush => {
+                self.given.flush(asked.file())?;
+                done()
+            }
+            Op::Resolve => self.resolve(asked),
+            Op::Flock => self.flock(asked),
+        }
+    }
+
+    /// What a path, a directory or an open file is.
+    fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Found, Fail> {
+        if asked.request.inode != 0 {
+            let lent = self.lent(asked)?;
+            return Ok(Walker::at(&self.fs, asked.caller, lent.key)?);
+        }
+        if asked.texts[0].is_empty() && asked.request.base != 0 {
+            let key = Key::unpack(asked.request.base);
+            self.entitled(asked.caller, key)?;
+            return Ok(Walker::at(&self.fs, asked.caller, key)?);
+        }
+        self.walk(asked, asked.path(), follow)?.there()
+    }
+
+    fn lent(&self, asked: &Asked<'_>) -> Result<Arc<Lent>, Fail> {
+        let mut open = self.given.of_file(asked.file());
+        // Who says that something is open need not have it.
+        let caller = asked.caller.uid;
+        open.retain(|lent| !self.strangers || [0, lent.caller.uid].contains(&caller));
+        let lent = open.iter().find(|lent| lent.write).or(open.first());
+        Ok(lent.cloned().ok_or(Errno::BADF)?)
+    }
+
+    /// Anybody can name a directory by its number: that is for those who may go there by its path.
+    fn entitled(&self, caller: Caller, key: Key) -> Result<(), Fail> {
+        if !self.strangers || caller.uid == 0 || key.is_special() {
+            return Ok(());
+        }
+        let mut at = key.ino;
+        for _ in 0..DEPTH_MAX {
+            if at == Inode::ROOT.0 {
+                return Ok(());
+            }
+            let (ino, _) = self.fs.table.name_of(at).ok_or(Errno::ACCESS)?;
+            let above = Walker::at(&self.fs, caller, Key { ino, alias: 0 })?;
+            rights::may(caller, &above.attr, SEARCH)?;
+            at = ino;
+        }
+        Err(Errno::ACCESS.into())
+    }
+
+    fn walk(&self, asked: &Asked<'_>, path: Path<'_>, follow: bool) -> Result<Place, Fail> {
+        if !path.text.starts_with(b"/") && path.base != 0 {
+            self.entitled(asked.caller, Key::unpack(path.base))?;
+        }
+        self.walker.walk(&self.fs, asked.caller, path, follow)
+    }
+
+    fn open(&self, asked: Asked<'_>) -> Replied {
+        let flags = OFlags::from_bits_retain(low(asked.request.flags));
+        if flags.contains(OFlags::TMPFILE) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if flags.contains(OFlags::RWMODE) {
+            return Err(Errno::INVAL.into());
+        }
+        let create = flags.contains(OFlags::CREATE);
+        let exclusive = create && flags.contains(OFlags::EXCL);
+        let follow = !flags.contains(OFlags::NOFOLLOW) && !exclusive;
+        for _ in 0..OPEN_TRIES {
+            let place = self.walk(&asked, asked.path(), follow)?;
+            let opened = match place.found {
+                None if create => self.create(&asked, &place, flags),
+                Some(_) if exclusive => return Err(Errno::EXIST.into()),
+                _ => self.open_found(&asked, place.there()?, flags),
+            };
+            match opened {
+                // Somebody else made it.
+                Err(Fail::Error(error)) if !exclusive && create && error.is(Errno::EXIST) => {}
+                // Another version is the current one by now, or this one is open in another way.
+                Err(Fail::Error(error)) if error.is(Errno::STALE) => {}
+                opened => return opened,
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    fn create(&self, asked: &Asked<'_>, place: &Place, flags: OFlags) -> Replied {
+        if place.folder {
+            return Err(Errno::ISDIR.into());
+        }
+        let parent = plain(&place.parent)?;
+        rights::may(asked.caller, &place.parent.attr, WRITE | SEARCH)?;
+        let how = OpenHow {
+            write: true,
+            update: flags & OFlags::RWMODE == OFlags::RDWR,
+            truncate: false,
+        };
+        let new = (asked.new_mode(), how);
+        let made = self
+            .fs
+            .create(asked.caller, parent.ino, &place.name, new, Pace::MayWait);
+        let (found, opened) = made?;
+        self.walker.keep(&self.fs, &found);
+        self.lend(asked, found.key, how, &opened, flags)
+    }
+
+    fn lend(
+        &self,
+        asked: &Asked<'_>,
+        key: Key,
+        how: OpenHow,
+        opened: &Opened,
+        flags: OFlags,
+    ) -> Replied {
+        let made_here = OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::TRUNC
+            | OFlags::NOCTTY
+            | OFlags::NOFOLLOW
+            | OFlags::NOATIME;
+        let flags = flags.difference(made_here);
+        let descriptor = self.given.lend(asked.caller, key, how, opened, flags)?;
+        let mut reply = Reply {
+            descriptor: Some(descriptor),
+            ..Reply::default()
+        };
+        // Whether what is written has to be handed over at its close.
+        reply.answer.value = u64::from(opened.write && opened.local.is_none());
+        Ok(reply)
+    }
+
+    fn open_found(&self, asked: &Asked<'_>, found: Found, flags: OFlags) -> Replied {
+        let mode = flags & OFlags::RWMODE;
+        let how = OpenHow {
+            write: mode != OFlags::RDONLY,
+            update: mode == OFlags::RDWR,
+            truncate: flags.contains(OFlags::TRUNC),
+        };
+        let writes = how.write || how.truncate;
+        let path_only = flags.contains(OFlags::PATH);
+        match found.attr.kind() {
+            Kind::Directory if writes || flags.contains(OFlags::CREATE) => {
+                return Err(Errno::ISDIR.into());
+            }
+            Kind::Directory => {
+                if !path_only {
+                    rights::may(asked.caller, &found.attr, READ)?;
+                }
+                return self.open_directory(found.key, flags);
+            }
+            Kind::Symlink => return Err(Errno::LOOP.into()),
+            _ if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
+            Kind::File => {}
+            Kind::Socket => return Err(Errno::NXIO.into()),
+            // Nobody can have it open for reading.
+            Kind::Fifo if mode == OFlags::WRONLY && flags.contains(OFlags::NONBLOCK) => {
+                return Err(Errno::NXIO.into());
+            }
+            _ => return Err(Errno::OPNOTSUPP.into()),
+        }
+        let read = mode != OFlags::WRONLY;
+        let want = [(read && !path_only, READ), (writes, WRITE)];
+        let want = want.iter().filter(|(wanted, _)| *wanted);
+        let want = want.fold(0, |all, (_, right)| all | right);
+        rights::may(asked.caller, &found.attr, want)?;
+        if flags.contains(OFlags::NOATIME) {
+            rights::owns(asked.caller, &found.attr)?;
+        }
+        let key = found.key;
+        if key.is_special() {
+            let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
+            let opened = Opened {
+                handle,
+                local: None,
+                object: u64::MAX - handle,
+                cached: false,
+                write: writes,
+                flush: true,
+            };
+            return self.lend(asked, key, how, &opened, flags);
+        }
+        self.given.settle(key.ino);
+        let opened = self.fs.open(asked.caller, key, how, Pace::MayWait)?;
+        self.lend(asked, key, how, &opened, flags)
+    }
+
+    /// A descriptor of an empty folder that is called as the directory.
+    fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
+        let folder = self.directories.lock();
+        let path = folder.join(key.pack().to_string());
+        std::fs::create_dir(&path).map_err(Error::from)?;
+        let kept = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::open(
+            &path,
+            (flags & kept) | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let removed = std::fs::remove_dir(&path);
+        drop(folder);
+        removed.map_err(Error::from)?;
+        Ok(Reply {
+            descriptor: Some(descriptor?),
+            ..Reply::default()
+        })
+    }
+
+    fn stat(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        let mut reply = Reply::default();
+        reply.answer.stat = self.shown(&asked, &found);
+        Ok(reply)
+    }
+
+    fn shown(&self, asked: &Asked<'_>, found: &Found) -> Stat {
+        let attr = &found.attr;
+        let mode = type_of(attr.kind()).as_raw_mode() | (attr.mode & 0o7777);
+        let mut stat = Stat {
+            ino: attr.ino,
+            mode: mode.into(),
+            nlink: attr.nlink.into(),
+            uid: attr.uid.into(),
+            gid: attr.gid.into(),
+            rdev: attr.rdev.into(),
+            size: attr.size,
+            blocks: found.blocks,
+            atime: attr.atime,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+        };
+        // What was written to a copy is not known to the file system yet.
+        let open = if attr.kind() == Kind::File {
+            self.given.of_inode(found.key.ino)
+        } else {
+            Vec::new()
+        };
+        let by_file = asked.request.inode != 0;
+        let copy = open.iter().find_map(|lent| {
+            let same = lent.key.alias == found.key.alias && !lent.key.is_special();
+            let copy = lent.written_copy().filter(|_| same);
+            copy.or(lent.copy.as_ref().filter(|_| by_file && same))
+        });
+        if let Some(copy) = copy
+            && let Ok(there) = copy.file.metadata()
+        {
+            (stat.size, stat.blocks) = (there.len(), there.blocks());
+            stat.mtime = there.mtime() * 1_000_000_000 + there.mtime_nsec();
+            stat.ctime = stat.ctime.max(stat.mtime);
+        }
+        stat
+    }
+
+    fn access(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        let want = asked.mode() & 7;
+        if want != 0 {
+            rights::may(asked.caller, &found.attr, want)?;
+        }
+        done()
+    }
+
+    fn list(&self, asked: Asked<'_>) -> Replied {
+        let key = Key::unpack(asked.request.base);
+        let (number, mut from) = (asked.request.a >> 32, low(asked.request.a) as usize);
+        let mut reply = Reply::default();
+        let mut add = |ino: u64, kind: Kind, name: &[u8]| {
+            let kind = dirent_type(kind);
+            let entry = Entry { ino, kind, name };
+            let Some(head) = entry.encode() else {
+                return true;
+            };
+            let fits = reply.text.len() + head.len() + name.len() <= LISTING_BYTES_MAX;
+            if fits {
+                reply.text.extend_from_slice(&head);
+                reply.text.extend_from_slice(name);
+            }
+            fits
+        };
+        let number = if asked.request.a == 0 {
+            self.entitled(asked.caller, key)?;
+            let found = Walker::at(&self.fs, asked.caller, key)?;
+            if !is_dir(&found) {
+                return Err(Errno::NOTDIR.into());
+            }
+            rights::may(asked.caller, &found.attr, READ)?;
+            add(found.attr.ino, Kind::Directory, b".");
+            add(found.attr.ino, Kind::Directory, b"..");
+            if key.is_special() {
+                let entries = self.fs.control_list(asked.caller, key.ino, Pace::MayWait)?;
+                for (name, found) in entries {
+                    add(found.attr.ino, found.attr.kind(), &name);
+                }
+                return Ok(reply);
+            }
+            self.begin_listing(key)
+        } else {
+            number
+        };
+        let handle = self.listings.lock().get(&number).copied();
+        let handle = handle.ok_or(Errno::STALE)?;
+        loop {
+            let listed = self
+                .fs
+                .list(asked.caller, handle, from, LIST_ENTRIES, Pace::MayWait)?;
+            if listed.is_empty() {
+                self.listings.lock().remove(&number);
+                self.fs.releasedir(handle);
+                return Ok(reply);
+            }
+            for (at, entry) in listed {
+                if !add(entry.attr.ino, entry.attr.kind(), &entry.name) {
+                    let next = u32::try_from(at).map_err(|_| Errno::OVERFLOW)?;
+                    reply.answer.value = number << 32 | u64::from(next);
+                    return Ok(reply);
+                }
+                let found = self.fs.list_found(key.ino, &entry);
+                self.walker.keep(&self.fs, &found);
+                from = at + 1;
+            }
+        }
+    }
+
+    fn begin_listing(&self, key: Key) -> u64 {
+        let handle = self.fs.opendir(key.ino);
+        let mut listings = self.listings.lock();
+        let number = listings.last_key_value().map_or(1, |(last, _)| last + 1);
+        listings.insert(number, handle);
+        if listings.len() > LISTINGS_MAX
+            && let Some((_, oldest)) = listings.pop_first()
+        {
+            drop(listings);
+            self.fs.releasedir(oldest);
+        }
+        number
+    }
+
+    /// Where something new is to be.
+    fn vacant(&self, asked: &Asked<'_>, path: Path<'_>, folder: bool) -> Result<Place, Fail> {
+        let place = self.walk(asked, path, false)?;
+        if place.found.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        if place.folder && !folder {
+            return Err(Errno::NOENT.into());
+        }
+        plain(&place.parent)?;
+        rights::may(asked.caller, &place.parent.attr, WRITE | SEARCH)?;
+        Ok(place)
+    }
+
+    fn make(&self, asked: Asked<'_>, kind: Kind, target: &[u8]) -> Replied {
+        let folder = kind == Kind::Directory;
+        let place = self.vacant(&asked, asked.path(), folder)?;
+        let new = New {
+            kind,
+            mode: match kind {
+                Kind::Symlink => 0o777,
+                _ => asked.new_mode(),
+            },
+            rdev: low(asked.request.a),
+            target: target.to_vec(),
+        };
+        let parent = place.parent.key.ino;
+        let made = self
+            .fs
+            .make(asked.caller, parent, &place.name, &new, Pace::MayWait)?;
+        self.walker.keep(&self.fs, &made);
+        done()
+    }
+
+    fn make_node(&self, asked: Asked<'_>) -> Replied {
+        let kind = match asked.mode() & libc::S_IFMT {
+            0 => Kind::File,
+            _ => kind_of_mode(asked.mode()).ok_or(Errno::INVAL)?,
+        };
+        match kind {
+            Kind::Directory | Kind::Symlink => return Err(Errno::PERM.into()),
+            Kind::CharDevice | Kind::BlockDevice if asked.caller.uid != 0 => {
+                return Err(Errno::PERM.into());
+            }
+            _ => {}
+        }
+        self.make(asked, kind, &[])
+    }
+
+    fn symlink(&self, asked: Asked<'_>) -> Replied {
+        let target = asked.texts[1];
+        if target.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
+        self.make(asked, Kind::Symlink, target)
+    }
+
+    fn read_link(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, false)?;
+        if found.attr.kind() != Kind::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        let text = if found.key.is_special() {
+            self.fs.control_readlink(found.key.ino)?
+        } else {
+            self.fs
+                .readlink(asked.caller, found.key.ino, Pace::MayWait)?
+        };
+        Ok(Reply {
+            text,
+            ..Reply::default()
+        })
+    }
+
+    fn link(&self, asked: Asked<'_>) -> Replied {
+        let follow = asked.at_flags().contains(AtFlags::SYMLINK_FOLLOW);
+        let source = self.target(&asked, follow)?;
+        if is_dir(&source) {
+            return Err(Errno::PERM.into());
+        }
+        let key = plain(&source)?;
+        let place = self.vacant(&asked, asked.second(), false)?;
+        self.given.settle(key.ino);
+        let parent = place.parent.key.ino;
+        let made = self
+            .fs
+            .link(asked.caller, key.ino, parent, &place.name, Pace::MayWait)?;
+        self.walker.keep(&self.fs, &made);
+        done()
+    }
+
+    fn unlink(&self, asked: Asked<'_>) -> Replied {
+        let directory = asked.at_flags().contains(AtFlags::REMOVEDIR);
+        match (dots(asked.texts[0]), directory) {
+            (Some(b"."), true) => return Err(Errno::INVAL.into()),
+            (Some(_), true) => return Err(Errno::NOTEMPTY.into()),
+            (Some(_), false) => return Err(Errno::ISDIR.into()),
+            (None, _) => {}
+        }
+        let place = self.walk(&asked, asked.path(), false)?;
+        let found = place.found.ok_or(Errno::NOENT)?;
+        if found.key.ino == Inode::ROOT.0 {
+            return Err(Errno::BUSY.into());
+        }
+        rights::may_remove(asked.caller, &place.parent.attr, &found.attr)?;
+        match (is_dir(&found), directory || place.folder) {
+            (true, _) if !directory => return Err(Errno::ISDIR.into()),
+            (false, true) => return Err(Errno::NOTDIR.into()),
+            _ => {}
+        }
+        let parent = plain(&place.parent)?.ino;
+        self.fs
+            .unlink(asked.caller, parent, &place.name, directory, Pace::MayWait)?;
+        done()
+    }
+
+    fn rename(&self, asked: Asked<'_>) -> Replied {
+        let flags = RenameFlags::from_bits_retain(low(asked.request.flags));
+        let how = Renaming {
+            no_replace: flags.contains(RenameFlags::NOREPLACE),
+            exchange: flags.contains(RenameFlags::EXCHANGE),
+        };
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+        if !flags.difference(known).is_empty() || how.no_replace && how.exchange {
+            return Err(Errno::INVAL.into());
+        }
+        if dots(asked.texts[0]).or(dots(asked.texts[1])).is_some() {
+            return Err(Errno::BUSY.into());
+        }
+        let from = self.walk(&asked, asked.path(), false)?;
+        let to = self.walk(&asked, asked.second(), false)?;
+        let source = from.there()?;
+        let root = |found: &Found| found.key.ino == Inode::ROOT.0;
+        if root(&source) || to.found.is_some_and(|found| root(&found)) {
+            return Err(Errno::BUSY.into());
+        }
+        if how.no_replace && to.found.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        if to.folder && !is_dir(&source) && !how.exchange {
+            return Err(Errno::NOTDIR.into());
+        }
+        self.may_rename(&asked, (&from, &source), &to, how)?;
+        if is_dir(&source) {
+            self.given.settle_all();
+        } else {
+            self.given.settle(source.key.ino);
+        }
+        let (parent, new_parent) = (plain(&from.parent)?.ino, plain(&to.parent)?.ino);
+        let names = ((parent, &from.name[..]), (new_parent, &to.name[..]));
+        let (from, to) = names;
+        self.fs.rename(asked.caller, from, to, how, Pace::MayWait)?;
+        done()
+    }
+
+    fn may_rename(
+        &self,
+        asked: &Asked<'_>,
+        (from, source): (&Place, &Found),
+        to: &Place,
+        how: Renaming,
+    ) -> Result<(), Fail> {
+        let caller = asked.caller;
+        rights::may_remove(caller, &from.parent.attr, &source.attr)?;
+        let elsewhere = from.parent.key.ino != to.parent.key.ino;
+        let moves = |found: &Found| {
+            // Its entry `..` changes.
+            if elsewhere && is_dir(found) {
+                rights::may(caller, &found.attr, WRITE)?;
+            }
+            Ok::<_, Fail>(())
+        };
+        let Some(target) = to.found else {
+            rights::may(caller, &to.parent.attr, WRITE | SEARCH)?;
+            return if how.exchange {
+                Err(Errno::NOENT.into())
+            } else {
+                moves(source)
+            };
+        };
+        rights::may_remove(caller, &to.parent.attr, &target.attr)?;
+        if how.exchange {
+            moves(&target)?;
+        } else if is_dir(source) && !is_dir(&target) {
+            return Err(Errno::NOTDIR.into());
+        } else if !is_dir(source) && is_dir(&target) {
+            return Err(Errno::ISDIR.into());
+        }
+        moves(source)
+    }
+
+    /// Changes attributes of what was found.
+    fn change(&self, asked: &Asked<'_>, found: &Found, changes: Changes) -> Replied {
+        if found.key.is_special() {
+            return done();
+        }
+        self.fs
+            .setattr(asked.caller, found.key, changes, Pace::MayWait)?;
+        done()
+    }
+
+    fn truncate(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, true)?;
+        let size = asked.request.a;
+        if size > OFFSET_MAX {
+            return Err(Errno::INVAL.into());
+        }
+        match found.attr.kind() {
+            Kind::File => {}
+            Kind::Directory => return Err(Errno::ISDIR.into()),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        rights::may(asked.caller, &found.attr, WRITE)?;
+        self.given.settle(found.key.ino);
+        let open = self.given.of_inode(found.key.ino);
+        if let Some(copy) = open.iter().find_map(|lent| lent.written_copy()) {
+            copy.file.set_len(size).map_err(Error::from)?;
+            return done();
+        }
+        let changes = Changes {
+            size: Some(size),
+            ..Changes::default()
+        };
+        self.change(&asked, &found, changes)
+    }
+
+    fn set_mode(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        if found.attr.kind() == Kind::Symlink {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let mode = low(asked.request.mode & MODE_BITS);
+        let mode = rights::settable(asked.caller, &found.attr, mode)?;
+        let changes = Changes {
+            mode: Some(mode),
+            ..Changes::default()
+        };
+        self.change(&asked, &found, changes)
+    }
+
+    fn set_owner(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        let id = |number| (number & NOBODY != NOBODY).then(|| low(number));
+        let (uid, gid) = (id(asked.request.a), id(asked.request.b));
+        rights::may_give(asked.caller, &found.attr, uid, gid)?;
+        let changes = Changes {
+            uid,
+            gid,
+            ..Changes::default()
+        };
+        if uid.is_none() && gid.is_none() {
+            return done();
+        }
+        self.change(&asked, &found, changes)
+    }
+
+    fn set_times(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        let (atime, mtime) = (asked.request.a.cast_signed(), asked.request.b.cast_signed());
+        if atime == TIME_OMITTED && mtime == TIME_OMITTED {
+            return done();
+        }
+        if atime == TIME_NOW && mtime == TIME_NOW {
+            let owner = rights::owns(asked.caller, &found.attr);
+            owner.or_else(|_| rights::may(asked.caller, &found.attr, WRITE))?;
+        } else {
+            rights::owns(asked.caller, &found.attr)?;
+        }
+        self.given.settle(found.key.ino);
+        for lent in self.given.of_inode(found.key.ino) {
+            // What is handed over later would change the time.
+            if let Some(copy) = lent.written_copy() {
+                self.given.hand_over(&lent, copy)?;
+            }
+        }
+        let time = |time| match time {
+            TIME_OMITTED => None,
+            TIME_NOW => Some(now_ns()),
+            time => Some(time),
+        };
+        let changes = Changes {
+            atime: time(atime),
+            mtime: time(mtime),
+            ..Changes::default()
+        };
+        let done = self.change(&asked, &found, changes)?;
+        for lent in self.given.of_inode(found.key.ino) {
+            if let (Some(copy), Some(mtime)) = (lent.written_copy(), changes.mtime) {
+                copies::set_mtime(&copy.file, mtime)?;
+            }
+        }
+        Ok(done)
+    }
+
+    fn stat_fs(&self, asked: Asked<'_>) -> Replied {
+        self.target(&asked, true)?;
+        let space = self.fs.statfs(asked.caller, Pace::MayWait)?;
+        let mut reply = Reply::default();
+        reply.answer.stat = Stat {
+            blocks: space.capacity / 4096,
+            size: space.free / 4096,
+            nlink: space.files,
+            ..Stat::default()
+        };
+        Ok(reply)
+    }
+
+    fn read_attribute(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        let (caller, key) = (asked.caller, found.key);
+        let names = Op::of(asked.request.op) == Some(Op::ListAttributes);
+        let text = if names && key.is_special() {
+            Vec::new()
+        } else if names {
+            let all = self.fs.listxattr(caller, key.ino, Pace::MayWait)?;
+            let shown = all.split_inclusive(|&byte| byte == 0);
+            shown
+                .filter(|name| caller.uid == 0 || !name.starts_with(b"trusted."))
+                .flatten()
+                .copied()
+                .collect()
+        } else if key.is_special() {
+            return Err(Errno::OPNOTSUPP.into());
+        } else {
+            let name = asked.texts[1];
+            rights::may_annotate(caller, &found.attr, name, false)?;
+            self.given.settle(key.ino);
+            self.fs.getxattr(caller, key.ino, name, Pace::MayWait)?
+        };
+        let mut reply = Reply::default();
+        reply.answer.value = text.len() as u64;
+        match asked.request.a {
+            0 => Ok(reply),
+            room if text.len() as u64 > room => Err(Errno::RANGE.into()),
+            _ => {
+                reply.text = text;
+                Ok(reply)
+            }
+        }
+    }
+
+    fn change_attribute(&self, asked: Asked<'_>) -> Replied {
+        let found = self.target(&asked, asked.follows())?;
+        if found.key.is_special() {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let (caller, ino, name) = (asked.caller, found.key.ino, asked.texts[1]);
+        rights::may_annotate(caller, &found.attr, name, true)?;
+        if Op::of(asked.request.op) == Some(Op::RemoveAttribute) {
+            self.fs.removexattr(caller, ino, name, Pace::MayWait)?;
+            return done();
+        }
+        // Flags of `setxattr` lie above those of paths.
+        let flags = low(asked.request.mode);
+        let how = (
+            flags & libc::XATTR_CREATE.unsigned_abs() != 0,
+            flags & libc::XATTR_REPLACE.unsigned_abs() != 0,
+        );
+        let value = asked.texts[2];
+        self.fs
+            .setxattr(caller, ino, name, value, how, Pace::MayWait)?;
+        done()
+    }
+
+    fn sync(&self, asked: Asked<'_>) -> Replied {
+        if asked.request.inode == 0 {
+            self.fs.sync_names(asked.caller)?;
+        } else {
+            self.given.sync(asked.caller, asked.file())?;
+        }
+        done()
+    }
+
+    fn resolve(&self, asked: Asked<'_>) -> Replied {
+        let directory = asked.request.mode != 0;
+        let base = asked.texts[0].is_empty();
+        let (found, place) = if base {
+            (self.target(&asked, true)?, None)
+        } else {
+            let place = self.walk(&asked, asked.path(), asked.follows())?;
+            (place.there()?, Some(place))
+        };
+        if directory {
+            if !is_dir(&found) {
+                return Err(Errno::NOTDIR.into());
+            }
+            rights::may(asked.caller, &found.attr, SEARCH)?;
+        }
+        let path = |key: Key| self.fs.table.path(key.ino).ok_or(Errno::NOENT);
+        let text = match place {
+            Some(place) if !is_dir(&found) => {
+                let mut text = path(place.parent.key)?;
+                if text.len() > 1 {
+                    text.push(b'/');
+                }
+                text.extend_from_slice(&place.name);
+                text
+            }
+            _ => path(found.key)?,
+        };
+        Ok(Reply {
+            text,
+            ..Reply::default()
+        })
+    }
+
+    fn flock(&self, asked: Asked<'_>) -> Replied {
+        let operation = low(asked.request.flags).cast_signed();
+        let alone = match operation & !libc::LOCK_NB {
+            libc::LOCK_SH => Some(false),
+            libc::LOCK_EX => Some(true),
+            libc::LOCK_UN => None,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let number = number_of(asked.caller, asked.request.a).ok_or(Errno::BADF)?;
+        let process = format!("/proc/{}", asked.caller.pid);
+        let gone = || !std::path::Path::new(&process).exists();
+        let wait = operation & libc::LOCK_NB == 0;
+        self.given
+            .flock((asked.file(), number), alone, wait, gone)?;
+        done()
+    }
+}
+
+/// The number of the open file that a process has as a descriptor, as its lock says.
+fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
+    let path = format!("/proc/{}/fdinfo/{descriptor}", caller.pid);
+    let info = std::fs::read_to_string(path).ok()?;
+    let locks = info.lines().filter(|line| line.starts_with("lock:"));
+    locks
+        .filter_map(|line| {
+            let start = line.split_ascii_whitespace().rev().nth(1)?;
+            start.parse::<u64>().ok()?.checked_sub(HANDLES_AT)
+        })
+        .next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_none_are_seen_behind_slashes() {
+        assert_eq!(dots(b"a/./"), Some(&b"."[..]));
+        assert_eq!(dots(b".."), Some(&b".."[..]));
+        assert_eq!(dots(b"../a"), None);
+        assert_eq!(dots(b"/"), None);
+    }
+}

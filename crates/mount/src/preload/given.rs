@@ -1,0 +1,421 @@
+//! Descriptors that were given away, and when the last one of each open file is closed.
+//!
+//! A program is given a descriptor of the object's own file, or of a copy, and reads and writes it without asking anybody. That it
+//! is still open anywhere, by whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped, is told by the system: the open
+//! file itself holds a lock of a byte that no program uses (an *open file description lock*), which goes with it. So
+//! nobody has to say that a file is closed, and who is killed can't fail to. It is asked before it matters, and from time to time.
+
+use super::copies::{Copies, Copy};
+use super::walk::Walker;
+use crate::error::Error;
+use crate::fs::file::{OpenHow, Opened};
+use crate::fs::{Caller, Fs, Key, Pace, patience};
+use nix::fcntl::{FcntlArg, fcntl};
+use parking_lot::{Condvar, Mutex};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tidemill_preload_api::HANDLES_AT;
+
+/// Descriptors given away at once at most.
+const GIVEN_MAX: usize = 65_536;
+/// How often closed files are looked for when nobody asks, at least …
+const SWEEP_PAUSE: Duration = Duration::from_millis(20);
+/// … and what part of the time that may take: one in so many.
+const SWEEP_SHARE: u32 = 50;
+/// How often a lock of a whole file is tried again.
+const FLOCK_PAUSE: Duration = Duration::from_millis(10);
+/// Bytes of what is written to a control file at most.
+const CONTROL_BYTES_MAX: u64 = 64 << 10;
+
+/// An open file that was given away.
+#[derive(Debug)]
+pub(super) struct Lent {
+    number: u64,
+    pub(super) key: Key,
+    pub(super) handle: u64,
+    pub(super) caller: Caller,
+    pub(super) write: bool,
+    /// Another opening of the file, to ask for its locks.
+    file: Arc<File>,
+    object: u64,
+    pub(super) copy: Option<Arc<Copy>>,
+}
+
+impl Lent {
+    /// Its copy, if there may be changes in it.
+    pub(super) fn written_copy(&self) -> Option<&Arc<Copy>> {
+        self.copy.as_ref().filter(|_| self.write)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    by_number: BTreeMap<u64, Arc<Lent>>,
+    by_file: HashMap<(u64, u64), BTreeSet<u64>>,
+    by_inode: HashMap<u64, BTreeSet<u64>>,
+    /// How many of an inode are being ended.
+    ending: HashMap<u64, usize>,
+    /// Locks of whole files by inode: who has them, and whether alone.
+    flocks: HashMap<u64, BTreeMap<u64, bool>>,
+}
+
+/// All that was given away.
+#[derive(Debug)]
+pub(super) struct Given {
+    fs: Arc<Fs>,
+    copies: Copies,
+    open: Mutex<Open>,
+    changed: Condvar,
+    next: AtomicU64,
+}
+
+/// The lock that says that an open file is open.
+fn mark(number: u64, kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).unwrap_or(0),
+        l_whence: i16::try_from(libc::SEEK_SET).unwrap_or(0),
+        l_start: i64::try_from(HANDLES_AT + number).unwrap_or(i64::MAX),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Whether the open file is closed.
+fn is_closed(lent: &Lent) -> bool {
+    let mut lock = mark(lent.number, libc::F_WRLCK);
+    match fcntl(&*lent.file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+        Ok(_) => i32::from(lock.l_type) == libc::F_UNLCK,
+        Err(errno) => {
+            tracing::warn!("can't see whether a file is still open: {errno}");
+            false
+        }
+    }
+}
+
+impl Given {
+    pub(super) fn new(fs: Arc<Fs>, copies: Copies) -> Self {
+        Self {
+            fs,
+            copies,
+            open: Mutex::default(),
+            changed: Condvar::new(),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// A descriptor of what was opened, to be given away, with these flags of `open`. What was opened is released when it
+    /// is closed, also if this fails.
+    pub(super) fn lend(
+        &self,
+        caller: Caller,
+        key: Key,
+        how: OpenHow,
+        opened: &Opened,
+        flags: OFlags,
+    ) -> Result<OwnedFd, Error> {
+        let lent = self.made(caller, key, how, opened);
+        let lent = lent.inspect_err(|_| self.fs.release(caller, opened.handle))?;
+        let given = self.reopened(&lent, flags);
+        let given = match given {
+            Ok(given) => given,
+            Err(error) => {
+                self.end(&lent);
+                return Err(error);
+            }
+        };
+        let mut open = self.open.lock();
+        let stat = lent.file.metadata()?;
+        let (file, ino) = ((stat.dev(), stat.ino()), lent.key.ino);
+        open.by_file.entry(file).or_default().insert(lent.number);
+        open.by_inode.entry(ino).or_default().insert(lent.number);
+        open.by_number.insert(lent.number, Arc::new(lent));
+        Ok(given)
+    }
+
+    fn made(&self, caller: Caller, key: Key, how: OpenHow, opened: &Opened) -> Result<Lent, Error> {
+        if self.count() >= GIVEN_MAX {
+            return Err(Errno::NFILE.into());
+        }
+        let mut lent = Lent {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            key,
+            handle: opened.handle,
+            caller,
+            write: opened.write,
+            file: Arc::new(File::open("/dev/null")?),
+            object: opened.object,
+            copy: None,
+        };
+        if let Some(local) = &opened.local {
+            lent.file = local.clone();
+            return Ok(lent);
+        }
+        let (fs, handle, special) = (&self.fs, opened.handle, key.is_special());
+        let mtime = Walker::at(fs, caller, key)?.attr.mtime;
+        let copy = self
+            .copies
+            .of((key.pack(), opened.object), mtime, |at, bytes| {
+                if special && how.write {
+                    return Ok(Vec::new());
+                }
+                if special {
+                    return fs.control_read(handle, at, bytes, Pace::MayWait);
+                }
+                patience::renew();
+                fs.read(handle, at, bytes, Pace::MayWait)
+            })?;
+        if how.truncate {
+            copy.file.set_len(0)?;
+        }
+        lent.file = Arc::new(copy.file.try_clone()?);
+        lent.copy = Some(copy);
+        Ok(lent)
+    }
+
+    /// The file once more, with an offset and flags of its own, marked as open.
+    fn reopened(&self, lent: &Lent, flags: OFlags) -> Result<OwnedFd, Error> {
+        let path = format!("/proc/self/fd/{}", lent.file.as_raw_fd());
+        let given = open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
+        let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
+        let kind = if reads { libc::F_RDLCK } else { libc::F_WRLCK };
+        let lock = mark(lent.number, kind);
+        // Where there are no such locks nobody could tell when it is closed.
+        fcntl(given.as_fd(), FcntlArg::F_OFD_SETLK(&lock))
+            .map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+        Ok(given)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.open.lock().by_number.len()
+    }
+
+    /// What is open of a file of this host.
+    pub(super) fn of_file(&self, file: (u64, u64)) -> Vec<Arc<Lent>> {
+        let open = self.open.lock();
+        let numbers = open.by_file.get(&file).into_iter().flatten();
+        numbers
+            .filter_map(|number| open.by_number.get(number).cloned())
+            .collect()
+    }
+
+    /// What is open of an inode of the array.
+    pub(super) fn of_inode(&self, ino: u64) -> Vec<Arc<Lent>> {
+        let open = self.open.lock();
+        let numbers = open.by_inode.get(&ino).into_iter().flatten();
+        numbers
+            .filter_map(|number| open.by_number.get(number).cloned())
+            .collect()
+    }
+
+    /// Ends what is closed of an inode: when this returns, all closes that returned before are known.
+    pub(super) fn settle(&self, ino: u64) {
+        self.sweep(&self.of_inode(ino));
+        let deadline = patience::deadline();
+        let mut open = self.open.lock();
+        while open.ending.contains_key(&ino) {
+            if self.changed.wait_until(&mut open, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// As [`Self::settle`], of all.
+    pub(super) fn settle_all(&self) {
+        let all: Vec<_> = self.open.lock().by_number.values().cloned().collect();
+        self.sweep(&all);
+        let deadline = patience::deadline();
+        let mut open = self.open.lock();
+        while !open.ending.is_empty() {
+            if self.changed.wait_until(&mut open, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    fn sweep(&self, lent: &[Arc<Lent>]) {
+        for lent in lent.iter().filter(|lent| is_closed(lent)) {
+            if self.take(lent) {
+                self.end(lent);
+                self.ended(lent.key.ino);
+            }
+        }
+    }
+
+    /// Takes one off the books, once.
+    fn take(&self, lent: &Lent) -> bool {
+        let mut open = self.open.lock();
+        if open.by_number.remove(&lent.number).is_none() {
+            return false;
+        }
+        if let Ok(stat) = lent.file.metadata() {
+            let file = (stat.dev(), stat.ino());
+            if let Some(numbers) = open.by_file.get_mut(&file) {
+                numbers.remove(&lent.number);
+                if numbers.is_empty() {
+                    open.by_file.remove(&file);
+                }
+            }
+        }
+        let ino = lent.key.ino;
+        if let Some(numbers) = open.by_inode.get_mut(&ino) {
+            numbers.remove(&lent.number);
+            if numbers.is_empty() {
+                open.by_inode.remove(&ino);
+            }
+        }
+        if let Some(locks) = open.flocks.get_mut(&ino) {
+            locks.remove(&lent.number);
+            if locks.is_empty() {
+                open.flocks.remove(&ino);
+            }
+        }
+        *open.ending.entry(ino).or_default() += 1;
+        true
+    }
+
+    fn ended(&self, ino: u64) {
+        let mut open = self.open.lock();
+        if let Some(count) = open.ending.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                open.ending.remove(&ino);
+            }
+        }
+        drop(open);
+        self.changed.notify_all();
+    }
+
+    fn end(&self, lent: &Lent) {
+        if let Some(copy) = lent.written_copy()
+            && let Err(error) = self.hand_over(lent, copy)
+        {
+            let path = self.fs.table.path(lent.key.ino).unwrap_or_default();
+            let path = String::from_utf8_lossy(&path);
+            tracing::error!(
+                ino = lent.key.ino,
+                object = lent.object,
+                "what was written to {path} and closed could not all be handed over: {error}"
+            );
+        }
+        if lent.key.is_special() {
+            self.fs.control_release(lent.handle);
+        } else {
+            self.fs.release(lent.caller, lent.handle);
+        }
+        if let Some(copy) = &lent.copy {
+            let keep = !lent.key.is_special() && lent.object != 0 && lent.object < u64::MAX / 2;
+            let id = (lent.key.pack(), lent.object);
+            self.copies
+                .closed(id, copy.clone(), keep && !copy.has_changed());
+        }
+    }
+
+    /// Hands over what was written to a copy.
+    pub(super) fn hand_over(&self, lent: &Lent, copy: &Copy) -> Result<(), Error> {
+        if !lent.key.is_special() {
+            let to = (lent.caller, lent.key, lent.handle);
+            return self.copies.hand_over(&self.fs, to, copy);
+        }
+        if !copy.has_changed() {
+            return Ok(());
+        }
+        let size = copy.file.metadata()?.len().min(CONTROL_BYTES_MAX);
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+        std::os::unix::fs::FileExt::read_exact_at(&copy.file, &mut bytes, 0)?;
+        copy.file.set_len(0)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.fs.control_write(lent.handle, &bytes, Pace::MayWait)?;
+        self.fs.control_flush(lent.handle, Pace::MayWait)
+    }
+
+    /// A descriptor is about to be closed: what was written is handed over, so that errors can be told.
+    pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
+        for lent in self.of_file(file) {
+            if let Some(copy) = lent.written_copy() {
+                self.hand_over(&lent, copy)?;
+                if !lent.key.is_special() {
+                    self.fs.flush(lent.handle, Pace::MayWait)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an open file survive power loss.
+    pub(super) fn sync(&self, caller: Caller, file: (u64, u64)) -> Result<(), Error> {
+        let open = self.of_file(file);
+        let lent = open.iter().find(|lent| lent.write).or(open.first());
+        let lent = lent.ok_or(Errno::BADF)?;
+        if lent.key.is_special() {
+            return Ok(());
+        }
+        if let Some(copy) = lent.written_copy() {
+            self.hand_over(lent, copy)?;
+        }
+        self.fs.fsync(caller, lent.handle, Pace::MayWait)
+    }
+
+    /// Locks a whole file, or gives it free (`None`), for an open file by its number.
+    pub(super) fn flock(
+        &self,
+        (file, number): ((u64, u64), u64),
+        alone: Option<bool>,
+        wait: bool,
+        gone: impl Fn() -> bool,
+    ) -> Result<(), Error> {
+        let lent = self.open.lock().by_number.get(&number).cloned();
+        let lent = lent.ok_or(Errno::BADF)?;
+        let stat = lent.file.metadata()?;
+        if (stat.dev(), stat.ino()) != file {
+            return Err(Errno::BADF.into());
+        }
+        let ino = lent.key.ino;
+        loop {
+            {
+                let mut open = self.open.lock();
+                let locks = open.flocks.entry(ino).or_default();
+                let Some(alone) = alone else {
+                    locks.remove(&number);
+                    drop(open);
+                    self.changed.notify_all();
+                    return Ok(());
+                };
+                let others = locks.iter().filter(|(other, _)| **other != number);
+                if others.into_iter().all(|(_, other)| !alone && !other) {
+                    locks.insert(number, alone);
+                    return Ok(());
+                }
+                // As with the system's: who waits for another kind has none meanwhile.
+                locks.remove(&number);
+            }
+            self.sweep(&self.of_inode(ino));
+            if !wait {
+                return Err(Errno::WOULDBLOCK.into());
+            }
+            if gone() || !self.open.lock().by_number.contains_key(&number) {
+                return Err(Errno::INTR.into());
+            }
+            let mut open = self.open.lock();
+            let _ = self.changed.wait_for(&mut open, FLOCK_PAUSE);
+        }
+    }
+
+    /// Looks for closed files for as long as `goes_on`.
+    pub(super) fn keep_sweeping(&self, goes_on: impl Fn() -> bool) {
+        while goes_on() {
+            let began = std::time::Instant::now();
+            let all: Vec<_> = self.open.lock().by_number.values().cloned().collect();
+            patience::serve(|| self.sweep(&all));
+            std::thread::sleep(SWEEP_PAUSE.max(began.elapsed() * SWEEP_SHARE));
+        }
+    }
+}

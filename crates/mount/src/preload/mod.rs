@@ -1,0 +1,344 @@
+//! The adapter between programs under `tidemill preload` and [`crate::fs`], beside the one of FUSE.
+//!
+//! Programs talk to it over a Unix socket. Names and attributes are asked for; a file is opened by being given a descriptor of the object's file
+//! in its element's folder, or of a copy if that is on another host, and is then read and written without this process
+//! (`docs/decisions/0045-programs-without-a-mount.md`).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `answer` | requests |
+//! | `walk` | paths |
+//! | `rights` | what callers may |
+//! | `given` | descriptors that were given away, and their end |
+//! | `copies` | files that are not on this host |
+//! | `socket` | messages |
+
+mod answer;
+mod copies;
+mod given;
+mod rights;
+mod socket;
+mod walk;
+
+use crate::error::Error;
+use crate::fs::patience;
+use crate::fs::watch::{Closes, Kernel};
+use crate::session::{self, Attached};
+use answer::{Answers, Asked, Reply};
+use copies::Copies;
+use given::Given;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tidemill_client::{Credential, Endpoint};
+use tidemill_preload_api::{Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Connections at once at most: each has a thread.
+const CONNECTIONS_MAX: usize = 4096;
+/// How often it is looked whether anybody is left.
+const IDLE_PERIOD: Duration = Duration::from_millis(500);
+/// Pause before the next connection is accepted, if there can't be one now.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// What is served, where and to whom.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The server.
+    pub endpoint: Endpoint,
+    /// Content of the array's token file, for a server that is reached over TCP.
+    pub credential: Option<Credential>,
+    /// Folder of the socket, made if it is missing.
+    pub folder: PathBuf,
+    /// Where programs find the array, to be shown.
+    pub prefix: PathBuf,
+    /// Whether object files of elements on this host are opened in place.
+    pub in_place: bool,
+    /// Whether other users than the one who serves may use it.
+    pub allow_other: bool,
+    /// How long attributes and names are believed without asking.
+    pub attr_ttl: Duration,
+    /// How long it goes on when nobody uses it; `None`: for ever.
+    pub idle: Option<Duration>,
+}
+
+/// The socket in a folder.
+#[must_use]
+pub fn socket_in(folder: &Path) -> PathBuf {
+    folder.join("s")
+}
+
+/// The file system for programs under `tidemill preload`; it is served while this exists.
+#[derive(Debug)]
+pub struct Serving {
+    shared: Arc<Shared>,
+    runtime: Runtime,
+    socket: PathBuf,
+    idle: Option<Duration>,
+    /// Nobody else serves in the folder.
+    _held: File,
+}
+
+#[derive(Debug)]
+struct Shared {
+    answers: Answers,
+    allow_other: bool,
+    own_uid: u32,
+    connections: AtomicUsize,
+    ends: AtomicBool,
+}
+
+/// Nobody has caches of names here.
+#[derive(Clone, Copy, Debug)]
+struct NoKernel;
+
+impl Kernel for NoKernel {
+    fn forget_entry(&self, _: u64, _: &OsStr) {}
+    fn forget_inode(&self, _: u64) {}
+}
+
+impl Closes for Given {
+    fn settle(&self, ino: u64) {
+        Given::settle(self, ino);
+    }
+}
+
+/// Serves programs. They can connect when this returns.
+///
+/// # Errors
+/// If the server refuses or can't be trusted, or the folder is not ours or served by somebody.
+pub fn serve(config: &Config) -> Result<Serving, Error> {
+    let held = take_folder(config)?;
+    let Attached { runtime, fs } = session::attach(
+        &session::Config {
+            endpoint: config.endpoint.clone(),
+            credential: config.credential.clone(),
+            mountpoint: config.prefix.clone(),
+            in_place: config.in_place,
+            allow_other: config.allow_other,
+            attr_ttl: config.attr_ttl,
+        },
+        config.prefix.clone(),
+        NoKernel,
+    )?;
+    let copies = Copies::new(config.folder.join(COPIES));
+    let given = Arc::new(Given::new(fs.clone(), copies));
+    fs.set_closes(given.clone());
+    let shared = Arc::new(Shared {
+        answers: Answers::new(
+            fs,
+            given,
+            config.folder.join(DIRECTORIES),
+            config.allow_other,
+        ),
+        allow_other: config.allow_other,
+        own_uid: rustix::process::geteuid().as_raw(),
+        connections: AtomicUsize::new(0),
+        ends: AtomicBool::new(false),
+    });
+    let socket = socket_in(&config.folder);
+    let _ = std::fs::remove_file(&socket);
+    let listener = socket::listener(&socket)?;
+    let mode = if config.allow_other { 0o666 } else { 0o600 };
+    std::fs::set_permissions(&socket, Permissions::from_mode(mode))?;
+    let accepting = shared.clone();
+    std::thread::Builder::new()
+        .name("accept".into())
+        .spawn(move || accepting.accept(&listener))?;
+    let sweeping = shared.clone();
+    std::thread::Builder::new()
+        .name("closed-files".into())
+        .spawn(move || {
+            let goes_on = || !sweeping.ends.load(Ordering::Acquire);
+            sweeping.answers.given.keep_sweeping(goes_on);
+        })?;
+    Ok(Serving {
+        shared,
+        runtime,
+        socket,
+        idle: config.idle,
+        _held: held,
+    })
+}
+
+/// Makes the folder, which has to be ours alone to change.
+fn take_folder(config: &Config) -> Result<File, Error> {
+    let mode = if config.allow_other { 0o711 } else { 0o700 };
+    let folder = &config.folder;
+    let mut how = DirBuilder::new();
+    how.recursive(true).mode(mode).create(folder)?;
+    let stat = folder.symlink_metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    if !stat.is_dir() || stat.uid() != own || stat.mode() & 0o022 != 0 {
+        return Err(Error::Folder {
+            path: folder.display().to_string(),
+        });
+    }
+    std::fs::set_permissions(folder, Permissions::from_mode(mode))?;
+    let held = File::create(folder.join("serving"))?;
+    flock(&held, FlockOperation::NonBlockingLockExclusive).map_err(|_| Error::Served {
+        path: folder.display().to_string(),
+    })?;
+    for (name, mode) in [(DIRECTORIES, mode), (COPIES, 0o700)] {
+        let path = folder.join(name);
+        // What is left of one that was killed.
+        let _ = std::fs::remove_dir_all(&path);
+        let mut how = DirBuilder::new();
+        how.mode(mode).create(path)?;
+    }
+    Ok(held)
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &OwnedFd) {
+        while !self.ends.load(Ordering::Acquire) {
+            let connection = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+                Ok(connection) => connection,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => {
+                    tracing::warn!("no connection can be accepted: {errno}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    continue;
+                }
+            };
+            if self.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
+                self.connections.fetch_sub(1, Ordering::AcqRel);
+                tracing::warn!("a program was refused: {CONNECTIONS_MAX} are connected");
+                continue;
+            }
+            let serving = self.clone();
+            let spawned = std::thread::Builder::new()
+                .name("program".into())
+                .spawn(move || {
+                    if let Err(errno) = serving.converse(&connection) {
+                        tracing::debug!("a program's connection ended: {errno}");
+                    }
+                    serving.connections.fetch_sub(1, Ordering::AcqRel);
+                });
+            if let Err(error) = spawned {
+                self.connections.fetch_sub(1, Ordering::AcqRel);
+                tracing::warn!("a program can't be served: {error}");
+            }
+        }
+    }
+
+    /// Answers one program's requests until it ends.
+    fn converse(&self, connection: &OwnedFd) -> Result<(), Errno> {
+        let connection = connection.as_fd();
+        socket::know_senders(connection)?;
+        let mut message = vec![0; REQUEST_BYTES_MAX + 1];
+        loop {
+            let (length, sender) = socket::receive(connection, &mut message)?;
+            if length == 0 {
+                return Ok(());
+            }
+            let caller = sender.ok_or(Errno::PERM)?;
+            let refused = |errno: Errno| Reply {
+                answer: Answer {
+                    errno: u64::from(errno.raw_os_error().unsigned_abs()),
+                    ..Answer::default()
+                },
+                ..Reply::default()
+            };
+            let reply = match Request::decode(&message[..length]) {
+                None => refused(Errno::PROTO),
+                Some(_) if !self.serves(caller.uid) => refused(Errno::ACCESS),
+                Some((request, texts)) => {
+                    let asked = Asked {
+                        caller,
+                        request,
+                        texts,
+                    };
+                    patience::serve(|| self.answers.answer(asked))
+                }
+            };
+            let head = reply.answer.encode();
+            socket::send(connection, [&head, &reply.text], reply.descriptor.as_ref())?;
+        }
+    }
+
+    fn serves(&self, uid: u32) -> bool {
+        self.allow_other || uid == self.own_uid || uid == 0
+    }
+
+    fn is_idle(&self) -> bool {
+        self.connections.load(Ordering::Acquire) == 0 && self.answers.given.count() == 0
+    }
+}
+
+impl Serving {
+    /// Serves until SIGTERM or SIGINT arrives, or nobody has used it for long enough; then seals what was written.
+    ///
+    /// # Errors
+    /// If what was written could not be sealed in time; the server then seals what reached the elements.
+    pub fn run(self) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        let idle = self.idle;
+        self.runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let unused = async {
+                let mut since = Instant::now();
+                while idle.is_none_or(|idle| since.elapsed() < idle) {
+                    tokio::time::sleep(IDLE_PERIOD).await;
+                    if !shared.is_idle() {
+                        since = Instant::now();
+                    }
+                }
+            };
+            tokio::select! {
+                _ = terminate.recv() => tracing::info!("SIGTERM: ending"),
+                _ = interrupt.recv() => tracing::info!("SIGINT: ending"),
+                () = unused => tracing::info!("nobody uses it any more"),
+            }
+            Ok::<_, std::io::Error>(())
+        })?;
+        let _ = std::fs::remove_file(&self.socket);
+        self.shared.answers.given.settle_all();
+        let sealed = session::finish(&self.shared.answers.fs);
+        self.shared.ends.store(true, Ordering::Release);
+        sealed.map_err(|left| Error::Unsealed {
+            versions: left.versions,
+            why: left.why,
+        })
+    }
+}
+
+/// Asks a file system in this folder whether it is there; the connection keeps it going for as long as it is open.
+///
+/// # Errors
+/// If nobody serves there, or this user may not use it.
+pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket_with};
+    let kind = SocketType::SEQPACKET;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    // The kernel says who sends.
+    socket::know_senders(socket.as_fd())?;
+    connect(&socket, &SocketAddrUnix::new(socket_in(folder))?)?;
+    let request = Request {
+        op: Op::Resolve as u64,
+        lengths: [1, 0, 0, 0],
+        ..Request::default()
+    };
+    socket::send(socket.as_fd(), [&request.encode(), b"/"], None)?;
+    let mut message = vec![0; tidemill_preload_api::ANSWER_BYTES_MAX];
+    let (length, _) = socket::receive(socket.as_fd(), &mut message)?;
+    let answer = Answer::decode(&message[..length]).ok_or(Errno::PROTO)?;
+    match answer.errno {
+        0 => Ok(socket),
+        LEAVES => Err(Errno::PROTO.into()),
+        errno => {
+            let errno = i32::try_from(errno).unwrap_or(libc::EIO);
+            Err(Errno::from_raw_os_error(errno).into())
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What a caller may: on a mount the kernel decides that, here nobody else does.
+
+use crate::error::Error;
+use crate::fs::Caller;
+use rustix::io::Errno;
+use tidemill_wire::v1::{Attr, Kind};
+
+pub(super) const READ: u32 = 4;
+pub(super) const WRITE: u32 = 2;
+pub(super) const SEARCH: u32 = 1;
+/// Only who owns an entry, or the directory, removes it.
+const STICKY: u32 = 0o1000;
+const SETGID: u32 = 0o2000;
+/// Bits of any execute right.
+const EXECUTABLE: u32 = 0o111;
+
+/// The numbers in a line of `/proc/PID/status`.
+fn status_of(pid: u32, field: &str, radix: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(field));
+    let numbers = line.unwrap_or_default().split_ascii_whitespace();
+    numbers
+        .filter_map(|word| u32::from_str_radix(word, radix).ok())
+        .collect()
+}
+
+/// Mode bits that a process takes away from what it makes; what can't be seen takes all away from others.
+pub(super) fn umask(caller: Caller) -> u32 {
+    let umask = status_of(caller.pid, "Umask:", 8);
+    umask.first().copied().unwrap_or(0o077)
+}
+
+fn in_group(caller: Caller, gid: u32) -> bool {
+    caller.gid == gid || status_of(caller.pid, "Groups:", 10).contains(&gid)
+}
+
+/// Whether all of `want` is allowed ([`READ`], [`WRITE`], [`SEARCH`]).
+pub(super) fn may(caller: Caller, attr: &Attr, want: u32) -> Result<(), Error> {
+    if caller.uid == 0 {
+        let runs = attr.kind() == Kind::Directory || attr.mode & EXECUTABLE != 0;
+        return if want & SEARCH == 0 || runs {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS.into())
+        };
+    }
+    let all = |shift: u32| (attr.mode >> shift) & want == want;
+    let allowed = if caller.uid == attr.uid {
+        all(6)
+    } else if all(3) == all(0) {
+        // The same for both: no need to ask for groups.
+        all(0)
+    } else if in_group(caller, attr.gid) {
+        all(3)
+    } else {
+        all(0)
+    };
+    if allowed {
+        Ok(())
+    } else {
+        Err(Errno::ACCESS.into())
+    }
+}
+
+/// Whether an entry may be taken out of a directory.
+pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Result<(), Error> {
+    may(caller, directory, WRITE | SEARCH)?;
+    let sticky = directory.mode & STICKY != 0;
+    if sticky && ![0, entry.uid, directory.uid].contains(&caller.uid) {
+        return Err(Errno::PERM.into());
+    }
+    Ok(())
+}
+
+/// Whether it is the owner, or root.
+pub(super) fn owns(caller: Caller, attr: &Attr) -> Result<(), Error> {
+    if caller.uid == 0 || caller.uid == attr.uid {
+        Ok(())
+    } else {
+        Err(Errno::PERM.into())
+    }
+}
+
+/// The mode that an owner may set.
+pub(super) fn settable(caller: Caller, attr: &Attr, mode: u32) -> Result<u32, Error> {
+    owns(caller, attr)?;
+    let stranger = caller.uid != 0 && mode & SETGID != 0 && !in_group(caller, attr.gid);
+    Ok(if stranger { mode & !SETGID } else { mode })
+}
+
+/// Whether user and group may be set.
+pub(super) fn may_give(
+    caller: Caller,
+    attr: &Attr,
+    uid: Option<u32>,
+    gid: Option<u32>,
+) -> Result<(), Error> {
+    if caller.uid == 0 {
+        return Ok(());
+    }
+    owns(caller, attr)?;
+    let user = uid.is_none_or(|uid| uid == attr.uid);
+    let group = gid.is_none_or(|gid| gid == attr.gid || in_group(caller, gid));
+    if user && group {
+        Ok(())
+    } else {
+        Err(Errno::PERM.into())
+    }
+}
+
+/// Whether an extended attribute may be read or, to `change` it, written.
+pub(super) fn may_annotate(
+    caller: Caller,
+    attr: &Attr,
+    name: &[u8],
+    change: bool,
+) -> Result<(), Error> {
+    if name.starts_with(b"trusted.") && caller.uid != 0 {
+        return Err(if change { Errno::PERM } else { Errno::NODATA }.into());
+    }
+    if name.starts_with(b"user.") {
+        let kept = matches!(attr.kind(), Kind::File | Kind::Directory);
+        if !kept {
+            return Err(if change { Errno::PERM } else { Errno::NODATA }.into());
+        }
+        if change && attr.kind() == Kind::Directory && attr.mode & STICKY != 0 {
+            owns(caller, attr)?;
+        }
+        return may(caller, attr, if change { WRITE } else { READ });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(mode: u32, uid: u32) -> Attr {
+        Attr {
+            mode,
+            uid,
+            gid: 77,
+            kind: Kind::File.into(),
+            ..Attr::default()
+        }
+    }
+
+    fn user(uid: u32, gid: u32) -> Caller {
+        Caller { uid, gid, pid: 0 }
+    }
+
+    #[test]
+    fn the_first_class_that_fits_counts() {
+        // Less for the owner than for all others, and less for the group.
+        let file = attr(0o027, 5);
+        assert!(may(user(5, 1), &file, READ).is_err());
+        assert!(may(user(6, 77), &file, WRITE).is_ok());
+        assert!(may(user(6, 77), &file, READ).is_err());
+        assert!(may(user(6, 78), &file, READ | WRITE | SEARCH).is_ok());
+        assert!(may(user(0, 0), &attr(0, 5), READ | WRITE).is_ok());
+        assert!(may(user(0, 0), &attr(0o600, 5), SEARCH).is_err());
+    }
+
+    #[test]
+    fn sticky_folders_and_owners() {
+        let folder = Attr {
+            kind: Kind::Directory.into(),
+            ..attr(0o1777, 9)
+        };
+        for (uid, removes) in [(0, true), (5, true), (9, true), (6, false)] {
+            let allowed = may_remove(user(uid, 1), &folder, &attr(0o666, 5));
+            assert_eq!(allowed.is_ok(), removes, "{uid}");
+        }
+        assert!(settable(user(6, 1), &attr(0o666, 5), 0o600).is_err());
+        assert_eq!(settable(user(5, 1), &attr(0, 5), 0o2755).unwrap(), 0o755);
+        assert_eq!(settable(user(5, 77), &attr(0, 5), 0o2755).unwrap(), 0o2755);
+        assert!(may_give(user(5, 77), &attr(0, 5), Some(6), None).is_err());
+        assert!(may_give(user(5, 1), &attr(0, 5), Some(5), Some(77)).is_ok());
+    }
+}

@@ -1,0 +1,292 @@
+//! What a path leads to: as the kernel walks on a mount.
+
+use super::rights::{self, SEARCH};
+use crate::error::Error;
+use crate::fs::{Caller, Found, Fs, Key, Pace};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::HashSet;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::Kind;
+
+/// Symbolic links followed in one path, as in Linux.
+const LINKS_MAX: u32 = 40;
+/// Inodes that are kept known without being open.
+const KEPT_MAX: usize = 65_536;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Fail {
+    /// The file system says no.
+    Error(Error),
+    /// The path leads out of the array: to this one, on the host.
+    Leaves(Vec<u8>),
+}
+
+impl<E: Into<Error>> From<E> for Fail {
+    fn from(error: E) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// A path as it is given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path<'a> {
+    /// The directory that it begins at, unless it begins with a slash.
+    pub(super) base: u64,
+    pub(super) text: &'a [u8],
+    /// What absolute symbolic links into the array begin with.
+    pub(super) prefix: &'a [u8],
+}
+
+/// Where a path leads.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The directory of the last name; it may be looked through.
+    pub(super) parent: Found,
+    /// The last name; empty if the path ends with no name of its own, as `..` does.
+    pub(super) name: Vec<u8>,
+    pub(super) found: Option<Found>,
+    /// It ends with a slash: only a directory will do.
+    pub(super) folder: bool,
+}
+
+impl Place {
+    /// What is there.
+    pub(super) fn there(&self) -> Result<Found, Fail> {
+        let found = self.found.ok_or(Errno::NOENT)?;
+        if self.folder && found.attr.kind() != Kind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        Ok(found)
+    }
+}
+
+/// Looks names up. It keeps what it has found known, as the kernel does.
+#[derive(Debug, Default)]
+pub(super) struct Walker {
+    kept: Mutex<HashSet<u64>>,
+}
+
+impl Walker {
+    /// What has been found and was held by that.
+    pub(super) fn keep(&self, fs: &Fs, found: &Found) {
+        if found.key.is_special() {
+            return;
+        }
+        let mut kept = self.kept.lock();
+        if !kept.insert(found.key.ino) {
+            drop(kept);
+            fs.forget(found.key, 1);
+        } else if kept.len() > KEPT_MAX {
+            let all = std::mem::take(&mut *kept);
+            drop(kept);
+            for ino in all {
+                fs.forget(Key { ino, alias: 0 }, 1);
+            }
+        }
+    }
+
+    fn look(&self, fs: &Fs, caller: Caller, parent: Key, name: &[u8]) -> Result<Found, Error> {
+        if parent.is_special() {
+            return fs.control_lookup(caller, parent.ino, name, Pace::MayWait);
+        }
+        if parent.ino == Inode::ROOT.0
+            && let Some(found) = fs.control.at_root(name)
+        {
+            return Ok(found);
+        }
+        let found = fs.lookup(caller, parent.ino, name, Pace::MayWait)?;
+        self.keep(fs, &found);
+        Ok(found)
+    }
+
+    /// What an inode is now.
+    pub(super) fn at(fs: &Fs, caller: Caller, key: Key) -> Result<Found, Error> {
+        if key.is_special() {
+            fs.control_getattr(caller, key.ino, Pace::MayWait)
+        } else {
+            fs.getattr(caller, key, Pace::MayWait)
+        }
+    }
+
+    /// Walks a path; `follow`: through a symbolic link at its end, too.
+    pub(super) fn walk(
+        &self,
+        fs: &Fs,
+        caller: Caller,
+        path: Path<'_>,
+        follow: bool,
+    ) -> Result<Place, Fail> {
+        if path.text.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
+        let mut walk = Walk::new(fs, caller, path)?;
+        while let Some(name) = walk.next.pop() {
+            match &name[..] {
+                b"" | b"." => {}
+                b".." => walk.up(self, path)?,
+                _ => {
+                    if let Some(place) = walk.down(self, &name, path, follow)? {
+                        return Ok(place);
+                    }
+                }
+            }
+        }
+        Ok(walk.ends_here())
+    }
+}
+
+/// A walk under way.
+struct Walk<'a> {
+    fs: &'a Fs,
+    caller: Caller,
+    here: Found,
+    /// Directories above, with the name that led on from each.
+    trail: Vec<(Found, Vec<u8>)>,
+    /// Names to come, the next one last.
+    next: Vec<Vec<u8>>,
+    links: u32,
+    folder: bool,
+}
+
+fn names(text: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    text.rsplit(|&byte| byte == b'/').map(<[u8]>::to_vec)
+}
+
+impl<'a> Walk<'a> {
+    fn new(fs: &'a Fs, caller: Caller, path: Path<'_>) -> Result<Self, Fail> {
+        let base = if path.text.starts_with(b"/") {
+            Inode::ROOT.0
+        } else {
+            path.base
+        };
+        let here = Walker::at(fs, caller, Key::unpack(base))?;
+        Ok(Self {
+            fs,
+            caller,
+            here,
+            trail: Vec::new(),
+            next: names(path.text).collect(),
+            links: 0,
+            folder: path.text.ends_with(b"/"),
+        })
+    }
+
+    fn ends_here(self) -> Place {
+        let mut trail = self.trail;
+        let (parent, name) = trail.pop().unwrap_or((self.here, Vec::new()));
+        Place {
+            parent,
+            name,
+            found: Some(self.here),
+            folder: true,
+        }
+    }
+
+    /// What follows the current name, as a path.
+    fn rest(&self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        for name in self.next.iter().rev() {
+            rest.push(b'/');
+            rest.extend_from_slice(name);
+        }
+        rest
+    }
+
+    fn searchable(&self) -> Result<(), Fail> {
+        if self.here.attr.kind() != Kind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        Ok(rights::may(self.caller, &self.here.attr, SEARCH)?)
+    }
+
+    fn up(&mut self, walker: &Walker, path: Path<'_>) -> Result<(), Fail> {
+        self.searchable()?;
+        if self.here.key.ino == Inode::ROOT.0 {
+            let above = path.prefix.rsplitn(2, |&byte| byte == b'/').nth(1);
+            let mut left = above.unwrap_or_default().to_vec();
+            left.extend(self.rest());
+            if left.is_empty() {
+                left.push(b'/');
+            }
+            return Err(Fail::Leaves(left));
+        }
+        self.here = match self.trail.pop() {
+            Some((above, _)) => above,
+            None => walker.look(self.fs, self.caller, self.here.key, b"..")?,
+        };
+        Ok(())
+    }
+
+    /// Goes on with a name; gives the place if it was the last one.
+    fn down(
+        &mut self,
+        walker: &Walker,
+        name: &[u8],
+        path: Path<'_>,
+        follow: bool,
+    ) -> Result<Option<Place>, Fail> {
+        self.searchable()?;
+        let last = self.next.iter().all(Vec::is_empty);
+        let found = match walker.look(self.fs, self.caller, self.here.key, name) {
+            Ok(found) => Some(found),
+            Err(error) if last && error.is(Errno::NOENT) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let kind = found.map(|found| found.attr.kind());
+        if let Some(found) = found
+            && kind == Some(Kind::Symlink)
+            && (!last || follow || self.folder)
+        {
+            self.through(found, path)?;
+            return Ok(None);
+        }
+        if last {
+            return Ok(Some(Place {
+                parent: self.here,
+                name: name.to_vec(),
+                found,
+                folder: self.folder,
+            }));
+        }
+        let found = found.ok_or(Errno::NOENT)?;
+        self.trail.push((self.here, name.to_vec()));
+        self.here = found;
+        Ok(None)
+    }
+
+    fn through(&mut self, link: Found, path: Path<'_>) -> Result<(), Fail> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Errno::LOOP.into());
+        }
+        let target = if link.key.is_special() {
+            self.fs.control_readlink(link.key.ino)?
+        } else {
+            self.fs.readlink(self.caller, link.key.ino, Pace::MayWait)?
+        };
+        // A slash behind the link's own name is one behind its target.
+        let ends = self.next.iter().all(Vec::is_empty);
+        self.folder |= ends && target.ends_with(b"/");
+        if target.starts_with(b"/") {
+            let inside = target.strip_prefix(path.prefix);
+            let inside = inside.filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
+            let Some(inside) = inside else {
+                let mut left = target;
+                left.extend(self.rest());
+                return Err(Fail::Leaves(left));
+            };
+            let root = Key {
+                ino: Inode::ROOT.0,
+                alias: 0,
+            };
+            self.here = Walker::at(self.fs, self.caller, root)?;
+            self.trail.clear();
+            self.next.extend(names(inside));
+        } else {
+            self.next.extend(names(&target));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! The system and pointers of C: everything unsafe is here.
+//!
+//! Functions that are called by programs in C get pointers that nobody can check; they are believed as the C library believes them.
+
+use libc::{c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use tidemill_preload_api::{DEVICE, Stat};
+
+/// Bytes of a path with the zero at its end.
+pub(crate) const PATH_ROOM: usize = tidemill_preload_api::PATH_BYTES_MAX + 1;
+
+/// Where memory of programs begins and ends.
+const LOWEST: usize = 4096;
+const HIGHEST: usize = 1 << 56;
+
+/// The error of the last call.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library gives a pointer to the thread's own number.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the C library gives a pointer to the thread's own number.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// What a call gives that fails.
+pub(crate) fn fail(errno: c_int) -> c_long {
+    set_errno(errno);
+    -1
+}
+
+pub(crate) fn int(value: c_long) -> c_int {
+    c_int::try_from(value).unwrap_or(-1)
+}
+
+/// The number as the system takes it.
+pub(crate) fn word(value: c_int) -> usize {
+    isize::try_from(value).unwrap_or(-1).cast_unsigned()
+}
+
+/// A call of the system, which sets the error number.
+pub(crate) fn call(number: c_long, words: [usize; 5]) -> c_long {
+    let [a, b, c, d, e] = words;
+    // SAFETY: the system checks what it is given; pointers are those of the program, or of buffers here.
+    unsafe { libc::syscall(number, a, b, c, d, e) }
+}
+
+/// Memory of whole pages; null if there is none.
+pub(crate) fn pages(bytes: usize) -> *mut c_void {
+    let (access, kind) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: memory of no file, where the system wants it.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return std::ptr::null_mut();
+    }
+    at
+}
+
+/// Whether a text of C can't be of any program.
+pub(crate) fn is_nowhere(text: *const c_char) -> bool {
+    !(LOWEST..HIGHEST).contains(&(text as usize))
+}
+
+/// The bytes of a text of C, without its zero; empty of no text.
+pub(crate) fn text<'a>(text: *const c_char) -> &'a [u8] {
+    // What can't be of any program is left to the system to refuse.
+    if is_nowhere(text) {
+        return &[];
+    }
+    // SAFETY: it is the program's, which says that it ends with zero and stays for as long as the call takes.
+    unsafe { std::ffi::CStr::from_ptr(text) }.to_bytes()
+}
+
+/// Memory of the program.
+pub(crate) fn memory<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
+    if at.is_null() || bytes == 0 {
+        return &mut [];
+    }
+    // SAFETY: the program says that so many bytes are there for the call to fill.
+    unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) }
+}
+
+/// Memory of the program that is read.
+pub(crate) fn bytes<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
+    if at.is_null() || bytes == 0 {
+        return &[];
+    }
+    // SAFETY: the program says that so many bytes are there.
+    unsafe { std::slice::from_raw_parts(at.cast(), bytes) }
+}
+
+/// Writes to where the program wants something.
+pub(crate) fn give<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: the program says that there is room for one.
+        unsafe { to.write(value) }
+    }
+}
+
+/// Reads what the program points to.
+pub(crate) fn value<T: Copy>(from: *const T) -> Option<T> {
+    // SAFETY: the program says that there is one, unless it is null.
+    (!from.is_null()).then(|| unsafe { from.read() })
+}
+
+/// The elements of an array that a null ends.
+pub(crate) fn list<'a>(at: *const *const c_char) -> &'a [*const c_char] {
+    if at.is_null() {
+        return &[];
+    }
+    let mut length = 0;
+    // SAFETY: the program says that a null ends it.
+    while !unsafe { *at.add(length) }.is_null() {
+        length += 1;
+    }
+    // SAFETY: so many were just read.
+    unsafe { std::slice::from_raw_parts(at, length) }
+}
+
+/// A value of a type of C of which all bytes may be zero.
+pub(crate) fn zeroed<T: Plain>() -> T {
+    // SAFETY: `Plain` types are numbers only.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Types of C that are made of numbers.
+///
+/// # Safety
+/// All bytes zero has to be a value.
+pub(crate) unsafe trait Plain {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::stat {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::statx {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::statfs {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::statvfs {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::dirent64 {}
+// SAFETY: numbers only.
+unsafe impl Plain for libc::sockaddr_un {}
+// SAFETY: numbers and null pointers.
+unsafe impl Plain for libc::msghdr {}
+
+/// A function of the C library that has the name of one here.
+#[derive(Debug)]
+pub(crate) struct Real(AtomicPtr<c_void>, &'static std::ffi::CStr);
+
+impl Real {
+    pub(crate) const fn new(name: &'static std::ffi::CStr) -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()), name)
+    }
+
+    /// Looks it up. Afterwards nothing has to be looked up in a signal handler.
+    pub(crate) fn find(&self) -> *mut c_void {
+        let known = self.0.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name ends with zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.1.as_ptr()) };
+        self.0.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Calls a [`Real`] function of up to six words; -1 and `ENOSYS` if the C library has none.
+pub(crate) fn real(function: &Real, words: [usize; 6]) -> isize {
+    let found = function.find();
+    if found.is_null() {
+        set_errno(libc::ENOSYS);
+        return -1;
+    }
+    type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
+    // SAFETY: all functions called by this take pointers and numbers of at most a word, at most six, in registers, and give
+    // one; those that take fewer do not look at the others.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
+    let [a, b, c, d, e, f] = words;
+    // SAFETY: as above; the words are those of the program.
+    unsafe { function(a, b, c, d, e, f) }
+}
+
+pub(crate) fn stat_of(stat: &Stat) -> libc::stat {
+    let mut to: libc::stat = zeroed();
+    to.st_dev = DEVICE;
+    to.st_ino = stat.ino;
+    to.st_mode = low(stat.mode);
+    to.st_nlink = stat.nlink.try_into().unwrap_or_default();
+    to.st_uid = low(stat.uid);
+    to.st_gid = low(stat.gid);
+    to.st_rdev = stat.rdev;
+    to.st_size = stat.size.cast_signed();
+    to.st_blksize = 4096;
+    to.st_blocks = stat.blocks.cast_signed();
+    (to.st_atime, to.st_atime_nsec) = seconds(stat.atime);
+    (to.st_mtime, to.st_mtime_nsec) = seconds(stat.mtime);
+    (to.st_ctime, to.st_ctime_nsec) = seconds(stat.ctime);
+    to
+}
+
+/// The lower half of a number.
+pub(crate) fn low(number: u64) -> u32 {
+    u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+/// Nanoseconds as seconds and the rest.
+pub(crate) fn seconds(nanos: i64) -> (i64, i64) {
+    const SECOND: i64 = 1_000_000_000;
+    (nanos.div_euclid(SECOND), nanos.rem_euclid(SECOND))
+}
+
+/// A number as decimal digits; gives how many.
+pub(crate) fn decimal(mut number: u64, to: &mut [u8; 20]) -> usize {
+    let mut digits = [0; 20];
+    let mut count = 0;
+    loop {
+        digits[count] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        count += 1;
+        if number == 0 {
+            break;
+        }
+    }
+    for (to, digit) in to.iter_mut().zip(digits[..count].iter().rev()) {
+        *to = *digit;
+    }
+    count
+}
+
+/// Who asks; with the ids of the real user if so wanted.
+pub(crate) fn who(really: bool) -> libc::ucred {
+    // SAFETY: these only ask the system and can't fail.
+    unsafe {
+        if really {
+            libc::ucred {
+                pid: libc::getpid(),
+                uid: libc::getuid(),
+                gid: libc::getgid(),
+            }
+        } else {
+            libc::ucred {
+                pid: libc::getpid(),
+                uid: libc::geteuid(),
+                gid: libc::getegid(),
+            }
+        }
+    }
+}
+
+pub(crate) fn process() -> c_int {
+    // SAFETY: it only asks the system and can't fail.
+    unsafe { libc::getpid() }
+}
+
+/// Puts who asks beside a message that has room for that.
+pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
+    let bytes = u32::try_from(size_of::<libc::ucred>()).unwrap_or(0);
+    // SAFETY: the message's control buffer is larger than one of these, and aligned for it.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(bytes) as _;
+        let first = libc::CMSG_FIRSTHDR(message);
+        (*first).cmsg_level = libc::SOL_SOCKET;
+        (*first).cmsg_type = libc::SCM_CREDENTIALS;
+        (*first).cmsg_len = libc::CMSG_LEN(bytes) as _;
+        libc::CMSG_DATA(first)
+            .cast::<libc::ucred>()
+            .write_unaligned(*who);
+    }
+}
+
+/// The descriptor beside a message, or -1.
+pub(crate) fn attached(message: &libc::msghdr) -> c_int {
+    // SAFETY: the system has filled the control buffer and said how far.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(message);
+        while !next.is_null() {
+            if (*next).cmsg_level == libc::SOL_SOCKET && (*next).cmsg_type == libc::SCM_RIGHTS {
+                return libc::CMSG_DATA(next).cast::<c_int>().read_unaligned();
+            }
+            next = libc::CMSG_NXTHDR(message, next);
+        }
+    }
+    -1
+}
+
+/// A variable of the environment.
+pub(crate) fn variable<'a>(name: &std::ffi::CStr) -> &'a [u8] {
+    // SAFETY: the name ends with zero; the value is only read at once, before the program runs.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    text(value)
+}
+
+/// Calls this in the child of every `fork`.
+pub(crate) fn at_fork(child: unsafe extern "C" fn()) {
+    // SAFETY: a function that takes nothing.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Puts a text into the environment, as it is.
+pub(crate) fn put_variable(text: *mut c_char) {
+    // SAFETY: it stays for as long as the program runs.
+    unsafe { libc::putenv(text) };
+}
+
+/// What a function of the C library gave, as a pointer.
+pub(crate) fn pointer(value: isize) -> *mut c_void {
+    if value == -1 {
+        // There is no such function.
+        return std::ptr::null_mut();
+    }
+    std::ptr::with_exposed_provenance_mut(value.cast_unsigned())
+}
+
+pub(crate) fn long(value: isize) -> c_long {
+    c_long::try_from(value).unwrap_or(-1)
+}
+
+pub(crate) fn isize_of(value: c_long) -> isize {
+    isize::try_from(value).unwrap_or(-1)
+}
+
+/// Memory that the program gives free by `free`.
+pub(crate) fn allocated(bytes: usize) -> *mut c_void {
+    // SAFETY: any number of bytes can be asked for.
+    unsafe { libc::malloc(bytes) }
+}
+
+/// What a pointer from here leads to.
+pub(crate) fn reference<'a, T>(from: *mut T) -> &'a mut T {
+    // SAFETY: it was made here and is not given free; a listing is used by one thread at a time, as POSIX asks.
+    unsafe { &mut *from }
+}
+
+/// Takes back what a pointer from here leads to.
+pub(crate) fn owned<T>(from: *mut T) -> Box<T> {
+    // SAFETY: it was made here, by `Box::into_raw`, and is not used afterwards.
+    unsafe { Box::from_raw(from) }
+}
+
+/// What a function of the C library gave, as its lower half: the rest of the word may be anything.
+pub(crate) fn int_of(value: isize) -> c_int {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    c_int::from_le_bytes([a, b, c, d])
+}
+
+/// The environment of this program.
+pub(crate) fn environment() -> *const *const c_char {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: the C library keeps it.
+    unsafe { environ }
+}

@@ -1,0 +1,482 @@
+//! What paths and descriptors lead to, and the working directory if that is in the array.
+
+use crate::c;
+use crate::talk::{self, Got, Outcome, Texts};
+use libc::{c_char, c_int, c_long};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use tidemill_preload_api::{COPIES, DIRECTORIES, Op, PATH_BYTES_MAX, Request};
+
+/// Bytes of the prefix at most.
+const PREFIX_MAX: usize = 256;
+/// Names of a path that are looked at to find the prefix behind `..`.
+const DEPTH_MAX: usize = 64;
+/// What an environment variable with the working directory begins with.
+const DIRECTORY: &[u8] = b"TIDEMILL_PRELOAD_CWD=";
+/// How often a working directory that is being changed is read again.
+const READ_TRIES: u32 = 100_000;
+
+/// Memory that is written at the start, or under a number that says so.
+struct Bytes<const N: usize>(UnsafeCell<[u8; N]>);
+// SAFETY: see where it is used.
+unsafe impl<const N: usize> Sync for Bytes<N> {}
+
+impl<const N: usize> Bytes<N> {
+    const fn new() -> Self {
+        Self(UnsafeCell::new([0; N]))
+    }
+    /// Copies what is there; a copy that was made while it changes is thrown away by who reads.
+    fn read(&self, from: usize, to: &mut [u8]) {
+        let length = to.len().min(N - from.min(N));
+        // SAFETY: within the array; bytes have no value that is wrong.
+        unsafe {
+            let at = self.0.get().cast::<u8>().add(from);
+            std::ptr::copy_nonoverlapping(at, to.as_mut_ptr(), length);
+        }
+    }
+    fn write(&self, from: usize, bytes: &[u8]) {
+        let length = bytes.len().min(N - from.min(N));
+        // SAFETY: within the array; who writes at the same time is kept out by who calls.
+        unsafe {
+            let at = self.0.get().cast::<u8>().add(from);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, length);
+        }
+    }
+    fn at(&self) -> *mut u8 {
+        self.0.get().cast()
+    }
+}
+
+static SOCKET: Bytes<108> = Bytes::new();
+static SOCKET_LENGTH: AtomicUsize = AtomicUsize::new(0);
+static PREFIX: Bytes<PREFIX_MAX> = Bytes::new();
+static PREFIX_LENGTH: AtomicUsize = AtomicUsize::new(0);
+/// What `LD_PRELOAD` was when the program began.
+static LIBRARY: Bytes<{ c::PATH_ROOM }> = Bytes::new();
+static LIBRARY_LENGTH: AtomicUsize = AtomicUsize::new(0);
+static READY: AtomicBool = AtomicBool::new(false);
+/// The process that this memory is of; a child of `vfork` is another one.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// A working directory: its path in the array, empty if it is on the host. It stands in the environment, too.
+struct Working {
+    /// Odd while it is changed.
+    turn: AtomicU32,
+    bytes: Bytes<{ DIRECTORY.len() + c::PATH_ROOM }>,
+    length: AtomicUsize,
+}
+
+impl Working {
+    const fn new() -> Self {
+        Self {
+            turn: AtomicU32::new(0),
+            bytes: Bytes::new(),
+            length: AtomicUsize::new(0),
+        }
+    }
+
+    fn set(&self, path: &[u8]) {
+        let turn = self.turn.fetch_or(1, Ordering::Acquire);
+        self.bytes.write(DIRECTORY.len(), path);
+        self.bytes.write(DIRECTORY.len() + path.len(), &[0]);
+        self.length.store(path.len(), Ordering::Release);
+        self.turn
+            .store((turn | 1).wrapping_add(1), Ordering::Release);
+    }
+
+    fn get(&self, to: &mut [u8]) -> usize {
+        for _ in 0..READ_TRIES {
+            let turn = self.turn.load(Ordering::Acquire);
+            let length = self.length.load(Ordering::Acquire).min(to.len());
+            self.bytes.read(DIRECTORY.len(), &mut to[..length]);
+            if turn & 1 == 0 && self.turn.load(Ordering::Acquire) == turn {
+                return length;
+            }
+            std::hint::spin_loop();
+        }
+        0
+    }
+}
+
+static WORKING: Working = Working::new();
+/// Of a child of `vfork`, which must not change its parent's.
+static CHILDS: Working = Working::new();
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// Reads the environment.
+pub(crate) fn begin() {
+    PROCESS.store(c::process(), Ordering::Relaxed);
+    let socket = c::variable(c"TIDEMILL_PRELOAD_SOCKET");
+    let prefix = c::variable(c"TIDEMILL_PRELOAD_PREFIX");
+    if socket.is_empty() || socket.len() >= 108 || prefix.len() >= PREFIX_MAX {
+        return;
+    }
+    if !prefix.starts_with(b"/") || prefix.len() < 2 {
+        return;
+    }
+    SOCKET.write(0, socket);
+    SOCKET_LENGTH.store(socket.len(), Ordering::Relaxed);
+    PREFIX.write(0, prefix);
+    PREFIX_LENGTH.store(prefix.len(), Ordering::Relaxed);
+    let library = c::variable(c"LD_PRELOAD");
+    if library.len() < c::PATH_ROOM {
+        LIBRARY.write(0, library);
+        LIBRARY_LENGTH.store(library.len(), Ordering::Relaxed);
+    }
+    let directory = c::variable(c"TIDEMILL_PRELOAD_CWD");
+    WORKING.bytes.write(0, DIRECTORY);
+    if directory.starts_with(b"/") && directory.len() <= PATH_BYTES_MAX {
+        let mut copy = [0; c::PATH_ROOM];
+        copy[..directory.len()].copy_from_slice(directory);
+        WORKING.set(&copy[..directory.len()]);
+    }
+    c::put_variable(WORKING.bytes.at().cast());
+    c::at_fork(after_fork);
+    READY.store(true, Ordering::Release);
+}
+
+extern "C" fn after_fork() {
+    PROCESS.store(c::process(), Ordering::Relaxed);
+    talk::forget();
+}
+
+/// Whether there is an array.
+pub(crate) fn is_on() -> bool {
+    READY.load(Ordering::Acquire)
+}
+
+/// Whether this is a child that has the memory of its parent.
+pub(crate) fn is_child() -> bool {
+    PROCESS.load(Ordering::Relaxed) != c::process()
+}
+
+/// Copies the prefix; gives its length.
+pub(crate) fn prefix(to: &mut [u8; 300]) -> usize {
+    let length = PREFIX_LENGTH.load(Ordering::Relaxed);
+    PREFIX.read(0, &mut to[..length]);
+    length
+}
+
+/// What `LD_PRELOAD` was when the program began.
+pub(crate) fn library() -> &'static [u8] {
+    let length = LIBRARY_LENGTH.load(Ordering::Relaxed);
+    c::bytes(LIBRARY.at().cast_const().cast(), length)
+}
+
+/// Copies the socket's path; gives its length.
+pub(crate) fn socket(to: &mut [u8; 108]) -> usize {
+    let length = SOCKET_LENGTH.load(Ordering::Relaxed);
+    SOCKET.read(0, &mut to[..length]);
+    length
+}
+
+/// Where the file system listens.
+pub(crate) fn address() -> libc::sockaddr_un {
+    let mut address: libc::sockaddr_un = c::zeroed();
+    address.sun_family = u16::try_from(libc::AF_UNIX).unwrap_or(0);
+    let mut path = [0; 108];
+    let length = socket(&mut path);
+    for (to, from) in address.sun_path.iter_mut().zip(&path[..length]) {
+        *to = from.cast_signed();
+    }
+    address
+}
+
+/// The working directory as a path in the array; 0 bytes if it is on the host.
+pub(crate) fn working(to: &mut [u8]) -> usize {
+    if !is_on() {
+        return 0;
+    }
+    if is_child() && CHILD.load(Ordering::Acquire) == c::process() {
+        return CHILDS.get(to);
+    }
+    WORKING.get(to)
+}
+
+/// Sets the working directory; empty: on the host.
+pub(crate) fn set_working(path: &[u8]) {
+    if is_child() {
+        CHILDS.set(path);
+        CHILD.store(c::process(), Ordering::Release);
+    } else {
+        WORKING.set(path);
+    }
+}
+
+/// What a path is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Where<'a> {
+    Host,
+    /// A path in the array, from a directory of that inode if it is relative.
+    Array(u64, &'a [u8]),
+}
+
+/// Room for a path that is put together.
+pub(crate) type Room = [u8; 2 * c::PATH_ROOM];
+
+/// The part of an absolute path that is behind the prefix.
+fn inside<'a>(path: &'a [u8]) -> Option<&'a [u8]> {
+    let mut prefix = [0; 300];
+    let length = self::prefix(&mut prefix);
+    let wanted = prefix[..length].split(|&byte| byte == b'/');
+    let wanted = wanted.filter(|name| !name.is_empty());
+    let mut seen: [&[u8]; DEPTH_MAX] = [&[]; DEPTH_MAX];
+    let (mut depth, mut at) = (0, 0);
+    loop {
+        if seen[..depth].iter().copied().eq(wanted.clone()) {
+            return Some(&path[at..]);
+        }
+        while path.get(at) == Some(&b'/') {
+            at += 1;
+        }
+        let rest = path.get(at..).filter(|rest| !rest.is_empty())?;
+        let end = rest.iter().position(|&byte| byte == b'/');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        at += name.len();
+        match name {
+            b"." => {}
+            b".." => depth = depth.saturating_sub(1),
+            _ if depth == DEPTH_MAX => return None,
+            _ => {
+                seen[depth] = name;
+                depth += 1;
+            }
+        }
+    }
+}
+
+/// What a path is about that begins at the directory of a descriptor.
+pub(crate) fn of<'a>(
+    directory: c_int,
+    path: &'a [u8],
+    room: &'a mut Room,
+) -> Result<Where<'a>, c_int> {
+    if !is_on() || path.is_empty() {
+        return Ok(Where::Host);
+    }
+    if path.starts_with(b"/") {
+        return match inside(path) {
+            None => Ok(Where::Host),
+            Some(_) if path.len() >= PATH_BYTES_MAX => Err(libc::ENAMETOOLONG),
+            Some(b"") => Ok(Where::Array(0, b"/")),
+            Some(rest) => Ok(Where::Array(0, rest)),
+        };
+    }
+    if directory != libc::AT_FDCWD {
+        return Ok(match kind(directory) {
+            Kind::Directory(ino) if path.len() >= PATH_BYTES_MAX => {
+                let _ = ino;
+                return Err(libc::ENAMETOOLONG);
+            }
+            Kind::Directory(ino) => Where::Array(ino, path),
+            _ => Where::Host,
+        });
+    }
+    let length = working(&mut room[..c::PATH_ROOM]);
+    if length == 0 {
+        return Ok(Where::Host);
+    }
+    if path.len() >= PATH_BYTES_MAX || length + path.len() + 1 >= PATH_BYTES_MAX {
+        return Err(libc::ENAMETOOLONG);
+    }
+    room[length] = b'/';
+    room[length + 1..][..path.len()].copy_from_slice(path);
+    Ok(Where::Array(0, &room[..=length + path.len()]))
+}
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Host,
+    /// A directory of the array, by its inode.
+    Directory(u64),
+    /// Perhaps a file of the array: the device and inode that it has on this host.
+    File(u64, u64),
+}
+
+/// What a descriptor is, by what the system calls it.
+pub(crate) fn kind(descriptor: c_int) -> Kind {
+    if !is_on() || descriptor < 0 {
+        return Kind::Host;
+    }
+    let mut stat: libc::stat = c::zeroed();
+    let at = (&raw mut stat) as usize;
+    if c::call(libc::SYS_fstat, [c::word(descriptor), at, 0, 0, 0]) != 0 {
+        return Kind::Host;
+    }
+    kind_of(descriptor, &stat)
+}
+
+/// As [`kind`], of one whose attributes on this host are known.
+pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> Kind {
+    let is = stat.st_mode & libc::S_IFMT;
+    if !is_on() || ![libc::S_IFREG, libc::S_IFDIR].contains(&is) {
+        return Kind::Host;
+    }
+    let saved = c::errno();
+    let mut link = [0; c::PATH_ROOM];
+    let name = name_of(descriptor, &mut link);
+    c::set_errno(saved);
+    let mut folder = [0; 108];
+    let length = socket(&mut folder);
+    let folder = &folder[..length];
+    let folder = match folder.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => &folder[..=slash],
+        None => return Kind::Host,
+    };
+    let ours = |kind: &str| {
+        let rest = name.strip_prefix(folder)?.strip_prefix(kind.as_bytes())?;
+        rest.strip_prefix(b"/")
+    };
+    if is == libc::S_IFDIR {
+        return match ours(DIRECTORIES).and_then(number) {
+            Some(ino) => Kind::Directory(ino),
+            None => Kind::Host,
+        };
+    }
+    if ours(COPIES).is_some() || is_object(name) {
+        return Kind::File(stat.st_dev, stat.st_ino);
+    }
+    Kind::Host
+}
+
+/// What the system calls a descriptor.
+fn name_of(descriptor: c_int, to: &mut [u8; c::PATH_ROOM]) -> &[u8] {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0; 20];
+    let count = c::decimal(u64::try_from(descriptor).unwrap_or(0), &mut digits);
+    path[14..14 + count].copy_from_slice(&digits[..count]);
+    let words = [
+        c::word(libc::AT_FDCWD),
+        path.as_ptr() as usize,
+        to.as_mut_ptr() as usize,
+        to.len() - 1,
+        0,
+    ];
+    let length = c::call(libc::SYS_readlinkat, words);
+    &to[..usize::try_from(length).unwrap_or(0)]
+}
+
+/// The number that a name begins with, if nothing follows but that it is deleted.
+fn number(name: &[u8]) -> Option<u64> {
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Whether that is how files of objects are called: `objects/`, two digits, and sixteen or, before it had a name, what
+/// the system calls such files.
+fn is_object(path: &[u8]) -> bool {
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    let mut parts = path.rsplit(|&byte| byte == b'/');
+    let hex = |part: &[u8], length| part.len() == length && part.iter().all(u8::is_ascii_hexdigit);
+    let object = parts.next().unwrap_or_default();
+    let folder = parts.next().unwrap_or_default();
+    let objects = parts.next().unwrap_or_default();
+    (hex(object, 16) || object.starts_with(b"#")) && hex(folder, 2) && objects == b"objects"
+}
+
+/// A call about a path: asks the array, or calls the system with the path or with where it leads out of the array.
+pub(crate) struct Call<'a> {
+    pub(crate) directory: c_int,
+    pub(crate) path: *const c_char,
+    pub(crate) request: Request,
+    /// The second text and the third.
+    pub(crate) more: [&'a [u8]; 2],
+    /// With the rights of the real user.
+    pub(crate) really: bool,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(op: Op, directory: c_int, path: *const c_char) -> Self {
+        Self {
+            directory,
+            path,
+            request: Request {
+                op: op as u64,
+                ..Request::default()
+            },
+            more: [&[], &[]],
+            really: false,
+        }
+    }
+
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Request)) -> Self {
+        change(&mut self.request);
+        self
+    }
+
+    pub(crate) fn second(mut self, text: &'a [u8]) -> Self {
+        self.more[0] = text;
+        self
+    }
+
+    pub(crate) fn third(mut self, text: &'a [u8]) -> Self {
+        self.more[1] = text;
+        self
+    }
+
+    /// `host` calls the system, `done` takes the answer; the answer's text is put into `room`.
+    pub(crate) fn make(
+        mut self,
+        room: &mut [u8],
+        host: impl Fn(c_int, *const c_char) -> c_long,
+        done: impl FnOnce(&Got, &mut [u8]) -> c_long,
+    ) -> c_long {
+        let mut joined = [0; 2 * c::PATH_ROOM];
+        let (base, path) = match of(self.directory, c::text(self.path), &mut joined) {
+            Ok(Where::Host) => return host(self.directory, self.path),
+            Ok(Where::Array(base, path)) => (base, path),
+            Err(errno) => return c::fail(errno),
+        };
+        self.request.base = base;
+        let texts: Texts<'_> = [path, self.more[0], self.more[1]];
+        // Where a path leads to may be longer than what is asked for.
+        let mut left = [0; c::PATH_ROOM];
+        let small = room.len() < left.len();
+        let into = if small { &mut left[..] } else { &mut *room };
+        match talk::ask_as(self.request, texts, into, self.really) {
+            Outcome::Failed(errno) => c::fail(errno),
+            Outcome::Leaves(length) if length + 1 < into.len() => {
+                let mut path = [0; c::PATH_ROOM];
+                path[..length].copy_from_slice(&into[..length]);
+                host(libc::AT_FDCWD, path.as_ptr().cast())
+            }
+            Outcome::Leaves(_) => c::fail(libc::ENAMETOOLONG),
+            Outcome::Done(got) if small => done(&got, &mut left[..]),
+            Outcome::Done(got) => done(&got, room),
+        }
+    }
+
+    /// As [`Self::make`], of what answers with nothing.
+    pub(crate) fn simply(self, host: impl Fn(c_int, *const c_char) -> c_long) -> c_int {
+        c::int(self.make(&mut [], host, |_, _| 0))
+    }
+}
+
+/// A request about an open file or directory of the array; `None` if it is none.
+pub(crate) fn about(
+    descriptor: c_int,
+    mut request: Request,
+    texts: Texts<'_>,
+    room: &mut [u8],
+) -> Option<Result<Got, c_int>> {
+    match kind(descriptor) {
+        Kind::Host => return None,
+        Kind::Directory(ino) => request.base = ino,
+        Kind::File(device, inode) => {
+            request.device = device;
+            request.inode = inode;
+        }
+    }
+    match talk::ask(request, texts, room) {
+        Outcome::Done(got) => Some(Ok(got)),
+        // It was opened by somebody else, in an element's folder.
+        Outcome::Failed(libc::EBADF) if request.inode != 0 => None,
+        // The file system is gone, and what is open is still there.
+        Outcome::Failed(libc::ENOTCONN) if request.op == Op::Stat as u64 && request.inode != 0 => {
+            None
+        }
+        Outcome::Failed(errno) => Some(Err(errno)),
+        Outcome::Leaves(_) => Some(Err(libc::EXDEV)),
+    }
+}

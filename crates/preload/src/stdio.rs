@@ -1,0 +1,143 @@
+//! Streams: the C library opens files behind them by itself.
+
+use crate::c::{self, Real};
+use crate::descriptors;
+use crate::open::{NEW_MODE, flags_of, opened};
+use crate::place::{self, Where};
+use libc::{FILE, c_char, c_int};
+
+static FOPEN: Real = Real::new(c"fopen64");
+static FREOPEN: Real = Real::new(c"freopen64");
+static FDOPEN: Real = Real::new(c"fdopen");
+static FCLOSE: Real = Real::new(c"fclose");
+static FFLUSH: Real = Real::new(c"fflush");
+static FILENO: Real = Real::new(c"fileno");
+static PURGE: Real = Real::new(c"__fpurge");
+static CLEARERR: Real = Real::new(c"clearerr");
+
+pub(crate) fn find() {
+    let all = [
+        &FOPEN, &FREOPEN, &FDOPEN, &FCLOSE, &FFLUSH, &FILENO, &PURGE, &CLEARERR,
+    ];
+    for function in all {
+        function.find();
+    }
+}
+
+fn is_host(path: *const c_char) -> bool {
+    let mut room = [0; 2 * c::PATH_ROOM];
+    matches!(
+        place::of(libc::AT_FDCWD, c::text(path), &mut room),
+        Ok(Where::Host)
+    )
+}
+
+fn shut(descriptor: c_int) {
+    c::call(libc::SYS_close, [c::word(descriptor), 0, 0, 0, 0]);
+}
+
+fn stream(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    if is_host(path) {
+        let words = [path as usize, mode as usize, 0, 0, 0, 0];
+        return c::pointer(c::real(&FOPEN, words)).cast();
+    }
+    let Some(flags) = flags_of(c::text(mode)) else {
+        c::set_errno(libc::EINVAL);
+        return std::ptr::null_mut();
+    };
+    let descriptor = opened(libc::AT_FDCWD, path, flags, NEW_MODE);
+    if descriptor < 0 {
+        return std::ptr::null_mut();
+    }
+    let words = [c::word(descriptor), mode as usize, 0, 0, 0, 0];
+    let stream = c::pointer(c::real(&FDOPEN, words));
+    if stream.is_null() {
+        let errno = c::errno();
+        shut(descriptor);
+        c::set_errno(errno);
+    }
+    stream.cast()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    stream(path, mode)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    stream(path, mode)
+}
+
+/// Puts another file behind a stream.
+fn turned(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    let at = stream as usize;
+    if path.is_null() || is_host(path) {
+        let words = [path as usize, mode as usize, at, 0, 0, 0];
+        return c::pointer(c::real(&FREOPEN, words)).cast();
+    }
+    let flags = flags_of(c::text(mode));
+    let descriptor = flags.map_or(-1, |flags| opened(libc::AT_FDCWD, path, flags, NEW_MODE));
+    c::real(&FFLUSH, [at, 0, 0, 0, 0, 0]);
+    if descriptor < 0 {
+        let errno = c::errno();
+        close_stream(stream);
+        c::set_errno(errno);
+        return std::ptr::null_mut();
+    }
+    // The C library makes of a stream what it is to be when it opens a file that is there for all.
+    let words = [c"/dev/null".as_ptr() as usize, mode as usize, at, 0, 0, 0];
+    let again = c::pointer(c::real(&FREOPEN, words));
+    if again.is_null() {
+        shut(descriptor);
+        return again.cast();
+    }
+    let at = again as usize;
+    c::real(&PURGE, [at, 0, 0, 0, 0, 0]);
+    let own = c::int_of(c::real(&FILENO, [at, 0, 0, 0, 0, 0]));
+    let keep = flags.unwrap_or(0) & libc::O_CLOEXEC;
+    let words = [c::word(descriptor), c::word(own), c::word(keep), 0, 0];
+    let moved = c::call(libc::SYS_dup3, words);
+    shut(descriptor);
+    c::real(&CLEARERR, [at, 0, 0, 0, 0, 0]);
+    if moved < 0 {
+        std::ptr::null_mut()
+    } else {
+        again.cast()
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    turned(path, mode, stream)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    turned(path, mode, stream)
+}
+
+/// Closes a stream; what was written to a copy is handed over before, so that errors can be told.
+fn close_stream(stream: *mut FILE) -> c_int {
+    let at = stream as usize;
+    let mut told = Ok(());
+    if !stream.is_null() && place::is_on() {
+        let errno = c::errno();
+        let descriptor = c::int_of(c::real(&FILENO, [at, 0, 0, 0, 0, 0]));
+        c::set_errno(errno);
+        if descriptors::is_noted(descriptor) {
+            c::real(&FFLUSH, [at, 0, 0, 0, 0, 0]);
+            told = descriptors::before_close(descriptor);
+        }
+    }
+    let closed = c::int_of(c::real(&FCLOSE, [at, 0, 0, 0, 0, 0]));
+    match told {
+        Err(errno) if closed == 0 => c::int(c::fail(errno)),
+        _ => closed,
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fclose(stream: *mut FILE) -> c_int {
+    close_stream(stream)
+}

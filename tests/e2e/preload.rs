@@ -1,0 +1,502 @@
+//! Programs that are not changed and have no mount: `tidemill preload`.
+
+use crate::array::{Array, Options, Said, said, wait};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The library, where it was built.
+fn library() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_tidemill")).with_file_name("deps/libtidemill_preload.so")
+}
+
+/// An array without a mount.
+fn unmounted() -> Option<Array> {
+    Array::with(Options {
+        mount: false,
+        ..Options::default()
+    })
+}
+
+/// Programs that find an array below `/t`, and the process that has its file system for them.
+struct Programs<'a> {
+    array: &'a Array,
+    folder: PathBuf,
+    flags: Vec<String>,
+}
+
+impl<'a> Programs<'a> {
+    fn of(array: &'a Array) -> Self {
+        Self::with(array, "preload", &[])
+    }
+
+    fn with(array: &'a Array, name: &str, flags: &[&str]) -> Self {
+        Self {
+            array,
+            folder: array.path(name),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        }
+    }
+
+    /// With all bytes as from another host.
+    fn distant(array: &'a Array) -> Self {
+        Self::with(array, "distant", &["--in-place", "false"])
+    }
+
+    fn command(&self) -> Command {
+        let mut command = self.array.tidemill();
+        command.arg("preload").arg("--folder").arg(&self.folder);
+        command.arg("--library").arg(library());
+        command.args(&self.flags).arg("--");
+        command
+    }
+
+    fn try_sh(&self, script: &str) -> Said {
+        let script = format!("set -euo pipefail; cd /t; {script}");
+        let mut command = self.command();
+        said(command.args(["bash", "-c", &script]).output().unwrap())
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let said = self.try_sh(script);
+        assert!(said.ok, "{script}\n{}{}{}", said.out, said.err, self.log());
+        said.out
+    }
+
+    fn python(&self, script: &str) -> String {
+        let mut command = self.command();
+        let said = said(command.args(["python3", "-c", script]).output().unwrap());
+        assert!(said.ok, "{script}\n{}{}{}", said.out, said.err, self.log());
+        said.out
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// The process that has the file system.
+    fn process(&self) -> rustix::process::Pid {
+        let wanted = std::fs::canonicalize(self.folder.join("serving")).unwrap();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let found = processes
+            .filter(|entry| {
+                let open = std::fs::read_dir(entry.path().join("fd")).into_iter();
+                let mut open = open.flatten().flatten();
+                open.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == wanted))
+            })
+            .find_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .unwrap();
+        rustix::process::Pid::from_raw(found).unwrap()
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.process(), signal).unwrap();
+    }
+}
+
+impl Drop for Programs<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && self.folder.join("s").exists() {
+            self.signal(rustix::process::Signal::TERM);
+            wait("the file system has ended", || {
+                !self.folder.join("s").exists()
+            });
+        }
+    }
+}
+
+/// What coreutils and the shell do with files, in a folder of its own.
+const COREUTILS: &str = r#"
+mkdir -p w/deep/er; cd w; test "$(pwd)" = "/t/$D/w"
+echo one > a; echo two >> a; cat a | tr a-z A-Z > b; test "$(cat a b | wc -l)" = 4
+cat > here <<END
+some text
+END
+cp a deep/c; cp -a deep deep2; mv deep2/c deep2/d; diff a deep2/d
+dd if=/dev/urandom of=r bs=4k count=300 status=none; dd if=r of=r2 bs=1000 status=none; cmp r r2
+printf 0123456789 | dd of=r bs=1 seek=100 conv=notrunc status=none; ! cmp -s r r2; test "$(stat -c %s r)" = "$(stat -c %s r2)"
+ln -s deep/c l; test "$(readlink l)" = deep/c; cat l >/dev/null; ln a hard; test "$(stat -c %h a)" = 2
+touch -d 2001-02-03 a; test "$(stat -c %Y a)" = "$(date -d 2001-02-03 +%s)"; cp -p a p; test "$(stat -c %Y p)" = "$(stat -c %Y a)"
+chmod 640 a; test "$(stat -c %a a)" = 640; truncate -s 5 b; test "$(stat -c %s b)" = 5
+test "$(ls)" = "$(printf '%s\n' a b deep deep2 hard here l p r r2)"; ls -la > /dev/null
+test "$(find . -type f | wc -l)" = 9; test "$(find . -name d)" = ./deep2/d
+seq 20000 | sort -R > s; sort -n -T . -S 32k s > s2; test "$(sed -n 777p s2)" = 777; sort -n -o s s; cmp s s2
+tar cf t.tar deep deep2; mkdir x; tar xf t.tar -C x; diff -r deep x/deep
+{ echo left; ls /t/nothing || true; } > out 2>&1; grep -q left out; grep -q nothing out
+exec 5<> both; echo text >&5; exec 5>&-; test "$(cat both)" = text
+test -e a -a -d deep -a ! -e none; test "$(realpath l)" = "/t/$D/w/deep/c"
+(cd deep; cd ..; test "$(basename $PWD)" = w; cat ../w/a >/dev/null); test "$(sh -c 'cd deep && pwd')" = "/t/$D/w/deep"
+cat a | tee q1 q2 | wc -c > /dev/null; cmp q1 q2; head -c 3 a > h; tail -c 3 a >> h; wc -c < h | grep -qx 6
+printf '#!/bin/sh\necho script $1 $0\n' > run; chmod 755 run; test "$(./run x)" = "script x ./run"
+cp /bin/echo prog; chmod 755 prog; test "$(./prog yes)" = yes; test "$(env ./prog yes)" = yes
+cat < a > copy; sed -i s/one/three/ copy; grep -q three copy; mktemp -p . XXXXXX > name; test -e "$(cat name)"
+cd ..; rm -r w/deep w/x; ! test -e w/deep
+"#;
+
+fn coreutils(programs: &Programs<'_>, name: &str) {
+    programs.sh(&format!("export D={name}; mkdir $D; cd $D; {COREUTILS}"));
+}
+
+const PYTHON: &str = r"
+import os, mmap, shutil, tempfile, sqlite3, subprocess, fcntl, threading, io
+os.chdir('/t'); os.makedirs('py/sub'); os.chdir('py')
+assert os.getcwd() == '/t/py', os.getcwd()
+with open('a', 'w') as f: f.write('text'); f.flush(); assert os.fstat(f.fileno()).st_size == 4
+st = os.stat('a'); fd = os.open('a', os.O_RDWR)
+assert (os.fstat(fd).st_ino, os.fstat(fd).st_dev) == (st.st_ino, st.st_dev)
+os.ftruncate(fd, 8192); m = mmap.mmap(fd, 8192); m[4096:4100] = b'page'; m.flush(); m.close()
+os.fsync(fd); os.pwrite(fd, b'x', 8191); assert os.lseek(fd, 0, os.SEEK_END) == 8192; os.close(fd)
+data = open('a', 'rb').read(); assert data[:4] == b'text' and data[4096:4100] == b'page' and data[-1:] == b'x'
+with open('log', 'a') as f: f.write('1')
+with open('log', 'a') as f: f.write('2')
+assert open('log').read() == '12'
+shutil.copytree('/t/py', '/t/py2'); assert sorted(os.listdir('/t/py2')) == ['a', 'log', 'sub']
+os.rename('/t/py2/log', '/t/py/sub/log'); os.replace('sub/log', 'log2'); os.link('log2', 'log3')
+assert os.stat('log3').st_nlink == 2; os.unlink('log3'); os.symlink('log2', 'ln'); assert os.readlink('ln') == 'log2'
+os.chmod('a', 0o600); os.utime('a', (5, 7)); assert os.stat('a').st_mtime == 7
+os.setxattr('a', 'user.note', b'value'); assert os.getxattr('a', 'user.note') == b'value'
+assert 'user.note' in os.listxattr('a'); os.removexattr('a', 'user.note')
+dirfd = os.open('sub', os.O_RDONLY); f = os.open('in', os.O_CREAT | os.O_WRONLY, dir_fd=dirfd); os.write(f, b'z'); os.close(f)
+assert os.listdir(dirfd) == ['in']; os.fchdir(dirfd); assert open('in').read() == 'z'; os.chdir('..')
+try: open('none'); assert False
+except FileNotFoundError: pass
+try: os.open('sub', os.O_WRONLY); assert False
+except IsADirectoryError: pass
+try: os.rmdir('sub'); assert False
+except OSError as e: assert e.errno == 39, e
+db = sqlite3.connect('db.sqlite'); db.execute('create table t (a)')
+db.executemany('insert into t values (?)', [(i,) for i in range(1000)]); db.commit()
+db.execute('begin immediate'); db.execute('insert into t values (1)'); db.rollback()
+other = sqlite3.connect('db.sqlite', timeout=0.1); assert other.execute('select count(*) from t').fetchone() == (1000,)
+db.execute('begin immediate')
+try: other.execute('insert into t values (1)'); assert False
+except sqlite3.OperationalError: pass
+db.commit(); db.close(); other.close()
+assert sqlite3.connect('/t/py/db.sqlite').execute('pragma integrity_check').fetchone() == ('ok',)
+r = subprocess.run(['pwd'], cwd='/t/py/sub', capture_output=True, text=True, check=True); assert r.stdout == '/t/py/sub\n', r
+with open('out', 'w') as f: subprocess.run('echo child; ls', shell=True, stdout=f, check=True)
+assert open('out').read().startswith('child\n')
+f = open('lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX); g = open('lock', 'w')
+try: fcntl.flock(g, fcntl.LOCK_EX | fcntl.LOCK_NB); assert False
+except BlockingIOError: pass
+fcntl.flock(f, fcntl.LOCK_UN); fcntl.flock(g, fcntl.LOCK_EX | fcntl.LOCK_NB); fcntl.lockf(f, fcntl.LOCK_EX); f.close(); g.close()
+with tempfile.NamedTemporaryFile(dir='/t/py') as f: f.write(b'x'); assert os.path.dirname(f.name) == '/t/py'
+def work(n):
+    for i in range(20):
+        p = f'/t/py/thread-{n}-{i}'
+        with open(p, 'w') as f: f.write(p)
+        assert open(p).read() == p and os.stat(p).st_size == len(p); os.unlink(p)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+pid = os.fork()
+if pid == 0: open('/t/py/child', 'w').write('forked'); os._exit(0)
+os.waitpid(pid, 0); assert open('child').read() == 'forked'
+with open('big', 'wb') as f: f.write(os.urandom(9_000_001))
+fd = os.open('big', os.O_RDWR); os.pwrite(fd, b'Q' * 10, 5_000_000); os.close(fd)
+b = open('big', 'rb').read(); assert len(b) == 9_000_001 and b[5_000_000:5_000_010] == b'Q' * 10
+print('all')
+";
+
+#[test]
+fn programs_that_are_not_changed_do_what_they_do_on_a_disk() {
+    let Some(array) = unmounted() else { return };
+    for programs in [Programs::of(&array), Programs::distant(&array)] {
+        let name = programs.folder.file_name().unwrap().to_str().unwrap();
+        coreutils(&programs, name);
+        assert_eq!(programs.python(PYTHON), "all\n");
+        programs.sh("rm -r py py2; printf '#include <stdio.h>\nint main(void){puts(\"compiled\");}' > m.c; gcc -o m m.c; test $(./m) = compiled; rm m m.c");
+        // What is there is there for all.
+        assert_eq!(
+            array.run(&["cat", &format!("/{name}/w/here")]).out,
+            "some text\n"
+        );
+    }
+}
+
+#[test]
+fn a_mount_and_programs_without_one_see_each_others_files() {
+    let Some(array) = Array::start() else { return };
+    let (near, far) = (Programs::of(&array), Programs::distant(&array));
+    array.sh("echo mount > a; mkdir d");
+    for (index, programs) in [&near, &far].into_iter().enumerate() {
+        assert_eq!(programs.sh("cat a"), "mount\n");
+        programs.sh(&format!(
+            "echo program > d/p{index}; mv a b; echo more >> b"
+        ));
+        assert_eq!(
+            array.sh(&format!("cat d/p{index} b; mv b a; echo mount > a")),
+            "program\nmount\nmore\n"
+        );
+    }
+    assert_eq!(far.sh("cat d/p0; echo three > d/p0"), "program\n");
+    assert_eq!(near.sh("cat d/p0; rm d/p0"), "three\n");
+    assert_eq!(array.sh("ls d"), "p1\n");
+}
+
+#[test]
+fn whoever_is_killed_what_was_written_is_there() {
+    let Some(array) = unmounted() else { return };
+    for programs in [Programs::of(&array), Programs::distant(&array)] {
+        let name = programs
+            .folder
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let file = format!("/t/writer-{name}");
+        // A writer that is killed has closed.
+        let mut command = programs.command();
+        let script = format!("exec 3> {file}; echo written >&3; echo ready; exec sleep 1000");
+        command.args(["bash", "-c", &script]).stdout(Stdio::piped());
+        let mut writer = command.spawn().unwrap();
+        let mut line = String::new();
+        let out = writer.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let elsewhere = || array.run(&["cat", &file[2..]]).out;
+        assert_eq!(elsewhere(), "", "it is open");
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        wait("what was written is sealed", || elsewhere() == "written\n");
+        // The file system is killed: programs are told, the next one has another.
+        let script = format!("exec 3< {file}; echo ready; read; cat <&3; cat {file} || echo gone");
+        let mut command = programs.command();
+        command.args(["bash", "-c", &script]);
+        let mut reader = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut out = std::io::BufReader::new(reader.stdout.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+        programs.signal(rustix::process::Signal::KILL);
+        drop(reader.stdin.take());
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+        reader.wait().unwrap();
+        assert_eq!(rest, "written\ngone\n");
+        assert_eq!(programs.sh(&format!("cat {file}")), "written\n");
+    }
+}
+
+#[test]
+fn programs_that_would_not_find_the_array_are_refused() {
+    let Some(array) = unmounted() else { return };
+    let programs = Programs::of(&array);
+    let refused = |program: &str, why: &str| {
+        let mut command = programs.command();
+        let said = said(command.arg(program).output().unwrap());
+        assert!(
+            !said.ok && said.err.contains(why),
+            "{program}: {}",
+            said.err
+        );
+    };
+    let built = |name: &str, flags: &[&str]| {
+        let (source, path) = (array.path("p.c"), array.path(name));
+        std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+        let mut command = Command::new("gcc");
+        let done = command
+            .args(flags)
+            .arg("-o")
+            .arg(&path)
+            .arg(&source)
+            .status();
+        assert!(done.unwrap().success());
+        path
+    };
+    let fixed = built("static", &["-static"]);
+    refused(fixed.to_str().unwrap(), "is linked statically");
+    let script = array.path("script");
+    std::fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
+    refused(script.to_str().unwrap(), "is run by");
+    let go = built("go", &[]);
+    let section = Command::new("objcopy")
+        .args(["--add-section", ".go.buildinfo=/dev/null"])
+        .arg(&go)
+        .status();
+    assert!(section.unwrap().success());
+    refused(go.to_str().unwrap(), "is a Go program");
+    let other = built("setuid", &[]);
+    std::os::unix::fs::chown(&other, Some(4_000_001), None).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    std::fs::set_permissions(&other, mode).unwrap();
+    refused(other.to_str().unwrap(), "set-user-id");
+    refused("no-such-program", "no program");
+    let mut command = array.tidemill();
+    let said = said(
+        command
+            .args(["preload", "--prefix", "/", "--", "ls"])
+            .output()
+            .unwrap(),
+    );
+    assert!(said.err.contains("not /"), "{}", said.err);
+}
+
+/// Program and library where users may come, unlike where they were built.
+fn installed() -> tempfile::TempDir {
+    let own = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(own.path(), mode).unwrap();
+    let built = env!("CARGO_BIN_EXE_tidemill");
+    std::fs::copy(built, own.path().join("tidemill")).unwrap();
+    std::fs::copy(library(), own.path().join("libtidemill_preload.so")).unwrap();
+    own
+}
+
+/// A file system for all users, and its folder.
+fn everybody(array: &Array) -> (std::process::Child, PathBuf) {
+    std::fs::set_permissions(
+        array.path(""),
+        std::os::unix::fs::PermissionsExt::from_mode(0o711),
+    )
+    .unwrap();
+    let folder = array.path("everybody");
+    let mut command = array.tidemill();
+    command
+        .args(["preload", "--serve", "--allow-other", "--folder"])
+        .arg(&folder);
+    let serving = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait("it is served", || folder.join("s").exists());
+    (serving, folder)
+}
+
+const USER: u32 = 4_000_011;
+
+#[test]
+fn users_have_their_own_rights() {
+    let Some(array) = unmounted() else { return };
+    let (mut serving, folder) = everybody(&array);
+    let programs = Programs::with(&array, "everybody", &[]);
+    programs.sh("mkdir open private; chmod 1777 open; chmod 700 private; echo secret > private/s; echo public > p; echo x > open/root");
+    let own = installed();
+    let run = |script: &str| {
+        let mut command = Command::new(own.path().join("tidemill"));
+        command
+            .uid(USER)
+            .gid(USER)
+            .current_dir("/")
+            .env("HOME", "/nonexistent");
+        command.args(["preload", "--folder"]).arg(&folder);
+        said(command.args(["--", "bash", "-c", script]).output().unwrap())
+    };
+    let mine = run(
+        "cd /t; cat p; echo mine > open/mine; stat -c %u open/mine; umask 077; echo > open/n; stat -c %a open/n",
+    );
+    assert_eq!(mine.out, format!("public\n{USER}\n600\n"), "{}", mine.err);
+    for refused in [
+        "cat private/s",
+        "echo > new",
+        "echo >> p",
+        "rm -f open/root",
+        "chmod 777 p",
+        "ls private",
+        "truncate -s 0 p",
+        "mv open/root open/r2",
+    ] {
+        let said = run(&format!("cd /t; {refused}"));
+        assert!(!said.ok, "{refused}");
+        assert!(said.err.contains("ermi"), "{refused}: {}", said.err);
+    }
+    assert_eq!(
+        programs.sh("cat p private/s open/root open/mine"),
+        "public\nsecret\nx\nmine\n"
+    );
+    // A file system of one user is for that one.
+    let only = Programs::of(&array);
+    only.sh("true");
+    let mut command = Command::new(own.path().join("tidemill"));
+    command
+        .uid(USER)
+        .gid(USER)
+        .current_dir("/")
+        .args(["preload", "--folder"])
+        .arg(&only.folder);
+    let said = said(command.args(["--", "cat", "/t/p"]).output().unwrap());
+    assert!(!said.ok && !said.out.contains("public"), "{}", said.out);
+    drop(programs);
+    serving.wait().unwrap();
+}
+
+#[test]
+fn a_server_that_is_away_is_waited_for_and_open_files_go_on() {
+    let Some(mut array) = unmounted() else { return };
+    let mut command = {
+        let programs = Programs::of(&array);
+        programs.sh("echo before > f");
+        let command = programs.command();
+        std::mem::forget(programs);
+        command
+    };
+    let script = "exec 3>> /t/f; echo ready; read; echo while >&3; cat /t/f; echo after > /t/g; exec 3>&-; cat /t/g";
+    command.args(["bash", "-c", script]);
+    let mut program = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = std::io::BufReader::new(program.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    array.kill_server();
+    drop(program.stdin.take());
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    array.start_server();
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    assert!(program.wait().unwrap().success());
+    assert_eq!(rest, "before\nwhile\nafter\n");
+    let programs = Programs::of(&array);
+    wait("it is sealed", || {
+        array.run(&["cat", "/f"]).out == "before\nwhile\n"
+    });
+    drop(programs);
+}
+
+/// Asks to open a file below a directory, and to list that, by its number.
+const BY_NUMBER: &str = r"
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); s.connect(sys.argv[1])
+for op, path in [(1, b's'), (4, b''), (2, b'')]:
+    s.send(struct.pack('<14Q', 1, op, 0, 0, int(sys.argv[2]), 0, 0, 0, 0, 0, len(path), 0, 0, 2) + path + b'/t')
+    print(struct.unpack('<Q', s.recv(65536)[:8])[0], end=' ')
+s.send(b'x' * 50); print(struct.unpack('<Q', s.recv(65536)[:8])[0])
+";
+
+#[test]
+fn who_names_a_directory_by_its_number_gets_no_more_than_by_its_path() {
+    let Some(array) = unmounted() else { return };
+    let (mut serving, folder) = everybody(&array);
+    let programs = Programs::with(&array, "everybody", &[]);
+    let script = "mkdir -p private/in open; chmod 755 private/in open; echo > private/in/s; echo > open/s; chmod 700 private";
+    programs.sh(script);
+    let ask = |directory: &str| {
+        let number = programs.sh(&format!("stat -c %i {directory}"));
+        let mut command = Command::new("/usr/bin/python3");
+        command
+            .uid(USER)
+            .gid(USER)
+            .current_dir("/")
+            .args(["-c", BY_NUMBER]);
+        command.arg(folder.join("s")).arg(number.trim());
+        let said = said(command.output().unwrap());
+        assert!(said.ok, "{}", said.err);
+        said.out
+    };
+    let denied = rustix::io::Errno::ACCESS.raw_os_error();
+    let unknown = rustix::io::Errno::PROTO.raw_os_error();
+    assert_eq!(
+        ask("private/in"),
+        format!("{denied} {denied} {denied} {unknown}\n")
+    );
+    assert_eq!(ask("open"), format!("0 0 0 {unknown}\n"));
+    drop(programs);
+    serving.wait().unwrap();
+}

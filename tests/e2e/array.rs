@@ -175,12 +175,10 @@ impl Array {
         let mut command = self.tidemill();
         command.arg("element").args(["--id", &index.to_string()]);
         command.arg("--folder").arg(self.element_folder(index));
-        command.args([
-            "--listen",
-            &self.options.element_listen,
-            "--cores",
-            &self.options.cores.to_string(),
-        ]);
+        command.args(["--listen", &self.options.element_listen]);
+        if !self.in_memory() {
+            command.args(["--cores", &self.options.cores.to_string()]);
+        }
         if let Some(capacity) = self.options.capacity {
             command.args(["--capacity", capacity]);
         }
@@ -190,6 +188,17 @@ impl Array {
         }
         let log = self.path(&format!("element-{index}.log"));
         self.elements[index] = Some(spawn(&mut command, &log));
+    }
+
+    /// Whether the element that was added is in memory.
+    fn in_memory(&self) -> bool {
+        self.options.element_args.iter().any(|arg| arg == "memory")
+    }
+
+    /// As the end of its host would: what it has in memory is gone.
+    pub(crate) fn lose_memory(&mut self, index: usize) {
+        self.kill_element(index);
+        detach(&self.element_folder(index));
     }
 
     /// One more element, with other arguments. Whichever is started later has these, too.
@@ -383,6 +392,9 @@ impl Drop for Array {
         detach(&self.path("mnt"));
         for element in &mut self.elements {
             kill_hard(element.take());
+        }
+        if self.in_memory() {
+            detach(&self.element_folder(self.elements.len() - 1));
         }
         kill_hard(self.server.take());
     }

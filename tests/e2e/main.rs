@@ -45,3 +45,4 @@ mod together;
 mod traces;
 mod users;
 mod variables;
+mod warehouse;

@@ -84,6 +84,7 @@ pub(crate) struct Element {
     pub(crate) kernels_folders: Option<Vec<PathBuf>>,
     pub(crate) kernels_path: Option<Vec<PathBuf>>,
     pub(crate) kernels_environment: Option<Vec<String>>,
+    pub(crate) medium: Option<ElementMedium>,
     pub(crate) capacity: Option<Size>,
     pub(crate) link: Option<Size>,
     pub(crate) device_rate: Option<Size>,
@@ -125,6 +126,16 @@ pub(crate) enum KernelPriority {
     Normal,
 }
 
+/// What an element keeps objects in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ElementMedium {
+    /// Its folder's file system
+    Disk,
+    /// This machine's memory: lost with the machine
+    Memory,
+}
+
 /// What an element is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -160,6 +171,7 @@ pub(crate) struct Submit {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Up {
     pub(crate) elements: Option<u32>,
+    pub(crate) warehouse: Option<Size>,
 }
 
 /// The file can't be used.

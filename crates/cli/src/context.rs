@@ -50,6 +50,11 @@ impl ArrayDir {
         self.0.join(format!("element-{id}"))
     }
 
+    /// What the element in memory may take, as text, if there is one.
+    pub(crate) fn warehouse(&self) -> PathBuf {
+        self.0.join("warehouse")
+    }
+
     /// What `tidemill bench kernel` measured.
     pub(crate) fn calibration(&self) -> PathBuf {
         self.0.join("calibration.toml")

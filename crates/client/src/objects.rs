@@ -234,6 +234,15 @@ impl Objects {
         size_of(remote, response, "allocate").await
     }
 
+    /// Sets room aside for an unsealed object of that many bytes, on an element that counts room.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses: 507 if there is not so much.
+    pub async fn reserve(&self, remote: &Remote, size: u64) -> Result<(), Error> {
+        let request = base(remote, Method::POST, &format!("/reserve?size={size}"));
+        self.send(remote, request, Bytes::new()).await.map(drop)
+    }
+
     /// Has an array reduced for a user that is, in part, in an object; what is asked and what is answered is for the element and
     /// whoever asks.
     ///

@@ -83,6 +83,8 @@ pub struct Site {
     pub free_bytes: u64,
     /// Whether copies may be put there: it keeps data, and answers.
     pub takes: bool,
+    /// Whether what it keeps lies in memory: copies are put there only if it is named.
+    pub memory: bool,
 }
 
 /// An object and who has it.
@@ -203,7 +205,10 @@ impl Kept {
         let takes = |one: &&Site| one.takes && self.fits(one) && !has(one.element);
         let to = match target {
             Some(target) => site(target).filter(takes),
-            None => self.best(sites.iter().filter(takes), &site),
+            None => {
+                let disks = sites.iter().filter(|one| !one.memory);
+                self.best(disks.filter(takes), &site)
+            }
         };
         match to {
             Some(to) => Next::Make {
@@ -351,6 +356,7 @@ mod tests {
             host: (*host).to_owned(),
             free_bytes: MUCH,
             takes: true,
+            memory: false,
         };
         (0..).zip(hosts).map(site).collect()
     }

@@ -135,10 +135,11 @@ impl Offers {
     /// The first thing that a task needs more of than there is at all.
     #[must_use]
     pub fn lacks(&self, needs: &Needs) -> Option<Lack> {
-        if needs.cores > self.cores {
+        // An element that lends none runs nothing, what needs none neither.
+        if needs.cores.max(1) > self.cores {
             return Some(Lack {
                 what: "cores".to_owned(),
-                needs: needs.cores.into(),
+                needs: needs.cores.max(1).into(),
                 offered: self.cores.into(),
             });
         }

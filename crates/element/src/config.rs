@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidemill_client::{Credential, Endpoint};
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_core::layout::Medium;
 use tidemill_core::resources::Offers;
 
 /// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
@@ -60,6 +61,8 @@ pub struct Config {
     pub kernels_path: Vec<PathBuf>,
     /// Environment variables of all kernels, unless their tasks set them.
     pub kernels_environment: Vec<(String, String)>,
+    /// What it keeps them in.
+    pub medium: Medium,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
@@ -135,6 +138,7 @@ impl Config {
             hidden: Vec::new(),
             kernels_path: Vec::new(),
             kernels_environment: Vec::new(),
+            medium: Medium::Disk,
             capacity_bytes: None,
             link_bytes_per_sec: None,
             device_bytes_per_sec: None,

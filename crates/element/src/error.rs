@@ -17,6 +17,14 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// It can't keep what it has in memory there.
+    #[error("the element's folder {path} can't be in memory: {why}")]
+    Memory {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// Another process has it.
     #[error(
         "the folder {0} is in use by another element that runs; stop it or give another folder"

@@ -504,6 +504,14 @@ impl Store for FolderStore {
         Ok(file.metadata().map_err(error)?.len())
     }
 
+    fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
+        self.writable(object)?;
+        match &self.quota {
+            Some(quota) => quota.grow(object, size),
+            None => Ok(()),
+        }
+    }
+
     fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);

@@ -128,6 +128,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
         .route("/objects/{id}/allocate", post(allocate))
+        .route("/objects/{id}/reserve", post(reserve))
         .route("/objects/{id}/sync", post(sync))
         .route("/objects/{id}/confirm", post(confirm))
         .route("/objects/{id}/seal", post(seal))
@@ -534,6 +535,18 @@ async fn allocate(
     let allocate = move || store.allocate(object, range.offset, range.length, range.mode);
     let size = blocking(allocate).await?;
     Ok(axum::Json(SealReply { size }).into_response())
+}
+
+async fn reserve(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(Size { size }): Query<Size>,
+    Extension(shown): Extension<Capability>,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
+    let store = Arc::clone(&context.node.parts().store);
+    blocking(move || store.reserve(object, size)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn sync(

@@ -21,6 +21,7 @@ mod growing;
 pub mod http;
 pub mod identity;
 pub mod labels;
+pub mod memory;
 pub mod node;
 pub mod notes;
 pub mod programs;
@@ -57,6 +58,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_core::id::ObjectId;
+use tidemill_core::layout::Medium;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -90,6 +92,12 @@ impl Element {
             source,
         };
         open_many_files();
+        let in_memory = config.medium == Medium::Memory;
+        let counts_room = in_memory && memory::prepare(&config)?;
+        if in_memory && !counts_room {
+            // Its file system is as large as that.
+            config.capacity_bytes = None;
+        }
         std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
         let folder = config.folder.canonicalize().map_err(in_folder)?;
         config.folder = folder;
@@ -122,7 +130,12 @@ impl Element {
         })
         .await
         .map_err(|error| Error::Thread(error.into()))??;
-        let node = Arc::new(Node::new(config, url, executor)?);
+        let memory_id = match in_memory {
+            true => memory::id(&executor.parts().db).await?,
+            false => 0,
+        };
+        let node = Node::new(config, url, executor)?;
+        let node = Arc::new(node.in_memory(memory_id, counts_room));
         let (stop, stopped) = watch::channel(false);
         let refreshing = tokio::spawn({
             let node = Arc::clone(&node);

@@ -11,6 +11,7 @@ use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::label::Owner;
+use tidemill_core::layout::Medium;
 use tidemill_wire::capability::Key;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
@@ -45,6 +46,9 @@ pub struct Node {
     /// `None` without TLS.
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
+    /// Of an element in memory, else 0: [`crate::memory`].
+    memory_id: u64,
+    counts_room: bool,
 }
 
 /// The array it belongs to.
@@ -108,7 +112,19 @@ impl Node {
             membership: watch::Sender::new(membership),
             identity,
             revoked: Revoked::default(),
+            memory_id: 0,
+            counts_room: false,
         })
+    }
+
+    /// It keeps what it has in the memory of that number, and counts what is taken of it if that is not bounded otherwise.
+    #[must_use]
+    pub(crate) fn in_memory(self, memory_id: u64, counts_room: bool) -> Self {
+        Self {
+            memory_id,
+            counts_room,
+            ..self
+        }
     }
 
     /// What it works with.
@@ -223,6 +239,12 @@ impl Node {
                 free_bytes: space.disk.free_bytes,
             }),
             scrub_bytes_per_sec: self.config.scrub_bytes_per_sec.unwrap_or(0),
+            medium: match self.config.medium {
+                Medium::Disk => String::new(),
+                Medium::Memory => "memory".into(),
+            },
+            memory_id: self.memory_id,
+            counts_room: self.counts_room,
             ..v1::Element::default()
         };
         let left = parts.db.left();
@@ -232,7 +254,9 @@ impl Node {
             element.free_bytes = 0;
         }
         parts.counters.report(&mut element);
-        element.flash_model = parts.flash.report();
+        if self.config.medium == Medium::Disk {
+            element.flash_model = parts.flash.report();
+        }
         Ok(element)
     }
 

@@ -52,6 +52,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         mode: u32,
     ) -> Result<u64, StoreError>;
 
+    /// Sets room aside for an unsealed object of that many bytes, where room is counted; what it turns out not to need is given
+    /// back with its seal.
+    ///
+    /// # Errors
+    /// As for [`Store::create`].
+    fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
+
     /// Makes the bytes of an object, sealed or not, and its name survive power loss.
     ///
     /// # Errors

@@ -5,11 +5,13 @@
 
 use crate::authority::Authority;
 use crate::clock;
+use crate::damage;
 use crate::jobs::Incoming;
 use crate::moves::Member;
+use crate::names::changes::Teller;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
-use crate::names::{Fault, SqliteNames};
+use crate::names::{Changed, Fault, SqliteNames};
 use crate::notes::Noted;
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -35,6 +37,9 @@ const OUTBOX_MAX: usize = 4096;
 
 /// An element that is not heard of for this long hangs: its status comes every second. New files go elsewhere.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// The medium of an element that loses all it has when its host ends.
+const MEMORY: &str = "memory";
 
 /// How long an element may take to seal what it is asked to in one go: it may have to copy objects.
 const SEAL_MAX: Duration = Duration::from_secs(120);
@@ -108,6 +113,7 @@ pub(crate) struct Array {
     slots: Mutex<BTreeMap<u32, Slot>>,
     shared: Arc<Shared>,
     database: Arc<Database>,
+    teller: Teller,
     array_id: u64,
     reports: std::sync::mpsc::Sender<Incoming>,
     element_timeout: Duration,
@@ -139,6 +145,10 @@ pub(crate) struct Settings {
 impl Slot {
     fn hangs(&self) -> bool {
         self.connection.is_some() && self.heard.elapsed() > SILENCE_MAX
+    }
+
+    fn in_memory(&self) -> bool {
+        self.status.medium == MEMORY
     }
 
     /// What is wrong with it, for people.
@@ -177,6 +187,7 @@ impl Array {
             slots: Mutex::new(known.into_iter().map(away).collect()),
             shared: names.shared().clone(),
             database: names.database().clone(),
+            teller: names.teller().clone(),
             array_id: settings.array_id,
             reports,
             element_timeout: settings.element_timeout,
@@ -263,6 +274,7 @@ impl Array {
             takes: slot.status.role == "store"
                 && !slot.hangs()
                 && !self.shared.leaving.is_closed(slot.status.element),
+            memory: slot.in_memory(),
         });
         sites.collect()
     }
@@ -281,15 +293,16 @@ impl Array {
         let members = slots.values().map(|slot| Member {
             element: slot.status.element,
             store: slot.status.role == "store",
+            memory: slot.in_memory(),
             up: slot.connection.is_some(),
         });
         members.collect()
     }
 
-    /// Elements that keep data, whether they are up or not.
+    /// Elements that keep data on disks, whether they are up or not.
     pub(crate) fn stores(&self) -> Vec<u32> {
         let members = self.members().into_iter();
-        let stores = members.filter(|member| member.store);
+        let stores = members.filter(|member| member.store && !member.memory);
         stores.map(|member| member.element).collect()
     }
 
@@ -620,21 +633,28 @@ impl Array {
         });
     }
 
-    /// Keeps what an element is like, so that the array knows it when the server starts again.
+    /// Keeps what an element is like, so that the array knows it when the server starts again. If it has another memory than the
+    /// one that was known, what it had is lost.
     fn remember(&self, element: &v1::Element) {
         let status = v1::Element {
             up: false,
             ..element.clone()
         };
-        let database = self.database.clone();
+        let (database, shared) = (self.database.clone(), self.shared.clone());
+        let teller = self.teller.clone();
         tokio::spawn(async move {
             let work = move |db: &rusqlite::Connection| {
+                let changes = damage::forgotten(db, &shared, &status, clock::now_ns())?;
                 let row = rusqlite::params![status.element, status.encode_to_vec()];
                 db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
-                Ok(())
+                Ok(changes)
             };
-            if let Err(fault) = database.write(work).await {
-                tracing::warn!(%fault, "an element can't be remembered");
+            match database.write(work).await {
+                Ok(changes) => teller.tell(Changed {
+                    session: 0,
+                    changes,
+                }),
+                Err(fault) => tracing::warn!(%fault, "an element can't be remembered"),
             }
         });
     }
@@ -642,6 +662,11 @@ impl Array {
     fn report(&self, report: Report) {
         // The driver is gone only when the server shuts down.
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
+    }
+
+    /// Versions that were to be in memory and are not, since the start.
+    pub(crate) fn spilled(&self) -> u64 {
+        self.shared.spilled()
     }
 
     /// What room there is.
@@ -663,6 +688,17 @@ impl Array {
             }
             let status = &slot.status;
             let element = ElementId(status.element);
+            rooms.store.push(Room {
+                element,
+                free_bytes: slot.status.free_bytes,
+                answers: !slot.hangs(),
+                leaving: self.shared.leaving.is_closed(status.element),
+                memory: slot.in_memory(),
+            });
+            if slot.in_memory() {
+                // Nothing goes there unasked, so nobody is told of that room.
+                continue;
+            }
             // Those of an earlier release don't say, and are each on a disk of their own.
             let (host, disk) = match status.disk {
                 Some(disk) => (status.host.clone(), disk),
@@ -678,12 +714,6 @@ impl Array {
                 most(disk.capacity_bytes),
             );
             sum.free_bytes = add(sum.free_bytes, status.free_bytes, most(disk.free_bytes));
-            rooms.store.push(Room {
-                element,
-                free_bytes: slot.status.free_bytes,
-                answers: !slot.hangs(),
-                leaving: self.shared.leaving.is_closed(status.element),
-            });
         }
         rooms.capacity_bytes = disks.values().map(|disk| disk.capacity_bytes).sum();
         rooms.free_bytes = disks.values().map(|disk| disk.free_bytes).sum();

@@ -84,6 +84,7 @@ impl v1::array_server::Array for ArrayService {
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
             copies: Some(copies),
+            spilled: self.array.spilled(),
         }))
     }
 

@@ -3,12 +3,18 @@
 
 use crate::copies::reprieve;
 use crate::jobs::store::json;
-use crate::names::Fault;
 use crate::names::copies::{CURRENT, look_again};
 use crate::names::shared::Shared;
-use rusqlite::{Connection, params};
+use crate::names::transaction::{Change, Tx};
+use crate::names::{Caller, Fault};
+use prost::Message as _;
+use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Damaged;
+use tidemill_wire::v1;
+
+/// What is wrong with what was in memory.
+pub(crate) const FORGOTTEN: &str = "was in memory only, and that is gone with its host";
 
 /// An element has told that objects are damaged there. Those that are no version's, or go, are of no concern; gives how many
 /// others there are.
@@ -35,6 +41,50 @@ pub(crate) fn found(
         count += u64::from(is(db, object.0, element.0)?);
     }
     Ok(count)
+}
+
+/// An element in memory that was known comes with another memory: all that it had is lost, and is damaged from now on. What was
+/// being written there is lost, too: the file is what it was, or, if it had no version yet, one that is lost. Gives the changes.
+pub(crate) fn forgotten(
+    db: &Connection,
+    shared: &Shared,
+    came: &v1::Element,
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let sql = "SELECT status FROM element WHERE element = ?1";
+    let known = db.query_row(sql, [came.element], |row| row.get::<_, Vec<u8>>(0));
+    let known = known.optional()?;
+    let known = known.and_then(|status| v1::Element::decode(status.as_slice()).ok());
+    let id = known.map_or(0, |known| known.memory_id);
+    if id == 0 || id == came.memory_id {
+        return Ok(Vec::new());
+    }
+    let element = came.element;
+    shared.set_damage();
+    let root = Caller::root();
+    let mut tx = Tx::new(db, shared, &root, 0, now);
+    let written = tx.lose_writing(element)?;
+    let sql = "SELECT object FROM held WHERE removed = 0 AND (element = ?1 OR EXISTS \
+               (SELECT 1 FROM copy WHERE copy.object = held.object AND copy.element = ?1 AND state = ?2))";
+    let mut lost = db.prepare(sql)?;
+    let lost = lost.query_map(params![element, CURRENT], |row| row.get::<_, i64>(0))?;
+    let lost = lost.collect::<Result<Vec<_>, _>>()?;
+    let sql = "INSERT OR REPLACE INTO damage(object, element, what, at) VALUES (?1, ?2, ?3, ?4)";
+    let mut insert = db.prepare_cached(sql)?;
+    for &object in &lost {
+        insert.execute(params![object, element, FORGOTTEN, now])?;
+        look_again(db, object.cast_unsigned(), now)?;
+        reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
+    }
+    // Nothing is left there to be removed.
+    db.execute("DELETE FROM removal WHERE element = ?1", [element])?;
+    tracing::error!(
+        element,
+        objects = lost.len(),
+        written,
+        "an element in memory came back without its memory: what only it had is lost, see `tidemill health --all`"
+    );
+    Ok(tx.changes)
 }
 
 /// Of these objects of an element all but those in `damaged` were found to be what they should be.

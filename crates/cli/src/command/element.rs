@@ -14,11 +14,14 @@ use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 use tidemill_plan::units::Watts;
+use tidemill_core::layout::Medium;
 
 const EXAMPLES: &str = "Examples:
   tidemill element --id 0                             beside a server on this machine
   tidemill element --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
+
+  tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
 
   tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
   tidemill element remove 3                           and it is the array's no more
@@ -44,7 +47,7 @@ pub(crate) struct Args {
     /// How others reach it [default: https:// and the address it listens on]
     #[arg(long, value_name = "URL", env = "TIDEMILL_ELEMENT_URL")]
     url: Option<String>,
-    /// Cores for kernels that it runs at once [default: the machine's]
+    /// Cores for kernels that it runs at once [default: the machine's; none in memory]
     #[arg(long, value_name = "N", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
     /// Memory for tasks that say how much they need, such as 48GiB [default: that of --kernels-memory]
@@ -86,7 +89,11 @@ pub(crate) struct Args {
         env = "TIDEMILL_ELEMENT_KERNELS_ENVIRONMENT"
     )]
     kernels_environment: Option<Vec<String>>,
-    /// What it may hold, such as 500G [default: all that its file system has]
+    /// What it keeps objects in: disk, or memory, which is lost with this machine and takes what folders ask it to
+    /// (user.tidemill.medium) [default: disk]
+    #[arg(long, value_name = "MEDIUM", env = "TIDEMILL_ELEMENT_MEDIUM")]
+    medium: Option<config::ElementMedium>,
+    /// What it may hold, such as 500G; in memory: what it may take of it [default: all that its file system has]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
     /// Bytes per second that it pulls from other elements [default: measured]
@@ -168,6 +175,11 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         config.listen = listen;
     }
     config.url = args.url.or_else(|| file.url.clone());
+    if args.medium.or(file.medium) == Some(config::ElementMedium::Memory) {
+        config.medium = Medium::Memory;
+        // What tasks made there would lie in memory unasked.
+        config.cores = 0;
+    }
     if let Some(cores) = args.cores.or(file.cores) {
         anyhow::ensure!(
             cores > 0,

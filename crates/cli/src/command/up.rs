@@ -2,8 +2,10 @@
 
 use super::mount;
 use crate::context::Context;
+use crate::format::Size;
 use crate::output::Said;
 use crate::process;
+use anyhow::Context as _;
 use serde_json::json;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use tidemill_mount::mountpoint::{self, is_mounted};
 const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four elements, a mount at DIR/mnt
   tidemill up --elements 8 --cores 2 --host-cores 4
+  tidemill up --warehouse 2GiB                  and an element in memory, for folders that ask for it
   tidemill --dir /data/array up --mount /mnt/array
 
 Can be given again at any time: what runs already is left alone, what is missing is started.
@@ -29,6 +32,9 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Elements of a new array.
 const ELEMENTS: u32 = 4;
 
+/// The element in memory.
+const WAREHOUSE: u32 = 999;
+
 /// Start a server, elements and a mount on this machine, in the background
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -36,6 +42,9 @@ pub(crate) struct Args {
     /// How many elements [default: those that are in DIR, else 4]
     #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_ELEMENTS")]
     elements: Option<u32>,
+    /// One more element, number 999, that keeps files in memory and may take so much of it [default: as before]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
+    warehouse: Option<Size>,
     /// Kernels that each element runs at once [default: the machine's cores shared out]
     #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
@@ -58,7 +67,9 @@ struct Done {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let ids = element_ids(&args, context);
+    let mut ids = element_ids(&args, context);
+    let disks = ids.len();
+    let warehouse = warehouse(&args, context)?;
     let mut up = Up {
         context,
         endpoint: Endpoint::Unix(context.array.socket()),
@@ -69,7 +80,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     up.until("the server", async |up| up.connect().await.is_some())
         .await?;
     for &id in &ids {
-        up.element(id, &args, ids.len())?;
+        up.element(id, &args, disks)?;
+    }
+    if let Some(bytes) = warehouse {
+        up.warehouse(bytes)?;
+        ids.push(WAREHOUSE);
     }
     up.until("the elements", async |up| up.elements_are_up(&ids).await)
         .await?;
@@ -92,7 +107,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 
 /// Those that have a folder here, since they may hold data, and as many as were asked for.
 fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
-    let there = context.array.elements();
+    let mut there = context.array.elements();
+    there.retain(|&id| id != WAREHOUSE);
     let wanted = args.elements.or(context.config.up.elements);
     let count = wanted.unwrap_or(if there.is_empty() { ELEMENTS } else { 0 });
     let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
@@ -105,6 +121,22 @@ fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
         ));
     }
     ids.into_iter().collect()
+}
+
+/// What the element in memory may take, if there is to be one or was before.
+fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
+    let path = context.array.warehouse();
+    let shown = || path.display().to_string();
+    if let Some(Size(bytes)) = args.warehouse.or(context.config.up.warehouse) {
+        std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+        std::fs::write(&path, format!("{bytes}\n")).with_context(shown)?;
+        return Ok(Some(bytes));
+    }
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().parse().with_context(shown)?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(shown),
+    }
 }
 
 /// Where to mount, or why not.
@@ -162,6 +194,25 @@ impl Up<'_> {
         ];
         flags.extend(self.memory_of_each(elements));
         self.start(&format!("element-{id}"), flags)
+    }
+
+    /// Starts the element in memory, which runs nothing.
+    fn warehouse(&mut self, bytes: u64) -> anyhow::Result<()> {
+        let folder = self.context.array.element(WAREHOUSE);
+        let flags: [OsString; 11] = [
+            "element".into(),
+            "--id".into(),
+            WAREHOUSE.to_string().into(),
+            "--folder".into(),
+            folder.into(),
+            "--medium".into(),
+            "memory".into(),
+            "--capacity".into(),
+            bytes.to_string().into(),
+            "--listen".into(),
+            "127.0.0.1:0".into(),
+        ];
+        self.start(&format!("element-{WAREHOUSE}"), flags.into())
     }
 
     /// Elements of one machine must not promise all of its memory each; what an administrator says counts as said.

@@ -50,6 +50,13 @@ impl View for ArrayView {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
         }
         self.mounts_text(out)?;
+        if status.spilled > 0 {
+            let spilled = format::count(status.spilled, "file");
+            writeln!(
+                out,
+                "\nmemory    {spilled} that were to be in memory went to disks instead, since the server started"
+            )?;
+        }
         self.unsealed_text(out)?;
         self.copies_text(out)?;
         if self.running.is_empty() {
@@ -74,6 +81,7 @@ impl View for ArrayView {
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "copies": copies_json(status.copies.as_ref()),
+            "spilled": status.spilled,
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })
@@ -100,7 +108,10 @@ impl ArrayView {
         for element in &self.status.elements {
             rows.add_row([
                 element.element.to_string(),
-                element.role.clone(),
+                match element.medium.is_empty() {
+                    true => element.role.clone(),
+                    false => format!("{}, {}", element.role, element.medium),
+                },
                 match (element.up, element.emptied) {
                     (true, true) => "up, emptied",
                     (true, false) => "up",
@@ -246,6 +257,7 @@ fn element_json(element: &v1::Element) -> Value {
     json!({
         "element": element.element,
         "role": element.role,
+        "medium": if element.medium.is_empty() { "disk" } else { &element.medium },
         "up": element.up,
         "emptied": element.emptied,
         "url": element.url,

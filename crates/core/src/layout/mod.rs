@@ -12,7 +12,9 @@ mod stripes;
 mod tests;
 
 pub use extents::{Extent, Extents, PIECES_MAX, decode_pieces, encode_pieces};
-pub use place::{PlacementError, RESERVE_BYTES, Room, place, place_stripes};
+pub use place::{
+    Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_memory, place_stripes,
+};
 pub use select::{
     RANGES_MAX, RECORD_BYTES_MAX, Records, Selected, SelectedSpan, Selection, SelectionError,
     VALUES_BYTES_MAX, byte_ranges,

@@ -14,6 +14,29 @@ pub struct Room {
     pub answers: bool,
     /// Whether it is being emptied: it gets no new files.
     pub leaving: bool,
+    /// Whether what it keeps lies in memory: it gets new files only where that is asked for.
+    pub memory: bool,
+}
+
+/// What an element keeps objects in, as the attribute of a folder asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// What outlives its host.
+    Disk,
+    /// Memory of its host.
+    Memory,
+}
+
+impl std::str::FromStr for Medium {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "disk" => Ok(Self::Disk),
+            "memory" => Ok(Self::Memory),
+            _ => Err(format!("{text:?} is no medium: give memory, or disk")),
+        }
+    }
 }
 
 /// A new file can't be placed.
@@ -22,6 +45,12 @@ pub enum PlacementError {
     /// The array has no element that keeps data.
     #[error("the array has no storage element that is up; start one with `tidemill element`")]
     NoElement,
+    /// Only elements in memory are up, and the file was not to go there.
+    #[error(
+        "the elements that are up keep what they have in memory, where files go only if their folder asks for it \
+         (user.tidemill.medium); start an element on a disk with `tidemill element`"
+    )]
+    OnlyMemory,
     /// The element that was asked for is not there.
     #[error("element {0} is not part of the array or is down; see `tidemill status`")]
     Unknown(ElementId),
@@ -50,7 +79,8 @@ pub enum PlacementError {
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Chooses the element of a new file: the one that was named, else inode modulo the elements
-/// (AnalyzeThis §3.3), else the next that is not full and answers. None that is being emptied is chosen.
+/// (AnalyzeThis §3.3), else the next that is not full and answers. None that is being emptied is chosen, and none in memory
+/// unless it was named.
 ///
 /// `rooms` are the storage elements that are up, in order of their ids.
 ///
@@ -72,8 +102,12 @@ pub fn place(
     }
     let staying: Vec<Room>;
     let mut rooms = rooms;
-    if rooms.iter().any(|room| room.leaving) {
-        staying = rooms.iter().copied().filter(|room| !room.leaving).collect();
+    let stays = |room: &&Room| !room.leaving && !room.memory;
+    if !rooms.iter().all(|room| stays(&room)) {
+        staying = rooms.iter().filter(stays).copied().collect();
+        if staying.is_empty() && rooms.iter().any(|room| !room.leaving) {
+            return Err(PlacementError::OnlyMemory);
+        }
         rooms = &staying;
     }
     if rooms.is_empty() {
@@ -93,7 +127,20 @@ pub fn place(
         .ok_or(PlacementError::AllFull)
 }
 
-/// Chooses the elements of a striped file: `width` of them, all if that is 0, one after the other from inode modulo the
+/// Chooses the element in memory of a file that is to be there: of those `here`, on which whoever writes it can, the one with the
+/// most room, if that is enough for so many bytes. `None`: it goes elsewhere.
+#[must_use]
+pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option<ElementId> {
+    let needed = bytes.saturating_add(RESERVE_BYTES);
+    let able = rooms.iter().filter(|room| {
+        let takes = room.memory && room.answers && !room.leaving;
+        takes && here.contains(&room.element) && room.free_bytes >= needed
+    });
+    able.max_by_key(|room| (room.free_bytes, std::cmp::Reverse(room.element)))
+        .map(|room| room.element)
+}
+
+/// Chooses the elements of a striped file, none of them in memory: `width` of them, all if that is 0, one after the other from inode modulo the
 /// elements on, those before that answer.
 ///
 /// # Errors
@@ -106,8 +153,12 @@ pub fn place_stripes(
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
     }
-    let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
-    let (before, from) = rooms.split_at(first);
+    let disks: Vec<Room> = rooms.iter().copied().filter(|room| !room.memory).collect();
+    if disks.is_empty() {
+        return Err(PlacementError::OnlyMemory);
+    }
+    let first = usize::try_from(inode.0 % disks.len() as u64).unwrap_or(0);
+    let (before, from) = disks.split_at(first);
     let takes = from.iter().chain(before);
     let mut takes: Vec<&Room> = takes
         .filter(|room| room.free_bytes >= RESERVE_BYTES && !room.leaving)
@@ -141,6 +192,7 @@ mod tests {
                 free_bytes,
                 answers: true,
                 leaving: false,
+                memory: false,
             })
             .collect()
     }
@@ -181,6 +233,37 @@ mod tests {
         assert_eq!(named, Err(PlacementError::Leaving(ElementId(1))));
         some.retain(|room| room.leaving);
         assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoElement));
+    }
+
+    #[test]
+    fn memory_gets_what_asks_for_it_and_fits_and_nothing_else() {
+        let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
+        some[1].memory = true;
+        some[2].memory = true;
+        for inode in 0..4 {
+            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(0)));
+            assert_eq!(
+                place_stripes(Inode(inode), 0, &some),
+                Ok(vec![ElementId(0)])
+            );
+        }
+        let both = [ElementId(1), ElementId(2)];
+        assert_eq!(place_in_memory(&both, 0, &some), Some(ElementId(2)));
+        assert_eq!(place_in_memory(&both[..1], 0, &some), Some(ElementId(1)));
+        assert_eq!(place_in_memory(&both, 2 << 30, &some), None);
+        assert_eq!(place_in_memory(&[ElementId(0)], 0, &some), None);
+        some[2].leaving = true;
+        assert_eq!(place_in_memory(&both, 0, &some), Some(ElementId(1)));
+        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        some.remove(0);
+        assert_eq!(
+            place(Inode(6), None, &some),
+            Err(PlacementError::OnlyMemory)
+        );
+        assert_eq!(
+            place_stripes(Inode(6), 0, &some),
+            Err(PlacementError::OnlyMemory)
+        );
     }
 
     #[test]

@@ -23,6 +23,8 @@ use tokio::sync::Notify;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the list of elements is believed when something is missing from it.
 const ELEMENTS_TTL: Duration = Duration::from_millis(200);
+/// How old may be what is known of elements in memory when a file is made.
+const MEMORY_TTL: Duration = Duration::from_secs(5);
 /// Most objects that are released by one request.
 const RELEASED_MAX: usize = 1_000;
 
@@ -66,6 +68,9 @@ pub(crate) struct Place {
     /// Who owns the folder: what is made there is given to them.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
+    /// What it keeps is in memory, whose size its file system does not bound where room is counted.
+    pub(crate) memory: bool,
+    pub(crate) counts_room: bool,
     /// It may have come back elsewhere.
     stale: bool,
 }
@@ -410,11 +415,29 @@ impl Backend {
     pub(crate) fn near(&self) -> Option<u32> {
         let elements = self.elements.lock();
         let here = elements.places.iter();
-        let here = here.filter(|(_, place)| place.up && place.folder.is_some());
+        let here = here.filter(|(_, place)| place.up && place.folder.is_some() && !place.memory);
         let mut here: Vec<u32> = here.map(|(&element, _)| element).collect();
         here.sort_unstable();
         let turn = usize::try_from(self.session()).unwrap_or(0);
         (!here.is_empty()).then(|| here[turn % here.len()])
+    }
+
+    /// Elements in memory of this host, in which files can be written in place. One that has come is known some seconds later.
+    pub(crate) fn memory_here(self: &Arc<Self>) -> Vec<u32> {
+        let mut elements = self.elements.lock();
+        if elements.asked.is_none_or(|at| at.elapsed() > MEMORY_TTL) {
+            elements.asked = Some(Instant::now());
+            let backend = self.clone();
+            self.runtime.spawn(async move {
+                let until = Some(Instant::now() + patience::PATIENCE);
+                if let Err(error) = backend.refresh(until).await {
+                    tracing::debug!("elements in memory can't be asked for: {error}");
+                }
+            });
+        }
+        let places = elements.places.iter();
+        let here = places.filter(|(_, place)| place.memory && place.up && place.folder.is_some());
+        here.map(|(&element, _)| element).collect()
     }
 
     fn known(&self, element: u32) -> Option<Place> {
@@ -515,6 +538,8 @@ impl Backend {
                 owner: folder.as_deref().and_then(foreign_owner),
                 folder,
                 up: element.up,
+                memory: element.medium == "memory",
+                counts_room: element.counts_room,
                 stale: false,
             };
             (element.element, place)

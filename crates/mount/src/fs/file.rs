@@ -299,14 +299,20 @@ impl Fs {
         &self,
         file: &Handle,
         pace: Pace,
-        change: impl FnOnce(&Object) -> Result<T, Error>,
+        change: impl Fn(&Object) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let turn = Self::write_turn(&file.node, pace)?;
         let object = self.to_write(file, pace)?;
         if object.waits() {
             pace.wait()?;
         }
-        let changed = change(&object)?;
+        let changed = match change(&object) {
+            Ok(changed) => changed,
+            Err(error) => {
+                self.make_room(&object, error, pace)?;
+                change(&object)?
+            }
+        };
         drop(turn);
         // Soon, because a twin may be written, too: the kernel holds its pages until that is answered. Who gets a lock
         // waits for it.

@@ -37,6 +37,7 @@ mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
 mod sharing;
+mod spill;
 mod striped;
 mod striped_open;
 pub(crate) mod table;

@@ -2,6 +2,7 @@
 
 use super::remote::Remote;
 use super::right::Right;
+use super::spill::Memory;
 use super::striped::Striped;
 use super::together::Together;
 use crate::error::Error;
@@ -51,6 +52,8 @@ pub(crate) enum Data {
     Striped(Striped),
     /// In pieces, by several mounts.
     Together(Box<Together>),
+    /// On an element in memory of this host, or elsewhere since that was full.
+    Memory(Box<Memory>),
     /// Nowhere: a file that has no version yet is empty.
     Nothing,
 }
@@ -88,7 +91,11 @@ impl Object {
 
     /// Whether reading and writing waits for another process.
     pub(crate) fn waits(&self) -> bool {
-        let asks = |part: &Self| matches!(part.data, Data::Remote(_) | Data::Together(_));
+        let asks = |part: &Self| match &part.data {
+            Data::Remote(_) | Data::Together(_) => true,
+            Data::Memory(memory) => memory.asks(),
+            _ => false,
+        };
         asks(self) || self.parts().any(asks)
     }
 
@@ -113,9 +120,18 @@ impl Object {
         let (itself, several) = match &self.data {
             Data::Striped(striped) => (None, striped.parts()),
             Data::Together(together) => (together.own().map(Arc::as_ref), [].as_slice()),
+            Data::Memory(memory) => (Some(memory.now().as_ref()), [].as_slice()),
             _ => (Some(self), [].as_slice()),
         };
         itself.into_iter().chain(several.iter().map(Arc::as_ref))
+    }
+
+    /// The element that it is on now.
+    pub(crate) fn place(&self) -> u32 {
+        match &self.data {
+            Data::Memory(memory) => memory.now().element,
+            _ => self.element,
+        }
     }
 
     /// Whether it lies in several objects.
@@ -177,6 +193,7 @@ impl Object {
             Data::Remote(remote) => remote.read(offset, length),
             Data::Striped(striped) => striped.read(offset, length),
             Data::Together(together) => together.read(offset, length),
+            Data::Memory(memory) => memory.read(offset, length),
             Data::Nothing => Ok(Vec::new()),
         }
     }
@@ -188,6 +205,7 @@ impl Object {
             Data::Remote(remote) => remote.write(offset, bytes),
             Data::Striped(striped) => striped.write(offset, bytes),
             Data::Together(together) => together.write(offset, bytes),
+            Data::Memory(memory) => memory.write(offset, bytes),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
@@ -199,6 +217,7 @@ impl Object {
             Data::Remote(remote) => remote.truncate(size),
             Data::Striped(striped) => striped.truncate(size),
             Data::Together(together) => together.truncate(size),
+            Data::Memory(memory) => memory.truncate(size),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
@@ -209,6 +228,7 @@ impl Object {
             Data::Remote(remote) => remote.forget(),
             Data::Striped(striped) => striped.parts().iter().for_each(|part| part.rest()),
             Data::Together(together) => together.rest(),
+            Data::Memory(memory) => memory.now().rest(),
             Data::Local(_) | Data::Nothing => {}
         }
     }
@@ -219,6 +239,7 @@ impl Object {
             Data::Remote(remote) => remote.flush(),
             Data::Striped(striped) => striped.flush(),
             Data::Together(together) => together.own().map_or(Ok(()), |own| own.flush()),
+            Data::Memory(memory) => memory.now().flush(),
             _ => Ok(()),
         }
     }
@@ -243,6 +264,7 @@ impl Object {
             Data::Remote(remote) => remote.sync(),
             Data::Striped(striped) => striped.sync(),
             Data::Together(together) => together.sync(),
+            Data::Memory(memory) => memory.sync(),
             Data::Nothing => Ok(()),
         }
     }
@@ -260,6 +282,7 @@ impl Object {
             Data::Remote(remote) => Ok(remote.stat()),
             Data::Striped(striped) => striped.stat(),
             Data::Together(together) => Ok(together.stat()),
+            Data::Memory(memory) => memory.stat(),
             Data::Nothing => Ok(Stat::default()),
         }
     }
@@ -292,6 +315,7 @@ impl Object {
                 together.set_mtime(mtime);
                 Ok(())
             }
+            Data::Memory(memory) => memory.now().set_mtime(mtime),
             Data::Nothing => Ok(()),
         }
     }
@@ -301,6 +325,7 @@ impl Object {
         let file = match &self.data {
             Data::Local(file) => file,
             Data::Remote(remote) => return remote.allocate(offset, length, mode),
+            Data::Memory(memory) => return memory.allocate(offset, length, mode),
             // A program that has to have the room writes zeros then.
             Data::Striped(_) | Data::Together(_) => return Err(Errno::OPNOTSUPP.into()),
             Data::Nothing => return Err(Errno::BADF.into()),
@@ -311,6 +336,9 @@ impl Object {
 
     /// Where data or a hole begins at or after `offset`.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64, Error> {
+        if let Data::Memory(memory) = &self.data {
+            return memory.seek(offset, data);
+        }
         if let Data::Local(file) = &self.data {
             let from = if data {
                 rustix::fs::SeekFrom::Data(offset)

@@ -401,7 +401,7 @@ impl Worker {
                 let known = self.table.get(job.ino);
                 let mut attr = known.map_or(job.attr, |node| node.state.lock().attr);
                 attr.object = job.object.id;
-                attr.element = job.object.element;
+                attr.element = job.object.place();
                 attr.parts = job.object.is_striped();
                 attr.size = size;
                 attr.mtime = mtime;
@@ -451,7 +451,7 @@ impl Worker {
         tracing::error!(
             path = self.path(job),
             object = format_args!("{:016x}", job.object.id),
-            element = job.object.element,
+            element = job.object.place(),
             "what was written to a file is not all in the array: {why}"
         );
     }

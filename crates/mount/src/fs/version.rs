@@ -272,6 +272,10 @@ impl Fs {
         if !named {
             object_file::name(&file, &path)?;
         }
+        if place.memory {
+            let ino = opened.attr.map_or(0, |attr| attr.ino);
+            return Ok(self.begin_in_memory((caller, ino), object, place.counts_room));
+        }
         Ok(object)
     }
 
@@ -305,6 +309,7 @@ impl Fs {
         mode: u32,
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
+        let memory = self.backend.memory_here();
         let create = |ino, object| {
             Op::Create(v1::Create {
                 parent,
@@ -316,6 +321,7 @@ impl Fs {
                 uid: caller.uid,
                 gid: caller.gid,
                 time,
+                memory: memory.clone(),
                 ..v1::Create::default()
             })
         };
@@ -561,12 +567,15 @@ impl Fs {
         let attr = node.state.lock().attr;
         let reader = node.state.lock().bound_now().filter(|_| follow);
         let stays = (keep > 0 || reader.is_some()) && attr.object != 0 && !attr.parts;
+        let memory = self.backend.memory_here();
         let new = |_, object| {
             Op::NewVersion(v1::NewVersion {
                 ino: node.ino,
                 object,
                 element: stays.then_some(attr.element),
                 near: self.backend.near(),
+                memory: memory.clone(),
+                bytes: keep.min(attr.size),
                 ..v1::NewVersion::default()
             })
         };

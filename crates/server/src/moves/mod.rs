@@ -38,6 +38,7 @@ pub(crate) struct Move {
 pub(crate) struct Member {
     pub(crate) element: u32,
     pub(crate) store: bool,
+    pub(crate) memory: bool,
     pub(crate) up: bool,
 }
 
@@ -164,10 +165,10 @@ fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether no other element could take what this one has.
+/// Whether no other element, on a disk, could take what this one has.
 fn is_last(shared: &Shared, element: u32, members: &[Member]) -> bool {
     let mut others = members.iter().filter(|one| one.element != element);
-    !others.any(|one| one.store && !shared.leaving.is_closed(one.element))
+    !others.any(|one| one.store && !one.memory && !shared.leaving.is_closed(one.element))
 }
 
 /// An element is not to be emptied any more: what it has stays, what has left it is elsewhere.

@@ -110,6 +110,7 @@ impl Tx<'_> {
             Op::ReadDir(op) => self.read_dir(op),
             Op::Open(op) => self.open(op),
             Op::NewVersion(op) => self.new_version(op),
+            Op::Spill(op) => self.spill(op),
             Op::Seal(op) => self.seal(op),
             Op::Abandon(op) => self.abandon(op),
             Op::GetXattr(op) => self.get_xattr(op),

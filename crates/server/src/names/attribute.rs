@@ -6,6 +6,7 @@ use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
+use tidemill_core::layout::Medium;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// The folder attribute: new files below this directory go to that element. On a file: where it is.
@@ -16,6 +17,8 @@ pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
 /// The folder attribute: new versions of files below this directory are striped so, as `UNIT` or `UNIT,WIDTH`; `off`: not.
 /// On a file: how it is.
 pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
+/// The folder attribute: what new versions of files below this directory are to be kept in, `memory` or `disk`. On a file: what it is.
+pub(crate) const FOLDER_MEDIUM: &[u8] = b"user.tidemill.medium";
 /// The folder attribute: the text of a rule for files below this directory.
 pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
 /// Attributes that the array answers.
@@ -30,7 +33,13 @@ const VIRTUAL: [&[u8]; 5] = [
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(node: &Node, name: &[u8]) -> bool {
-    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES, FOLDER_STRIPES, FOLDER_RULE];
+    let of_folders = [
+        FOLDER_ELEMENT,
+        FOLDER_COPIES,
+        FOLDER_STRIPES,
+        FOLDER_MEDIUM,
+        FOLDER_RULE,
+    ];
     VIRTUAL.contains(&name) || (of_folders.contains(&name) && !node.is_dir())
 }
 
@@ -146,6 +155,10 @@ impl Tx<'_> {
                 let (wanted, _) = self.copies_of(node.object)?;
                 number(wanted.into())
             }
+            FOLDER_MEDIUM => node.element().map(|element| {
+                let memory = self.shared.in_memory(element);
+                if memory { "memory" } else { "disk" }.into()
+            }),
             FOLDER_STRIPES => self.stripes_of(node)?.map(String::into_bytes),
             b"user.tidemill.layout" => Some(self.layout(node)?.into_bytes()),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
@@ -196,6 +209,11 @@ impl Tx<'_> {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Striping>().map_err(Fault::BadLayout)?;
             self.shared.set_folder_stripes();
+        }
+        if op.name == FOLDER_MEDIUM {
+            let text = String::from_utf8_lossy(&op.value);
+            text.trim().parse::<Medium>().map_err(Fault::BadMedium)?;
+            self.shared.set_folder_media();
         }
         if op.name == FOLDER_RULE {
             self.set_folder_rule(&node, &op.value)?;

@@ -106,6 +106,9 @@ pub enum Fault {
     /// A number of copies that there can't be.
     #[error("{0}")]
     BadCopies(String),
+    /// A folder attribute that is no medium.
+    #[error("{0}")]
+    BadMedium(String),
     /// No layout.
     #[error(transparent)]
     BadLayout(LayoutError),
@@ -164,6 +167,7 @@ impl Fault {
             | Self::Malformed(_)
             | Self::BadElement(_)
             | Self::BadCopies(_)
+            | Self::BadMedium(_)
             | Self::BadLayout(_)
             | Self::BadRule(_)
             | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,

@@ -26,6 +26,7 @@ pub(crate) mod reading;
 pub(crate) mod schema;
 pub(crate) mod shared;
 pub(crate) mod sight;
+pub(crate) mod spill;
 mod sqlite;
 pub(crate) mod together;
 pub(crate) mod transaction;

@@ -38,6 +38,9 @@ pub(crate) struct Shared {
     folder_elements: AtomicBool,
     folder_copies: AtomicBool,
     folder_stripes: AtomicBool,
+    folder_media: AtomicBool,
+    /// Versions that were to be in memory and are not.
+    spilled: AtomicU64,
     parts: AtomicBool,
     /// Copies of versions of which no folder says how many.
     copies: Mutex<Wanted>,
@@ -119,6 +122,8 @@ impl Shared {
             folder_elements: AtomicBool::new(false),
             folder_copies: AtomicBool::new(false),
             folder_stripes: AtomicBool::new(false),
+            folder_media: AtomicBool::new(false),
+            spilled: AtomicU64::new(0),
             parts: AtomicBool::new(false),
             copies: Mutex::new(Wanted::ONE),
             damage: AtomicBool::new(false),
@@ -237,6 +242,32 @@ impl Shared {
 
     pub(crate) fn set_folder_stripes(&self) {
         self.folder_stripes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any directory asks for a medium.
+    pub(crate) fn folder_media(&self) -> bool {
+        self.folder_media.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_folder_media(&self) {
+        self.folder_media.store(true, Ordering::Relaxed);
+    }
+
+    /// A version that was to be in memory goes elsewhere.
+    pub(crate) fn on_spilled(&self) {
+        self.spilled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many did since the start.
+    pub(crate) fn spilled(&self) -> u64 {
+        self.spilled.load(Ordering::Relaxed)
+    }
+
+    /// Whether an element that is up keeps what it has in memory.
+    pub(crate) fn in_memory(&self, element: u32) -> bool {
+        let rooms = self.rooms.read();
+        let mut rooms = rooms.store.iter();
+        rooms.any(|room| room.element.0 == element && room.memory)
     }
 
     /// Whether any version lies in several objects, or did since the start.

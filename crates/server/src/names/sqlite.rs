@@ -81,6 +81,11 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_stripes();
         }
+        let folders =
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.medium' AS BLOB)";
+        if count(folders).map_err(at)? > 0 {
+            shared.set_folder_media();
+        }
         if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
             shared.set_parts();
         }
@@ -324,6 +329,7 @@ impl SqliteNames {
         let mut rooms = self.shared().rooms();
         rooms.store.push(tidemill_core::layout::Room {
             leaving: false,
+            memory: false,
             element,
             free_bytes: 1 << 40,
             answers: true,

@@ -5,6 +5,7 @@ use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, NOWHERE};
+use super::spill::InMemory;
 use super::transaction::{Change, Tx};
 use crate::rules::ends::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -182,12 +183,15 @@ impl Tx<'_> {
             let rooms = self.shared.rooms();
             let room = rooms.store.iter().find(|room| room.element.0 == *near);
             room.is_some_and(|room| {
-                room.answers && !room.leaving && room.free_bytes >= RESERVE_BYTES
+                room.answers && !room.leaving && !room.memory && room.free_bytes >= RESERVE_BYTES
             })
         });
         let element = match near {
             Some(near) => near.into(),
-            None => self.place(Inode(node.ino), None, &self.folder_of(node.ino)?)?,
+            None => {
+                let folder = self.folder_of(node.ino)?;
+                self.place(Inode(node.ino), None, &folder, InMemory::default())?
+            }
         };
         self.insert_part(version, count, op.object, element)?;
         self.begin_writing_of(op.object, node.ino, element)?;

@@ -241,7 +241,7 @@ impl Tx<'_> {
         let dir = || Ok(parent.clone());
         match self.stripes_wanted((op.stripes.as_ref(), op.element), dir, None)? {
             Some(stripes) => self.begin_parts(ino, op.object, stripes),
-            None => self.place(Inode(ino), op.element, parent),
+            None => self.place(Inode(ino), op.element, parent, op.into()),
         }
     }
 

@@ -4,6 +4,7 @@ use super::copies;
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, Half};
+use super::spill::InMemory;
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use crate::rules::ends::GIVEN_UP;
@@ -28,8 +29,15 @@ struct Writer {
 }
 
 impl Tx<'_> {
-    /// Where a new version goes: the element that was named, else the folder's, else by inode.
-    pub(crate) fn place(&self, ino: Inode, named: Option<u32>, dir: &Node) -> Result<i64, Fault> {
+    /// Where a new version goes: the element that was named, else the folder's, else into memory if the folder asks for
+    /// that, else by inode.
+    pub(crate) fn place(
+        &self,
+        ino: Inode,
+        named: Option<u32>,
+        dir: &Node,
+        memory: InMemory<'_>,
+    ) -> Result<i64, Fault> {
         let named = match named {
             Some(element) => Some(element),
             // What a folder asked for long ago does not keep files from being made while its element is emptied.
@@ -38,11 +46,34 @@ impl Tx<'_> {
                 .filter(|&element| !self.shared.leaving.is_closed(element)),
         };
         let rooms = self.shared.rooms();
+        if named.is_none()
+            && let Some(element) = self.placed_in_memory(dir, memory, &rooms)?
+        {
+            return Ok(element.0.into());
+        }
         Ok(i64::from(place(ino, named.map(ElementId), &rooms.store)?.0))
     }
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
-    fn place_again(&self, node: &Node, named: Option<u32>) -> Result<i64, Fault> {
+    fn place_again(
+        &self,
+        node: &Node,
+        named: Option<u32>,
+        memory: InMemory<'_>,
+    ) -> Result<i64, Fault> {
+        // What lies in memory is placed as if it were new: there is perhaps no room for it there, and nobody has named that.
+        let is_here = |named: u32| i64::from(named) == node.element;
+        if u32::try_from(node.element).is_ok_and(|element| self.shared.in_memory(element))
+            && named.is_none_or(is_here)
+        {
+            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, memory);
+        }
+        if named.is_none() && self.shared.folder_media() {
+            let (dir, rooms) = (self.folder_of(node.ino)?, self.shared.rooms());
+            if let Some(element) = self.placed_in_memory(&dir, memory, &rooms)? {
+                return Ok(element.0.into());
+            }
+        }
         // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
         let goes_on = named.is_some_and(|named| {
             i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
@@ -59,7 +90,7 @@ impl Tx<'_> {
                 return Ok(node.element);
             }
         }
-        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?)
+        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?, memory)
     }
 
     /// A folder that a file is in; the root, if it is in none.
@@ -194,7 +225,7 @@ impl Tx<'_> {
         let stripes = self.stripes_wanted((op.stripes.as_ref(), named), dir, Some(&node))?;
         let element = match stripes {
             Some(stripes) => self.begin_parts(node.ino, op.object, stripes)?,
-            None => self.place_again(&node, named)?,
+            None => self.place_again(&node, named, op.into())?,
         };
         node.writing = op.object;
         if node.object == 0 {

@@ -4,7 +4,7 @@ use super::ends::end;
 use super::store::one;
 use super::{Kept, State};
 use crate::names::Fault;
-use crate::names::node::{NO_ELEMENT, Node, READ};
+use crate::names::node::{Node, READ};
 use crate::names::transaction::Tx;
 use rusqlite::params;
 use tidemill_wire::v1::Kind;
@@ -18,7 +18,7 @@ impl Tx<'_> {
     /// A version was begun: rules that read files as they grow begin with it. It fires them no more when it is sealed, as its
     /// object stays the same.
     pub(crate) fn fire_for_begun(&self, node: &Node) -> Result<(), Fault> {
-        if !self.shared.rules.any_growing() || self.is_in_parts(node)? {
+        if !self.shared.rules.any_growing() || !self.is_stream(node)? {
             return Ok(());
         }
         let Some(path) = self.path_of(node.ino)? else {
@@ -40,10 +40,11 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What lies in several objects is no stream.
-    fn is_in_parts(&self, node: &Node) -> Result<bool, Fault> {
+    /// What lies in several objects is no stream, nor what may go elsewhere while it is written.
+    fn is_stream(&self, node: &Node) -> Result<bool, Fault> {
         let element = self.writing_element(node.writing)?;
-        Ok(element.is_none_or(|element| element == NO_ELEMENT))
+        let element = element.and_then(|element| u32::try_from(element).ok());
+        Ok(element.is_some_and(|element| !self.shared.in_memory(element)))
     }
 
     /// A version that was begun is given up: what began with it ends.

@@ -88,6 +88,9 @@ pub(super) fn element_status(element: &v1::Element) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "element        {}", element.element);
     let _ = writeln!(text, "role           {}", element.role);
+    if !element.medium.is_empty() {
+        let _ = writeln!(text, "medium         {}", element.medium);
+    }
     let _ = writeln!(
         text,
         "state          {}",

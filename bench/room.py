@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""What one program puts and another gets, on one host: files in memory through the mount, against Redis over a Unix socket.
+
+  cargo build --release --locked -p tidemill-cli && bench/room.py [--rounds 3] [--binary target/release/tidemill]
+
+Two processes take turns, told by a pipe: one writes a file (or SET), the other reads it as soon as it is closed (or GET). `small`: the time from before the put to after the
+get, 4 KiB, p50 of all; `large`: bytes per second of 1 MiB; `mapped`: the same, where the reader maps the file and takes one sum over it, against a GET that does. The peer's
+protocol is spoken by hand over its socket, so that no client library counts. Alternating; ratios of medians. Prints JSON lines. Needs root and redis-server.
+"""
+import argparse
+import json
+import mmap
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+
+from ends import undisturbed
+from local_array import BINARY, Array, wait
+
+
+class Files:
+    def __init__(self, array):
+        self.folder = os.path.join(array.mount_point, "room")
+        os.mkdir(self.folder)
+        os.setxattr(self.folder, "user.tidemill.medium", b"memory")
+
+    def path(self, key):
+        return os.path.join(self.folder, str(key))
+
+    def put(self, key, value):
+        file = os.open(self.path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(file, value)
+        os.close(file)
+
+    def get(self, key, size, mapped):
+        file = os.open(self.path(key), os.O_RDONLY)
+        if mapped:
+            with mmap.mmap(file, size, prot=mmap.PROT_READ) as pages:
+                took = touched(pages)
+        else:
+            took = len(os.read(file, size))
+        os.close(file)
+        return took
+
+    def connect(self):
+        return self
+
+    def drop(self, key):
+        os.unlink(self.path(key))
+
+
+class Redis:
+    """The words of its protocol that are needed."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def connect(self):
+        peer = Redis(self.path)
+        peer.socket = socket.socket(socket.AF_UNIX)
+        peer.socket.connect(self.path)
+        peer.buffer = bytearray(4 << 20)
+        return peer
+
+    def put(self, key, value):
+        key = str(key).encode()
+        self.socket.sendall(b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, len(value)) + value + b"\r\n")
+        assert self.socket.recv(5) == b"+OK\r\n"
+
+    def get(self, key, size, mapped):
+        key = str(key).encode()
+        self.socket.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key))
+        whole, view, have = len(b"$%d\r\n" % size) + size + 2, memoryview(self.buffer), 0
+        while have < whole:
+            have += self.socket.recv_into(view[have:])
+        return touched(view[:size]) if mapped else size
+
+    def drop(self, key):
+        key = str(key).encode()
+        self.socket.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%s\r\n" % (len(key), key))
+        assert self.socket.recv(4) == b":1\r\n"
+
+
+def touched(view):
+    """Every page is looked at."""
+    return sum(view[at] >= 0 for at in range(0, len(view), 4096)) * 4096
+
+
+def reader(store, turns, size, mapped, told, answers):
+    store = store.connect()
+    for _ in range(turns):
+        key = int.from_bytes(os.read(told, 8), "little")
+        assert store.get(key, size, mapped) == size
+        os.write(answers, b"!")
+    os._exit(0)
+
+
+def take_turns(store, size, count, mapped, first):
+    """Seconds of each put and get."""
+    told, answers = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        reader(store, count, size, mapped, told[0], answers[1])
+    store, value, times = store.connect(), os.urandom(size), []
+    for key in range(first, first + count):
+        began = time.perf_counter()
+        store.put(key, value)
+        os.write(told[1], key.to_bytes(8, "little"))
+        os.read(answers[0], 1)
+        times.append(time.perf_counter() - began)
+    assert os.waitpid(child, 0)[1] == 0
+    for key in range(first, first + count):
+        store.drop(key)
+    for end in (*told, *answers):
+        os.close(end)
+    return times
+
+
+def compare(name, stores, size, count, rounds, mapped=False):
+    times = {which: [] for which in stores}
+    for round in range(rounds):
+        for which, store in stores.items():
+            times[which].append(statistics.median(take_turns(store, size, count, mapped, round * count)))
+    ours, peer = (statistics.median(times[which]) for which in ("files", "redis"))
+    print(json.dumps({"bench": name, "bytes": size, "us": round_to(ours * 1e6), "redis_us": round_to(peer * 1e6),
+                      "mb_per_s": round_to(size / ours / 1e6), "redis_mb_per_s": round_to(size / peer / 1e6),
+                      "time_to_redis": round(ours / peer, 3)}), flush=True)
+
+
+def round_to(number):
+    return round(number, 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--binary", default=BINARY)
+    args = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="tidemill-bench-redis-")
+    path = f"{folder}/socket"
+    redis = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"],
+                             stdout=subprocess.DEVNULL, cwd=folder)
+    try:
+        with Array(elements=1, mount=0, binary=args.binary) as array:
+            memory = f"{array.folder}/memory"
+            try:
+                array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0",
+                             "--medium", "memory", "--capacity", "1GiB")
+                wait("memory", lambda: sum(e["up"] for e in array.json("status")["elements"]) == 2)
+                os.mkdir(array.mount_point)
+                array._start("mnt", "mount", "--path", array.mount_point)
+                wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
+                wait("the peer", lambda: os.path.exists(path))
+                stores = {"files": Files(array), "redis": Redis(path)}
+                compare("small", stores, 4096, 500, args.rounds)
+                compare("large", stores, 1 << 20, 100, args.rounds)
+                compare("mapped", stores, 1 << 20, 100, args.rounds, mapped=True)
+            finally:
+                with undisturbed():
+                    subprocess.run(["umount", "-l", memory], capture_output=True)
+    finally:
+        with undisturbed():
+            redis.terminate()
+            redis.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+//! The folder of an element whose medium is memory.
+//!
+//! As root it is a file system in memory of the element's own (tmpfs), mounted on the folder: its size is a bound that nobody passes,
+//! who writes in place neither. It stays when the element ends, so that a process that was killed loses nothing; it is gone with
+//! the host, or when it is unmounted. Others have no file system of their own: their folder is a link to one of the host's
+//! shared memory, and the element counts what is taken.
+
+use crate::config::{Config, machine_memory_bytes};
+use crate::db::{Db, DbError};
+use crate::error::Error;
+use crate::records;
+use rustix::fs::statfs;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount, mount_remount};
+use std::ffi::CString;
+use std::fs::{DirBuilder, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where the host's shared memory is.
+const SHARED: &str = "/dev/shm";
+/// What `statfs` says of a file system in memory (`TMPFS_MAGIC` of Linux).
+const TMPFS: i64 = 0x0102_1994;
+/// Less is of no use: the database sets 12 MiB aside, and no file is placed where less than 16 MiB are free.
+pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
+/// The key of the table `identity`.
+const MEMORY: &str = "memory";
+
+/// Makes the folder of an element in memory, or finds it again. Gives whether the element has to count what is taken, because its
+/// file system does not bound it.
+///
+/// # Errors
+/// [`Error::Memory`] says why there is none.
+pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
+    let refused = |why: String| Error::Memory {
+        path: config.folder.clone(),
+        why,
+    };
+    let capacity = config
+        .capacity_bytes
+        .ok_or_else(|| refused("say how much it may take with --capacity".into()))?;
+    let most = machine_memory_bytes();
+    if !(CAPACITY_BYTES_MIN..=most).contains(&capacity) {
+        return Err(refused(format!(
+            "--capacity is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
+        )));
+    }
+    let own = match rustix::process::geteuid().is_root() {
+        true => own(&config.folder, capacity),
+        false => Err(Trouble::System(Errno::PERM.into())),
+    };
+    let counts = match own {
+        Ok(()) => Ok(false),
+        // A container's root may mount nothing either.
+        Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            shared(&config.folder).map(|()| true)
+        }
+        Err(trouble) => Err(trouble),
+    };
+    counts.map_err(|trouble| refused(trouble.to_string()))
+}
+
+/// Why there is no folder in memory.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{0}")]
+    System(#[from] io::Error),
+    #[error("it holds files on a disk, such as {0}: give another folder")]
+    OnDisk(String),
+    #[error("{0} belongs to another user, or is no folder: remove it, or give another folder")]
+    Foreign(PathBuf),
+}
+
+/// A file system of the folder's own.
+fn own(folder: &Path, capacity: u64) -> Result<(), Trouble> {
+    std::fs::create_dir_all(folder)?;
+    let size = CString::new(format!("size={capacity},mode=0711")).map_err(io::Error::other)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    if is_own(folder)? {
+        // It may have been given another size.
+        return Ok(mount_remount(folder, flags, &size).map_err(io::Error::from)?);
+    }
+    if let Some(file) = std::fs::read_dir(folder)?.next() {
+        return Err(Trouble::OnDisk(file?.path().display().to_string()));
+    }
+    Ok(mount("tidemill", folder, "tmpfs", flags, size.as_c_str()).map_err(io::Error::from)?)
+}
+
+/// Whether a file system in memory is mounted there.
+fn is_own(folder: &Path) -> io::Result<bool> {
+    let above = folder.join("..");
+    Ok(in_memory(folder)? && folder.metadata()?.dev() != above.metadata()?.dev())
+}
+
+fn in_memory(folder: &Path) -> io::Result<bool> {
+    Ok(i128::from(statfs(folder)?.f_type) == i128::from(TMPFS))
+}
+
+/// A folder of the host's shared memory, to which `folder` is a link.
+fn shared(folder: &Path) -> Result<(), Trouble> {
+    let uid = rustix::process::geteuid().as_raw();
+    let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
+    match folder.symlink_metadata() {
+        Ok(metadata) if metadata.is_dir() => {
+            if in_memory(folder)? {
+                return Ok(());
+            }
+            if let Some(file) = std::fs::read_dir(folder)?.next() {
+                return Err(Trouble::OnDisk(file?.path().display().to_string()));
+            }
+            std::fs::remove_dir(folder)?;
+        }
+        Ok(metadata) if metadata.is_symlink() => std::fs::remove_file(folder)?,
+        Ok(_) => return Err(Trouble::Foreign(folder.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    let path = std::path::absolute(folder)?;
+    let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
+    let target = Path::new(SHARED).join(format!("tidemill-{uid}-{}", &hash[..16]));
+    match DirBuilder::new().mode(0o700).create(&target) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    // Anybody can make folders there.
+    if !target.symlink_metadata().is_ok_and(|found| ours(&found)) {
+        return Err(Trouble::Foreign(target));
+    }
+    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o700))?;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    Ok(std::os::unix::fs::symlink(&target, folder)?)
+}
+
+/// The number of this memory: another one than before says that all that was in it is gone. It is kept before anybody is told.
+///
+/// # Errors
+/// If it can't be kept.
+pub(crate) async fn id(db: &Db) -> Result<u64, DbError> {
+    let kept = db.read(|connection| records::identity(connection, MEMORY))?;
+    if let Some(bytes) = kept.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()) {
+        return Ok(u64::from_le_bytes(bytes));
+    }
+    let mut bytes = [0; 8];
+    // The system has random numbers whenever an element can be started; what it had before it can't be taken for.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let id = u64::from_le_bytes(bytes).max(1);
+    let keep = move |connection: &rusqlite::Connection| {
+        records::set_identity(connection, MEMORY, &id.to_le_bytes())
+    };
+    db.write(false, keep).await?;
+    Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever has made it, and whatever it leads to: nothing of others is used, and a link that leads nowhere is made whole.
+    #[test]
+    fn a_folder_of_shared_memory_is_ours_and_found_again() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("element-999");
+        shared(&folder).unwrap();
+        let target = std::fs::read_link(&folder).unwrap();
+        std::fs::write(folder.join("element.db"), "kept").unwrap();
+        shared(&folder).unwrap();
+        assert_eq!(std::fs::read(folder.join("element.db")).unwrap(), b"kept");
+        assert_eq!(target.metadata().unwrap().mode() & 0o777, 0o700);
+        std::fs::remove_dir_all(&target).unwrap();
+        assert!(folder.metadata().is_err(), "the host was started anew");
+        shared(&folder).unwrap();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        std::fs::remove_dir(&target).unwrap();
+        std::os::unix::fs::symlink(above.path(), &target).unwrap();
+        assert!(matches!(shared(&folder), Err(Trouble::Foreign(_))));
+        std::fs::remove_file(&target).unwrap();
+        let disk = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        if !in_memory(&disk).unwrap() {
+            assert!(matches!(shared(&disk), Err(Trouble::OnDisk(_))));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Files that are to be in memory: where they go, and where one goes on that is being written when there is no more room.
+
+use super::attribute::FOLDER_MEDIUM;
+use super::fault::Fault;
+use super::node::Node;
+use super::shared::Rooms;
+use super::transaction::{Change, Tx};
+use crate::rules::ends::GIVEN_UP;
+use rusqlite::params;
+use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::layout::{Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_memory};
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, name_result::Result as Answer};
+
+/// What whoever asks for a new version says of memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InMemory<'a> {
+    /// Elements in memory on which they can write, and leave when these are full.
+    pub(crate) here: &'a [u32],
+    /// Bytes that the version begins with.
+    pub(crate) bytes: u64,
+}
+
+impl<'a> From<&'a v1::Create> for InMemory<'a> {
+    fn from(op: &'a v1::Create) -> Self {
+        let here = &op.memory;
+        Self { here, bytes: 0 }
+    }
+}
+
+impl<'a> From<&'a v1::NewVersion> for InMemory<'a> {
+    fn from(op: &'a v1::NewVersion) -> Self {
+        let (here, bytes) = (&op.memory, op.bytes);
+        Self { here, bytes }
+    }
+}
+
+impl Tx<'_> {
+    /// The element in memory for a version in this folder; `None` if the folder asks for none, or there is no room.
+    pub(super) fn placed_in_memory(
+        &self,
+        dir: &Node,
+        memory: InMemory<'_>,
+        rooms: &Rooms,
+    ) -> Result<Option<ElementId>, Fault> {
+        if !self.shared.folder_media()
+            || self.folder_attribute(dir, FOLDER_MEDIUM)? != Some(Medium::Memory)
+        {
+            return Ok(None);
+        }
+        let here: Vec<ElementId> = memory.here.iter().copied().map(ElementId).collect();
+        let placed = place_in_memory(&here, memory.bytes, &rooms.store);
+        if placed.is_none() {
+            self.shared.on_spilled();
+        }
+        Ok(placed)
+    }
+
+    /// What is written on one element goes on elsewhere: tells where, or, when all of it is there, takes it from there.
+    pub(crate) fn spill(&mut self, op: &v1::Spill) -> Result<Answer, Fault> {
+        let (mut node, _) = self.written(op.ino, op.object)?;
+        let from = self.writing_element(op.object)?;
+        let (Some(from), true) = (from, node.writing == op.object) else {
+            return Err(Fault::Stale(op.object));
+        };
+        let rooms = self.shared.rooms().store;
+        let Some(to) = op.element else {
+            let to = elsewhere(op, from, &rooms)?;
+            let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
+            return Ok(Answer::Opened(v1::Opened {
+                attr: Some(node.attr()),
+                object: op.object,
+                element: to.0,
+                capability: self.right(&node, to.0, op.object, all),
+                ..v1::Opened::default()
+            }));
+        };
+        if i64::from(to) == from {
+            // The same request again: its answer was lost.
+            return self.opened_for_writing(&node, op.object);
+        }
+        if !rooms
+            .iter()
+            .any(|room| room.element.0 == to && !room.memory)
+        {
+            return Err(PlacementError::Unknown(ElementId(to)).into());
+        }
+        let object = op.object.cast_signed();
+        self.db
+            .prepare_cached("UPDATE writing SET element = ?2 WHERE object = ?1")?
+            .execute(params![object, to])?;
+        let sql = "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![object, from, self.now])?;
+        if node.object == 0 {
+            node.element = to.into();
+            node.update(self.db)?;
+        }
+        self.shared.on_spilled();
+        self.changes.push(Change::Node(node.ino));
+        self.opened_for_writing(&node, op.object)
+    }
+
+    /// What is being written on an element in memory is lost with that. A file goes on with the version that it has; one that has
+    /// none gets that which is lost, without a byte, so that nobody takes it for an empty file: whoever loses the versions of
+    /// the element has it found. Gives how many were written.
+    pub(crate) fn lose_writing(&mut self, element: u32) -> Result<u64, Fault> {
+        let mut statement = self
+            .db
+            .prepare("SELECT ino, object FROM writing WHERE element = ?1")?;
+        let written = statement.query_map([element], |row| {
+            let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+            Ok((number(0)?, number(1)?))
+        })?;
+        let written = written.collect::<Result<Vec<(u64, u64)>, _>>()?;
+        for &(ino, object) in &written {
+            match Node::find(self.db, ino)?.filter(|node| node.writing == object) {
+                Some(node) if node.object == 0 => self.lose_first(node)?,
+                Some(_) => drop(self.abandon(&v1::Abandon { ino, object })?),
+                None => {
+                    self.drop_object(object, element.into())?;
+                    self.end_writing(object)?;
+                }
+            }
+        }
+        Ok(written.len() as u64)
+    }
+
+    /// The first version of a file, which was not yet sealed, becomes one without bytes. It fires no rule.
+    fn lose_first(&mut self, mut node: Node) -> Result<(), Fault> {
+        node.object = std::mem::take(&mut node.writing);
+        node.version += 1;
+        node.size = 0;
+        self.end_begun(node.object, GIVEN_UP)?;
+        self.end_writing(node.object)?;
+        let path = self.path_of(node.ino)?.unwrap_or_default();
+        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
+                   VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6, 0, ?7, 1)";
+        self.db.prepare_cached(sql)?.execute(params![
+            node.object.cast_signed(),
+            node.ino.cast_signed(),
+            node.version.cast_signed(),
+            node.element,
+            node.uid,
+            self.now,
+            path,
+        ])?;
+        node.update(self.db)?;
+        self.note(&node)?;
+        self.changes.push(Change::Node(node.ino));
+        self.changes.push(Change::Sealed(node.ino));
+        self.purge_if_orphan(&node)
+    }
+}
+
+/// An element on a disk with room for what was written so far.
+fn elsewhere(op: &v1::Spill, from: i64, rooms: &[Room]) -> Result<ElementId, PlacementError> {
+    let needed = op.bytes.saturating_add(RESERVE_BYTES);
+    let able = rooms
+        .iter()
+        .filter(|room| !room.memory && i64::from(room.element.0) != from)
+        .filter(|room| room.free_bytes >= needed);
+    let able: Vec<Room> = able.copied().collect();
+    match able.is_empty() {
+        true => Err(PlacementError::AllFull),
+        false => place(Inode(op.ino), None, &able),
+    }
+}

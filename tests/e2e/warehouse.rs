@@ -1,0 +1,323 @@
+//! Elements in memory: what goes there, where it goes when there is no more room, and what the end of their host loses.
+
+use crate::array::{Array, can_mount, said, wait};
+use crate::require;
+use serde_json::Value;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+/// The element in memory of these arrays; 0 and 1 are on a disk.
+const MEMORY: u64 = 2;
+const MEMORY_INDEX: usize = 2;
+const MIB: usize = 1 << 20;
+
+/// An array with an element in memory that has 128 MiB, and a folder that asks for it.
+fn start() -> Option<Array> {
+    let mut array = Array::start()?;
+    array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
+    array.sh("mkdir m d; chmod 777 m; setfattr -n user.tidemill.medium -v memory m; mkdir m/below");
+    wait("the mount knows the element in memory", || {
+        array.sh("echo probe > m/probe");
+        element_of(&array, "/m/probe") == MEMORY
+    });
+    Some(array)
+}
+
+/// Where the first copy of a file lies.
+fn element_of(array: &Array, path: &str) -> u64 {
+    let layout = array.json(&["layout", path]);
+    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+}
+
+/// Bytes that differ from place to place, so that none can stand for another.
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let words = (0..count as u64 / 8).map(|n| (n ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+fn element(array: &Array, id: u64) -> Value {
+    let status = array.json(&["status"]);
+    let elements = status["elements"].as_array().unwrap().iter();
+    elements
+        .clone()
+        .find(|one| one["element"] == id)
+        .unwrap()
+        .clone()
+}
+
+/// Files go to memory where a folder asks for it, and only there; tasks never run there; every kill leaves them as they were; and
+/// emptying the element brings them to disks.
+#[test]
+fn files_are_in_memory_where_a_folder_asks_for_it_and_outlive_every_process() {
+    let Some(mut array) = start() else { return };
+    let content = bytes(3 * MIB, 1);
+    std::fs::write(array.at("m/below/f"), &content).unwrap();
+    array.sh("for i in 1 2 3 4; do echo $i > d/f$i; done");
+    assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
+    for i in 1..=4 {
+        assert!(element_of(&array, &format!("/d/f{i}")) < MEMORY);
+    }
+    let told = array.sh("getfattr --only-values -n user.tidemill.medium m/below/f");
+    assert_eq!(told, "memory");
+    assert!(
+        !array
+            .try_sh("setfattr -n user.tidemill.medium -v tape d")
+            .ok
+    );
+    let shown = element(&array, MEMORY);
+    assert_eq!(
+        (&shown["medium"], &shown["cores"]),
+        (&"memory".into(), &0.into())
+    );
+    assert!(array.run(&["status"]).out.contains("store, memory"));
+    // Whatever it needs, a task runs elsewhere, and so its output lies elsewhere.
+    let job = array.submit(
+        r#"name = "j"; workdir = "/m"; tasks = (
+            { name = "t"; kernel = "/bin/cat"; args = ["below/f"]; input = ["below/f"]; output = ["out"]; stdout = "out"; },
+            { name = "l"; kernel = "/bin/cat"; args = ["out"]; input = ["out"]; output = ["light"]; stdout = "light";
+              cores = 0; } );"#,
+    );
+    array.done(job);
+    assert!(element_of(&array, "/m/out") < MEMORY && element_of(&array, "/m/light") < MEMORY);
+    assert!(std::fs::read(array.at("m/light")).unwrap() == content);
+    // Who has it open reads on while its element is gone; it is there again, with all that it had.
+    let open = std::fs::File::open(array.at("m/below/f")).unwrap();
+    array.kill_element(MEMORY_INDEX);
+    let mut read = vec![0; content.len()];
+    open.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == content);
+    drop(open);
+    array.kill_mount();
+    array.kill_server();
+    array.start_server();
+    array.start_element(MEMORY_INDEX);
+    array.wait_for_elements(3);
+    array.start_mount();
+    assert!(std::fs::read(array.at("m/below/f")).unwrap() == content);
+    assert!(array.run(&["check", "--age", "0"]).ok);
+    // What is written again begins as what it was, and is in memory as well.
+    array.sh("printf more >> m/below/f");
+    assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
+    let drained = array.run(&["element", "drain", "2", "--wait"]);
+    assert!(drained.ok, "{}{}", drained.out, drained.err);
+    assert!(array.run(&["element", "remove", "2"]).ok);
+    assert!(element_of(&array, "/m/below/f") < MEMORY);
+    let mut more = content;
+    more.extend(b"more");
+    assert!(std::fs::read(array.at("m/below/f")).unwrap() == more);
+    array.sh("echo late > m/late");
+    assert!(element_of(&array, "/m/late") < MEMORY);
+}
+
+/// Memory that is used up in the middle of a write: whoever writes notices nothing, whoever has used it up keeps what is theirs,
+/// and the bound holds.
+#[test]
+fn what_does_not_fit_into_memory_goes_elsewhere_in_the_middle_of_a_write() {
+    let Some(array) = start() else { return };
+    // Another user has taken most of it.
+    array.sh(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'head -c 80000000 /dev/zero | tr \"\\0\" x > m/theirs'",
+    );
+    assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
+    // In place, by appends and by writes anywhere, three at a time.
+    let write = |name: &'static str, seed: u64, append: bool| {
+        let path = array.at(name);
+        std::thread::spawn(move || {
+            let content = bytes(40 * MIB, seed);
+            let mut options = std::fs::File::options();
+            let options = options
+                .create(true)
+                .write(true)
+                .append(append)
+                .truncate(!append);
+            let mut file = options.open(path).unwrap();
+            let pieces = content.chunks(700_001).enumerate();
+            for (index, piece) in pieces {
+                match append {
+                    true => file.write_all(piece).unwrap(),
+                    false => file.write_all_at(piece, index as u64 * 700_001).unwrap(),
+                }
+            }
+            file.sync_all().unwrap();
+            content
+        })
+    };
+    let names = ["m/appended", "m/written", "m/another"];
+    let writers = [
+        write(names[0], 1, true),
+        write(names[1], 2, false),
+        write(names[2], 3, true),
+    ];
+    for (name, writer) in names.into_iter().zip(writers) {
+        let content = writer.join().unwrap();
+        let read = std::fs::read(array.at(name)).unwrap();
+        assert!(read == content, "{name}: {} bytes", read.len());
+    }
+    let elements = names.map(|name| element_of(&array, &format!("/{name}")));
+    assert!(
+        elements.iter().filter(|&&one| one == MEMORY).count() <= 1,
+        "{elements:?}"
+    );
+    assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
+    let theirs = array.sh("wc -c < m/theirs; tr -d x < m/theirs | wc -c");
+    assert_eq!(theirs, "80000000\n0\n");
+    // By what the kernel writes of a memory map, and where the file only becomes longer.
+    array.sh("python3 -c \"
+import mmap, os
+f = os.open('m/mapped', os.O_RDWR | os.O_CREAT)
+os.ftruncate(f, 60 << 20)
+m = mmap.mmap(f, 60 << 20)
+for at in range(0, 60 << 20, 4096): m[at:at+8] = at.to_bytes(8, 'little')
+m.flush(); m.close(); os.close(f)
+f = open('m/mapped', 'rb')
+for at in range(0, 60 << 20, 4096):
+    f.seek(at); assert f.read(8) == at.to_bytes(8, 'little'), at
+\"");
+    assert!(array.json(&["status"])["spilled"].as_u64().unwrap() >= 3);
+    assert!(array.run(&["status"]).out.contains("were to be in memory"));
+    // What went elsewhere takes no memory any more.
+    array.sh("rm m/theirs m/appended m/written m/another m/mapped");
+    wait("memory is free again", || {
+        element(&array, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
+    });
+    std::fs::write(array.at("m/new"), b"fits").unwrap();
+    assert_eq!(element_of(&array, "/m/new"), MEMORY);
+    wait("nothing is left over", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+}
+
+/// The files that are named as lost with the memory they were in.
+fn lost(array: &Array) -> Vec<String> {
+    let mut command = array.tidemill();
+    let said = command
+        .args(["--json", "health", "--all"])
+        .output()
+        .unwrap();
+    let health: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let files = health["files"].as_array().unwrap().iter();
+    let lost = files.filter(|one| {
+        let what = one["what"].as_str().unwrap();
+        what.contains("in memory only") && what.contains("no other copy")
+    });
+    let paths = lost.map(|one| one["path"].as_str().unwrap().to_owned());
+    let mut paths: Vec<_> = paths.collect();
+    paths.sort();
+    paths
+}
+
+/// The end of the host: what only its memory had is named as lost, also what was being written, and nothing else is lost.
+#[test]
+fn what_the_end_of_its_host_loses_is_named_and_nothing_else_is_lost() {
+    let Some(mut array) = start() else { return };
+    array.sh(
+        "mkdir m/two; setfattr -n user.tidemill.copies -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
+         echo gone > m/gone; echo disk > d/disk; echo old > m/again; sync m/gone m/again",
+    );
+    let copies = array.json(&["layout", "/m/two/kept"]);
+    assert_eq!(copies["parts"][0]["copies"][0]["element"], MEMORY);
+    let mut open = std::fs::File::create(array.at("m/open")).unwrap();
+    open.write_all(b"half").unwrap();
+    array.kill_mount();
+    array.lose_memory(MEMORY_INDEX);
+    array.start_element(MEMORY_INDEX);
+    array.wait_for_elements(3);
+    drop(open);
+    array.start_mount();
+    let named = ["/m/again", "/m/gone", "/m/open", "/m/probe"];
+    wait("what is lost is named", || lost(&array) == named);
+    for path in named {
+        let said = array.run(&["cat", path]);
+        let named = said.err.contains(path) && said.err.contains("in memory only");
+        assert!(!said.ok && named, "{}", said.err);
+        assert!(!array.try_sh(&format!("cat .{path}")).ok);
+    }
+    assert_eq!(array.sh("cat m/two/kept d/disk"), "kept\ndisk\n");
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(!check.ok && check.out.contains("/m/gone"), "{}", check.out);
+    // It is known for good.
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    assert_eq!(lost(&array), named);
+    // What has another copy is made anew in memory, what is written again is there again.
+    array.sh("echo new > m/again; rm m/gone m/open m/probe");
+    wait("all is well", || array.run(&["health"]).ok);
+    assert_eq!(array.sh("cat m/again m/two/kept"), "new\nkept\n");
+    assert_eq!(element_of(&array, "/m/again"), MEMORY);
+    wait("nothing is left over", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+}
+
+/// A user who may mount no file system in memory has the host's shared memory, as much as they said, and no more.
+#[test]
+fn a_user_has_shared_memory_and_no_more_than_was_said() {
+    if !can_mount() {
+        return;
+    }
+    let found = Command::new("sh")
+        .args(["-c", "command -v fusermount3 setpriv && test -w /dev/shm"])
+        .output();
+    if !found.unwrap().status.success() {
+        require::skip("fusermount3, setpriv or /dev/shm is missing");
+        return;
+    }
+    let folder = tempfile::Builder::new()
+        .prefix("tidemill-e2e-")
+        .tempdir()
+        .unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+            program,
+        ]);
+        command.env("HOME", folder.path()).current_dir("/");
+        said(command.args(args).output().unwrap())
+    };
+    let dir = folder.path().to_str().unwrap();
+    let tidemill = |args: &[&str]| {
+        let args = [&["--dir", dir], args].concat();
+        run(env!("CARGO_BIN_EXE_tidemill"), &args)
+    };
+    let device = std::fs::metadata("/dev/fuse").unwrap().permissions().mode();
+    if device & 0o006 != 0o006 || !tidemill(&["--version"]).ok {
+        require::tell("users may not mount, or not run the program");
+        return;
+    }
+    let up = tidemill(&["up", "--elements", "1", "--warehouse", "64MiB"]);
+    let target = std::fs::read_link(folder.path().join("element-999"));
+    let script = format!(
+        "set -e; cd {dir}/mnt; mkdir m; setfattr -n user.tidemill.medium -v memory m; echo small > m/small
+         seq 20000000 | head -c 100000000 > m/large; seq 20000000 | head -c 100000000 | cmp - m/large; cat m/small"
+    );
+    let said = run("sh", &["-c", &script]);
+    let place = |path: &str| {
+        let layout = tidemill(&["--json", "layout", path]).out;
+        let layout: Value = serde_json::from_str(&layout).unwrap_or_default();
+        layout["parts"][0]["copies"][0]["element"].as_u64()
+    };
+    let places = (place("/m/small"), place("/m/large"));
+    let down = tidemill(&["down"]);
+    // It is known that there is one.
+    let again = tidemill(&["up"]);
+    let read = run("cat", &[&format!("{dir}/mnt/m/small")]);
+    let down_again = tidemill(&["down"]);
+    if let Ok(target) = &target {
+        std::fs::remove_dir_all(target).unwrap();
+    }
+    assert!(up.ok && again.ok, "{}{}{}", up.out, up.err, again.err);
+    assert!(target.unwrap().starts_with("/dev/shm"));
+    assert!(said.ok && said.out == "small\n", "{}{}", said.out, said.err);
+    assert_eq!(places, (Some(999), Some(0)));
+    assert!(down.ok && down_again.ok, "{}{}", down.err, down_again.err);
+    assert_eq!(read.out, "small\n", "{}", read.err);
+}

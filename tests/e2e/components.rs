@@ -465,6 +465,16 @@ fn a_stencil_sees_beyond_its_chunk() {
     assert!(read[0] == [&bytes[..UNIT + 8], b"0 8\n"].concat());
     assert!(read[1] == [&bytes[UNIT - 8..2 * UNIT + 8], b"8 8\n"].concat());
     assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
+    // Of records so many of these.
+    let id = array.submit(&job(
+        r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "chunk"; records = 100; halo = 2;
+           input = [ "d/f" ]; output = [ "r/%chunk" ]; stdout = "r/%chunk";"#,
+    ));
+    array.done(id);
+    let read = read_all(&array, "r");
+    let (begin, end) = (UNIT.div_ceil(100) * 100, (2 * UNIT).div_ceil(100) * 100);
+    assert!(read[0] == [&bytes[..begin + 200], b"0 2\n"].concat());
+    assert!(read[1] == [&bytes[begin - 200..end + 200], b"2 2\n"].concat());
 }
 
 #[test]

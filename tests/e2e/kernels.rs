@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Somebody else than root.
-const OTHER: u32 = 1234;
+pub(crate) const OTHER: u32 = 1234;
 
 fn tidemill(args: &[&str]) -> Said {
     let output = Command::new(env!("CARGO_BIN_EXE_tidemill"))
@@ -237,7 +237,7 @@ fn every_user_runs_their_own_code_and_nobody_elses() {
 }
 
 /// `tidemill ARGS` as somebody else.
-fn other(array: &Array, args: &[&str]) -> Said {
+pub(crate) fn other(array: &Array, args: &[&str]) -> Said {
     let program = array.path("tidemill");
     if !program.exists() {
         std::fs::copy(env!("CARGO_BIN_EXE_tidemill"), &program).unwrap();

@@ -4,6 +4,7 @@
 
 mod apps;
 mod array;
+mod asked;
 mod away;
 mod by_url;
 mod chance;
@@ -29,6 +30,7 @@ mod open;
 mod plan;
 mod preload;
 mod provenance;
+mod reads;
 mod reduce;
 mod reductions;
 mod remote;

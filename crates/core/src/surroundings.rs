@@ -17,6 +17,10 @@ pub const JOB_BYTES_MAX: usize = 64 << 20;
 /// Programs that a job may have looked for, counted once for each folder of a `path`.
 pub const LOOKS_MAX: usize = 10_000;
 
+/// The variable of a task that may read all of its inputs, whatever of them it finds as files. Its element says in it by
+/// which pipes.
+pub const READS: &str = "TIDEMILL_READ";
+
 /// Variables that the element sets itself.
 const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 
@@ -36,6 +40,12 @@ impl Surroundings {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether it may read all of its inputs, whatever of them it finds as files.
+    #[must_use]
+    pub fn reads_all(&self) -> bool {
+        self.environment.contains_key(READS)
     }
 
     /// Bytes of all that it says.

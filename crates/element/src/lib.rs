@@ -26,6 +26,7 @@ pub mod node;
 pub mod notes;
 pub mod programs;
 pub mod pull;
+mod reads;
 pub mod records;
 mod reduce;
 pub mod reports;

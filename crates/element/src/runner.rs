@@ -2,6 +2,7 @@
 //! a label's outcome.
 
 use crate::config::Config;
+use crate::reads::Reads;
 use crate::shown::Shown;
 use crate::task::failure;
 use parking_lot::Mutex;
@@ -50,6 +51,8 @@ pub struct Request<'a> {
     pub inputs: &'a [(String, PathBuf)],
     /// Further environment variables.
     pub environment: Vec<(String, String)>,
+    /// What answers it, if it may read all of its inputs.
+    pub(crate) reads: Option<&'a Reads<'a>>,
 }
 
 /// What became of it.
@@ -246,15 +249,14 @@ impl Runner {
         }
         let prepared = self.launcher.prepare(run).map_err(|e| unprepared(&e))?;
         prepared.code_hash().clone_into(&mut ran.kernel_hash);
-        let running = self
-            .launcher
-            .spawn(&prepared)
-            .map_err(|error| unspawned(&error))?;
-        control.attach(running.control());
-        let exit = running.wait().map_err(|error| {
-            let message = format!("the element can't tell how the kernel ended: {error}");
-            failure(FailureKind::Device, message)
-        })?;
+        let run = || self.run_to_its_end(&prepared, control);
+        let exit = match request.reads.zip(prepared.take_pipes()) {
+            None => run(),
+            Some((reads, pipes)) => reads.meanwhile(pipes, run).unwrap_or_else(|error| {
+                let message = format!("the element can't answer the kernel: {error}");
+                Err(failure(FailureKind::Device, message))
+            }),
+        }?;
         let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
         ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
         ran.memory_bytes = exit.usage.rss_bytes_max;
@@ -262,6 +264,18 @@ impl Runner {
         ran.stderr = text(&exit.stderr);
         judge(&exit, &prepared.run().limits)?;
         Ok(prepared)
+    }
+
+    fn run_to_its_end(&self, prepared: &Prepared, control: &Control) -> Result<Exit, Failure> {
+        let running = self
+            .launcher
+            .spawn(prepared)
+            .map_err(|error| unspawned(&error))?;
+        control.attach(running.control());
+        running.wait().map_err(|error| {
+            let message = format!("the element can't tell how the kernel ended: {error}");
+            failure(FailureKind::Device, message)
+        })
     }
 
     /// Whether the code that would run has this hash. The inputs of the request are those that are here. A kernel kept in
@@ -301,6 +315,7 @@ impl Runner {
             ..Limits::default()
         };
         self.surround(&mut run, request)?;
+        run.asks = request.reads.is_some();
         if self.root {
             run.user = Some(User {
                 uid: request.owner.uid,

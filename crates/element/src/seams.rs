@@ -80,30 +80,44 @@ impl<'a> Seams<'a> {
 
     /// Reads bytes of the file; what objects lack at their ends is zeros.
     fn read(&mut self, window: Range<u64>) -> Result<(), PullError> {
-        let length = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
-        self.buffer.clear();
-        self.buffer.resize(length, 0);
         let spans = spans_of(self.lies, window.clone()).map(|(_, span)| span);
         if window.end - window.start > FIRST_BYTES {
             self.spans.prepare(spans)?;
         }
-        for (begin, span) in spans_of(self.lies, window) {
-            let (buffer, start) = (&mut self.buffer, span.1.start);
-            let place = |at: u64, read: &[u8]| {
-                let to = usize::try_from(begin + at - start).unwrap_or(usize::MAX);
-                let into = buffer.get_mut(to..to.saturating_add(read.len()));
-                let wrong = tidemill_client::Error::Answer("range of bytes");
-                into.ok_or(wrong)?.copy_from_slice(read);
-                Ok(())
-            };
-            let device = |source| PullError::Device {
-                path: PathBuf::new(),
-                source,
-            };
-            self.spans.read(span, place, device)?;
-        }
+        read_window(self.lies, &mut self.spans, window, &mut self.buffer)?;
         Ok(())
     }
+}
+
+/// Reads bytes of a file; what objects lack at their ends is zeros. Gives how many came from elsewhere.
+pub(crate) fn read_window(
+    lies: &Lies,
+    spans: &mut Spans<'_>,
+    window: Range<u64>,
+    buffer: &mut Vec<u8>,
+) -> Result<u64, PullError> {
+    let length = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+    buffer.clear();
+    buffer.resize(length, 0);
+    let mut moved = 0;
+    for (begin, span) in spans_of(lies, window) {
+        let (start, bytes) = (span.1.start, span.1.end - span.1.start);
+        let place = |at: u64, read: &[u8]| {
+            let to = usize::try_from(begin + at - start).unwrap_or(usize::MAX);
+            let into = buffer.get_mut(to..to.saturating_add(read.len()));
+            let wrong = tidemill_client::Error::Answer("range of bytes");
+            into.ok_or(wrong)?.copy_from_slice(read);
+            Ok(())
+        };
+        let device = |source| PullError::Device {
+            path: PathBuf::new(),
+            source,
+        };
+        if !spans.read(span, place, device)? {
+            moved += bytes;
+        }
+    }
+    Ok(moved)
 }
 
 /// What is read first for the record that begins at a byte or behind it.
@@ -113,7 +127,7 @@ fn first_window(at: u64, end: &[u8], size: u64) -> Range<u64> {
 }
 
 /// What objects have of some bytes of the file, each with the place of its first byte among these.
-fn spans_of(lies: &Lies, window: Range<u64>) -> impl Iterator<Item = (u64, Span)> {
+pub(crate) fn spans_of(lies: &Lies, window: Range<u64>) -> impl Iterator<Item = (u64, Span)> {
     let from = window.start;
     lies.layout.pieces(window).filter_map(move |piece| {
         let within = piece.at?;

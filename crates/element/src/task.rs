@@ -10,6 +10,7 @@ use crate::folder::{close_for_ever, keep_from};
 use crate::growing::{Growing, Grown};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
+use crate::reads::Reads;
 use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, Ran};
 use crate::scrub;
@@ -295,8 +296,13 @@ impl Running<'_> {
 
     fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
         let folder = private_folder(self.parts, self.id());
+        let reads = analysis.surroundings.reads_all();
+        let reads = reads.then(|| Reads::new(self.parts, self.live, analysis));
         let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
-        let request = self.request(analysis, &folder, &inputs);
+        let request = runner::Request {
+            reads: reads.as_ref(),
+            ..self.request(analysis, &folder, &inputs)
+        };
         let Ran {
             result,
             cpu,
@@ -310,7 +316,14 @@ impl Running<'_> {
         self.outcome.kernel_hash = kernel_hash;
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
-        result
+        let Some(reads) = reads else { return result };
+        self.outcome.moved_bytes += reads.moved_bytes();
+        self.outcome.read_bytes += reads.read_bytes();
+        // It may go better where the bytes can be had.
+        match (result, reads.lost()) {
+            (Err(failed), Some(lost)) if matches!(failed.kind, FailureKind::Exit(_)) => Err(lost),
+            (result, _) => result,
+        }
     }
 
     fn request<'a>(
@@ -325,6 +338,14 @@ impl Running<'_> {
             folder,
             inputs,
             environment: self.environment(analysis),
+            reads: None,
+        }
+    }
+
+    fn reads_all(&self) -> bool {
+        match &self.live.label.operation {
+            Operation::Analyse(analysis) => analysis.surroundings.reads_all(),
+            _ => false,
         }
     }
 
@@ -485,9 +506,7 @@ impl Running<'_> {
 
     /// The file and length of a sealed object that is here.
     fn local(&self, object: ObjectId) -> Option<(PathBuf, u64)> {
-        let stat = self.parts.store.stat(object).ok()?;
-        let path = self.parts.store.local_path(object)?;
-        stat.sealed.then_some((path, stat.size))
+        local(self.parts, object)
     }
 
     /// Where an input's bytes are, or the values that they hold, after they have been pulled if need be.
@@ -601,12 +620,17 @@ impl Running<'_> {
 
     fn fetch_bytes(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
         if input.selection.is_whole() {
+            if self.reads_all()
+                && let Ok(lies) = lies((self.parts, self.live), index, input)
+            {
+                self.laid.push(lies_told(input, &lies.layout));
+            }
             return self.fetch_whole(index, input);
         }
         let failed = |kind: FailureKind, error: &PullError| {
             failure(kind, format!("input `{}`: {error}", input.name))
         };
-        let lies = self.lies(index, input);
+        let lies = lies((self.parts, self.live), index, input);
         let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
         let here = |object| Some(self.local(object)?.0);
         let cancelled = || self.live.control.is_cancelled();
@@ -617,7 +641,15 @@ impl Running<'_> {
             PullError::Selection(_) => failed(FailureKind::Kernel, &error),
             error => pull_failure(&error, lost),
         })?;
-        let told = laid(input, &lies.layout, (&selected, exact));
+        let mut told = laid(input, &lies.layout, (&selected, exact));
+        if self.reads_all()
+            && let (Some(told), Some(more)) = (
+                told.as_object_mut(),
+                lies_told(input, &lies.layout).as_object_mut(),
+            )
+        {
+            told.append(more);
+        }
         let part = input.selection.of_part();
         let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
         let part = part.and_then(|part| lies.part(&input.name, part as usize));
@@ -631,19 +663,6 @@ impl Running<'_> {
         let got = self.parts.pulls.select(input, chosen, &here, &cancelled);
         self.laid.push(told);
         Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
-    }
-
-    /// Where all bytes of an input are.
-    fn lies(&self, index: usize, input: &Input) -> Result<Lies, PullError> {
-        let way = self.live.ways.get(index);
-        if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
-            return Lies::parted(layout, input.size);
-        }
-        // Of what an earlier label made here the label knows no length.
-        let size = self
-            .local(input.object)
-            .map_or(input.size, |(_, size)| size);
-        Ok(Lies::whole(input, size, self.live.capability(index)))
     }
 
     fn take_pulled(&mut self, got: Pulled) -> (PathBuf, u64) {
@@ -882,6 +901,38 @@ impl Running<'_> {
             counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);
         }
     }
+}
+
+/// The file and length of a sealed object that is here.
+pub(crate) fn local(parts: &Parts, object: ObjectId) -> Option<(PathBuf, u64)> {
+    let stat = parts.store.stat(object).ok()?;
+    let path = parts.store.local_path(object)?;
+    stat.sealed.then_some((path, stat.size))
+}
+
+/// Where all bytes of an input are.
+pub(crate) fn lies(
+    (parts, live): (&Parts, &Live),
+    index: usize,
+    input: &Input,
+) -> Result<Lies, PullError> {
+    let way = live.ways.get(index);
+    if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
+        return Lies::parted(layout, input.size);
+    }
+    // Of what an earlier label made here the label knows no length.
+    let size = local(parts, input.object).map_or(input.size, |(_, size)| size);
+    Ok(Lies::whole(input, size, live.capability(index)))
+}
+
+/// What a kernel is told of an input that it may read all of.
+fn lies_told(input: &Input, layout: &Layout) -> serde_json::Value {
+    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+    if let Layout::Striped(striped) = layout {
+        told["unit"] = striped.unit.into();
+        told["width"] = striped.parts.len().into();
+    }
+    told
 }
 
 /// What a kernel is told of an input of which it has these bytes: all of a part, or ranges of the version or of a part.

@@ -38,6 +38,9 @@
 //! ```
 
 pub mod raw;
+mod whole;
+
+pub use whole::{READ_BYTES_MAX, read};
 
 use std::ffi::CStr;
 use std::fmt;

@@ -107,6 +107,68 @@ static inline void tidemill_error(const struct tidemill_task *task, const char *
 #endif
 }
 
+/* ---- Other bytes of the inputs, for a task that says `whole = true`; not in modules. Programs may use it, too. It needs files of the
+ * C library, so define TIDEMILL_WHOLE before this file is included.
+ *
+ * Reads up to size bytes of an input, by its name in the job script, from offset of the whole file on, whatever of it the kernel finds as
+ * a file: from this element or, through it, from another one. Returns how many were read, fewer only at the end of the file and beyond
+ * TIDEMILL_READ_BYTES, or an errno value, negative: -ENOSYS if the task does not say so, -ENOENT for what is no input, -EIO for bytes that
+ * can't be had now. By one thread at a time. */
+#if defined(TIDEMILL_WHOLE) && !defined(__wasm__)
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Most bytes that are read at once. */
+#define TIDEMILL_READ_BYTES (4 << 20)
+
+static inline int64_t tidemill_read(const char *input, uint64_t offset, void *data, size_t size)
+{
+    const char *pipes = getenv("TIDEMILL_READ");
+    char text[4200];
+    int64_t count = 0, have = 0;
+    int length, ask = -1, answer = -1;
+    if (!pipes)
+        return -ENOSYS;
+    if (snprintf(text, sizeof text, "%s.answer", pipes) < (int)sizeof text)
+        answer = open(text, O_RDONLY | O_CLOEXEC);
+    if (snprintf(text, sizeof text, "%s.ask", pipes) < (int)sizeof text)
+        ask = open(text, O_WRONLY | O_CLOEXEC);
+    length = snprintf(text, sizeof text, "%" PRIu64 " %zu %s\n", offset, size, input);
+    if (ask < 0 || answer < 0)
+        count = -EIO;
+    else if (length < 0 || length > 4096)
+        count = -EINVAL;
+    else if (write(ask, text, (size_t)length) != length)
+        count = -EIO;
+    if (ask >= 0)
+        close(ask);
+    for (length = 0; count == 0 && length < (int)sizeof text - 1; length++)
+        if (read(answer, text + length, 1) != 1)
+            count = -EIO;
+        else if (text[length] == '\n')
+            break;
+    if (count == 0) {
+        text[length] = 0;
+        count = strtoll(text, NULL, 10);
+    }
+    while (have < count) {
+        ssize_t got = read(answer, (char *)data + have, (size_t)(count - have));
+        if (got <= 0) {
+            count = -EIO;
+            break;
+        }
+        have += got;
+    }
+    if (answer >= 0)
+        close(answer);
+    return count;
+}
+#endif
+
 /* ---- Start. All that the task points to stays valid until it returns. Returns 0 when all went well, else an exit
  * code from 1 to 255. */
 TIDEMILL_EXPORT int start_kernel(const struct tidemill_task *task);

@@ -21,7 +21,7 @@ use crate::code::{self, Opened, WRITE, input_of, may};
 use crate::error::{OutputError, PrepareError};
 use crate::folder::{self, FolderBounds};
 use crate::private::{self, Made, OWN_USER};
-use crate::run::{Code, InputsAs, Run, Stage, User};
+use crate::run::{Code, InputsAs, READ_VARIABLE, Run, Stage, User};
 use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
@@ -30,6 +30,9 @@ pub const RESERVED: &str = ".tidemill";
 
 /// Temporary files of the kernel, within [`RESERVED`].
 pub(crate) const TEMPORARY: &str = "tmp";
+
+/// What the names of the pipes begin with by which it asks and is answered, within [`RESERVED`].
+const READ: &str = "read";
 
 /// A run whose private folder is ready; [`crate::Launcher::spawn`] starts it.
 #[derive(Debug)]
@@ -44,6 +47,8 @@ pub struct Prepared {
     hash: String,
     pub(crate) folder: Arc<OwnedFd>,
     pub(crate) streams: Mutex<Streams>,
+    /// Where it asks, and where it is answered.
+    pipes: Mutex<Option<[File; 2]>>,
     /// What was compiled of its modules, in the order of its stages.
     pub(crate) modules: Vec<File>,
     /// Whether it compiles the module on its standard input rather than running it.
@@ -95,6 +100,7 @@ pub(crate) fn prepare(
         .as_ref()
         .map(|name| folder.new_file(&run.folder.join(name)))
         .transpose()?;
+    let pipes = run.asks.then(|| folder.pipes()).transpose()?;
     let hash = code::hash(&run.code, &opened);
     let (code, files) = usable_code(&run, opened, &folder, &mut given)?;
     let open = private::open_folder(CWD, &run.folder).map_err(|source| PrepareError::Make {
@@ -109,6 +115,7 @@ pub(crate) fn prepare(
         hash,
         folder: Arc::new(open),
         streams: Mutex::new(Streams { stdin, stdout }),
+        pipes: Mutex::new(pipes),
         modules: Vec::new(),
         compiles: false,
         reduces: false,
@@ -192,6 +199,12 @@ impl Prepared {
     ) -> Result<Vec<(String, u64)>, OutputError> {
         self.close_streams();
         folder::list(&self.folder, name, most)
+    }
+
+    /// The pipes of a run that may ask, the one that it writes to first: open for both, so that neither end ever waits for the
+    /// other to be opened, and without blocking.
+    pub fn take_pipes(&self) -> Option<[File; 2]> {
+        self.pipes.lock().take()
     }
 
     /// The kernel has its streams: this process needs its own ends no more.
@@ -418,6 +431,32 @@ impl PrivateFolder {
         Ok(file)
     }
 
+    /// Makes the pipes by which the kernel asks and is answered.
+    fn pipes(&self) -> Result<[File; 2], PrepareError> {
+        let pipe = |end: &str| {
+            let path = self.root.join(RESERVED).join(format!("{READ}.{end}"));
+            let open = || -> io::Result<File> {
+                let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+                rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, mode, 0)?;
+                let mut options = OpenOptions::new();
+                options
+                    .read(true)
+                    .write(true)
+                    .custom_flags(libc::O_NONBLOCK);
+                let file = options.open(&path)?;
+                if let Some(User { uid, gid }) = self.user {
+                    fchown(&file, Some(uid), Some(gid))?;
+                }
+                Ok(file)
+            };
+            open().map_err(|source| PrepareError::Make {
+                path: path.clone(),
+                source,
+            })
+        };
+        Ok([pipe("ask")?, pipe("answer")?])
+    }
+
     fn hand_over(&self) -> Result<(), PrepareError> {
         let Some(User { uid, gid }) = self.user else {
             return Ok(());
@@ -445,6 +484,13 @@ pub(crate) fn environment(run: &Run, path: &str) -> BTreeMap<String, String> {
         ("LANG".to_owned(), "C".to_owned()),
     ]);
     all.extend(run.environment.iter().cloned());
+    if run.asks {
+        let pipes = run.folder.join(RESERVED).join(READ);
+        all.insert(
+            READ_VARIABLE.to_owned(),
+            pipes.to_string_lossy().into_owned(),
+        );
+    }
     all
 }
 

@@ -134,6 +134,9 @@ pub struct User {
     pub gid: u32,
 }
 
+/// The variable whose value, with `.ask` and `.answer` behind it, are the pipes of a run that may ask.
+pub const READ_VARIABLE: &str = "TIDEMILL_READ";
+
 /// One run of a kernel.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -170,6 +173,8 @@ pub struct Run {
     pub path: Vec<PathBuf>,
     /// Further environment variables; of one name the last holds.
     pub environment: Vec<(String, String)>,
+    /// Whether it may ask whoever runs it, by two pipes that [`READ_VARIABLE`] names.
+    pub asks: bool,
 }
 
 impl Run {
@@ -192,6 +197,7 @@ impl Run {
             shown: Vec::new(),
             path: Vec::new(),
             environment: Vec::new(),
+            asks: false,
         }
     }
 }

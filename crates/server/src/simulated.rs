@@ -7,6 +7,7 @@
 
 use crate::array::{Array, Settings, outbox};
 use crate::authority::Authority;
+use crate::jobs::asked::Programs;
 use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::submit::{Refused, Submission, submit};
@@ -423,6 +424,7 @@ impl Simulated {
             strict: false,
             no_cache: false,
             bounded: false,
+            programs: Programs::Refused,
         };
         let (answer, answered) = oneshot::channel();
         let (names, recalls) = (self.names.clone(), self.recalls.clone());

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
-use tidemill_plan::units::Watts;
 use tidemill_core::layout::Medium;
+use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
   tidemill element --id 0                             beside a server on this machine

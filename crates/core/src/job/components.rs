@@ -6,12 +6,13 @@
 use super::MAX_TASKS;
 use super::error::Problem;
 use super::expand::{ALL_INPUTS, Expander, Wrong, group_of, text, values, wrong};
+use super::mapper::{PROGRAM, Program};
 use super::path;
 use super::stack;
 use crate::event::Share;
 use crate::folder::is_folder;
 use crate::id::ObjectId;
-use crate::layout::{Layout, Selection};
+use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
 
 /// The first argument of a built-in kernel that is to give what it found so far in a component's piece, and of one that is to put that
@@ -135,7 +136,7 @@ pub(super) fn setting(name: &str, data: Data, at: Position) -> Setting {
     }
 }
 
-fn said(text: impl Into<String>, at: Position) -> Value {
+pub(super) fn said(text: impl Into<String>, at: Position) -> Value {
     Value {
         data: Data::Text(text.into()),
         at,
@@ -260,7 +261,9 @@ impl Expander<'_> {
         if let Some(reduce) = &reduce {
             return self.reduced((task, reduce), &all, same, at, expanded);
         }
-        let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task);
+        // What several see would count for each of them.
+        let apart = seams[1].is_none();
+        let merged = all.len() > 1 && !same && per != Per::File && apart && self.merges(&task);
         if let Some(mapper) = mapper.filter(|_| merged && unplaced) {
             let what = "where in the whole a line is nobody knows who has not read all before it, so components make no one \
                 result: say how in \"reduce\", or give each its own output (%part, %piece)";
@@ -375,9 +378,11 @@ impl Expander<'_> {
     ) -> Result<(Vec<One>, Option<usize>), Wrong> {
         let form = self.form(first)?;
         let halo = match halo {
-            None => 0,
-            Some(setting) => halo_of(setting, per, records.is_some())?,
+            None => Halo::NONE,
+            Some(setting) => halo_of(setting, per, records.as_ref())?,
         };
+        // Which these are is known then.
+        let records = records.as_ref().filter(|_| halo.count == 0);
         let parts = form.parts();
         let (word, count) = match (per, &form) {
             (Per::Chunk, Form::Made(made)) => ("%chunk", chunks(&made.layout)),
@@ -434,11 +439,18 @@ impl Expander<'_> {
                 "it reads a header, so the file must be there when the job is submitted",
             ));
         };
-        let (input, _) = selected(first, &form, (Per::File, 0, 0));
+        let (input, _) = selected(first, &form, (Per::File, 0, Halo::NONE));
         let file = group_of(&input).and_then(|group| text(&group.get("file")?.value));
         let named = path::file(&self.workdir, file.unwrap_or_default());
-        let path = named.map_err(|problem| wrong(first.at, problem))?.path;
-        let map = self.files.mapped(&path, made, how, per == Per::Part);
+        let named = named.map_err(|problem| wrong(first.at, problem))?;
+        let map = match how.strip_prefix(PROGRAM) {
+            None => self.files.mapped(&named.path, made, how, per == Per::Part),
+            Some(words) => {
+                let size = made.layout.size();
+                let program = Program::of(task, words, (&named, size), mapper.value.at);
+                program.and_then(|one| self.files.asked(&one, made, per == Per::Part))
+            }
+        };
         let map = map.map_err(|why| problem(&why))?;
         *unplaced = map.unplaced;
         let mut all = Vec::with_capacity(map.components.len());
@@ -615,7 +627,7 @@ fn chunks(layout: &Layout) -> usize {
 }
 
 /// What a mapper can be.
-const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\" or \"columns:csv,COLUMN\"";
+const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
 
 /// Whether a mapper goes with what else is said of components.
 fn check_mapper(
@@ -642,22 +654,54 @@ fn check_mapper(
     }
 }
 
-/// How many bytes beside a chunk its component sees.
-fn halo_of(setting: &Setting, per: Per, records: bool) -> Result<u64, Wrong> {
-    let given = match &setting.value.data {
-        Data::Integer(bytes) => u64::try_from(*bytes).ok(),
-        Data::Text(text) => super::size(text),
-        _ => None,
-    };
-    let given = given.filter(|_| per == Per::Chunk && !records);
-    given.ok_or_else(|| wrong(setting.value.at, Problem::Halo))
+/// What a component sees beside its chunk: so many records of so many bytes on both sides.
+#[derive(Clone, Copy, Debug)]
+struct Halo {
+    count: u64,
+    length: u64,
 }
 
-/// One part or chunk of an input, and how many bytes before and behind the chunk it has besides.
+impl Halo {
+    const NONE: Self = Self {
+        count: 0,
+        length: 1,
+    };
+
+    /// The records that begin in some bytes of a file of this size, with those beside them: which bytes these are, and how many are
+    /// beside.
+    fn around(self, chunk: std::ops::Range<u64>, size: u64) -> (std::ops::Range<u64>, [u64; 2]) {
+        let first = chunk.start.div_ceil(self.length);
+        let behind = chunk.end.div_ceil(self.length);
+        let before = self.count.min(first);
+        let after = self.count.min(size.div_ceil(self.length) - behind);
+        let end = (behind + after).saturating_mul(self.length).min(size);
+        ((first - before) * self.length..end, [before, after])
+    }
+}
+
+/// How many bytes, or records of a fixed length, a component sees beside its chunk.
+fn halo_of(setting: &Setting, per: Per, records: Option<&Setting>) -> Result<Halo, Wrong> {
+    let count = match &setting.value.data {
+        Data::Integer(count) => u64::try_from(*count).ok(),
+        Data::Text(text) if records.is_none() => super::size(text),
+        _ => None,
+    };
+    let length = match records.map(|records| &records.value.data) {
+        None => Some(1),
+        Some(Data::Integer(length)) => u64::try_from(*length).ok(),
+        Some(_) => None,
+    };
+    let length = length.filter(|length| (1..=RECORD_BYTES_MAX).contains(length));
+    let halo = count.zip(length).filter(|_| per == Per::Chunk);
+    let halo = halo.map(|(count, length)| Halo { count, length });
+    halo.ok_or_else(|| wrong(setting.value.at, Problem::Halo))
+}
+
+/// One part or chunk of an input, and how many bytes or records before and behind the chunk it has besides.
 fn selected(
     input: &Value,
     form: &Form,
-    (per, index, halo): (Per, usize, u64),
+    (per, index, halo): (Per, usize, Halo),
 ) -> (Value, [u64; 2]) {
     let mut beside = [0; 2];
     let at = input.at;
@@ -677,9 +721,11 @@ fn selected(
     match (per, made.map(|made| &made.layout)) {
         (Per::Chunk, Some(Layout::Striped(striped))) if striped.size > 0 => {
             let begin = index as u64 * striped.unit;
-            let end = (begin + striped.unit).min(striped.size);
-            beside = [halo.min(begin), halo.min(striped.size - end)];
-            let (begin, last) = (begin - beside[0], end + beside[1] - 1);
+            let mut chunk = begin..(begin + striped.unit).min(striped.size);
+            if halo.count > 0 {
+                (chunk, beside) = halo.around(chunk, striped.size);
+            }
+            let (begin, last) = (chunk.start, chunk.end - 1);
             group.settings.push(setting(
                 "bytes",
                 said(format!("{begin}-{last}"), at).data,

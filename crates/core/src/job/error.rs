@@ -354,7 +354,7 @@ pub enum Problem {
     OfComponents(String),
     /// A halo that can't be.
     #[error(
-        "\"halo\" is a number of bytes on both sides of a chunk: it needs per = \"chunk\", and no \"records\""
+        "\"halo\" is a number of bytes on both sides of a chunk, or of records if \"records\" is their length: it needs per = \"chunk\""
     )]
     Halo,
     /// `per` without inputs.

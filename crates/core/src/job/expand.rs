@@ -7,6 +7,7 @@ use super::MAX_TASKS;
 use super::components::{Made, Map};
 use super::error::{Errors, Problem};
 use super::mapped::MappedFile;
+use super::mapper::Program;
 use super::path::{self, Named};
 use super::read::within;
 use crate::folder;
@@ -42,6 +43,16 @@ pub trait Files {
         mapper: &str,
         per_part: bool,
     ) -> Result<Option<Vec<Vec<MappedFile>>>, String>;
+    /// As [`mapped`](Self::mapped), by what a program of the owner's says.
+    ///
+    /// # Errors
+    /// Why there is nothing from it, for the job's owner.
+    fn asked(&self, program: &Program, _made: &Made, _per_part: bool) -> Result<Map, String> {
+        Err(format!(
+            "\"{}\" is a program, and none is run for a map here",
+            program.words
+        ))
+    }
     /// Whether a built-in kernel can put together what it finds in pieces of its input.
     fn folds(&self, kernel: &str, args: &[String]) -> bool;
 }

@@ -41,7 +41,7 @@ const JOB_SETTINGS: [&str; 17] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 25] = [
+const TASK_SETTINGS: [&str; 26] = [
     "name",
     "foreach",
     "per",
@@ -50,6 +50,7 @@ const TASK_SETTINGS: [&str; 25] = [
     "reduce",
     "records",
     "halo",
+    "whole",
     "kernel",
     "input",
     "output",
@@ -780,11 +781,15 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
 
 /// `environment`, `path` and `folders`, over what the job says.
 fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -> Surroundings {
-    let own = Surroundings {
+    let mut own = Surroundings {
         environment: environment(fields, errors),
         path: host_folders(fields, "path", errors),
         folders: host_folders(fields, "folders", errors),
     };
+    if fields.boolean("whole", errors) == Some(true) {
+        let name = surroundings::READS.to_owned();
+        own.environment.insert(name, "1".to_owned());
+    }
     if own.is_empty() {
         return over.clone();
     }

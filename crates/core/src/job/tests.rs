@@ -749,6 +749,53 @@ fn folders_in_which_a_mapper_finds_nothing_are_refused() {
 }
 
 #[test]
+fn chunks_of_records_see_so_many_records_beside_them() {
+    let size = 10 * UNIT_GRAIN + 5;
+    for (length, halo) in [
+        (1, 3),
+        (100, 2),
+        (4096, 1),
+        (5000, 1),
+        (9000, 7),
+        (50_000, 1),
+    ] {
+        let rest = format!(
+            "per = \"chunk\"; records = {length}; halo = {halo}; args = [ \"%before\", \"%after\" ]; output = [ \"o.%chunk\" ];"
+        );
+        let mut next = 0;
+        for task in &mapped(&rest).unwrap().tasks {
+            let ranges: Vec<_> = task.inputs[0].selection.byte_ranges().unwrap().collect();
+            let beside = [0, 1].map(|at: usize| task.args[at].parse::<u64>().unwrap());
+            assert_eq!(ranges.len(), 1);
+            assert_eq!(beside[0], halo.min(next / length), "{length} {halo}");
+            assert_eq!(
+                ranges[0].start,
+                next - beside[0] * length,
+                "{length} {halo}"
+            );
+            let all = ranges[0].end.div_ceil(length);
+            assert!(all * length == ranges[0].end || ranges[0].end == size);
+            next = (all - beside[1]) * length;
+            assert_eq!(beside[1], halo.min(size.div_ceil(length) - next / length));
+        }
+        assert_eq!(
+            next,
+            size.next_multiple_of(length),
+            "every record is one chunk's own"
+        );
+    }
+    let refused = |rest: &str| mapped(&format!("{rest} output = [ \"o.%chunk\" ];")).unwrap_err();
+    assert!(refused("per = \"chunk\"; records = \"lines\"; halo = 1;").contains("\"halo\" is"));
+    assert!(refused("per = \"chunk\"; records = 0; halo = 1;").contains("\"halo\" is"));
+    // A fold would count some of it twice.
+    let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"chunk\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
+    let files = Folder(&["/w/striped"]);
+    let read = |text: &str| Job::read("job.conf", with_tasks(text).as_bytes(), &files);
+    assert!(read(fold).unwrap_err().to_string().contains("%chunk"));
+    assert!(read(&fold.replace("halo = 1;", "")).is_ok());
+}
+
+#[test]
 fn mappers_that_make_no_sense_are_refused() {
     for (rest, problem) in [
         (
@@ -1234,7 +1281,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",

@@ -2,6 +2,7 @@
 //! through readers that are bounded whatever they find (`tidemill_format`); no value is read.
 
 pub(super) mod folder;
+pub(super) mod printed;
 mod text;
 
 use crate::files::stream::{Elements, Source};
@@ -101,7 +102,7 @@ pub(super) fn map(
         "columns" => columns::read(name, bytes).map_err(told)?,
         _ => {
             return Err(format!(
-                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" or \"columns:csv,COLUMN\""
+                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\""
             ));
         }
     };

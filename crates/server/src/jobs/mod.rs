@@ -5,6 +5,7 @@
 //! takes effect, so that a server that is killed at any moment loses nothing; `publish` gives outputs
 //! their names; `service` answers clients.
 
+pub(crate) mod asked;
 mod blocks;
 pub(crate) mod driver;
 pub(crate) mod expiry;

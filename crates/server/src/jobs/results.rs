@@ -189,6 +189,10 @@ pub(super) fn recall(
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(None);
     };
+    // What it reads besides nobody knows.
+    if analysis.surroundings.reads_all() {
+        return Ok(None);
+    }
     let mut if_reused = Vec::new();
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {

@@ -1,5 +1,6 @@
 //! The gRPC service of jobs.
 
+use super::asked::{Asks, Programs};
 use super::driver::Signals;
 use super::submit::{Refused, Submission, Waits, dry_run, submit};
 use super::view::Wanted;
@@ -200,8 +201,13 @@ impl v1::jobs_server::Jobs for JobService {
         } else {
             None
         };
+        let asks = Asks {
+            driver: self.driver.clone(),
+            signals: self.signals.clone(),
+        };
         let submission = Submission {
             bounded,
+            programs: Programs::Run(asks),
             caller,
             script,
             source,

@@ -1,6 +1,7 @@
 //! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
 //! written to the database. A dry run goes the same way, but for the last step.
 
+use super::asked::{Asked, Programs};
 use super::mapper::folder::Below;
 use super::mapper::{self, Remote};
 use super::store::{self, Heading};
@@ -24,7 +25,7 @@ use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
     Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, MappedFile, Outside,
-    Problem, awaited, resolve,
+    Problem, Program, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
@@ -44,6 +45,9 @@ const ONCE_PAUSE: Duration = Duration::from_millis(20);
 const AWAITED_SHOWN_MAX: usize = 20;
 /// The first id of what is only looked at: the database counts from 1, and never gets there.
 pub(super) const PRETENDED: u64 = 1 << 62;
+/// Of a mapper that is a program where none is run.
+const NOT_ASKED: &str =
+    "a program is asked for a map only by a job that somebody submits, not by a rule's";
 /// Names of a folder that patterns are held against.
 const LISTED_MAX: u32 = 1_000_000;
 
@@ -80,6 +84,8 @@ pub(crate) struct Submission {
     pub(crate) no_cache: bool,
     /// Whether its user may have so many jobs and no more.
     pub(crate) bounded: bool,
+    /// What becomes of mappers that are programs.
+    pub(crate) programs: Programs,
 }
 
 /// Paths that mean certain versions, whichever their files have now.
@@ -216,13 +222,27 @@ async fn read(
     };
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
-    let mut writing = RefCell::default();
-    let mut found = parsed((names, array), &caller, (&what, given), &writing);
+    let full = what.bounded && !has_room(names, what.caller.uid)?;
+    let too_many = || {
+        one(format!(
+            "{}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some",
+            called(&what)
+        ))
+    };
+    let (mut writing, mut asked) = (RefCell::default(), Asked::default());
+    let mut found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // What is open after all counts as it was sealed before.
         join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
-        found = parsed((names, array), &caller, (&what, given), &writing);
+        found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
+    }
+    if full && found.is_err() {
+        // What programs would say is a job, too.
+        return Err(too_many());
+    }
+    while asked.ask((names, recalls, array), (&what, given)).await? {
+        found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
     }
     let (job, source) = found?;
     if issue == Issue::Reserved {
@@ -233,10 +253,8 @@ async fn read(
             return Err(Refused::Known(known));
         }
     }
-    if what.bounded && !has_room(names, what.caller.uid)? {
-        return Err(one(format!(
-            "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
-        )));
+    if full {
+        return Err(too_many());
     }
     let places = places(array, &job).await;
     let issued = match issue {
@@ -260,20 +278,17 @@ fn parsed(
     (names, array): (&SqliteNames, &Arc<Array>),
     caller: &Caller,
     (what, given): (&Submission, &Given),
-    writing: &RefCell<BTreeSet<u64>>,
+    (writing, asked): (&RefCell<BTreeSet<u64>>, &Asked),
 ) -> Result<(Job, String), Refused> {
     let one = |text: String| Refused::Script(vec![text]);
-    let source = if what.source.is_empty() {
-        "job".to_owned()
-    } else {
-        what.source.clone()
-    };
+    let source = called(what);
     let folders = Folders {
         names,
         array,
         caller,
         given,
         writing,
+        asked: matches!(what.programs, Programs::Run(_)).then_some(asked),
         until: tokio::time::Instant::now() + mapper::HEADERS_MAX,
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
@@ -284,11 +299,23 @@ fn parsed(
     if !what.policy.is_empty() {
         job.policy = Some(what.policy.clone());
     }
+    if matches!(what.programs, Programs::Are) {
+        let outputs = job.tasks.iter_mut().flat_map(|task| &mut task.outputs);
+        outputs.for_each(|output| output.part = true);
+    }
     if let Some(policy) = &job.policy {
         tidemill_core::policy::by_name(policy, 0)
             .map_err(|error| one(format!("{source}: {error}")))?;
     }
     Ok((job, source))
+}
+
+/// What a script is called.
+fn called(what: &Submission) -> String {
+    match what.source.as_str() {
+        "" => "job".to_owned(),
+        source => source.to_owned(),
+    }
 }
 
 /// What a job claims, in the order of its outputs.
@@ -536,6 +563,8 @@ struct Folders<'a> {
     given: &'a Given,
     /// Files whose parts count and that are being written.
     writing: &'a RefCell<BTreeSet<u64>>,
+    /// What programs have said that are mappers; `None`: they are not asked.
+    asked: Option<&'a Asked>,
     /// When all headers must have been read.
     until: tokio::time::Instant,
 }
@@ -621,6 +650,11 @@ impl Files for Folders<'_> {
             true => mapper::folder::map(self, path, how, per_part).map(Some),
             false => Ok(None),
         }
+    }
+
+    fn asked(&self, program: &Program, made: &Made, per_part: bool) -> Result<Map, String> {
+        let asked = self.asked.ok_or(NOT_ASKED)?;
+        asked.map(program, made, per_part)
     }
 
     fn folds(&self, kernel: &str, args: &[String]) -> bool {

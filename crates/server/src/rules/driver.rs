@@ -8,6 +8,7 @@ use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
 use crate::files::{Elements, Files};
+use crate::jobs::asked::Programs;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::{Accepted, Incoming};
 use crate::names::{Caller, Fault, SqliteNames};
@@ -284,6 +285,7 @@ impl Firer {
             strict: false,
             no_cache: false,
             bounded: false,
+            programs: Programs::Refused,
         };
         let job = (kept.id, kept.revision);
         tokio::task::yield_now().await;

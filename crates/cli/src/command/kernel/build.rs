@@ -20,6 +20,10 @@ pub(super) const HEADER_NAME: &str = "tidemill_kernel.h";
 pub(super) const API: &[(&str, &str)] = &[
     ("lib.rs", include_str!("../../../../kernel-api/src/lib.rs")),
     ("raw.rs", include_str!("../../../../kernel-api/src/raw.rs")),
+    (
+        "whole.rs",
+        include_str!("../../../../kernel-api/src/whole.rs"),
+    ),
 ];
 
 /// Where it lies beside the source.

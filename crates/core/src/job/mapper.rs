@@ -1,0 +1,155 @@
+//! Mappers that are programs of users: the task that one is, which reads the beginning of a file and prints which bytes of it make
+//! which pieces.
+
+use super::components::{said, setting};
+use super::expand::{group_of, text};
+use super::path::Named;
+use super::{duration, stack};
+use crate::script::{Data, Group, Position, Setting, Value};
+use crate::time::Span;
+
+/// What the name of a mapper begins with that is a program.
+pub(super) const PROGRAM: &str = "program:";
+/// Bytes at the beginning of its file that it finds.
+pub const HEAD_BYTES: u64 = 1 << 20;
+/// How long it may run; less if its task may.
+const TIME_MAX: Span = Span::from_secs(60);
+/// What it may print, in bytes.
+pub const PRINTED_BYTES_MAX: u64 = 8 << 20;
+/// Its address space.
+const MEMORY: &str = "4GiB";
+/// What it prints is called so. It has no name in the array.
+const OUTPUT: &str = ".tidemill-map";
+
+/// A program that is asked what of a file there are components for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The program and its arguments, as the script says it.
+    pub words: String,
+    /// The file, by its full path.
+    pub path: String,
+    /// The settings of the task that it is, but for `name` and `output`.
+    task: Group,
+}
+
+impl Program {
+    /// The program that a task of a script names, of an input.
+    pub(super) fn of(
+        task: &Group,
+        words: &str,
+        (file, size): (&Named, u64),
+        at: Position,
+    ) -> Result<Self, String> {
+        let stages = stack::split(words).map_err(|problem| problem.to_string())?;
+        let [one] = &stages[..] else {
+            return Err("it is one program, with its arguments".to_owned());
+        };
+        if size == 0 {
+            return Err("the file is empty".to_owned());
+        }
+        let text = |text: &str| Data::Text(text.to_owned());
+        let list = |words: &[String]| {
+            let words = words.iter().map(|word| said(word.as_str(), at));
+            Data::List(words.collect())
+        };
+        let mut args = one[1..].to_vec();
+        args.push(file.name.clone());
+        let head = Group {
+            settings: vec![
+                setting("file", text(&file.path), at),
+                setting(
+                    "bytes",
+                    Data::Text(format!("0-{}", size.min(HEAD_BYTES) - 1)),
+                    at,
+                ),
+            ],
+        };
+        let head = Value {
+            data: Data::Group(head),
+            at,
+        };
+        let limits = [
+            ("time", Data::Integer(seconds(task))),
+            ("memory", text(MEMORY)),
+            ("output", Data::Integer(PRINTED_BYTES_MAX.cast_signed())),
+        ];
+        let limits = limits.map(|(name, data)| setting(name, data, at));
+        let mut settings = vec![
+            setting("kernel", text(&one[0]), at),
+            setting("args", list(&args), at),
+            setting("input", Data::List(vec![head]), at),
+            setting("whole", Data::Boolean(true), at),
+            setting("cores", Data::Integer(0), at),
+            setting("retries", Data::Integer(1), at),
+            setting(
+                "limits",
+                Data::Group(Group {
+                    settings: limits.to_vec(),
+                }),
+                at,
+            ),
+        ];
+        let around = ["environment", "path", "folders", "element"];
+        settings.extend(around.iter().filter_map(|name| task.get(name).cloned()));
+        Ok(Self {
+            words: words.to_owned(),
+            path: file.path.clone(),
+            task: Group { settings },
+        })
+    }
+
+    /// A job whose tasks are these, in order: `script` is the one whose tasks they are asked for by.
+    #[must_use]
+    pub fn job<'a>(script: &Group, programs: impl Iterator<Item = &'a Self>) -> Group {
+        let at = Position::START;
+        let name = script
+            .get("name")
+            .and_then(|setting| text(&setting.value))
+            .unwrap_or_default();
+        let task = |(number, program): (usize, &Self)| {
+            let output = format!("{OUTPUT}-{number}");
+            let mut settings = vec![
+                setting("name", Data::Text(format!("mapper {number}")), at),
+                setting("stdout", Data::Text(output.clone()), at),
+                setting("output", Data::List(vec![said(output, at)]), at),
+            ];
+            settings.extend(program.task.settings.iter().cloned());
+            Value {
+                data: Data::Group(Group { settings }),
+                at,
+            }
+        };
+        let tasks = Data::List(programs.enumerate().map(task).collect());
+        let around = ["workdir", "environment", "path", "folders"];
+        let around = around.iter().filter_map(|name| script.get(name).cloned());
+        let mut settings: Vec<Setting> = around.collect();
+        let name: String = name.chars().take(NAME_CHARS_MAX).collect();
+        settings.insert(0, setting("name", Data::Text(format!("{name}.map")), at));
+        settings.push(setting("tasks", tasks, at));
+        Group { settings }
+    }
+
+    /// What tells it from others of the same version of its file.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.task.to_string()
+    }
+}
+
+/// So much of a job's name is in that of the job of its mappers.
+const NAME_CHARS_MAX: usize = 50;
+
+/// How long the mapper of a task may run.
+fn seconds(task: &Group) -> i64 {
+    let most = TIME_MAX.0 / 1_000_000_000;
+    let limits = task
+        .get("limits")
+        .and_then(|limits| group_of(&limits.value));
+    let time = limits.and_then(|limits| Some(&limits.get("time")?.value.data));
+    let given = match time {
+        Some(Data::Integer(seconds)) => u64::try_from(*seconds).ok(),
+        Some(Data::Text(text)) => duration(text).map(|span| span.0 / 1_000_000_000),
+        _ => None,
+    };
+    given.unwrap_or(most).clamp(1, most).cast_signed()
+}

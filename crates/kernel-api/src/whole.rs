@@ -1,0 +1,138 @@
+//! Other bytes of the inputs than those that a kernel finds: it asks its element by a pipe, and is answered by another.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::sync::{Mutex, PoisonError};
+
+/// Most bytes that are read at once.
+pub const READ_BYTES_MAX: usize = 4 << 20;
+
+/// Longest request, with the end of its line.
+const REQUEST_BYTES_MAX: usize = 4096;
+
+/// Longest first line of an answer.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, whatever of it the kernel finds as a file:
+/// from this element or, through it, from another one. Gives how many were read, fewer only at the end of the file and beyond
+/// [`READ_BYTES_MAX`]. Programs may use it, too; modules can't.
+///
+/// # Errors
+/// [`Unsupported`](ErrorKind::Unsupported) if the task does not say `whole = true`, [`NotFound`](ErrorKind::NotFound) for what is no input;
+/// else if the bytes can't be had now.
+pub fn read(input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
+    let pipes = std::env::var("TIDEMILL_READ");
+    let pipes = pipes.map_err(|_| {
+        let why = "the task does not say \"whole = true\"";
+        Error::new(ErrorKind::Unsupported, why)
+    })?;
+    ask(&pipes, input, offset, into)
+}
+
+/// Threads take turns: an answer is that of the last request.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn ask(pipes: &str, input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
+    let request = format!("{offset} {} {input}\n", into.len().min(READ_BYTES_MAX));
+    if request.len() > REQUEST_BYTES_MAX || input.contains('\n') {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "the name is no input's",
+        ));
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut answer = File::open(format!("{pipes}.answer"))?;
+    let mut asks = OpenOptions::new()
+        .write(true)
+        .open(format!("{pipes}.ask"))?;
+    asks.write_all(request.as_bytes())?;
+    let mut head = Vec::new();
+    loop {
+        let mut byte = [0];
+        answer.read_exact(&mut byte)?;
+        if byte == *b"\n" || head.len() == HEAD_BYTES_MAX {
+            break;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head);
+    if let Some(refused) = head.strip_prefix('-') {
+        let (errno, why) = refused.split_once(' ').unwrap_or((refused, ""));
+        let kind = errno.parse().map(Error::from_raw_os_error);
+        let kind = kind.map_or(ErrorKind::Other, |error| error.kind());
+        return Err(Error::new(kind, why));
+    }
+    let count = head
+        .parse::<usize>()
+        .ok()
+        .filter(|count| *count <= into.len());
+    let count = count.ok_or(ErrorKind::InvalidData)?;
+    answer.read_exact(&mut into[..count])?;
+    Ok(count)
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::Command;
+
+    /// Asks what is at the other ends, which answers so.
+    fn asked(name: &str, answer: &'static [u8], into: &mut [u8]) -> (Result<usize>, String) {
+        let folder = std::env::temp_dir().join(format!("tidemill-{}-{name}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let pipes = folder.join("p").to_str().unwrap().to_owned();
+        let both = |end: &str| {
+            let path = format!("{pipes}.{end}");
+            assert!(
+                Command::new("mkfifo")
+                    .arg(&path)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .unwrap()
+        };
+        let (requests, mut answers) = (both("ask"), both("answer"));
+        let other = std::thread::spawn(move || {
+            let mut line = String::new();
+            BufReader::new(requests).read_line(&mut line).unwrap();
+            answers.write_all(answer).unwrap();
+            (line, answers)
+        });
+        let read = ask(&pipes, "a b", 7, into);
+        let (line, _answers) = other.join().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        (read, line)
+    }
+
+    #[test]
+    fn what_was_asked_for_comes_and_errors_are_told() {
+        let mut into = [0; 5];
+        let (read, line) = asked("good", b"3\nxyz", &mut into);
+        assert_eq!((read.unwrap(), line.as_str()), (3, "7 5 a b\n"));
+        assert_eq!(&into, b"xyz\0\0");
+        let (read, _) = asked("none", b"-2 there is none\n", &mut into);
+        let error = read.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (ErrorKind::NotFound, "there is none")
+        );
+        for (name, wrong) in [("more", &b"6\nxyzxyz"[..]), ("noise", b"three\n")] {
+            assert_eq!(
+                asked(name, wrong, &mut into).0.unwrap_err().kind(),
+                ErrorKind::InvalidData
+            );
+        }
+        assert_eq!(read_without_pipes(), ErrorKind::Unsupported);
+    }
+
+    fn read_without_pipes() -> ErrorKind {
+        read("a", 0, &mut [0]).unwrap_err().kind()
+    }
+}

@@ -1,0 +1,311 @@
+//! Mappers that are programs of users. Each runs as a task of a job of its own, with its owner's rights and in the sandbox of kernels,
+//! while the job that asks for it is still being read; what it prints has no name, and is read by the server.
+//!
+//! Nothing is kept of a job that waits so. A server that is killed meanwhile has not accepted it, and the mappers' job ends as any other.
+
+use super::Incoming;
+use super::driver::Signals;
+use super::mapper::printed;
+use super::submit::{Given, Refused, Submission, submit_given};
+use super::view;
+use crate::array::Array;
+use crate::files::Source;
+use crate::files::stream::Elements;
+use crate::names::shared::Shared;
+use crate::names::{Fault, SqliteNames};
+use crate::recall::Recalls;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::id::{ElementId, JobId, ObjectId};
+use tidemill_core::job::{Made, Map, PRINTED_BYTES_MAX, Program};
+use tidemill_core::layout::{Layout, Part};
+use tidemill_core::script;
+use tidemill_core::shown;
+use tidemill_wire::v1::{self, State};
+use tokio::time::Instant;
+
+/// Most of them for one job.
+const PROGRAMS_MAX: usize = 256;
+/// How long those of one job may take together, with the time until elements have room for them.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+/// Characters of what one has printed that an error shows.
+const SHOWN_MAX: usize = 400;
+
+/// What becomes of mappers that are programs.
+#[derive(Clone, Debug)]
+pub(crate) enum Programs {
+    /// They are run.
+    Run(Asks),
+    /// They are refused: others would have to wait meanwhile.
+    Refused,
+    /// The tasks are such themselves: what they write gets no name.
+    Are,
+}
+
+/// What it takes to run one.
+#[derive(Clone, Debug)]
+pub(crate) struct Asks {
+    pub(crate) driver: Sender<Incoming>,
+    pub(crate) signals: Signals,
+}
+
+/// A version and a program that is asked about it.
+type Key = (ObjectId, String);
+
+/// What programs have printed, and which are still to be asked.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    answers: BTreeMap<Key, Result<Vec<u8>, String>>,
+    wanted: RefCell<BTreeMap<Key, Program>>,
+}
+
+impl Asked {
+    /// What a program says of a version.
+    ///
+    /// # Errors
+    /// What is wrong with that; or anything, if it is to be asked first.
+    pub(super) fn map(
+        &self,
+        program: &Program,
+        made: &Made,
+        per_part: bool,
+    ) -> Result<Map, String> {
+        let key = (made.object, program.key());
+        let words = shown::line(&program.words);
+        let Some(answer) = self.answers.get(&key) else {
+            self.wanted.borrow_mut().insert(key, program.clone());
+            return Err(format!("\"{words}\" has not been asked yet"));
+        };
+        let told = |why: String| format!("\"{words}\": {why}");
+        let text = answer.as_ref().map_err(|why| told(why.clone()))?;
+        printed::map(text, &made.layout, per_part).map_err(|why| {
+            let begin = String::from_utf8_lossy(&text[..text.len().min(SHOWN_MAX * 4)]);
+            told(format!(
+                "what it printed is no map: {why}; it begins with {}",
+                excerpt(&begin, false)
+            ))
+        })
+    }
+
+    /// Has programs asked that are still to be; whether there were any.
+    pub(super) async fn ask(
+        &mut self,
+        around: (&SqliteNames, &Recalls, &Arc<Array>),
+        (of, given): (&Submission, &Given),
+    ) -> Result<bool, Refused> {
+        let wanted = std::mem::take(self.wanted.get_mut());
+        let Programs::Run(asks) = &of.programs else {
+            return Ok(false);
+        };
+        if wanted.is_empty() {
+            return Ok(false);
+        }
+        if self.answers.len() + wanted.len() > PROGRAMS_MAX {
+            let why = format!(
+                "{}: more than {PROGRAMS_MAX} mappers of a job are programs; split it",
+                of.source
+            );
+            return Err(Refused::Script(vec![why]));
+        }
+        let submission = submission(of, wanted.values())?;
+        let mut given = given.clone();
+        given.extend(
+            wanted
+                .iter()
+                .map(|((object, _), program)| (program.path.clone(), *object)),
+        );
+        let (names, recalls, array) = around;
+        let kept = Box::pin(submit_given(
+            names,
+            recalls,
+            array,
+            (submission, &given),
+            |_, _| Ok(()),
+        ));
+        let (accepted, _) = kept.await?;
+        let job = accepted.spec.job;
+        let changes = asks.signals.changes.subscribe();
+        let _ = asks.driver.send(Incoming::Submitted(Box::new(accepted)));
+        let run = Run {
+            names,
+            array,
+            asks,
+            job,
+            pinned: Pinned {
+                shared: names.shared(),
+                all: BTreeMap::new(),
+            },
+        };
+        let answers = run.answers(changes).await?;
+        self.answers.extend(wanted.into_keys().zip(answers));
+        Ok(true)
+    }
+}
+
+/// The job of these, for whom that asks for them.
+fn submission<'a>(
+    of: &Submission,
+    programs: impl Iterator<Item = &'a Program>,
+) -> Result<Submission, Refused> {
+    let script = script::parse(&of.source, of.script.as_bytes());
+    let script = script.map_err(|error| Refused::Script(vec![error.to_string()]))?;
+    Ok(Submission {
+        caller: of.caller.clone(),
+        script: Program::job(&script, programs).to_string(),
+        source: format!("{} (mappers)", of.source),
+        policy: "input-locality".to_owned(),
+        replace: false,
+        strict: true,
+        no_cache: true,
+        bounded: false,
+        programs: Programs::Are,
+    })
+}
+
+/// What tasks have written: nobody removes it while this is there.
+struct Pinned<'a> {
+    shared: &'a Arc<Shared>,
+    /// By task.
+    all: BTreeMap<u64, Part>,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        for part in self.all.values() {
+            self.shared.unpin(part.object.0);
+        }
+    }
+}
+
+impl Pinned<'_> {
+    /// Takes up what was written since. The job itself keeps it until it has ended, and then it rests.
+    fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
+        let sql = "SELECT one.task, one.object, one.element, one.size FROM task JOIN task_output AS one ON one.task = task.task \
+                   WHERE task.job = ?1";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut rows = statement.query([job.0.cast_signed()])?;
+        while let Some(row) = rows.next()? {
+            let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+            let (task, object) = (number(0)?, number(1)?);
+            let part = Part::on(ObjectId(object), number(3)?, ElementId(row.get(2)?));
+            self.all.entry(task).or_insert_with(|| {
+                self.shared.pin(object);
+                part
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A job whose tasks are programs that are asked.
+struct Run<'a> {
+    names: &'a SqliteNames,
+    array: &'a Arc<Array>,
+    asks: &'a Asks,
+    job: JobId,
+    pinned: Pinned<'a>,
+}
+
+impl Run<'_> {
+    /// What each of them has printed, in their order, once all have ended.
+    async fn answers(
+        mut self,
+        mut changes: tokio::sync::watch::Receiver<i64>,
+    ) -> Result<Vec<Result<Vec<u8>, String>>, Refused> {
+        let (job, until) = (self.job, Instant::now() + WAIT_MAX);
+        loop {
+            changes.borrow_and_update();
+            let pinned = &mut self.pinned;
+            let running = self.names.database().read(|db| {
+                pinned.look(db, job)?;
+                let found = view::job(db, job.0)?;
+                Ok(found.is_some_and(|job| job.state() == State::Running))
+            })?;
+            if !running {
+                break;
+            }
+            match tokio::time::timeout_at(until, changes.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(Fault::Closed.into()),
+                Err(_) => {
+                    let _ = self.asks.driver.send(Incoming::Cancel(job));
+                    let why = format!(
+                        "its mappers have not all ended after {} s, and were given up: see `tidemill jobs {job}`, and submit it again",
+                        WAIT_MAX.as_secs()
+                    );
+                    return Err(Refused::Script(vec![why]));
+                }
+            }
+        }
+        let tasks = self.names.database().read(|db| {
+            view::logs(
+                db,
+                job.0,
+                0,
+                u32::try_from(PROGRAMS_MAX).unwrap_or(u32::MAX),
+            )
+        })?;
+        let mut answers = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            answers.push(self.answer(&task).await);
+        }
+        Ok(answers)
+    }
+
+    async fn answer(&self, task: &v1::Task) -> Result<Vec<u8>, String> {
+        let job = self.job;
+        if task.state != i32::from(State::Done) {
+            let said = match task.stderr.trim() {
+                "" => task.stdout.trim(),
+                said => said,
+            };
+            let why = match task.error.trim() {
+                "" => "it was not run to its end",
+                why => why,
+            };
+            return Err(format!(
+                "{why}; it printed {} (`tidemill logs {job}`)",
+                excerpt(said, true)
+            ));
+        }
+        let gone = || format!("what it printed in job {job} is gone; submit once more");
+        let part = self.pinned.all.get(&task.task).ok_or_else(gone)?;
+        if part.size > PRINTED_BYTES_MAX {
+            return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
+        }
+        let objects = self.array.objects().ok_or("no file can be read here")?;
+        let elements = Elements {
+            array: self.array.clone(),
+            shared: self.names.shared().clone(),
+            objects: objects.clone(),
+        };
+        let size = part.size;
+        let source = Source::of_kept(&elements, Layout::Whole(part.clone()));
+        let bytes = source
+            .window(0..size)
+            .await
+            .map_err(|error| error.to_string())?;
+        match bytes.len() as u64 == size {
+            true => Ok(bytes.to_vec()),
+            false => Err(gone()),
+        }
+    }
+}
+
+/// Some of a text in one line: its end, or its beginning.
+fn excerpt(text: &str, end: bool) -> String {
+    let count = text.chars().count();
+    let skipped = if end {
+        count.saturating_sub(SHOWN_MAX)
+    } else {
+        0
+    };
+    let some: String = text.chars().skip(skipped).take(SHOWN_MAX).collect();
+    match some.is_empty() {
+        true => "nothing".to_owned(),
+        false => format!("{some:?}"),
+    }
+}

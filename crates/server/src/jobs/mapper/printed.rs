@@ -1,0 +1,493 @@
+//! What a mapper that is a program of a user's prints: which bytes of its file make which pieces, and how these decode. Nothing of it is
+//! believed (`docs/job-scripts.md`).
+
+use super::{Found, PIECES_MAX, Piece, joined};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use tidemill_core::job::{Map, Mapped};
+use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
+use tidemill_kernel::array::{Codec, Held};
+
+/// The version of the format.
+const VERSION: u32 = 1;
+/// Dimensions of a variable.
+const DIMENSIONS_MAX: usize = 32;
+/// Longest text of a fixed length, in bytes.
+const TEXT_BYTES_MAX: u32 = 1 << 16;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Printed {
+    version: u32,
+    #[serde(default)]
+    overlap: bool,
+    variable: Option<String>,
+    dtype: Option<String>,
+    order: Option<Order>,
+    shape: Option<Vec<u64>>,
+    chunk: Option<Vec<u64>>,
+    codecs: Option<Vec<String>>,
+    pieces: Vec<PrintedPiece>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    Little,
+    Big,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrintedPiece {
+    bytes: Vec<[u64; 2]>,
+    start: Option<Vec<u64>>,
+    shape: Option<Vec<u64>>,
+    codecs: Option<Vec<String>>,
+}
+
+impl PrintedPiece {
+    fn spans(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.bytes.iter().map(|&[begin, end]| begin..end)
+    }
+}
+
+/// What a mapper has found, by what it printed.
+///
+/// # Errors
+/// What is wrong with that, and where.
+pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Result<Map, String> {
+    let printed: Printed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if printed.version != VERSION {
+        return Err(format!(
+            "it is of version {}, and {VERSION} is known here",
+            printed.version
+        ));
+    }
+    match printed.pieces.len() {
+        0 => return Err("it has no pieces".to_owned()),
+        count if count > PIECES_MAX => {
+            return Err(format!(
+                "it has {count} pieces, and there may be {PIECES_MAX}"
+            ));
+        }
+        _ => {}
+    }
+    for (number, piece) in printed.pieces.iter().enumerate() {
+        within(piece, layout.size()).map_err(|why| format!("piece {number}: {why}"))?;
+    }
+    if !printed.overlap {
+        apart(&printed.pieces)?;
+    }
+    match &printed.dtype {
+        Some(dtype) => values(&printed, dtype)?.map(layout, per_part),
+        None => bytes(&printed, layout, per_part),
+    }
+}
+
+/// Whether its bytes are in order and those of the file.
+fn within(piece: &PrintedPiece, size: u64) -> Result<(), String> {
+    if !(1..=RANGES_MAX).contains(&piece.bytes.len()) {
+        let count = piece.bytes.len();
+        return Err(format!(
+            "it has {count} ranges of bytes, not 1 to {RANGES_MAX}"
+        ));
+    }
+    let mut before = 0;
+    for Range { start, end } in piece.spans() {
+        if start >= end {
+            return Err(format!(
+                "[{start}, {end}] are no bytes: give begin and end, with the end not included"
+            ));
+        }
+        if end > size {
+            return Err(format!(
+                "bytes {start} to {end} are beyond the file's end, {size}"
+            ));
+        }
+        if start < before {
+            return Err(format!(
+                "its bytes from {start} on are not behind those before, which end at {before}"
+            ));
+        }
+        before = end;
+    }
+    Ok(())
+}
+
+/// Whether no byte is in two pieces.
+fn apart(pieces: &[PrintedPiece]) -> Result<(), String> {
+    let numbered = |(number, piece): (usize, &PrintedPiece)| {
+        piece
+            .spans()
+            .map(move |span| (span.start, span.end, number))
+            .collect::<Vec<_>>()
+    };
+    let mut spans: Vec<_> = pieces.iter().enumerate().flat_map(numbered).collect();
+    spans.sort_unstable();
+    match spans.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        Some(pair) => Err(format!(
+            "pieces {} and {} both have byte {}: say \"overlap\": true if that is meant",
+            pair[0].2, pair[1].2, pair[1].0
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Pieces that are bytes as they are.
+fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, String> {
+    let of_values = |piece: &PrintedPiece| {
+        piece.start.is_some() || piece.shape.is_some() || piece.codecs.is_some()
+    };
+    if printed.order.is_some()
+        || printed.shape.is_some()
+        || printed.chunk.is_some()
+        || printed.codecs.is_some()
+        || printed.pieces.iter().any(of_values)
+    {
+        return Err("\"order\", \"shape\", \"chunk\", \"start\" and \"codecs\" are of values: say which by \"dtype\"".to_owned());
+    }
+    let mapped = |(number, ranges): (usize, Vec<Range<u64>>)| {
+        let selection = Selection::ranges(None, &ranges).map_err(|error| error.to_string())?;
+        Ok(Mapped { number, selection })
+    };
+    if !per_part {
+        let ranges = |piece: &PrintedPiece| joined(piece.spans().collect());
+        let pieces = printed.pieces.iter().map(ranges).enumerate();
+        let components = pieces.map(mapped).collect::<Result<Vec<_>, String>>()?;
+        let count = components.len();
+        return Ok(Map {
+            components,
+            count,
+            unplaced: false,
+        });
+    }
+    let mut parts: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+    for piece in &printed.pieces {
+        let mut held: BTreeMap<usize, u64> = BTreeMap::new();
+        for (part, bytes) in piece.spans().flat_map(|span| layout.spans(span)) {
+            *held.entry(part).or_default() += bytes.end - bytes.start;
+        }
+        let most = held.iter().rev().max_by_key(|(_, bytes)| **bytes);
+        let part = most.map_or(0, |(part, _)| *part);
+        parts.entry(part).or_default().extend(piece.spans());
+    }
+    let all = parts.into_iter().map(|(part, spans)| {
+        mapped((part, joined(spans))).map_err(|why| format!("part {part}: {why}"))
+    });
+    let components = all.collect::<Result<_, String>>()?;
+    let count = layout.parts().len();
+    Ok(Map {
+        components,
+        count,
+        unplaced: false,
+    })
+}
+
+/// Pieces that hold values.
+fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
+    let (element, number) = sizes(dtype).ok_or_else(|| {
+        format!("{dtype:?} is no type of values here: give one as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
+    })?;
+    let native = match cfg!(target_endian = "big") {
+        true => Order::Big,
+        false => Order::Little,
+    };
+    let swap = printed.order.is_some_and(|order| order != native);
+    let codecs = |names: &Vec<String>| {
+        let codecs = names.iter().map(|name| codec(name));
+        codecs.collect::<Result<Vec<_>, String>>()
+    };
+    let mut found = Found {
+        held: Held {
+            variable: printed.variable.clone().unwrap_or_default(),
+            dtype: dtype.to_owned(),
+            element,
+            swap: swap.then_some(number).filter(|number| *number > 1),
+            shape: Vec::new(),
+            chunk: printed.chunk.clone(),
+            codecs: printed
+                .codecs
+                .as_ref()
+                .map(codecs)
+                .transpose()?
+                .unwrap_or_default(),
+            pieces: Vec::new(),
+            more: 0,
+        },
+        pieces: Vec::new(),
+    };
+    let decoded = printed.codecs.is_some() || printed.pieces.iter().any(|one| one.codecs.is_some());
+    if decoded && printed.chunk.is_none() {
+        return Err(
+            "\"codecs\" need \"chunk\", the shape that a piece has when it is decoded".to_owned(),
+        );
+    }
+    let mut counted = 0;
+    for (number, piece) in printed.pieces.iter().enumerate() {
+        let named = |why: String| format!("piece {number}: {why}");
+        let (start, shape) = placed(printed, piece, (element, &mut counted)).map_err(named)?;
+        found.pieces.push(Piece {
+            span: piece.bytes[0][0]..piece.bytes[0][1],
+            start,
+            shape,
+            stride: None,
+            codecs: piece
+                .codecs
+                .as_ref()
+                .map(codecs)
+                .transpose()
+                .map_err(named)?,
+        });
+    }
+    found.held.shape = printed.shape.clone().unwrap_or_else(|| vec![counted]);
+    Ok(found)
+}
+
+/// The first indices of a piece and how many there are, of so many values that were before.
+fn placed(
+    printed: &Printed,
+    piece: &PrintedPiece,
+    (element, counted): (u32, &mut u64),
+) -> Result<(Vec<u64>, Vec<u64>), String> {
+    let [[begin, end]] = piece.bytes[..] else {
+        return Err("values lie in one range of bytes".to_owned());
+    };
+    let count = |shape: &[u64]| {
+        shape
+            .iter()
+            .try_fold(1_u64, |all, one| all.checked_mul(*one))
+    };
+    let held = (end - begin) / u64::from(element);
+    let shape = match (&piece.shape, &printed.chunk) {
+        (Some(shape), _) => shape.clone(),
+        (None, Some(chunk)) => chunk.clone(),
+        (None, None) => vec![held],
+    };
+    let values = count(&shape).filter(|values| *values > 0);
+    let values = values.ok_or("its shape is of no values")?;
+    match &printed.chunk {
+        None if values.checked_mul(element.into()) != Some(end - begin) => {
+            return Err(format!(
+                "{} bytes are not {values} values of {element} bytes",
+                end - begin
+            ));
+        }
+        Some(chunk) if !fits(&shape, chunk) => {
+            return Err(format!(
+                "its shape {shape:?} is not within that of a chunk, {chunk:?}"
+            ));
+        }
+        _ => {}
+    }
+    let start = match (&piece.start, &printed.shape) {
+        (Some(start), _) => start.clone(),
+        (None, None) => vec![*counted],
+        (None, Some(_)) => {
+            return Err("it has no \"start\", and the variable has a \"shape\"".to_owned());
+        }
+    };
+    *counted = counted
+        .checked_add(values)
+        .ok_or("there are too many values")?;
+    let Some(whole) = &printed.shape else {
+        return match start.len() {
+            1 if shape.len() == 1 => Ok((start, shape)),
+            _ => Err(
+                "its indices have several dimensions: say the \"shape\" of the variable".to_owned(),
+            ),
+        };
+    };
+    let inside = start.len() == whole.len() && start.iter().zip(whole).all(|(at, size)| at < size);
+    let ends = match shape.len() == whole.len() {
+        true => start
+            .iter()
+            .zip(&shape)
+            .zip(whole)
+            .all(|((at, count), size)| at.checked_add(*count).is_some_and(|end| end <= *size)),
+        // So many that follow each other.
+        false => shape.len() == 1 && printed.chunk.is_none() && count(whole).is_some(),
+    };
+    match inside && ends && whole.len() <= DIMENSIONS_MAX {
+        true => Ok((start, shape)),
+        false => Err(format!(
+            "from {start:?} on, {shape:?} are not within the variable's shape {whole:?}"
+        )),
+    }
+}
+
+fn fits(shape: &[u64], chunk: &[u64]) -> bool {
+    shape.len() == chunk.len() && shape.iter().zip(chunk).all(|(one, most)| one <= most)
+}
+
+/// Bytes of a value and of each number in it, by what numpy calls it.
+fn sizes(dtype: &str) -> Option<(u32, u8)> {
+    let bits = |text: &str, valid: &[u8]| {
+        let bits: u8 = text.parse().ok()?;
+        valid.contains(&bits).then_some(bits / 8)
+    };
+    let plain = |size: u8| (u32::from(size), size);
+    if dtype == "bool" {
+        return Some((1, 1));
+    }
+    if let Some(text) = dtype.strip_prefix('S') {
+        let size = text
+            .parse()
+            .ok()
+            .filter(|size| (1..=TEXT_BYTES_MAX).contains(size))?;
+        return Some((size, 1));
+    }
+    if let Some(text) = dtype.strip_prefix("complex") {
+        let size = bits(text, &[64, 128])?;
+        return Some((size.into(), size / 2));
+    }
+    if let Some(text) = dtype.strip_prefix("float") {
+        return bits(text, &[16, 32, 64]).map(plain);
+    }
+    let text = dtype.strip_prefix("uint").or(dtype.strip_prefix("int"))?;
+    bits(text, &[8, 16, 32, 64]).map(plain)
+}
+
+/// A step of decoding by its name.
+fn codec(name: &str) -> Result<Codec, String> {
+    Ok(match name {
+        "gzip" => Codec::Gzip,
+        "zlib" => Codec::Zlib,
+        "zstd" => Codec::Zstd,
+        "blosc" => Codec::Blosc,
+        "blosc2" => Codec::Blosc2,
+        "lzf" => Codec::Lzf,
+        "lz4" => Codec::Lz4(false),
+        "bzip2" => Codec::Bzip2,
+        "fletcher32" => Codec::Fletcher32,
+        "crc32c" => Codec::Crc32c,
+        other => {
+            let size = other
+                .strip_prefix("shuffle:")
+                .and_then(|size| size.parse().ok());
+            let size = size.filter(|size| *size > 0).ok_or_else(|| {
+                format!(
+                    "{other:?} is not decoded here: there are gzip, zlib, zstd, blosc, blosc2, lzf, lz4, bzip2, fletcher32, crc32c and shuffle:BYTES"
+                )
+            })?;
+            Codec::Shuffle(size)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::layout::{Part, Striped};
+
+    const SIZE: u64 = 40_000;
+
+    fn striped() -> Layout {
+        let on = |index: usize| {
+            let id = u32::try_from(index).unwrap();
+            let size = Striped::part_size(4096, 3, SIZE, index);
+            Part::on(ObjectId(u64::from(id) + 1), size, ElementId(id))
+        };
+        Layout::Striped(Striped {
+            unit: 4096,
+            size: SIZE,
+            parts: (0..3).map(on).collect(),
+        })
+    }
+
+    const GOOD: [&str; 3] = [
+        r#"{"version":1,"pieces":[{"bytes":[[0,10],[4090,4100]]},{"bytes":[[8192,8193],[39999,40000]]}]}"#,
+        r#"{"version":1,"overlap":true,"dtype":"float32","order":"big","pieces":[{"bytes":[[0,40]]},{"bytes":[[20,44]],"start":[3]}]}"#,
+        r#"{"version":1,"variable":"t","dtype":"int16","shape":[4,90],"chunk":[2,50],"codecs":["zlib","shuffle:2"],"pieces":[
+            {"bytes":[[100,190]],"start":[0,0]},{"bytes":[[5000,5009]],"start":[2,50],"shape":[2,40],"codecs":["zstd"]}]}"#,
+    ];
+
+    #[test]
+    fn pieces_are_the_bytes_that_it_says() {
+        let layout = striped();
+        let ranges = |map: &Map| {
+            let all = map.components.iter();
+            all.map(|one| {
+                let ranges = one.selection.byte_ranges().unwrap();
+                (
+                    one.number,
+                    one.selection.of_part(),
+                    ranges.collect::<Vec<_>>(),
+                )
+            })
+            .collect::<Vec<_>>()
+        };
+        let pieces = map(GOOD[0].as_bytes(), &layout, false).unwrap();
+        assert_eq!(
+            ranges(&pieces),
+            [
+                (0, None, vec![0..10, 4090..4100]),
+                (1, None, vec![8192..8193, 39_999..40_000]),
+            ]
+        );
+        // The second has as much of part 0 as of part 2: the first of them has it.
+        let parts = map(GOOD[0].as_bytes(), &layout, true).unwrap();
+        let all = vec![0..10, 4090..4100, 8192..8193, 39_999..40_000];
+        assert_eq!((ranges(&parts), parts.count), (vec![(0, None, all)], 3));
+        let values = map(GOOD[2].as_bytes(), &layout, false).unwrap();
+        let held = values.components[1].selection.values().unwrap();
+        let held: Held = serde_json::from_str(held).unwrap();
+        assert_eq!(held.codecs, [Codec::Zlib, Codec::Shuffle(2)]);
+        assert_eq!(held.pieces[0].codecs, Some(vec![Codec::Zstd]));
+        assert_eq!(
+            (&held.pieces[0].start, &held.pieces[0].shape),
+            (&vec![2, 50], &vec![2, 40])
+        );
+        // The second chunk begins in stripe 1.
+        assert_eq!(values.components[1].selection.of_part(), Some(1));
+    }
+
+    #[test]
+    fn there_are_so_many_pieces_and_no_more() {
+        let of = |count: usize| {
+            let pieces = vec![r#"{"bytes":[[0,1]]}"#; count].join(",");
+            let text = format!(r#"{{"version":1,"overlap":true,"pieces":[{pieces}]}}"#);
+            map(text.as_bytes(), &striped(), false)
+        };
+        assert_eq!(of(PIECES_MAX).unwrap().count, PIECES_MAX);
+        assert!(of(PIECES_MAX + 1).unwrap_err().contains("65537 pieces"));
+        assert!(of(0).unwrap_err().contains("no pieces"));
+    }
+
+    #[test]
+    fn whatever_is_printed_no_byte_beyond_the_file_is_meant() {
+        let mut random = 3_u64;
+        let mut next = move |below: usize| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            usize::try_from(random >> 33).unwrap() % below
+        };
+        let layout = striped();
+        let mut taken = 0;
+        for turn in 0..20_000 {
+            let mut text = GOOD[turn % GOOD.len()].as_bytes().to_vec();
+            for _ in 0..=next(3) {
+                let at = next(text.len());
+                match next(3) {
+                    0 => text[at] = b"0123456789[],:\"-. "[next(18)],
+                    1 => drop(text.remove(at)),
+                    _ => text.insert(at, b'0' + u8::try_from(next(10)).unwrap()),
+                }
+            }
+            let Ok(map) = map(&text, &layout, next(2) == 0) else {
+                continue;
+            };
+            taken += 1;
+            for component in map.components {
+                let part = component.selection.of_part();
+                let size = part.map_or(SIZE, |part| layout.parts()[part as usize].size);
+                let mut ranges = component.selection.byte_ranges().unwrap();
+                assert!(ranges.all(|range| range.start < range.end && range.end <= size));
+            }
+        }
+        assert!(taken > 1000, "{taken}");
+    }
+}

@@ -1,0 +1,246 @@
+//! Mappers that are programs of users: what they say of a file is what components read, and whatever they do, the job is told why not.
+
+use crate::array::{Array, Options, wait};
+use crate::chance::Chance;
+use rustix::process::Signal;
+use std::process::Command;
+
+fn array() -> Option<Array> {
+    Array::with(Options {
+        elements: 3,
+        remote: true,
+        ..Options::default()
+    })
+}
+
+fn job(task: &str) -> String {
+    format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
+}
+
+/// Of a file whose first line says `BEGIN:END` of each piece: a map with some settings.
+const MAPPER: &str = r#"#!/bin/sh
+for file; do :; done
+read -r line < "$file"
+printf '{ "version": 1, %s "pieces": [' "$1"
+sep=
+for piece in $line; do
+  printf '%s{ "bytes": [[%s, %s]] }' "$sep" "${piece%:*}" "${piece#*:}"
+  sep=,
+done
+echo ']}'
+"#;
+
+/// A shell script that is kept in the array.
+fn script(array: &Array, name: &str, text: &str) {
+    std::fs::write(array.at(name), text).unwrap();
+    array.sh(&format!("chmod +x {name}"));
+}
+
+/// A striped file of pieces, and what these hold: 1000 numbers each, the highest byte first and compressed.
+fn with_pieces(array: &Array) -> Vec<i32> {
+    let mut chance = Chance(11);
+    let (mut numbers, mut body, mut line) = (Vec::new(), Vec::new(), String::new());
+    for piece in 0..12 {
+        let own: Vec<i32> = (0..1000)
+            .map(|_| i32::try_from(chance.next(1 << 20)).unwrap())
+            .collect();
+        let bytes: Vec<u8> = own.iter().flat_map(|one| one.to_be_bytes()).collect();
+        let plain = array.path("plain");
+        std::fs::write(&plain, bytes).unwrap();
+        let packed = Command::new("gzip")
+            .arg("-nc")
+            .arg(&plain)
+            .output()
+            .unwrap();
+        body.extend(vec![0xee; 700 + 100 * piece]);
+        let begin = 4096 + body.len();
+        body.extend(&packed.stdout);
+        line.push_str(&format!("{begin}:{} ", 4096 + body.len()));
+        numbers.extend(own);
+    }
+    line.push('\n');
+    let mut all = line.into_bytes();
+    all.resize(4096, b'\n');
+    all.extend(body);
+    let local = array.path("pieces");
+    std::fs::write(&local, all).unwrap();
+    let said = array.run(&[
+        "put",
+        "--stripe",
+        "4096,3",
+        local.to_str().unwrap(),
+        "/pieces",
+    ]);
+    assert!(said.ok, "{}", said.err);
+    numbers
+}
+
+#[test]
+fn components_read_what_a_program_of_the_users_says() {
+    let Some(array) = array() else { return };
+    let numbers = with_pieces(&array);
+    script(&array, "map", MAPPER);
+    let values = r#""variable": "x", "dtype": "int32", "order": "big", "chunk": [1000], "codecs": ["gzip"],"#;
+    let mapper = |settings: &str| {
+        let words = format!("program:map '{settings}'");
+        words.replace('\\', "\\\\").replace('"', "\\\"")
+    };
+    let task = |per: &str, settings: &str| {
+        job(&format!(
+            r#"name = "t"; kernel = "cat"; type = "program"; args = [ "pieces" ]; per = "{per}"; mapper = "{}";
+               input = [ "pieces" ]; output = [ "{per}/%{per}" ]; stdout = "{per}/%{per}";"#,
+            mapper(settings)
+        ))
+    };
+    let expected: Vec<u8> = numbers.iter().flat_map(|one| one.to_ne_bytes()).collect();
+    let told = array.done(array.submit(&task("piece", values)));
+    assert_eq!(told["tasks"].as_array().unwrap().len(), 12, "{told:#}");
+    array.sh("cat piece/* > all");
+    assert_eq!(std::fs::read(array.at("all")).unwrap(), expected);
+    // Each where most of its bytes are: not even what crosses stripes comes from afar as a whole.
+    let layout = array.json(&["layout", "/pieces"]);
+    let size = layout["size"].as_u64().unwrap();
+    let tasks = told["tasks"].as_array().unwrap();
+    let moved = tasks
+        .iter()
+        .map(|task| task["moved_bytes"].as_u64().unwrap());
+    assert!(moved.sum::<u64>() < size * 3 / 4, "{told:#}");
+    // One for each part; a fold makes one result of them.
+    let sum = job(&format!(
+        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i32" ]; per = "part"; mapper = "{}"; input = [ "pieces" ]; output = [ "sum" ];"#,
+        mapper(values)
+    ));
+    array.done(array.submit(&sum));
+    let sum: i64 = array.sh("cat sum").trim().parse().unwrap();
+    assert_eq!(sum, numbers.iter().map(|one| i64::from(*one)).sum::<i64>());
+    // Without a type pieces are bytes as they are.
+    array.done(array.submit(&task("part", "")));
+    let held = array.sh("head -n 1 pieces");
+    let lengths = held.split_whitespace().map(|piece| {
+        let (begin, end) = piece.split_once(':').unwrap();
+        end.parse::<u64>().unwrap() - begin.parse::<u64>().unwrap()
+    });
+    let read: u64 = array.sh("cat part/* | wc -c").trim().parse().unwrap();
+    assert_eq!(read, lengths.sum::<u64>());
+    // It is told how the file lies, and sees it and nothing else; a dry run asks it, too.
+    script(
+        &array,
+        "show",
+        "#!/bin/sh\nls >&2; wc -c pieces >&2; echo \"$TIDEMILL_LAYOUT\" >&2; exit 7\n",
+    );
+    let shows = task("piece", values).replace("program:map", "program:show");
+    let path = array.path("dry.conf");
+    std::fs::write(&path, &shows).unwrap();
+    let dry = array.run(&["submit", "--dry-run", path.to_str().unwrap()]);
+    for said in [array.try_submit(&shows), dry] {
+        assert!(!said.ok);
+        let head = format!("pieces\\nshow\\n{size} pieces\\n");
+        assert!(
+            said.err.contains("task \"t\"")
+                && said.err.contains("exit code 7")
+                && said.err.contains(&head)
+                && said
+                    .err
+                    .contains(&format!(r#"\"size\":{size},\"unit\":4096,\"width\":3"#)),
+            "{}",
+            said.err
+        );
+    }
+    // What they printed had no name, and is gone.
+    wait("nothing is left of maps", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+    assert!(!array.sh("ls -A").contains("tidemill-map"));
+}
+
+#[test]
+fn a_mapper_that_lies_hangs_or_prints_garbage_is_told() {
+    let Some(mut array) = array() else { return };
+    with_pieces(&array);
+    let task = |mapper: &str| {
+        job(&format!(
+            r#"name = "t"; kernel = "wc"; type = "program"; args = [ "pieces" ]; per = "piece"; mapper = "{mapper}";
+               input = [ "pieces" ]; output = [ "n.%piece" ]; stdout = "n.%piece"; limits = {{ time = 4; }};"#
+        ))
+    };
+    let size = std::fs::metadata(array.at("pieces")).unwrap().len();
+    let map = |rest: &str| format!("echo '{{\"version\":1,{rest}}}'");
+    let beyond = map(&format!(r#""pieces":[{{"bytes":[[0,{}]]}}]"#, size + 1));
+    let cases = [
+        (beyond.as_str(), format!("piece 0: bytes 0 to {} are beyond the file's end, {size}", size + 1)),
+        (&map(r#""pieces":[{"bytes":[[0,8]]},{"bytes":[[4,12]]}]"#), "pieces 0 and 1 both have byte 4".into()),
+        (&map(r#""pieces":[{"bytes":[[8,8]]}]"#), "piece 0: [8, 8] are no bytes".into()),
+        (&map(r#""pieces":[{"bytes":[[8,9],[0,1]]}]"#), "piece 0: its bytes from 0 on are not behind".into()),
+        (&map(r#""dtype":"int32","pieces":[{"bytes":[[0,7]]}]"#), "piece 0: 7 bytes are not 1 values of 4 bytes".into()),
+        (&map(r#""dtype":"int99","pieces":[{"bytes":[[0,8]]}]"#), "int99".into()),
+        (
+            &map(r#""dtype":"int32","shape":[4,4],"pieces":[{"bytes":[[0,32]],"start":[3,0],"shape":[2,4]}]"#),
+            "are not within the variable's shape [4, 4]".into(),
+        ),
+        (&map(r#""dtype":"int32","chunk":[9],"codecs":["rot13"],"pieces":[{"bytes":[[0,8]]}]"#), "rot13".into()),
+        (&map(r#""pieces":[{"byte":[0,8]}]"#), "unknown field `byte`".into()),
+        ("echo hello", r#"what it printed is no map: expected value at line 1 column 1; it begins with "hello"#.into()),
+        (":", "it begins with nothing".into()),
+        ("echo why >&2; cat /dev/zero", r#"it printed "why""#.into()),
+        ("echo slow; sleep 100", "time limit".into()),
+        ("kill -SEGV $$", "signal".into()),
+    ];
+    for (number, (text, expected)) in cases.iter().enumerate() {
+        script(
+            &array,
+            &format!("m{number}"),
+            &format!("#!/bin/sh\n{text}\n"),
+        );
+        let said = array.try_submit(&task(&format!("program:m{number}")));
+        assert!(!said.ok, "{text}");
+        assert!(
+            said.err.contains(expected)
+                && said.err.contains("task \"t\"")
+                && said.err.contains(&format!("m{number}")),
+            "{text}: {}",
+            said.err
+        );
+    }
+    let told = |mapper: &str| array.try_submit(&task(mapper)).err;
+    assert!(told("program:no-such").contains("\"no-such\" was not found"));
+    assert!(told("program:m0 | m1").contains("it is one program"));
+    let rule = array.path("r.rule");
+    let text = r#"name = "r"; workdir = "/"; pattern = "in/*"; task = { kernel = "wc"; per = "piece"; mapper = "program:m0"; output = [ "n.%piece" ]; };"#;
+    std::fs::write(&rule, text).unwrap();
+    let said = array.run(&["rule", "add", rule.to_str().unwrap()]);
+    assert!(
+        !said.ok && said.err.contains("none is run for a map here"),
+        "{}",
+        said.err
+    );
+
+    // The server is killed while it waits: nothing of the job is kept, and its mapper's job ends.
+    script(&array, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
+    let jobs = |array: &Array, state: &str| {
+        let all = array.json(&["jobs"]);
+        let all = all.as_array().unwrap().iter();
+        all.filter(|job| job["state"] == state).count()
+    };
+    let before = array.json(&["jobs"]).as_array().unwrap().len();
+    std::fs::write(array.path("naps.conf"), task("program:naps")).unwrap();
+    let mut waits = array
+        .tidemill()
+        .arg("submit")
+        .arg(array.path("naps.conf"))
+        .spawn()
+        .unwrap();
+    wait("the mapper's job is there", || jobs(&array, "running") == 1);
+    array.signal_server(Signal::STOP);
+    waits.kill().unwrap();
+    waits.wait().unwrap();
+    array.kill_server();
+    array.start_server();
+    wait("it has ended", || jobs(&array, "running") == 0);
+    let all = array.json(&["jobs"]);
+    let all = all.as_array().unwrap();
+    assert_eq!(all.len(), before + 1, "{all:#?}");
+    assert!(all.iter().all(|job| job["name"] == "j.map"), "{all:#?}");
+    wait("nothing is left of it", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+}

@@ -1,0 +1,205 @@
+//! Components that read other parts of their inputs (`whole`), and kernels that do what they like with that.
+
+use crate::array::{Array, Options, wait};
+use crate::chance::Chance;
+use crate::kernels::{OTHER, other};
+use std::process::Command;
+
+const SIZE: u64 = 40_000;
+
+fn array(remote: bool) -> Option<Array> {
+    Array::with(Options {
+        elements: 3,
+        remote,
+        ..Options::default()
+    })
+}
+
+/// A file `x` that lies on three elements.
+fn with_file(array: &Array) -> Vec<u8> {
+    let bytes = Chance(5).bytes(usize::try_from(SIZE).unwrap());
+    let local = array.path("x");
+    std::fs::write(&local, &bytes).unwrap();
+    let said = array.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), "/w/x"]);
+    assert!(said.ok, "{}", said.err);
+    bytes
+}
+
+/// A shell script that is kept in the array, with `get OFFSET LENGTH NAME`.
+fn script(array: &Array, name: &str, text: &str) {
+    let get = r#"get() {
+  printf '%s\n' "$1 $2 $3" >&3
+  read -r count why <&4
+  if [ "$count" -lt 0 ]; then echo "$count $why" >&2; return 1; fi
+  head -c "$count" <&4
+}
+exec 3> "$TIDEMILL_READ.ask" 4< "$TIDEMILL_READ.answer"
+"#;
+    std::fs::write(
+        array.at(&format!("w/{name}")),
+        format!("#!/bin/sh\n{get}{text}\n"),
+    )
+    .unwrap();
+    array.sh(&format!("chmod 755 w/{name}"));
+}
+
+fn task(rest: &str) -> String {
+    format!(
+        r#"name = "j"; workdir = "/w"; tasks = ( {{ name = "t"; input = [ "x" ]; retries = 0; {rest} }} );"#
+    )
+}
+
+#[test]
+fn components_read_what_other_elements_have() {
+    for remote in [false, true] {
+        let Some(array) = array(remote) else { return };
+        array.sh(&format!("mkdir w; chown {OTHER}:{OTHER} w"));
+        let bytes = with_file(&array);
+        script(
+            &array,
+            "all",
+            "get 0 1000000 x; get 40000 1 x >&2; get 0 1 ../x || get 0 1 /etc/passwd || echo \"$TIDEMILL_LAYOUT\" >&2",
+        );
+        let all = |name: &str| {
+            task(&format!(
+                r#"kernel = "all"; per = "part"; whole = true; output = [ "{name}.%part" ]; stdout = "{name}.%part";"#
+            ))
+        };
+        let told = array.done(array.submit(&all("o")));
+        for part in 0..3 {
+            assert_eq!(
+                std::fs::read(array.at(&format!("w/o.{part}"))).unwrap(),
+                bytes
+            );
+        }
+        let tasks = told["tasks"].as_array().unwrap();
+        let moved: u64 = tasks
+            .iter()
+            .map(|task| task["moved_bytes"].as_u64().unwrap())
+            .sum();
+        assert!(
+            moved >= 2 * SIZE,
+            "what comes from elsewhere is counted: {told:#}"
+        );
+        let log = array.run(&["logs", &told["job"].to_string()]);
+        let log = format!("{}{}", log.out, log.err);
+        assert!(
+            log.contains(r#"-2 the task has no input "../x""#)
+                && log.contains(r#"-2 the task has no input "/etc/passwd""#)
+                && log.contains(r#""size":40000,"unit":4096,"width":3"#),
+            "{log}"
+        );
+        // Nobody knows what it has read: it is not remembered.
+        let again = all("o").replacen("name", "replace = true; name", 1);
+        let again = array.done(array.submit(&again));
+        assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
+        if !remote {
+            // As another user, who has the pipes for their own.
+            array.sh(&format!("chown {OTHER} w/all"));
+            let path = array.path("other.conf");
+            std::fs::write(&path, all("p")).unwrap();
+            let said = other(&array, &["submit", "--watch", path.to_str().unwrap()]);
+            assert!(said.ok, "{}{}", said.out, said.err);
+            assert_eq!(std::fs::read(array.at("w/p.2")).unwrap(), bytes);
+        }
+        shared_objects_do_so_too(&array, &bytes);
+    }
+}
+
+/// By the header.
+fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
+    let source = r#"#define TIDEMILL_WHOLE
+        #include <tidemill_kernel.h>
+        TIDEMILL_KERNEL;
+        int start_kernel(const struct tidemill_task *task) {
+            static char data[30000];
+            int64_t count = tidemill_read("x", 20001, data, sizeof data);
+            if (count < 0)
+                return (int)-count;
+            if (tidemill_read("y", 0, data, 1) != -ENOENT || tidemill_read("x", 50000, data, 1) != 0)
+                return 3;
+            return tidemill_write(task, 0, data, (size_t)count);
+        }"#;
+    let path = array.path("far.c");
+    std::fs::write(&path, source).unwrap();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include"))
+        .arg("-o")
+        .args([array.at("w/far.so"), path])
+        .status();
+    assert!(built.unwrap().success());
+    let far = |whole: &str| {
+        task(&format!(
+            r#"kernel = "far.so"; per = "part"; {whole} output = [ "far.%part" ];"#
+        ))
+    };
+    array.done(array.submit(&far("whole = true;")));
+    assert_eq!(std::fs::read(array.at("w/far.1")).unwrap(), &bytes[20001..]);
+    let ended = array.ended(array.submit(&far("").replacen("name", "replace = true; name", 1)));
+    assert!(
+        ended.to_string().contains("exit code 38"),
+        "ENOSYS: {ended:#}"
+    );
+}
+
+#[test]
+fn what_asks_wrongly_or_never_takes_an_answer_harms_nobody() {
+    let Some(mut array) = array(true) else { return };
+    array.sh("mkdir w");
+    with_file(&array);
+    let one = |name: &str| {
+        task(&format!(
+            r#"kernel = "{name}"; whole = true; output = [ "{name}.o" ]; stdout = "{name}.o"; limits = {{ time = 3; }};"#
+        ))
+    };
+    // Noise, lines without an end, and other things in the place of the pipes: it ends as if nothing had been.
+    script(
+        &array,
+        "noise",
+        "head -c 3000 /dev/urandom >&3; echo >&3; yes | tr -d '\\n' | head -c 9000 >&3; rm $TIDEMILL_READ.*; ln -s /etc/passwd $TIDEMILL_READ.ask; \
+         mkfifo $TIDEMILL_READ.answer; echo 1 -1 x >&3; echo 18446744073709551615 18446744073709551615 x >&3",
+    );
+    array.done(array.submit(&one("noise")));
+    // More is asked for than anybody takes.
+    script(&array, "greedy", "yes '0 4194304 x' >&3");
+    let ended = array.ended(array.submit(&one("greedy")));
+    assert!(ended.to_string().contains("time limit"), "{ended:#}");
+    // An element is gone: the task fails by that, not by what the kernel makes of it.
+    script(
+        &array,
+        "slow",
+        "get 0 40000 x > got; echo ready >&2; while get 4096 8000 x > got; do sleep 0.1; done; exit 9",
+    );
+    let slow = one("slow")
+        .replace("time = 3", "time = 60")
+        .replace("whole", "element = 0; whole");
+    let id = array.submit(&slow);
+    wait("it reads", || {
+        array.job(id)["tasks"][0]["state"] == "running"
+    });
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let layout = array.json(&["layout", "/w/x"]);
+    let on = |part: usize| {
+        layout["parts"][part]["copies"][0]["element"]
+            .as_u64()
+            .unwrap()
+    };
+    let gone = (0..3).map(on).find(|element| *element != 0).unwrap();
+    array.kill_element(usize::try_from(gone).unwrap());
+    wait("it has failed, or waits for its input", || {
+        array.job(id)["tasks"][0]["state"] != "running"
+    });
+    let told = array.job(id).to_string();
+    assert!(!told.contains("exit code 9"), "{told}");
+    array.start_element(usize::try_from(gone).unwrap());
+    array.wait_for_elements(3);
+    array.run(&["cancel", &id.to_string()]);
+    // All is as it was.
+    script(&array, "fine", "get 12345 6 x");
+    array.done(array.submit(&one("fine")));
+    assert_eq!(
+        array.sh("cmp w/fine.o <(tail -c +12346 w/x | head -c 6)"),
+        ""
+    );
+}

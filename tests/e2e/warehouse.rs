@@ -102,7 +102,9 @@ fn files_are_in_memory_where_a_folder_asks_for_it_and_outlive_every_process() {
     assert_eq!(element_of(&array, "/m/below/f"), MEMORY);
     let drained = array.run(&["element", "drain", "2", "--wait"]);
     assert!(drained.ok, "{}{}", drained.out, drained.err);
-    assert!(array.run(&["element", "remove", "2"]).ok);
+    wait("it is in no use any more", || {
+        array.run(&["element", "remove", "2"]).ok
+    });
     assert!(element_of(&array, "/m/below/f") < MEMORY);
     let mut more = content;
     more.extend(b"more");
@@ -200,7 +202,7 @@ fn lost(array: &Array) -> Vec<String> {
     let files = health["files"].as_array().unwrap().iter();
     let lost = files.filter(|one| {
         let what = one["what"].as_str().unwrap();
-        what.contains("in memory only") && what.contains("no other copy")
+        what.contains("was in memory") && what.contains("no other copy")
     });
     let paths = lost.map(|one| one["path"].as_str().unwrap().to_owned());
     let mut paths: Vec<_> = paths.collect();
@@ -230,7 +232,7 @@ fn what_the_end_of_its_host_loses_is_named_and_nothing_else_is_lost() {
     wait("what is lost is named", || lost(&array) == named);
     for path in named {
         let said = array.run(&["cat", path]);
-        let named = said.err.contains(path) && said.err.contains("in memory only");
+        let named = said.err.contains(path) && said.err.contains("was in memory");
         assert!(!said.ok && named, "{}", said.err);
         assert!(!array.try_sh(&format!("cat .{path}")).ok);
     }

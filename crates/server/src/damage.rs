@@ -14,7 +14,7 @@ use tidemill_core::label::Damaged;
 use tidemill_wire::v1;
 
 /// What is wrong with what was in memory.
-pub(crate) const FORGOTTEN: &str = "was in memory only, and that is gone with its host";
+pub(crate) const FORGOTTEN: &str = "was in memory, which is gone with its host";
 
 /// An element has told that objects are damaged there. Those that are no version's, or go, are of no concern; gives how many
 /// others there are.

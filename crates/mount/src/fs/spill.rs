@@ -7,7 +7,7 @@ use super::backend::Backend;
 use super::object::{Data, Object, Stat};
 use super::remote::Remote;
 use super::right::Right;
-use super::takeover::open_to_writers;
+use super::takeover::{UNSEALED_MODE, open_to_writers};
 use super::version::{make_object_file, object_path};
 use super::{Caller, Fs, Pace};
 use crate::error::Error;
@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -147,11 +148,16 @@ impl Memory {
         }
         let stat = self.first.stat()?;
         let opened = self.ask(stat.size, None)?;
-        let target = self.make(&opened)?;
+        let (target, path) = self.make(&opened)?;
         self.copy(&target, stat)?;
         // Nothing may be on its way when the version is said to be there.
         target.flush()?;
-        self.ask(stat.size, Some(opened.element))?;
+        if let (Some(path), Some(file)) = (path, target.local()) {
+            // An earlier try that failed may have left one.
+            let _ = std::fs::remove_file(&path);
+            object_file::name(file, &path)?;
+        }
+        self.settle(stat.size, opened.element)?;
         tracing::info!(
             ino = self.ino,
             bytes = stat.size,
@@ -168,6 +174,23 @@ impl Memory {
         Ok(())
     }
 
+    /// Says that all that was written is there. Whether that has been heard must be known before anything else is written, so
+    /// this is repeated for as long as the server is away.
+    fn settle(&self, bytes: u64, element: u32) -> Result<(), Error> {
+        loop {
+            match self.ask(bytes, Some(element)) {
+                Err(Error::Client(error)) if error.is_lost() => {
+                    tracing::warn!(
+                        ino = self.ino,
+                        "a file that goes on elsewhere waits: {error}"
+                    );
+                    super::patience::renew();
+                }
+                settled => return settled.map(drop),
+            }
+        }
+    }
+
     fn ask(&self, bytes: u64, element: Option<u32>) -> Result<v1::Opened, Error> {
         let op = Op::Spill(v1::Spill {
             ino: self.ino,
@@ -181,8 +204,10 @@ impl Memory {
         }
     }
 
-    /// The object at its new place.
-    fn make(&self, opened: &v1::Opened) -> Result<Object, Error> {
+    /// The object at its new place. In place it has no name before it has all bytes, where that can be: if this mount ends
+    /// meanwhile nothing is left. Gives the path that it is to have then.
+    fn make(&self, opened: &v1::Opened) -> Result<(Object, Option<PathBuf>), Error> {
+        let mut unnamed = None;
         let right = Right::new(self.caller, opened, None);
         let place = self.backend.place(opened.element, Pace::MayWait)?;
         let data = match &place.folder {
@@ -193,7 +218,14 @@ impl Memory {
                 0,
             )),
             Some(folder) => {
-                let file = make_object_file(&object_path(folder, opened.object))?;
+                let path = object_path(folder, opened.object);
+                let file = match object_file::nameless(&path, UNSEALED_MODE) {
+                    Some(file) => {
+                        unnamed = Some(path);
+                        file
+                    }
+                    None => make_object_file(&path)?,
+                };
                 // Without locks on this device nobody takes files.
                 let _ = object_file::hold(&file);
                 if place.owner.is_some() {
@@ -204,7 +236,7 @@ impl Memory {
         };
         let object = Object::new(opened.object, opened.element, data, right);
         object.truncate(0)?;
-        Ok(object)
+        Ok((object, unnamed))
     }
 
     fn copy(&self, target: &Object, stat: Stat) -> Result<(), Error> {

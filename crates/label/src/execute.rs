@@ -3,6 +3,7 @@
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
 use crate::root::{Root, patiently};
+use crate::shuffle::{Deed, Op, supertasks};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -17,10 +18,6 @@ use std::sync::Arc;
 
 /// Most files that are kept open for an application between its labels.
 const OPEN_MAX: usize = 256;
-/// Most pieces of one write.
-const PIECES_MAX: usize = 1024;
-/// Most bytes of one write, but for its last piece.
-const RUN_MAX: u64 = 16 << 20;
 unsafe extern "C" {
     fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
 }
@@ -145,30 +142,32 @@ fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     Ok(copied)
 }
 
-/// How many of the first labels are one write.
-fn run_of(records: &[Record]) -> usize {
-    let mut bytes = 0;
-    // What was begun before may have been done.
-    let mut follow = |pair: &[Record]| {
-        let (before, next) = (&pair[0], &pair[1]);
-        bytes += before.size;
-        let joins = before.kind == Kind::Append || before.offset + before.size == next.offset;
-        let same = next.kind == before.kind && next.again == before.again;
-        same && next.flags & CUT == 0 && joins && bytes < RUN_MAX
+/// What the shuffler is told of a label that reads or writes.
+fn op(record: &Record) -> Op {
+    let cuts = record.flags & CUT != 0;
+    let deed = match record.kind {
+        Kind::Read => Deed::Read,
+        _ if cuts => Deed::Cut,
+        Kind::Append => Deed::Append,
+        _ => Deed::Write,
     };
-    1 + records
-        .windows(2)
-        .take(PIECES_MAX - 1)
-        .take_while(|pair| follow(pair))
-        .count()
+    Op {
+        deed,
+        offset: record.offset,
+        size: record.size,
+        alone: record.again || cuts && record.kind == Kind::Append,
+    }
 }
 
 impl Work {
     /// Carries the labels out and says of each what became of it.
     pub(crate) fn run(mut self, log: &Log, settle: impl Fn(&Record, Result<u64>)) -> Self {
         let records = std::mem::take(&mut self.records);
-        let mut rest = &records[..];
-        while let Some(first) = rest.first() {
+        let ops: Vec<Op> = records.iter().map(op).collect();
+        let tasks = supertasks(&ops, self.open.is_some());
+        for step in tasks.into_iter().flatten() {
+            let run: Vec<Record> = step.into_iter().map(|at| records[at]).collect();
+            let first = &run[0];
             let alone = match first.kind {
                 Kind::Read => Some(self.read(log, first)),
                 Kind::Append if first.again => self.append_again(log, first).transpose(),
@@ -176,14 +175,12 @@ impl Work {
             };
             if let Some(outcome) = alone {
                 settle(first, outcome);
-                rest = &rest[1..];
                 continue;
             }
-            let (run, behind) = rest.split_at(run_of(rest));
-            let (written, error) = self.write(log, run);
+            let (written, error) = self.write(log, &run);
             let errno = error.map(|error| error.raw_os_error().unwrap_or(5));
             let mut end = 0;
-            for record in run {
+            for record in &run {
                 end += record.size;
                 match errno {
                     Some(errno) if end > written || record.size == 0 => {
@@ -192,7 +189,6 @@ impl Work {
                     _ => settle(record, Ok(record.size)),
                 }
             }
-            rest = behind;
         }
         self
     }

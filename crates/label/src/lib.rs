@@ -29,6 +29,7 @@ mod jobs;
 mod log;
 mod notices;
 mod root;
+mod shuffle;
 
 pub use analysis::Analysis;
 pub use app::{App, Label, Settings, Ticket, wait_all, wait_any};

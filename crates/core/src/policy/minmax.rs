@@ -18,7 +18,7 @@
 //! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages, what is left of queues and devices and
 //! what was given to each element is the state. Of the states that a stage can lead to, only the [`BEAM`] cheapest go on,
 //! equal ones as one, and each task is tried on its [`CHOICES`] cheapest elements only. What was found is then improved by moving
-//! tasks between its elements and exchanging pairs, in [`PASSES`] passes. Small batches compared with the optimum of an
+//! tasks between its elements and exchanging pairs, in [`PASSES`] passes, one in large batches. Small batches compared with the optimum of an
 //! exact search: see the tests.
 //!
 //! An element takes as many tasks as it surely has places for and no more input than its device has room for. If no
@@ -37,8 +37,9 @@ pub const BEAM: usize = 8;
 /// Elements that each task is tried on.
 pub const CHOICES: usize = 8;
 
-/// How often each task and each pair is looked at again.
+/// How often each task and each pair is looked at again, and up to how many tasks more often than once.
 pub const PASSES: usize = 2;
+const PASSES_TASKS_MAX: usize = 16;
 
 /// What a task costs more where its input does not fit, and at most without that: a batch of such is still a number.
 const MISFIT: u64 = 1 << 56;
@@ -493,7 +494,12 @@ impl<'a> Exchange<'a> {
     }
 
     fn improve(mut self, places: &mut [Option<usize>]) {
-        for _ in 0..PASSES {
+        let passes = if self.at.len() > PASSES_TASKS_MAX {
+            1
+        } else {
+            PASSES
+        };
+        for _ in 0..passes {
             let mut better = false;
             for task in 0..self.at.len() {
                 for to in 0..self.sites.len() {

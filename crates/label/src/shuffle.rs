@@ -1,0 +1,303 @@
+//! The shuffler: in which order the labels of one file are done (LABIOS §3.3.2, "label shuffling"). It does nothing itself
+//! and knows no file, so its promise can be tested alonest doing one label after the other.
+//!
+//! Labels that have to do with each other are a **supertask** and keep the order in which they were published: a read
+//! behind a write of its bytes, a write behind a write, a write behind a read. Supertasks may be done in any order and mixed
+//! with each other: whoever reads, reads the same, and the file is the same in the end. So writes that follow each other in
+//! the file are one, whatever was published between them.
+//!
+//! What a label has to do with:
+//!
+//! - a write with its bytes; one that cuts the file, or has no bytes and only makes it, with the whole file;
+//! - an append with the whole file: where it goes depends on all others;
+//! - a read with all from its first byte on: how much of it there is depends on what was written behind. If the file may
+//!   not be there, with the whole file: the first write makes it.
+//!
+//! Labels that remove and rename come between batches, not into them: other names of the same file, by links, only the file
+//! system knows.
+
+/// Most pieces of one write.
+const PIECES_MAX: usize = 1024;
+/// Most bytes of one write, but for its last piece.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What a label does with its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    /// Writes at its offset.
+    Write,
+    /// The same, after the file was cut to nothing.
+    Cut,
+    Append,
+    Read,
+}
+
+/// A label.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    pub(crate) deed: Deed,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    /// Nothing is done at once with it, as with what was begun before and may have been done.
+    pub(crate) alone: bool,
+}
+
+/// Labels that are done at once, by their places: one, or writes or appends in the order in which their bytes lie.
+pub(crate) type Step = Vec<usize>;
+
+/// Steps that are done in this order.
+pub(crate) type Supertask = Vec<Step>;
+
+impl Op {
+    /// The bytes that it has to do with: from, and to.
+    fn span(&self, is_there: bool) -> (u64, u64) {
+        let end = self.offset.saturating_add(self.size);
+        match self.deed {
+            Deed::Write if self.size > 0 => (self.offset, end),
+            Deed::Read if is_there => (self.offset, u64::MAX),
+            Deed::Write | Deed::Read | Deed::Cut | Deed::Append => (0, u64::MAX),
+        }
+    }
+
+    /// Whether it can be done at once with what ends at `end`.
+    fn joins(&self, before: &Self) -> bool {
+        let follows = match (before.deed, self.deed) {
+            (Deed::Write | Deed::Cut, Deed::Write) => {
+                before.offset.checked_add(before.size) == Some(self.offset)
+            }
+            (Deed::Append, Deed::Append) => true,
+            _ => false,
+        };
+        follows && !self.alone && !before.alone
+    }
+}
+
+/// The supertasks of a batch, those first whose first label was published first. `is_there`: the file is known to be.
+pub(crate) fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
+    let mut spans: Vec<(u64, u64, usize)> = Vec::with_capacity(ops.len());
+    for (at, op) in ops.iter().enumerate() {
+        let (from, to) = op.span(is_there);
+        spans.push((from, to, at));
+    }
+    spans.sort_unstable();
+    let mut found: Vec<Supertask> = Vec::new();
+    let mut spans = spans.into_iter().peekable();
+    while let Some((_, mut end, first)) = spans.next() {
+        let mut members = vec![first];
+        while let Some((_, to, at)) = spans.next_if(|(from, ..)| *from < end) {
+            end = end.max(to);
+            members.push(at);
+        }
+        members.sort_unstable();
+        let steps = steps(ops, &members);
+        // One write may go on where the one before it ends.
+        match (found.last_mut().map(Vec::as_mut_slice), steps.as_slice()) {
+            (Some([before]), [next]) if together(ops, before, next) => before.extend(next),
+            _ => found.push(steps),
+        }
+    }
+    found.sort_by_key(|steps| steps.iter().flatten().min().copied());
+    found
+}
+
+/// Labels in their order, those that follow each other at once.
+fn steps(ops: &[Op], members: &[usize]) -> Supertask {
+    let mut steps: Supertask = Vec::new();
+    for &at in members {
+        match steps.last_mut() {
+            Some(before) if together(ops, before, &[at]) => before.push(at),
+            _ => steps.push(vec![at]),
+        }
+    }
+    steps
+}
+
+/// Whether one step goes on where another ends, and both are not too much for one.
+fn together(ops: &[Op], before: &[usize], next: &[usize]) -> bool {
+    let (Some(&last), Some(&first)) = (before.last(), next.first()) else {
+        return false;
+    };
+    let bytes = before.iter().map(|&at| ops[at].size);
+    ops[first].joins(&ops[last])
+        && before.len() + next.len() <= PIECES_MAX
+        && bytes.fold(0, u64::saturating_add) < BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DEEDS: [Deed; 6] = [
+        Deed::Write,
+        Deed::Write,
+        Deed::Write,
+        Deed::Read,
+        Deed::Append,
+        Deed::Cut,
+    ];
+
+    fn op(deed: Deed, offset: u64, size: u64) -> Op {
+        let alone = false;
+        Op {
+            deed,
+            offset,
+            size,
+            alone,
+        }
+    }
+
+    /// A file, as a file system has it.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    struct Model {
+        bytes: Option<Vec<u8>>,
+        /// What each read gave; nothing if there was no file.
+        read: Vec<Option<Vec<u8>>>,
+    }
+
+    impl Model {
+        fn new(ops: &[Op], there: Option<usize>) -> Self {
+            Self {
+                bytes: there.map(|length| vec![255; length]),
+                read: vec![None; ops.len()],
+            }
+        }
+
+        /// Does labels at once: one call, whose bytes are those of all one after the other.
+        fn act(&mut self, ops: &[Op], step: &[usize]) {
+            let first = &ops[step[0]];
+            let place = usize::try_from(first.offset).unwrap();
+            if first.deed == Deed::Read {
+                let size = usize::try_from(first.size).unwrap();
+                let bytes = self.bytes.as_ref();
+                let from = |bytes: &Vec<u8>| bytes[place.min(bytes.len())..].to_vec();
+                let some = |mut bytes: Vec<u8>| {
+                    bytes.truncate(size);
+                    bytes
+                };
+                self.read[step[0]] = bytes.map(from).map(some);
+                return;
+            }
+            let pieces = step.iter().flat_map(|&at| {
+                let size = usize::try_from(ops[at].size).unwrap();
+                std::iter::repeat_n(u8::try_from(at).unwrap(), size)
+            });
+            let written: Vec<u8> = pieces.collect();
+            let bytes = self.bytes.get_or_insert_default();
+            if first.deed == Deed::Cut {
+                bytes.clear();
+            }
+            let place = match first.deed {
+                Deed::Append => bytes.len(),
+                _ => place,
+            };
+            if !written.is_empty() {
+                let end = place + written.len();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[place..end].copy_from_slice(&written);
+            }
+        }
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let one = (
+            0..DEEDS.len(),
+            0_u64..24,
+            0_u64..9,
+            prop::bool::weighted(0.1),
+        );
+        let one = one.prop_map(|(deed, offset, size, alone)| Op {
+            alone,
+            ..op(DEEDS[deed], offset, size)
+        });
+        // Mostly writes and reads, so that not every file is one supertask.
+        let plain = (prop::bool::weighted(0.2), 0_u64..60, 1_u64..9);
+        let plain = plain.prop_map(|(read, offset, size)| {
+            op(if read { Deed::Read } else { Deed::Write }, offset, size)
+        });
+        prop_oneof![
+            prop::collection::vec(one, 0..12),
+            prop::collection::vec(plain, 0..24),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5000))]
+
+        /// However supertasks are mixed, reads give and the file is what one label after the other makes of it.
+        #[test]
+        fn any_mixture_of_supertasks_is_as_good_as_one_label_after_the_other(
+            ops in ops(),
+            there in prop::option::of(0_usize..40),
+            picks in prop::collection::vec(any::<usize>(), 32),
+        ) {
+            let mut reference = Model::new(&ops, there);
+            for at in 0..ops.len() {
+                reference.act(&ops, &[at]);
+            }
+            let mut tasks = supertasks(&ops, there.is_some());
+            let mut all: Vec<usize> = tasks.iter().flatten().flatten().copied().collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "each label is done once");
+            let mut mixed = Model::new(&ops, there);
+            let mut picks = picks.into_iter().cycle();
+            tasks.iter_mut().for_each(|task| task.reverse());
+            while !tasks.is_empty() {
+                let pick = picks.next().unwrap() % tasks.len();
+                if let Some(step) = tasks[pick].pop() {
+                    mixed.act(&ops, &step);
+                } else {
+                    tasks.swap_remove(pick);
+                }
+            }
+            prop_assert_eq!(mixed, reference);
+        }
+    }
+
+    #[test]
+    fn two_streams_that_were_published_in_turn_are_two_writes() {
+        let both = (0..4).flat_map(|n| {
+            [
+                op(Deed::Write, n * 10, 10),
+                op(Deed::Write, 100 + n * 10, 10),
+            ]
+        });
+        let both: Vec<Op> = both.collect();
+        let found = supertasks(&both, false);
+        assert_eq!(found, [vec![vec![0, 2, 4, 6]], vec![vec![1, 3, 5, 7]]]);
+    }
+
+    #[test]
+    fn a_read_waits_for_what_it_reads_and_for_what_makes_it_longer_and_for_no_more() {
+        let ops = [
+            op(Deed::Write, 0, 10),
+            op(Deed::Write, 50, 10),
+            op(Deed::Read, 20, 10),
+            op(Deed::Write, 25, 2),
+        ];
+        assert_eq!(
+            supertasks(&ops, true),
+            [vec![vec![0]], vec![vec![1], vec![2], vec![3]]]
+        );
+        assert_eq!(
+            supertasks(&ops, false).len(),
+            1,
+            "the first may make the file"
+        );
+    }
+
+    #[test]
+    fn a_write_has_bounds_and_nothing_overflows() {
+        let long = [op(Deed::Write, 0, BYTES_MAX), op(Deed::Write, BYTES_MAX, 1)];
+        assert_eq!(supertasks(&long, true).len(), 2);
+        let many: Vec<Op> = (0..3000).map(|n| op(Deed::Write, n, 1)).collect();
+        let found = supertasks(&many, true);
+        assert!(found.iter().flatten().all(|step| step.len() <= PIECES_MAX));
+        assert_eq!(found.len(), 3);
+        let far = [
+            op(Deed::Write, u64::MAX, u64::MAX),
+            op(Deed::Read, u64::MAX, 1),
+        ];
+        assert_eq!(supertasks(&far, true).iter().flatten().count(), 2);
+    }
+}

@@ -181,7 +181,7 @@ fn a_mapper_that_lies_hangs_or_prints_garbage_is_told() {
         (&map(r#""pieces":[{"byte":[0,8]}]"#), "unknown field `byte`".into()),
         ("echo hello", r#"what it printed is no map: expected value at line 1 column 1; it begins with "hello"#.into()),
         (":", "it begins with nothing".into()),
-        ("echo why >&2; cat /dev/zero", r#"it printed "why""#.into()),
+        ("echo why >&2; cat /dev/zero", r#"it printed "why"#.into()),
         ("echo slow; sleep 100", "time limit".into()),
         ("kill -SEGV $$", "signal".into()),
     ];

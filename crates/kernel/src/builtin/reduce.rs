@@ -72,9 +72,9 @@ const ARGS: &[Arg] = &[
     },
     Arg {
         key: "bins",
-        values: "N|LOW:HIGH:N",
+        values: "BINS",
         default: "10",
-        help: "the bins of a histogram: so many between the extremes, or from one number to another",
+        help: "the bins of a histogram: N between the extremes, or LOW:HIGH:N",
     },
     Arg {
         key: "along",

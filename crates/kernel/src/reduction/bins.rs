@@ -210,7 +210,7 @@ impl Binning {
             }
             Self::Counted(edges, Some(counts)) => {
                 let outside = found.counters.chunks_exact(edges.counters());
-                let mut outside = outside.map(|cell| cell[0] + cell[cell.len() - 1]);
+                let mut outside = outside.map(|cell| cell[0].saturating_add(cell[cell.len() - 1]));
                 match *counts == found.counts && outside.all(|count| count == 0) {
                     true => Ok(false),
                     false => Err(Error::Changed),

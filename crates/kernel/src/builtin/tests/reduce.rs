@@ -20,7 +20,7 @@ fn several_variables_are_one_result_of_the_kernel() {
     let both = reduced(&[&args[..], &["variable=f4_3t, f8_3t"]].concat()).unwrap();
     for (place, name) in ["f4_3t", "f8_3t"].into_iter().enumerate() {
         let variable = format!("variable={name}");
-        let alone = reduced(&[&args[..], &[&variable]].concat()).unwrap();
+        let alone = reduced(&[&args[..], &[variable.as_str()]].concat()).unwrap();
         let of = &both["variables"][place];
         assert_eq!(
             (&of["variable"], &of["values"]),

@@ -627,7 +627,7 @@ fn chunks(layout: &Layout) -> usize {
 }
 
 /// What a mapper can be.
-const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
+const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\", \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
 
 /// Whether a mapper goes with what else is said of components.
 fn check_mapper(

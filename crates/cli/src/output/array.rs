@@ -54,7 +54,7 @@ impl View for ArrayView {
             let spilled = format::count(status.spilled, "file");
             writeln!(
                 out,
-                "\nmemory    {spilled} that were to be in memory went to disks instead, since the server started"
+                "\nmemory    {spilled} asked for memory in vain and went to disks, since the server started"
             )?;
         }
         self.unsealed_text(out)?;

@@ -122,9 +122,9 @@ def take_turns(store, size, count, mapped, first):
 
 def compare(name, stores, size, count, rounds, mapped=False):
     times = {which: [] for which in stores}
-    for round in range(rounds):
+    for turn in range(rounds):
         for which, store in stores.items():
-            times[which].append(statistics.median(take_turns(store, size, count, mapped, round * count)))
+            times[which].append(statistics.median(take_turns(store, size, count, mapped, turn * count)))
     ours, peer = (statistics.median(times[which]) for which in ("files", "redis"))
     print(json.dumps({"bench": name, "bytes": size, "us": round_to(ours * 1e6), "redis_us": round_to(peer * 1e6),
                       "mb_per_s": round_to(size / ours / 1e6), "redis_mb_per_s": round_to(size / peer / 1e6),

@@ -178,7 +178,12 @@ for at in range(0, 60 << 20, 4096):
     f.seek(at); assert f.read(8) == at.to_bytes(8, 'little'), at
 \"");
     assert!(array.json(&["status"])["spilled"].as_u64().unwrap() >= 3);
-    assert!(array.run(&["status"]).out.contains("asked for memory in vain"));
+    assert!(
+        array
+            .run(&["status"])
+            .out
+            .contains("asked for memory in vain")
+    );
     // What went elsewhere takes no memory any more.
     array.sh("rm m/theirs m/appended m/written m/another m/mapped");
     wait("memory is free again", || {

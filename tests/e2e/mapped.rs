@@ -515,6 +515,7 @@ fn columns_of_text_are_read_line_by_line_where_they_are() {
             let ended = array.ended(array.submit(&bad));
             let told = ended.to_string();
             let line = bad_line(&text, at, wrong);
+            array.sh("rm -f q.*");
             assert!(
                 ended["state"] == "failed"
                     && told.contains(&line)

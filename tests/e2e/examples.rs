@@ -59,7 +59,11 @@ fn scripts(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
     // Rules are tried by `core`, and in `rules.rs`; C by whoever compiles it.
-    let others = |block: &&str| ["libconfig", "c\n"].iter().any(|one| block.starts_with(one));
+    let others = |block: &&str| {
+        ["libconfig", "c\n"]
+            .iter()
+            .any(|one| block.starts_with(one))
+    };
     let jobs = blocks.filter(|block| block.contains("kernel = \"") && !others(block));
     jobs.map(|block| {
         let (_, script) = block.split_once('\n').unwrap();

@@ -213,29 +213,32 @@ fn a_mapper_that_lies_hangs_or_prints_garbage_is_told() {
         "{}",
         said.err
     );
+    the_server_is_killed_meanwhile(&mut array, &task("program:naps"));
+}
 
-    // The server is killed while it waits: nothing of the job is kept, and its mapper's job ends.
-    script(&array, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
+/// Nothing of the job is kept, and its mapper's job ends.
+fn the_server_is_killed_meanwhile(array: &mut Array, job: &str) {
+    script(array, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
     let jobs = |array: &Array, state: &str| {
         let all = array.json(&["jobs"]);
         let all = all.as_array().unwrap().iter();
         all.filter(|job| job["state"] == state).count()
     };
     let before = array.json(&["jobs"]).as_array().unwrap().len();
-    std::fs::write(array.path("naps.conf"), task("program:naps")).unwrap();
+    std::fs::write(array.path("naps.conf"), job).unwrap();
     let mut waits = array
         .tidemill()
         .arg("submit")
         .arg(array.path("naps.conf"))
         .spawn()
         .unwrap();
-    wait("the mapper's job is there", || jobs(&array, "running") == 1);
+    wait("the mapper's job is there", || jobs(array, "running") == 1);
     array.signal_server(Signal::STOP);
     waits.kill().unwrap();
     waits.wait().unwrap();
     array.kill_server();
     array.start_server();
-    wait("it has ended", || jobs(&array, "running") == 0);
+    wait("it has ended", || jobs(array, "running") == 0);
     let all = array.json(&["jobs"]);
     let all = all.as_array().unwrap();
     assert_eq!(all.len(), before + 1, "{all:#?}");

@@ -261,9 +261,7 @@ impl Expander<'_> {
         if let Some(reduce) = &reduce {
             return self.reduced((task, reduce), &all, same, at, expanded);
         }
-        // What several see would count for each of them.
-        let apart = seams[1].is_none();
-        let merged = all.len() > 1 && !same && per != Per::File && apart && self.merges(&task);
+        let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task, &seams);
         if let Some(mapper) = mapper.filter(|_| merged && unplaced) {
             let what = "where in the whole a line is nobody knows who has not read all before it, so components make no one \
                 result: say how in \"reduce\", or give each its own output (%part, %piece)";
@@ -289,7 +287,11 @@ impl Expander<'_> {
     }
 
     /// Whether its components are a built-in kernel that can put together what it finds in pieces, for one result.
-    fn merges(&self, task: &Group) -> bool {
+    fn merges(&self, task: &Group, [_, halo]: &[Option<Setting>; 2]) -> bool {
+        // What several see would count for each of them.
+        if halo.is_some() {
+            return false;
+        }
         let said = |name: &str| text(&task.get(name)?.value);
         let (Some(kernel), [_], [output]) = (
             said("kernel"),

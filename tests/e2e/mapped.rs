@@ -501,7 +501,6 @@ fn columns_of_text_are_read_line_by_line_where_they_are() {
             std::fs::write(array.path("text"), &bad).unwrap();
             let said = array.run(&[
                 "put",
-                "--force",
                 "--stripe",
                 "4096,3",
                 array.path("text").to_str().unwrap(),

@@ -214,7 +214,13 @@ mod tests {
                     .swap_bytes(),
             )
         };
-        let values: Vec<f32> = (0..hex.len()).step_by(8).map(value).collect();
+        // What is stored is half of what is meant.
+        let factor = &tas["attributes"]["scale_factor"]["numbers"];
+        assert_eq!(*factor, serde_json::json!(["2.0"]));
+        let values: Vec<f32> = (0..hex.len())
+            .step_by(8)
+            .map(|at| 2.0 * value(at))
+            .collect();
         let rows = values
             .chunks(10)
             .map(|row| row.iter().copied().fold(f32::NAN, f32::max));

@@ -488,6 +488,6 @@ mod tests {
                 assert!(ranges.all(|range| range.start < range.end && range.end <= size));
             }
         }
-        assert!(taken > 1000, "{taken}");
+        assert!(taken > 200, "few of them are maps: {taken}");
     }
 }

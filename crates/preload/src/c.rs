@@ -190,7 +190,7 @@ pub(crate) fn stat_of(stat: &Stat) -> libc::stat {
     to.st_dev = DEVICE;
     to.st_ino = stat.ino;
     to.st_mode = low(stat.mode);
-    to.st_nlink = stat.nlink.try_into().unwrap_or_default();
+    to.st_nlink = stat.nlink;
     to.st_uid = low(stat.uid);
     to.st_gid = low(stat.gid);
     to.st_rdev = stat.rdev;

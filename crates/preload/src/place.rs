@@ -215,7 +215,7 @@ pub(crate) enum Where<'a> {
 pub(crate) type Room = [u8; 2 * c::PATH_ROOM];
 
 /// The part of an absolute path that is behind the prefix.
-fn inside<'a>(path: &'a [u8]) -> Option<&'a [u8]> {
+fn inside(path: &[u8]) -> Option<&[u8]> {
     let mut prefix = [0; 300];
     let length = self::prefix(&mut prefix);
     let wanted = prefix[..length].split(|&byte| byte == b'/');

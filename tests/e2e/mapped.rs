@@ -339,6 +339,42 @@ fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
     whole
 }
 
+/// One result of all components, what made it, and a folder of which something is missing, damaged, or not as was said.
+fn a_folder_is_summed(array: &Array) {
+    let sum = |output: &str| {
+        job(&format!(
+            r#"name = "n"; kernel = "stats"; args = [ "dtype=i32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
+        ))
+    };
+    array.done(array.submit(&sum("n1")));
+    let chunk = array.sh("ls three.zarr/tas/c/0/0; mv three.zarr/tas/c/0/0 away; sync away");
+    assert!(!chunk.is_empty());
+    array.done(array.submit(&sum("n2")));
+    assert_ne!(array.sh("cat n1"), array.sh("cat n2"), "it is in no piece");
+    let lineage = array.json(&["lineage", "/n1", "--format", "json"]);
+    assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
+    assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
+    // What is damaged, and what is no Zarr.
+    array.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
+    let ended = array.ended(array.submit(&sum("n3")));
+    assert_eq!(ended["state"], "failed");
+    assert!(
+        ended.to_string().contains("of tas, from index"),
+        "{ended:#}"
+    );
+    for (input, mapper, why) in [
+        ("three.zarr/tas/c", "zarr:tas", "the folder is no Zarr"),
+        ("three.zarr", "zarr:rain", "no variable rain; there are"),
+        ("three.zarr", "netcdf:tas", "is a folder"),
+    ] {
+        let task = format!(
+            r#"name = "n"; kernel = "mean"; per = "part"; mapper = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
+        );
+        let said = array.try_submit(&job(&task));
+        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    }
+}
+
 #[test]
 fn a_zarr_that_is_a_folder_is_read_where_its_chunks_are() {
     for remote in [false, true] {
@@ -385,39 +421,7 @@ fn a_zarr_that_is_a_folder_is_read_where_its_chunks_are() {
             }
             array.sh("rm -r v l; mkdir v l");
         }
-        // One result of all components, what made it, and a chunk that comes when the job has been submitted.
-        let sum = |output: &str| {
-            job(&format!(
-                r#"name = "n"; kernel = "stats"; args = [ "dtype=i32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
-            ))
-        };
-        array.done(array.submit(&sum("n1")));
-        let chunk = array.sh("ls three.zarr/tas/c/0/0; mv three.zarr/tas/c/0/0 away; sync away");
-        assert!(!chunk.is_empty());
-        array.done(array.submit(&sum("n2")));
-        assert_ne!(array.sh("cat n1"), array.sh("cat n2"), "it is in no piece");
-        let lineage = array.json(&["lineage", "/n1", "--format", "json"]);
-        assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
-        assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
-        // What is damaged, and what is no Zarr.
-        array.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
-        let ended = array.ended(array.submit(&sum("n3")));
-        assert_eq!(ended["state"], "failed");
-        assert!(
-            ended.to_string().contains("of tas, from index"),
-            "{ended:#}"
-        );
-        for (input, mapper, why) in [
-            ("three.zarr/tas/c", "zarr:tas", "the folder is no Zarr"),
-            ("three.zarr", "zarr:rain", "no variable rain; there are"),
-            ("three.zarr", "netcdf:tas", "is a folder"),
-        ] {
-            let task = format!(
-                r#"name = "n"; kernel = "mean"; per = "part"; mapper = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
-            );
-            let said = array.try_submit(&job(&task));
-            assert!(!said.ok && said.err.contains(why), "{}", said.err);
-        }
+        a_folder_is_summed(&array);
         let check = array.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }

@@ -6,7 +6,9 @@ use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
+use std::thread::JoinHandle;
 
 /// The element in memory of these arrays; 0 and 1 are on a disk.
 const MEMORY: u64 = 2;
@@ -113,6 +115,29 @@ fn files_are_in_memory_where_a_folder_asks_for_it_and_outlive_every_process() {
     assert!(element_of(&array, "/m/late") < MEMORY);
 }
 
+/// Writes 40 MiB in pieces, at the end or where they belong; gives what it wrote.
+fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let content = bytes(40 * MIB, seed);
+        let mut options = std::fs::File::options();
+        let options = options
+            .create(true)
+            .write(true)
+            .append(append)
+            .truncate(!append);
+        let mut file = options.open(path).unwrap();
+        let pieces = content.chunks(700_001).enumerate();
+        for (index, piece) in pieces {
+            match append {
+                true => file.write_all(piece).unwrap(),
+                false => file.write_all_at(piece, index as u64 * 700_001).unwrap(),
+            }
+        }
+        file.sync_all().unwrap();
+        content
+    })
+}
+
 /// Memory that is used up in the middle of a write: whoever writes notices nothing, whoever has used it up keeps what is theirs,
 /// and the bound holds.
 #[test]
@@ -124,33 +149,11 @@ fn what_does_not_fit_into_memory_goes_elsewhere_in_the_middle_of_a_write() {
     );
     assert_eq!(element_of(&array, "/m/theirs"), MEMORY);
     // In place, by appends and by writes anywhere, three at a time.
-    let write = |name: &'static str, seed: u64, append: bool| {
-        let path = array.at(name);
-        std::thread::spawn(move || {
-            let content = bytes(40 * MIB, seed);
-            let mut options = std::fs::File::options();
-            let options = options
-                .create(true)
-                .write(true)
-                .append(append)
-                .truncate(!append);
-            let mut file = options.open(path).unwrap();
-            let pieces = content.chunks(700_001).enumerate();
-            for (index, piece) in pieces {
-                match append {
-                    true => file.write_all(piece).unwrap(),
-                    false => file.write_all_at(piece, index as u64 * 700_001).unwrap(),
-                }
-            }
-            file.sync_all().unwrap();
-            content
-        })
-    };
     let names = ["m/appended", "m/written", "m/another"];
     let writers = [
-        write(names[0], 1, true),
-        write(names[1], 2, false),
-        write(names[2], 3, true),
+        write(array.at(names[0]), 1, true),
+        write(array.at(names[1]), 2, false),
+        write(array.at(names[2]), 3, true),
     ];
     for (name, writer) in names.into_iter().zip(writers) {
         let content = writer.join().unwrap();

@@ -1,5 +1,5 @@
 //! The shuffler: in which order the labels of one file are done (LABIOS §3.3.2, "label shuffling"). It does nothing itself
-//! and knows no file, so its promise can be tested alonest doing one label after the other.
+//! and knows no file, so its promise is tested against doing one label after the other.
 //!
 //! Labels that have to do with each other are a **supertask** and keep the order in which they were published: a read
 //! behind a write of its bytes, a write behind a write, a write behind a read. Supertasks may be done in any order and mixed

@@ -1,4 +1,4 @@
-//! The adapter between programs under `tidemill preload` and [`crate::fs`], beside the one of FUSE.
+//! The adapter between programs under `tidemill preload` and `fs`, beside the one of FUSE.
 //!
 //! Programs talk to it over a Unix socket. Names and attributes are asked for; a file is opened by being given a descriptor of the object's file
 //! in its element's folder, or of a copy if that is on another host, and is then read and written without this process

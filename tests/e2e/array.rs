@@ -483,6 +483,25 @@ pub(crate) fn can_mount() -> bool {
     false
 }
 
+/// A folder of user 65534, who can mount by `fusermount3`; and `also` holds, a command of the shell. Says so if not.
+pub(crate) fn folder_of_nobody(also: &str) -> Option<tempfile::TempDir> {
+    if !can_mount() {
+        return None;
+    }
+    let all = format!("command -v fusermount3 && command -v setpriv && {also}");
+    let found = Command::new("sh").args(["-c", &all]).output();
+    if !found.unwrap().status.success() {
+        crate::require::skip(&format!("it needs fusermount3, setpriv and: {also}"));
+        return None;
+    }
+    let folder = tempfile::Builder::new()
+        .prefix("tidemill-e2e-")
+        .tempdir()
+        .unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).unwrap();
+    Some(folder)
+}
+
 /// Waits until `ready`, asking again and again.
 pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
     let start = Instant::now();

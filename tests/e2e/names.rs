@@ -1,6 +1,6 @@
 //! Names that nothing may have, mountpoints that keep files from being lost, and arrays that start again at once.
 
-use crate::array::{Array, Options, Said, can_mount, said, wait};
+use crate::array::{Array, Options, Said, can_mount, folder_of_nobody, said, wait};
 use crate::require;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -190,21 +190,9 @@ fn two_arrays_do_not_take_each_others_mounts_away() {
 /// Another user's array, mounted by `fusermount3`.
 #[test]
 fn a_users_own_array_is_mounted_and_unmounted() {
-    if !can_mount() {
+    let Some(folder) = folder_of_nobody("true") else {
         return;
-    }
-    let found = Command::new("sh")
-        .args(["-c", "command -v fusermount3 setpriv"])
-        .output();
-    if !found.unwrap().status.success() {
-        require::skip("fusermount3 or setpriv is missing");
-        return;
-    }
-    let folder = tempfile::Builder::new()
-        .prefix("tidemill-e2e-")
-        .tempdir()
-        .unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).unwrap();
+    };
     let run = |args: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);

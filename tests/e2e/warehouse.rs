@@ -1,6 +1,6 @@
 //! Elements in memory: what goes there, where it goes when there is no more room, and what the end of their host loses.
 
-use crate::array::{Array, can_mount, said, wait};
+use crate::array::{Array, folder_of_nobody, said, wait};
 use crate::require;
 use serde_json::Value;
 use std::io::Write;
@@ -265,21 +265,9 @@ fn what_the_end_of_its_host_loses_is_named_and_nothing_else_is_lost() {
 /// A user who may mount no file system in memory has the host's shared memory, as much as they said, and no more.
 #[test]
 fn a_user_has_shared_memory_and_no_more_than_was_said() {
-    if !can_mount() {
+    let Some(folder) = folder_of_nobody("test -w /dev/shm") else {
         return;
-    }
-    let found = Command::new("sh")
-        .args(["-c", "command -v fusermount3 setpriv && test -w /dev/shm"])
-        .output();
-    if !found.unwrap().status.success() {
-        require::skip("fusermount3, setpriv or /dev/shm is missing");
-        return;
-    }
-    let folder = tempfile::Builder::new()
-        .prefix("tidemill-e2e-")
-        .tempdir()
-        .unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).unwrap();
+    };
     let run = |program: &str, args: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args([

@@ -2,7 +2,7 @@
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
-use crate::root::{Root, patiently};
+use crate::root::{Root, is_away, patiently};
 use crate::shuffle::{Deed, Op, supertasks};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
@@ -177,54 +177,69 @@ impl Work {
                 settle(first, outcome);
                 continue;
             }
-            let (written, error) = self.write(log, &run);
-            let errno = error.map(|error| error.raw_os_error().unwrap_or(5));
-            let mut end = 0;
-            for record in &run {
-                end += record.size;
-                match errno {
-                    Some(errno) if end > written || record.size == 0 => {
-                        settle(record, Err(Error::from_raw_os_error(errno)));
-                    }
-                    _ => settle(record, Ok(record.size)),
-                }
+            match self.write(log, &run) {
+                Ok(()) => run
+                    .iter()
+                    .for_each(|record| settle(record, Ok(record.size))),
+                Err(_) => self.write_each(log, &run, &settle),
             }
         }
         self
     }
 
-    /// Writes labels that follow each other; gives how many of their bytes are written, and why not all.
-    fn write(&mut self, log: &Log, run: &[Record]) -> (u64, Option<Error>) {
+    /// Writes labels that follow each other. If that fails, nothing is known of any of them: what a file on another host
+    /// has taken may be lost until it has been heard what its close would say.
+    fn write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
         let appends = run[0].kind == Kind::Append;
         let mut cut = run[0].flags & CUT != 0;
         let durable = run.iter().any(|record| record.flags & DURABLE != 0);
         let total: u64 = run.iter().map(|record| record.size).sum();
         let mut done = 0;
-        let outcome = patiently(|| {
-            let tried = self.writer(appends, &mut cut).and_then(|open| {
-                if appends && done == 0 {
-                    note_ends(&open.file, log, run)?;
-                }
-                while done < total {
-                    done += write_some(&open.file, log, run, done)?;
-                }
-                if durable {
-                    open.file.sync_data()
-                } else {
-                    hear(&open.file)
-                }
-            });
-            if tried.is_err() {
-                // It may be that of a mount that is gone.
-                self.open = None;
+        let tried = self.writer(appends, &mut cut).and_then(|open| {
+            if appends {
+                note_ends(&open.file, log, run)?;
             }
-            tried
+            while done < total {
+                done += write_some(&open.file, log, run, done)?;
+            }
+            if durable {
+                open.file.sync_data()
+            } else {
+                hear(&open.file)
+            }
         });
-        match outcome {
-            Ok(()) => (total, None),
-            // What was to survive power loss has not been shown to.
-            Err(error) if durable => (0, Some(error)),
-            Err(error) => (done, Some(error)),
+        if tried.is_err() {
+            // It may be that of a mount that is gone.
+            self.open = None;
+        }
+        tried
+    }
+
+    /// Writes labels that could not be written together each by itself, so that each is told of itself.
+    fn write_each(&mut self, log: &Log, run: &[Record], settle: &impl Fn(&Record, Result<u64>)) {
+        let mut away: Option<Error> = None;
+        for record in run {
+            let outcome = match away.as_ref().and_then(Error::raw_os_error) {
+                // One has waited for all.
+                Some(errno) => Err(Error::from_raw_os_error(errno)),
+                None => patiently(|| match record.kind {
+                    Kind::Append => match self.append_again(log, record)? {
+                        Some(size) => Ok(size),
+                        None => self.write(log, &[*record]).map(|()| record.size),
+                    },
+                    _ => self.write(log, &[*record]).map(|()| record.size),
+                }),
+            };
+            match outcome {
+                Err(error) if is_away(&error) => {
+                    settle(
+                        record,
+                        Err(Error::from_raw_os_error(error.raw_os_error().unwrap_or(5))),
+                    );
+                    away = Some(error);
+                }
+                outcome => settle(record, outcome),
+            }
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T
 }
 
 /// Whether an error says that a server, an element or the mount is not there now.
-fn is_away(error: &Error) -> bool {
+pub(crate) fn is_away(error: &Error) -> bool {
     let away = [
         Errno::COMM,
         Errno::HOSTUNREACH,

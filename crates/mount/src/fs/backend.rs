@@ -147,9 +147,10 @@ impl Backend {
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        let timed = tokio::time::timeout_at(patience::deadline().into(), work);
-        let outcome = self.runtime.block_on(timed);
-        outcome.unwrap_or_else(|_| Err(self.lost("it does not answer".into())))
+        let outcome = self
+            .runtime
+            .block_on(patience::within(patience::deadline(), work));
+        outcome.unwrap_or_else(|| Err(self.lost("it does not answer".into())))
     }
 
     /// Carries out one namespace operation.
@@ -167,8 +168,8 @@ impl Backend {
         let deadline = patience::deadline();
         loop {
             match self.one(caller, op.clone()) {
-                Err(error) if error.is(Errno::HOSTUNREACH) && Instant::now() < deadline => {
-                    std::thread::sleep(ELEMENTS_TTL);
+                Err(error) if error.is(Errno::HOSTUNREACH) && patience::now() < deadline => {
+                    patience::sleep(ELEMENTS_TTL);
                 }
                 other => return other,
             }
@@ -196,7 +197,7 @@ impl Backend {
                 self.unanswered(caller, &request);
                 return Err(error.into());
             };
-            std::thread::sleep(pause);
+            patience::sleep(pause);
             repeated = true;
         }
     }
@@ -223,7 +224,11 @@ impl Backend {
 
     fn send(&self, request: &v1::NameRequest, until: Instant) -> Result<Vec<Answer>, ClientError> {
         if let Some(local) = &self.local {
-            match local.apply(request, until) {
+            let until = patience::real(until);
+            let last = until.min(Instant::now() + REQUEST_TIMEOUT);
+            let answer = local.apply(request, until);
+            patience::woken(last);
+            match answer {
                 Ok(answers) => return Ok(answers),
                 Err(LocalError::Refused(error)) => return Err(error),
                 Err(LocalError::Absent(error)) => tracing::debug!("no way on this host: {error}"),
@@ -348,7 +353,7 @@ impl Backend {
         // Many at once when many rights end together, as those to all versions that were read before a restart.
         for some in released.chunks(RELEASED_MAX) {
             let ops = some.iter().map(|release| Op::Release(*release)).collect();
-            let until = Some(Instant::now() + patience::PATIENCE);
+            let until = Some(patience::now() + patience::PATIENCE);
             if let Err(error) = self.apply_async(Caller::default(), ops, until).await {
                 let objects = some.len();
                 tracing::debug!(
@@ -377,7 +382,7 @@ impl Backend {
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            tokio::time::sleep(pause).await;
+            patience::pause(pause).await;
         }
     }
 
@@ -387,10 +392,10 @@ impl Backend {
         until: Option<Instant>,
         request: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        let last = Instant::now() + REQUEST_TIMEOUT;
+        let last = patience::now() + REQUEST_TIMEOUT;
         let end = until.map_or(last, |until| until.min(last));
-        let answer = tokio::time::timeout_at(end.into(), request).await;
-        answer.unwrap_or_else(|_| Err(self.lost("it does not answer".into())))
+        let answer = patience::within(end, request).await;
+        answer.unwrap_or_else(|| Err(self.lost("it does not answer".into())))
     }
 
     fn lost(&self, reason: String) -> ClientError {
@@ -429,7 +434,7 @@ impl Backend {
             elements.asked = Some(Instant::now());
             let backend = self.clone();
             self.runtime.spawn(async move {
-                let until = Some(Instant::now() + patience::PATIENCE);
+                let until = Some(patience::now() + patience::PATIENCE);
                 if let Err(error) = backend.refresh(until).await {
                     tracing::debug!("elements in memory can't be asked for: {error}");
                 }
@@ -468,7 +473,7 @@ impl Backend {
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            tokio::time::sleep(pause.min(ELEMENTS_TTL)).await;
+            patience::pause(pause.min(ELEMENTS_TTL)).await;
         }
     }
 

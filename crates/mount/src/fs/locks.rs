@@ -75,7 +75,7 @@ impl Forgetting {
         let mut counts = self.counts.lock();
         let until = patience::deadline();
         while counts.contains_key(&ino) {
-            if self.fewer.wait_until(&mut counts, until).timed_out() {
+            if patience::wait(&self.fewer, &mut counts, until) {
                 tracing::warn!(
                     ino,
                     "the kernel is busy: what it shows under a lock may be old"

@@ -3,7 +3,11 @@
 //! The deadline belongs to the thread that serves the operation, and every wait below asks for it here: so no
 //! wait can add its own patience to another's, none can forget to hand it on, and what waits in the background
 //! for as long as the mount lives says so by having none.
+//!
+//! Deadlines are times of [`now`], which stands still while the whole process does: a host that slept, or a virtual
+//! machine that was moved, has given nobody a chance to answer.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -12,6 +16,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The first pause before something is tried again; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Nobody waits for longer at once: what takes much longer was not lived through.
+const SLICE: Duration = Duration::from_secs(1);
+/// Threads of a busy host wake up late, too.
+const LATE: Duration = Duration::from_secs(2);
+
+/// What was not lived through: how much in all, and until when.
+static MISSED: Mutex<(Duration, Option<Instant>)> = Mutex::new((Duration::ZERO, None));
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -26,14 +38,90 @@ impl Drop for Before {
     }
 }
 
+/// The time, less what was not lived through.
+pub(crate) fn now() -> Instant {
+    // In this order: what is missed between the two is not taken off twice.
+    let (missed, _) = *MISSED.lock();
+    Instant::now() - missed
+}
+
+/// The time at which it will be `until`, unless time is missed once more.
+pub(crate) fn real(until: Instant) -> Instant {
+    until + MISSED.lock().0
+}
+
+/// A wait was to end at a time, and has ended now.
+pub(crate) fn woken(at: Instant) {
+    let now = Instant::now();
+    if now.saturating_duration_since(at) < LATE {
+        return;
+    }
+    let mut missed = MISSED.lock();
+    // Others may have noticed it before.
+    let from = missed.1.map_or(at, |known| known.max(at));
+    let more = now.saturating_duration_since(from);
+    if !more.is_zero() {
+        *missed = (missed.0 + more, Some(now));
+        drop(missed);
+        tracing::info!(
+            "{} s were missed: deadlines are that much later",
+            more.as_secs()
+        );
+    }
+}
+
+/// The end of the next slice of a wait.
+fn slice(until: Instant) -> Instant {
+    real(until).min(Instant::now() + SLICE)
+}
+
+/// Waits to be notified; whether the time was over before that. May return before that without reason.
+pub(crate) fn wait<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Instant) -> bool {
+    let end = slice(until);
+    let timed_out = condvar.wait_until(guard, end).timed_out();
+    if timed_out {
+        woken(end);
+    }
+    timed_out && now() >= until
+}
+
+/// Pauses before something is tried again.
+pub(crate) fn sleep(pause: Duration) {
+    let end = Instant::now() + pause;
+    std::thread::sleep(pause);
+    woken(end);
+}
+
+/// As [`sleep`], from async code.
+pub(crate) async fn pause(pause: Duration) {
+    let end = Instant::now() + pause;
+    tokio::time::sleep(pause).await;
+    woken(end);
+}
+
+/// What comes of `work`, if it does in time.
+pub(crate) async fn within<T>(until: Instant, work: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(work);
+    loop {
+        let end = slice(until);
+        if let Ok(done) = tokio::time::timeout_at(end.into(), &mut work).await {
+            return Some(done);
+        }
+        woken(end);
+        if now() >= until {
+            return None;
+        }
+    }
+}
+
 /// Serves an operation on this thread; all of its waits end [`PATIENCE`] from now.
 pub(crate) fn serve<T>(operation: impl FnOnce() -> T) -> T {
-    until(Instant::now() + PATIENCE, operation)
+    until(now() + PATIENCE, operation)
 }
 
 /// Does a part of an operation that may take no longer than that.
 pub(crate) fn at_most<T>(limit: Duration, part: impl FnOnce() -> T) -> T {
-    until(deadline().min(Instant::now() + limit), part)
+    until(deadline().min(now() + limit), part)
 }
 
 fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
@@ -43,13 +131,13 @@ fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
 
 /// When the waiting of this thread's operation ends; what no operation asked for waits [`PATIENCE`] from now.
 pub(crate) fn deadline() -> Instant {
-    DEADLINE.get().unwrap_or_else(|| Instant::now() + PATIENCE)
+    DEADLINE.get().unwrap_or_else(|| now() + PATIENCE)
 }
 
 /// Bytes were moved: what is waited for is there, and a long copy is no wait.
 pub(crate) fn renew() {
     if DEADLINE.get().is_some() {
-        DEADLINE.set(Some(Instant::now() + PATIENCE));
+        DEADLINE.set(Some(now() + PATIENCE));
     }
 }
 
@@ -76,7 +164,7 @@ impl Pauses {
         let Some(end) = self.end else {
             return Some(pause);
         };
-        let left = end.checked_duration_since(Instant::now())?;
+        let left = end.checked_duration_since(now())?;
         (!left.is_zero()).then(|| pause.min(left))
     }
 }
@@ -104,9 +192,34 @@ mod tests {
         let mut endless = Pauses::until(None);
         let pauses: Vec<_> = (0..100).filter_map(|_| endless.next()).collect();
         assert_eq!((pauses[0], pauses[99]), (PAUSE_MIN, PAUSE_MAX));
-        let mut over = Pauses::until(Some(Instant::now()));
+        let mut over = Pauses::until(Some(now()));
         assert_eq!(over.next(), None);
-        let mut soon = Pauses::until(Some(Instant::now() + PAUSE_MIN / 2));
+        let mut soon = Pauses::until(Some(now() + PAUSE_MIN / 2));
         assert!(soon.next().is_some_and(|pause| pause < PAUSE_MIN));
+    }
+
+    /// Several threads miss the same time; it counts once, and nobody's deadline passes by it.
+    #[test]
+    fn what_was_not_lived_through_does_not_count() {
+        let (gone, before) = (Duration::from_secs(3600), now());
+        let until = before + PATIENCE;
+        let at = Instant::now().checked_sub(gone).unwrap();
+        let threads: Vec<_> = (0..8)
+            .map(|_| std::thread::spawn(move || woken(at)))
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(before - now() > gone - PATIENCE && before - now() < gone + PATIENCE);
+        assert!(real(until) > Instant::now());
+        let (never, mut missing) = (Condvar::new(), false);
+        let lock = Mutex::new(());
+        let end = now() + PAUSE_MIN;
+        while !missing {
+            missing = wait(&never, &mut lock.lock(), end);
+        }
+        assert!(now() >= end);
+        woken(Instant::now().checked_sub(LATE / 2).unwrap());
+        assert!(real(now()) <= Instant::now());
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_client::objects::Remote as Address;
 use tidemill_core::id::ObjectId;
 use tokio::sync::Notify;
@@ -175,15 +175,11 @@ impl Remote {
     /// Waits for something to arrive, as long as the operation has time.
     fn wait(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), Error> {
         let before = writing.in_flight.len();
-        let began = Instant::now();
-        let in_vain = writing.stalled || {
-            let changed = &self.out.changed;
-            changed
-                .wait_until(writing, patience::deadline())
-                .timed_out()
-        };
+        let began = patience::now();
+        let in_vain =
+            writing.stalled || { patience::wait(&self.out.changed, writing, patience::deadline()) };
         if in_vain {
-            writing.stalled |= began.elapsed() > patience::PATIENCE / 2;
+            writing.stalled |= (patience::now() - began) > patience::PATIENCE / 2;
             // Nothing is lost: what is on its way goes on trying.
             return Err(rustix::io::Errno::HOSTUNREACH.into());
         }
@@ -522,8 +518,7 @@ impl Piece {
                     return Err(rustix::io::Errno::from_raw_os_error(*errno).into());
                 }
                 None => {
-                    let waited = self.ready.wait_until(&mut data, patience::deadline());
-                    if waited.timed_out() {
+                    if patience::wait(&self.ready, &mut data, patience::deadline()) {
                         return Err(rustix::io::Errno::HOSTUNREACH.into());
                     }
                     patience::renew();

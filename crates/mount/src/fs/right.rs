@@ -3,7 +3,7 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::patience::Pauses;
+use super::patience::{self, Pauses};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -240,7 +240,7 @@ impl Right {
                 return Err(error);
             };
             tracing::debug!("waiting for an element: {error}");
-            tokio::time::sleep(pause).await;
+            patience::pause(pause).await;
             for element in silent.drain(..) {
                 backend.forget_element(element);
             }
@@ -274,10 +274,10 @@ impl Right {
         } else {
             OTHERS_AFTER
         };
-        let last = Instant::now() + last;
+        let last = patience::now() + last;
         let end = until.map_or(last, |until| until.min(last));
-        let answer = tokio::time::timeout_at(end.into(), request(address)).await;
-        answer.unwrap_or_else(|_| Err(silent(&url)))
+        let answer = patience::within(end, request(address)).await;
+        answer.unwrap_or_else(|| Err(silent(&url)))
     }
 }
 

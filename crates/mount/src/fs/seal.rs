@@ -8,6 +8,7 @@
 use super::Caller;
 use super::backend::Backend;
 use super::object::{Data, Object};
+use super::patience;
 use super::pending::Pending;
 use super::right;
 use super::table::Table;
@@ -246,7 +247,7 @@ impl Worker {
         if refused.is_empty() {
             return;
         }
-        let until = Some(Instant::now() + ATTEMPT);
+        let until = Some(patience::now() + ATTEMPT);
         for version in &refused {
             let job = &version.job;
             if let Err(error) = version.part().right.renew(&self.backend, until).await {
@@ -338,7 +339,7 @@ impl Worker {
         let end = Instant::now() + ATTEMPT;
         let url = match self
             .backend
-            .find(element, Some(Instant::now() + FIND))
+            .find(element, Some(patience::now() + FIND))
             .await
         {
             Ok(place) => place.url,
@@ -361,7 +362,7 @@ impl Worker {
         let mut rest = versions;
         while !rest.is_empty() {
             let ops = rest.iter().map(Version::op).collect();
-            let until = Some(Instant::now() + ATTEMPT);
+            let until = Some(patience::now() + ATTEMPT);
             let caller = rest[0].job.caller;
             let answers = match self.backend.apply_async(caller, ops, until).await {
                 Ok(answers) if !answers.is_empty() => answers,

@@ -14,7 +14,7 @@ use super::{Caller, Fs, Pace, patience};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op};
 
 /// How long, and how often, the end of a close is waited for whose beginning was heard.
@@ -64,7 +64,7 @@ impl Fs {
     /// than one that opens it.
     pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
         let node = &file.node;
-        let (until, until_shared) = (patience::deadline(), Instant::now() + WRITER_PATIENCE);
+        let (until, until_shared) = (patience::deadline(), patience::now() + WRITER_PATIENCE);
         {
             let mut state = node.state.lock();
             loop {
@@ -80,7 +80,7 @@ impl Fs {
                     }
                     Some(_) => {
                         self.sealer.hurry();
-                        if node.changed.wait_until(&mut state, until).timed_out() {
+                        if patience::wait(&node.changed, &mut state, until) {
                             return Err(self.sealer.errno(node.ino).into());
                         }
                     }

@@ -373,7 +373,7 @@ impl Fs {
                 Err(error) => error,
             };
             self.backend.take_back(caller, &op)?;
-            if !error.is(Errno::HOSTUNREACH) || Instant::now() >= deadline {
+            if !error.is(Errno::HOSTUNREACH) || patience::now() >= deadline {
                 return Err(error);
             }
             let element = opened.element;
@@ -411,7 +411,7 @@ impl Fs {
         pace: Pace,
     ) -> Result<bool, Error> {
         let truncate = how.truncate;
-        let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
+        let (until, at_once) = (patience::now() + WRITER_PATIENCE, patience::now());
         {
             // What is cut is not handed on to others at the same time.
             let turn = truncate.then(|| Self::write_turn(node, pace));
@@ -511,7 +511,7 @@ impl Fs {
                 Some(_) => {
                     pace.wait()?;
                     self.sealer.hurry();
-                    if node.changed.wait_until(state, deadline).timed_out() {
+                    if patience::wait(&node.changed, state, deadline) {
                         return Err(self.sealer.errno(node.ino).into());
                     }
                 }
@@ -544,7 +544,7 @@ impl Fs {
         until: Instant,
     ) -> Result<(), Error> {
         let waiting = self.busy_waiters.fetch_add(1, Ordering::Relaxed);
-        let over = waiting >= BUSY_WAITERS_MAX || node.changed.wait_until(state, until).timed_out();
+        let over = waiting >= BUSY_WAITERS_MAX || patience::wait(&node.changed, state, until);
         self.busy_waiters.fetch_sub(1, Ordering::Relaxed);
         if over {
             return Err(Errno::TXTBSY.into());
@@ -650,7 +650,7 @@ impl Fs {
         op: &Op,
         (until, until_shared): (Instant, Instant),
     ) -> Result<v1::Opened, Error> {
-        let left = |until: Instant| Instant::now() < until.min(patience::deadline());
+        let left = |until: Instant| patience::now() < until.min(patience::deadline());
         let note = |phase| {
             if let Some(writing) = node.state.lock().writing.as_mut() {
                 writing.phase = phase;
@@ -724,7 +724,7 @@ impl Fs {
         node: &Arc<Node>,
         size: u64,
     ) -> Result<(), Error> {
-        let until = Instant::now() + WRITER_PATIENCE;
+        let until = patience::now() + WRITER_PATIENCE;
         let turn = Self::write_turn(node, Pace::MayWait)?;
         {
             let mut state = node.state.lock();
@@ -740,7 +740,7 @@ impl Fs {
                     Some((Phase::Busy, _)) => self.wait_busy(node, &mut state, until)?,
                     Some(_) => {
                         self.sealer.hurry();
-                        if node.changed.wait_until(&mut state, deadline).timed_out() {
+                        if patience::wait(&node.changed, &mut state, deadline) {
                             return Err(self.sealer.errno(node.ino).into());
                         }
                     }
@@ -961,7 +961,7 @@ impl Fs {
             .is_some_and(|w| w.phase == Phase::Sealing)
         {
             self.sealer.hurry();
-            if node.changed.wait_until(&mut state, deadline).timed_out() {
+            if patience::wait(&node.changed, &mut state, deadline) {
                 return Err(self.sealer.errno(node.ino).into());
             }
         }

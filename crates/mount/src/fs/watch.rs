@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::TrySendError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_wire::control::FOLDER;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
@@ -200,7 +200,7 @@ impl Fs {
     /// Answers a message of the server that has a number.
     pub(crate) fn tell(&self, question: u64, open: bool) {
         let backend = self.backend.clone();
-        let until = Instant::now() + ANSWER_PATIENCE;
+        let until = patience::now() + ANSWER_PATIENCE;
         self.backend.runtime.spawn(async move {
             let op = Op::Answer(v1::Answer { question, open });
             let asked = backend.apply_async(Caller::default(), vec![op], Some(until));

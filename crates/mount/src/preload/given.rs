@@ -220,7 +220,7 @@ impl Given {
         let deadline = patience::deadline();
         let mut open = self.open.lock();
         while open.ending.contains_key(&ino) {
-            if self.changed.wait_until(&mut open, deadline).timed_out() {
+            if patience::wait(&self.changed, &mut open, deadline) {
                 return;
             }
         }
@@ -233,7 +233,7 @@ impl Given {
         let deadline = patience::deadline();
         let mut open = self.open.lock();
         while !open.ending.is_empty() {
-            if self.changed.wait_until(&mut open, deadline).timed_out() {
+            if patience::wait(&self.changed, &mut open, deadline) {
                 return;
             }
         }

@@ -165,34 +165,87 @@ impl Work {
         let records = std::mem::take(&mut self.records);
         let ops: Vec<Op> = records.iter().map(op).collect();
         let tasks = supertasks(&ops, self.open.is_some());
-        for step in tasks.into_iter().flatten() {
-            let run: Vec<Record> = step.into_iter().map(|at| records[at]).collect();
-            let first = &run[0];
-            let alone = match first.kind {
-                Kind::Read => Some(self.read(log, first)),
-                Kind::Append if first.again => self.append_again(log, first).transpose(),
-                _ => None,
-            };
-            if let Some(outcome) = alone {
-                settle(first, outcome);
-                continue;
-            }
-            match self.write(log, &run) {
-                Ok(()) => run
-                    .iter()
-                    .for_each(|record| settle(record, Ok(record.size))),
-                Err(_) => self.write_each(log, &run, &settle),
+        // Written, and told of once they survive power loss: one sync for all, but what is about the same bytes has its own.
+        let mut unsynced: Vec<Record> = Vec::new();
+        for task in tasks {
+            let alone = task.len() > 1;
+            for step in task {
+                let run: Vec<Record> = step.into_iter().map(|at| records[at]).collect();
+                if alone
+                    || self
+                        .open
+                        .as_ref()
+                        .is_some_and(|open| open.appends != appends(&run))
+                {
+                    self.sync(log, &mut unsynced, &settle);
+                }
+                self.step(log, run, &mut unsynced, &settle);
             }
         }
+        self.sync(log, &mut unsynced, &settle);
         self
     }
 
+    /// Carries out labels that follow each other.
+    fn step(
+        &mut self,
+        log: &Log,
+        run: Vec<Record>,
+        unsynced: &mut Vec<Record>,
+        settle: &impl Fn(&Record, Result<u64>),
+    ) {
+        let first = &run[0];
+        let alone = match first.kind {
+            Kind::Read => Some(self.read(log, first)),
+            Kind::Append if first.again => self.append_again(log, first).transpose(),
+            _ => None,
+        };
+        if let Some(outcome) = alone {
+            return settle(first, outcome);
+        }
+        match self.write(log, &run) {
+            Ok(()) if durable(&run) => unsynced.extend(run),
+            Ok(()) => run
+                .iter()
+                .for_each(|record| settle(record, Ok(record.size))),
+            Err(_) => {
+                unsynced.extend(run);
+                self.write_each(log, &std::mem::take(unsynced), settle);
+            }
+        }
+    }
+
+    /// Makes what was written survive power loss.
+    fn sync(
+        &mut self,
+        log: &Log,
+        unsynced: &mut Vec<Record>,
+        settle: &impl Fn(&Record, Result<u64>),
+    ) {
+        let written = std::mem::take(unsynced);
+        if written.is_empty() {
+            return;
+        }
+        match self.sync_data() {
+            Ok(()) => written
+                .iter()
+                .for_each(|record| settle(record, Ok(record.size))),
+            Err(_) => self.write_each(log, &written, settle),
+        }
+    }
+
+    fn sync_data(&mut self) -> Result<()> {
+        let open = self.open.take().ok_or(Errno::BADF)?;
+        open.file.sync_data()?;
+        self.open = Some(open);
+        Ok(())
+    }
+
     /// Writes labels that follow each other. If that fails, nothing is known of any of them: what a file on another host
-    /// has taken may be lost until it has been heard what its close would say.
+    /// has taken may be lost until it has been heard what its close would say, or it was synced.
     fn write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
-        let appends = run[0].kind == Kind::Append;
+        let appends = appends(run);
         let mut cut = run[0].flags & CUT != 0;
-        let durable = run.iter().any(|record| record.flags & DURABLE != 0);
         let total: u64 = run.iter().map(|record| record.size).sum();
         let mut done = 0;
         let tried = self.writer(appends, &mut cut).and_then(|open| {
@@ -202,10 +255,9 @@ impl Work {
             while done < total {
                 done += write_some(&open.file, log, run, done)?;
             }
-            if durable {
-                open.file.sync_data()
-            } else {
-                hear(&open.file)
+            match durable(run) {
+                true => Ok(()),
+                false => hear(&open.file),
             }
         });
         if tried.is_err() {
@@ -215,6 +267,20 @@ impl Work {
         tried
     }
 
+    /// Writes a label by itself.
+    fn write_one(&mut self, log: &Log, record: &Record) -> Result<u64> {
+        if record.kind == Kind::Append
+            && let Some(size) = self.append_again(log, record)?
+        {
+            return Ok(size);
+        }
+        self.write(log, &[*record])?;
+        if durable(&[*record]) {
+            self.sync_data()?;
+        }
+        Ok(record.size)
+    }
+
     /// Writes labels that could not be written together each by itself, so that each is told of itself.
     fn write_each(&mut self, log: &Log, run: &[Record], settle: &impl Fn(&Record, Result<u64>)) {
         let mut away: Option<Error> = None;
@@ -222,13 +288,7 @@ impl Work {
             let outcome = match away.as_ref().and_then(Error::raw_os_error) {
                 // One has waited for all.
                 Some(errno) => Err(Error::from_raw_os_error(errno)),
-                None => patiently(|| match record.kind {
-                    Kind::Append => match self.append_again(log, record)? {
-                        Some(size) => Ok(size),
-                        None => self.write(log, &[*record]).map(|()| record.size),
-                    },
-                    _ => self.write(log, &[*record]).map(|()| record.size),
-                }),
+                None => patiently(|| self.write_one(log, record)),
             };
             match outcome {
                 Err(error) if is_away(&error) => {
@@ -339,6 +399,14 @@ impl Work {
             Ok(read_at(file, into, record.offset)? as u64)
         })
     }
+}
+
+fn appends(run: &[Record]) -> bool {
+    run[0].kind == Kind::Append
+}
+
+fn durable(run: &[Record]) -> bool {
+    run.iter().any(|record| record.flags & DURABLE != 0)
 }
 
 /// What a close would say: of a file on another host errors come with that, and a label that was told to be done can't

@@ -136,6 +136,26 @@ impl Bins {
         }
     }
 
+    /// What puts values between the edges.
+    pub(super) fn placer(&self) -> Placer {
+        let Edges { low, high, bins } = self.edges;
+        Placer {
+            unpack: self.unpack,
+            edges: (0..=bins).map(|bin| self.edges.edge(bin)).collect(),
+            per_unit: f64::from(bins) / (high - low),
+        }
+    }
+}
+
+/// Puts values between edges: a product says about where, and the edges there say exactly.
+#[derive(Debug)]
+pub(super) struct Placer {
+    unpack: Option<(f64, f64)>,
+    edges: Vec<f64>,
+    per_unit: f64,
+}
+
+impl Placer {
     /// The counter of a value.
     #[inline(always)]
     #[allow(
@@ -148,22 +168,22 @@ impl Bins {
             None => value.to_f64(),
             Some((scale, offset)) => value.to_f64() * scale + offset,
         };
-        let Edges { low, high, bins } = self.edges;
+        let bins = self.edges.len() - 1;
+        let (low, high) = (self.edges[0], self.edges[bins]);
         if value > high {
-            return self.edges.counters() - 1;
+            return bins + 1;
         }
         if value < low || value.is_nan() {
             return 0;
         }
-        let near = (value - low) / (high - low) * f64::from(bins);
-        let mut bin = (near as u32).min(bins - 1);
-        while bin > 0 && value < self.edges.edge(bin) {
+        let mut bin = (((value - low) * self.per_unit) as usize).min(bins - 1);
+        while bin > 0 && value < self.edges[bin] {
             bin -= 1;
         }
-        while bin + 1 < bins && value >= self.edges.edge(bin + 1) {
+        while bin + 1 < bins && value >= self.edges[bin + 1] {
             bin += 1;
         }
-        bin as usize + 1
+        bin + 1
     }
 }
 

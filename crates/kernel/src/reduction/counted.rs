@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bins::Bins;
+use super::bins::{Bins, Placer};
 use super::ranks::Digits;
 use crate::array::ArrayError;
 use crate::loops::number::Number;
@@ -42,10 +42,18 @@ impl Counted {
     }
 }
 
+/// How it is counted.
+#[derive(Debug)]
+enum Counts {
+    Digits(Digits),
+    /// With so many counters for a cell.
+    Bins(Placer, usize),
+}
+
 /// The counters of all cells, those of one side by side.
 #[derive(Debug)]
 pub(super) struct Counters {
-    of: Counted,
+    of: Counts,
     pub(super) counts: Vec<u64>,
 }
 
@@ -53,7 +61,10 @@ impl Counters {
     pub(super) fn new(of: &Counted, cells: usize) -> Self {
         Self {
             counts: vec![0; cells * of.counters()],
-            of: of.clone(),
+            of: match of {
+                Counted::Digits(digits) => Counts::Digits(digits.clone()),
+                Counted::Bins(bins) => Counts::Bins(bins.placer(), of.counters()),
+            },
         }
     }
 
@@ -61,9 +72,9 @@ impl Counters {
     #[inline(always)]
     pub(super) fn put<T: Number>(&mut self, cell: usize, value: T) {
         match &self.of {
-            Counted::Digits(digits) => digits.put(&mut self.counts, cell, value),
-            Counted::Bins(bins) => {
-                self.counts[cell * bins.edges.counters() + bins.place(value)] += 1;
+            Counts::Digits(digits) => digits.put(&mut self.counts, cell, value),
+            Counts::Bins(placer, counters) => {
+                self.counts[cell * counters + placer.place(value)] += 1;
             }
         }
     }

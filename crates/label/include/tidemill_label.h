@@ -70,7 +70,7 @@ typedef struct tidemill_analysis {
     const char *const *outputs;
     const char *standard_input;  /* NULL, or one of `inputs` */
     const char *standard_output; /* NULL, or one of `outputs` */
-    const char *policy;          /* NULL: the array's */
+    const char *policy;          /* NULL: the intent's, or the array's */
 } tidemill_analysis;
 
 /* Runs it, when the writes before it are stored. Waiting gives the first `result` bytes of its first output. It fails with

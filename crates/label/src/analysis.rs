@@ -2,6 +2,7 @@
 //! the label carries that.
 
 use crate::error::Error;
+use crate::intent::Intent;
 use std::fmt::Write as _;
 
 /// Bytes that are kept for why an analysis failed.
@@ -25,7 +26,7 @@ pub struct Analysis<'a> {
     pub stdin: Option<&'a str>,
     /// The output that its standard output goes to, if one is.
     pub stdout: Option<&'a str>,
-    /// How its element is chosen: the array's policy if it does not say.
+    /// How its element is chosen: as the application's intent has it, or else the array, if it does not say.
     pub policy: Option<&'a str>,
 }
 
@@ -107,15 +108,15 @@ impl Known<'_> {
         Paths::to_bytes(result, &self.outputs, &self.inputs)
     }
 
-    /// The script of the job that is called `name`.
-    pub(crate) fn script(&self, name: &str) -> Result<String, Error> {
+    /// The script of the job that is called `name`, of an application that wants something.
+    pub(crate) fn script(&self, name: &str, intent: Intent) -> Result<String, Error> {
         let first = self.outputs.first().copied();
         let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
         let workdir = first.rsplit_once('/').map_or("", |(folder, _)| folder);
         let analysis = self.analysis;
         let (name, workdir) = (quoted(&name.replace('/', "-")), quoted_path(workdir));
         let mut script = format!("name = {name};\nworkdir = {workdir};\n");
-        if let Some(policy) = analysis.policy {
+        if let Some(policy) = analysis.policy.or(intent.policy()) {
             let _ = writeln!(script, "policy = {};", quoted(policy));
         }
         script.push_str("strict = true;\nreplace = true;\ntasks = ( {\n  name = \"label\";\n");
@@ -179,11 +180,18 @@ mod tests {
         };
         let known = analysis.within(Ok).unwrap();
         assert_eq!(
-            known.script("a/b").unwrap(),
+            known.script("a/b", Intent::Energy).unwrap(),
             "name = \"a-b\";\nworkdir = \"/run\";\npolicy = \"min-wait\";\nstrict = true;\nreplace = true;\n\
              tasks = ( {\n  name = \"label\";\n  kernel = \"stats | head\";\n  args = [ \"-a\", \"\\\"b\\\"\\x0a\" ];\n  \
              input = [ \"/run/in\", \"/x\" ];\n  output = [ \"/run/out\" ];\n  stdout = \"/run/out\";\n} );\n"
         );
+        let unsaid = Analysis {
+            policy: None,
+            ..analysis
+        };
+        let script = |intent| unsaid.within(Ok).unwrap().script("a", intent).unwrap();
+        assert!(script(Intent::Energy).contains("policy = \"constraint:energy\";"));
+        assert!(!script(Intent::None).contains("policy"));
         let paths = Paths::of(&known.paths("run/out"));
         assert_eq!(paths.result.as_deref(), Some(&b"run/out"[..]));
         assert_eq!(paths.outputs, [b"run/out"]);

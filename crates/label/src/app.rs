@@ -517,7 +517,7 @@ impl Inner {
         let (paths, bytes) = match label.analysis {
             Some(analysis) => {
                 let known = analysis.within(|address| self.path(address))?;
-                let script = known.script(&self.log.name())?;
+                let script = known.script(&self.log.name(), self.log.intent())?;
                 (known.paths(result), Cow::Owned(script.into_bytes()))
             }
             None => (Paths::of_result(result), Cow::Borrowed(label.bytes)),

@@ -56,6 +56,16 @@ impl Intent {
         found.map_or(MANNERS[0].1, |(_, manner)| *manner)
     }
 
+    /// How the elements of its analyses are chosen, if they do not say.
+    pub(crate) fn policy(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::LowLatency => Some("constraint:low-latency"),
+            Self::Bandwidth => Some("constraint:bandwidth"),
+            Self::Energy => Some("constraint:energy"),
+        }
+    }
+
     /// Its name, as it is shown.
     #[must_use]
     pub fn name(self) -> &'static str {

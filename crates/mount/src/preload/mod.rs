@@ -27,16 +27,20 @@ use crate::session::{self, Attached};
 use answer::{Answers, Asked, Reply};
 use copies::Copies;
 use given::Given;
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::net::sockopt::socket_peercred;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::{Credential, Endpoint};
 use tidemill_preload_api::{Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request};
@@ -45,6 +49,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Connections at once at most: each has a thread.
 const CONNECTIONS_MAX: usize = 4096;
+/// Of these, of each user who is neither root nor the one who serves.
+const CONNECTIONS_OF_OTHERS_MAX: usize = CONNECTIONS_MAX / 4;
 /// How often it is looked whether anybody is left.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
 /// Pause before the next connection is accepted, if there can't be one now.
@@ -93,7 +99,7 @@ struct Shared {
     answers: Answers,
     allow_other: bool,
     own_uid: u32,
-    connections: AtomicUsize,
+    connections: Connections,
     ends: AtomicBool,
 }
 
@@ -142,7 +148,7 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         ),
         allow_other: config.allow_other,
         own_uid: rustix::process::geteuid().as_raw(),
-        connections: AtomicUsize::new(0),
+        connections: Connections::default(),
         ends: AtomicBool::new(false),
     });
     let socket = socket_in(&config.folder);
@@ -198,6 +204,34 @@ fn take_folder(config: &Config) -> Result<File, Error> {
     Ok(held)
 }
 
+/// How many connections each user has, if any.
+#[derive(Debug, Default)]
+struct Connections(Mutex<BTreeMap<u32, usize>>);
+
+impl Connections {
+    /// Counts one more, if there may be one.
+    fn enter(&self, uid: u32, own: bool) -> bool {
+        let mut connections = self.0.lock();
+        let all: usize = connections.values().sum();
+        let before = connections.get(&uid).copied().unwrap_or(0);
+        let enters = all < CONNECTIONS_MAX && (own || before < CONNECTIONS_OF_OTHERS_MAX);
+        if enters {
+            connections.insert(uid, before + 1);
+        }
+        enters
+    }
+
+    fn leave(&self, uid: u32) {
+        let mut connections = self.0.lock();
+        if let Entry::Occupied(mut count) = connections.entry(uid) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
 impl Shared {
     fn accept(self: &Arc<Self>, listener: &OwnedFd) {
         while !self.ends.load(Ordering::Acquire) {
@@ -210,9 +244,12 @@ impl Shared {
                     continue;
                 }
             };
-            if self.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-                self.connections.fetch_sub(1, Ordering::AcqRel);
-                tracing::warn!("a program was refused: {CONNECTIONS_MAX} are connected");
+            let Ok(uid) = socket_peercred(&connection).map(|peer| peer.uid.as_raw()) else {
+                continue;
+            };
+            let own = uid == 0 || uid == self.own_uid;
+            if !self.connections.enter(uid, own) {
+                tracing::warn!(uid, "a program was refused: too many are connected");
                 continue;
             }
             let serving = self.clone();
@@ -222,10 +259,10 @@ impl Shared {
                     if let Err(errno) = serving.converse(&connection) {
                         tracing::debug!("a program's connection ended: {errno}");
                     }
-                    serving.connections.fetch_sub(1, Ordering::AcqRel);
+                    serving.connections.leave(uid);
                 });
             if let Err(error) = spawned {
-                self.connections.fetch_sub(1, Ordering::AcqRel);
+                self.connections.leave(uid);
                 tracing::warn!("a program can't be served: {error}");
             }
         }
@@ -271,7 +308,7 @@ impl Shared {
     }
 
     fn is_idle(&self) -> bool {
-        self.connections.load(Ordering::Acquire) == 0 && self.answers.given.count() == 0
+        self.connections.0.lock().is_empty() && self.answers.given.count() == 0
     }
 }
 
@@ -340,5 +377,34 @@ pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
             let errno = i32::try_from(errno).unwrap_or(libc::EIO);
             Err(Errno::from_raw_os_error(errno).into())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_takes_the_connections_of_others() {
+        let connections = Connections::default();
+        let had = |uid, own| {
+            (0..CONNECTIONS_MAX + 1)
+                .filter(|_| connections.enter(uid, own))
+                .count()
+        };
+        assert_eq!(had(7, false), CONNECTIONS_OF_OTHERS_MAX);
+        assert_eq!(had(8, false), CONNECTIONS_OF_OTHERS_MAX);
+        assert_eq!(
+            had(0, true),
+            CONNECTIONS_MAX - 2 * CONNECTIONS_OF_OTHERS_MAX
+        );
+        assert!(!connections.enter(9, false));
+        connections.leave(0);
+        assert!(connections.enter(9, false));
+        connections.leave(9);
+        for uid in [7, 8] {
+            (0..CONNECTIONS_OF_OTHERS_MAX).for_each(|_| connections.leave(uid));
+        }
+        assert_eq!(connections.0.lock().keys().collect::<Vec<_>>(), [&0]);
     }
 }

@@ -28,10 +28,12 @@ const PICKED_MAX: usize = 64;
 const AT_ONCE: usize = 2;
 /// What is kept may gather for so long.
 const REST: Duration = Duration::from_millis(5);
-/// Headers that could not be read are tried again, and a database that failed is, after this.
+/// Headers that could not be read are tried again after the first of these, then after twice that, up to the second; a
+/// database that failed is after that.
+const AGAIN_MIN: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(30);
-/// How often a Zarr is read once more, each time after that, because chunks of its coordinates were not there; how many wait for that.
-const LACKING_TRIES: u32 = 4;
+/// How often a Zarr is read once more, each time after such a pause, because chunks of its coordinates were not there; how many wait for that.
+const LACKING_TRIES: u32 = 8;
 const LACKING_MAX: usize = 4096;
 /// How long one header may take, and how much of its file may be read for it.
 const HEADER_MAX: Duration = Duration::from_secs(20);
@@ -61,14 +63,14 @@ struct Reader {
 
 impl Reader {
     async fn run(self) {
-        let mut later = true;
+        let (mut later, mut pause) = (true, AGAIN_MIN);
         loop {
             match self.turn().await {
                 Ok(Turn::More) => later = true,
                 Ok(Turn::Done) => {
                     let timer = async {
                         match later {
-                            true => tokio::time::sleep(AGAIN).await,
+                            true => tokio::time::sleep(pause).await,
                             false => std::future::pending().await,
                         }
                     };
@@ -76,6 +78,7 @@ impl Reader {
                         () = self.names.shared().headers.woken() => {}
                         () = timer => {
                             later = self.again().await.unwrap_or(true);
+                            pause = if later { (pause * 2).min(AGAIN) } else { AGAIN_MIN };
                         }
                     }
                 }

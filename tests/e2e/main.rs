@@ -6,6 +6,9 @@ mod apps;
 mod array;
 mod asked;
 mod away;
+#[cfg(feature = "nats")]
+#[path = "../../crates/server/tests/broker/mod.rs"]
+mod broker;
 mod by_url;
 mod chance;
 mod components;
@@ -30,6 +33,7 @@ mod open;
 mod plan;
 mod preload;
 mod provenance;
+mod queue;
 mod reads;
 mod reduce;
 mod reductions;

@@ -4,7 +4,7 @@
 //! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
 //! takes care of the first two. This file reads, it never writes.
 
-use crate::format::{Copies, Length, OrOff, Size};
+use crate::format::{Copies, Length, OrOff, QueueText, Size};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,6 +67,7 @@ pub(crate) struct Server {
     pub(crate) repair_after: Option<Length>,
     pub(crate) scrub_every: Option<OrOff<Length>>,
     pub(crate) move_rate: Option<Size>,
+    pub(crate) queue: Option<QueueText>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use tidemill_core::copies;
 pub(crate) use tidemill_core::shown::bytes;
 use tidemill_core::shown::civil;
+use tidemill_server::queue::{AddressError, Place};
 
 /// A number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -113,6 +114,34 @@ impl<T: FromStr> TryFrom<String> for OrOff<T> {
 
     fn try_from(text: String) -> Result<Self, T::Err> {
         text.parse()
+    }
+}
+
+/// Where labels wait, as somebody wrote it: `journal`, or servers of NATS. It may have a password, so it is printed by nothing
+/// and is looked at only when it is used.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct QueueText(pub(crate) String);
+
+impl QueueText {
+    /// The queue that it means.
+    pub(crate) fn place(&self) -> Result<Place, AddressError> {
+        match self.0.as_str() {
+            "journal" => Ok(Place::Own),
+            address => address.parse().map(Place::Nats),
+        }
+    }
+}
+
+impl From<String> for QueueText {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for QueueText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("QueueText(..)")
     }
 }
 

@@ -237,12 +237,14 @@ fn is_ending(pid: i32) -> bool {
     pending.fold(0, |all, mask| all | mask) & KILLED != 0
 }
 
-/// Starts this program again with other arguments, in the background; what it prints goes to `log`.
+/// Starts this program again with other arguments, and perhaps one more variable of the environment, in the background; what it
+/// prints goes to `log`.
 ///
 /// # Errors
 /// If the log can't be written or the program can't be started.
 pub(crate) fn start(
     arguments: &[std::ffi::OsString],
+    variable: Option<(&str, &str)>,
     pid_file: &Path,
     log: &Path,
 ) -> Result<std::process::Child, ProcessError> {
@@ -262,6 +264,7 @@ pub(crate) fn start(
     let program = std::env::current_exe().map_err(at(Path::new("/proc/self/exe")))?;
     std::process::Command::new(&program)
         .args(arguments)
+        .envs(variable)
         .arg("--own-session")
         .arg("--pid-file")
         .arg(pid_file)

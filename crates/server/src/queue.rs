@@ -4,6 +4,21 @@
 //! once that is committed. So a queue need not take part in the server's transactions: after a start, or when it could
 //! not be reached, it is given again all whose end is not known.
 
+mod address;
+#[cfg(feature = "nats")]
+mod nats;
+
+#[cfg(all(test, feature = "nats"))]
+#[path = "../tests/broker/mod.rs"]
+mod broker;
+#[cfg(all(test, feature = "nats"))]
+#[path = "../../../tests/require.rs"]
+mod require;
+
+pub use address::{Address, AddressError};
+#[cfg(feature = "nats")]
+pub use nats::Nats;
+
 use crate::jobs::outbox;
 use crate::names::Fault;
 use crate::names::commit::Database;
@@ -55,6 +70,18 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// If they are not.
     fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable>;
+}
+
+/// Where labels wait for their elements.
+#[derive(Clone, Debug, Default)]
+pub enum Place {
+    /// In the server's own database.
+    #[default]
+    Own,
+    /// In NATS JetStream.
+    Nats(Address),
+    /// In a queue that was made before.
+    Given(Arc<dyn Queue>),
 }
 
 /// The queue that needs nothing else: the outbox itself, in the server's database.
@@ -252,12 +279,16 @@ mod tests {
         assert_eq!(again.unwrap(), None);
     }
 
+    fn database(folder: &std::path::Path) -> Arc<Database> {
+        let opened = Database::open(&folder.join("server.db"), |_| Ok(()));
+        Arc::new(opened.unwrap().0)
+    }
+
     #[test]
     fn both_queues_give_a_label_out_until_it_is_acknowledged() {
         for own in [true, false] {
             let folder = tempfile::tempdir().unwrap();
-            let opened = Database::open(&folder.path().join("server.db"), |_| Ok(()));
-            let database = Arc::new(opened.unwrap().0);
+            let database = database(folder.path());
             if own {
                 delivers(&Journal::new(database.clone()), &database);
             } else {
@@ -266,5 +297,16 @@ mod tests {
                 assert_eq!(memory.len(), 1);
             }
         }
+    }
+
+    #[cfg(feature = "nats")]
+    #[test]
+    fn nats_gives_a_label_out_until_it_is_acknowledged() {
+        let Some(broker) = broker::Broker::start(1, require::tell) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let nats = Nats::start(broker.url().parse().unwrap(), 3, &[1; 32]).unwrap();
+        delivers(&nats, &database(folder.path()));
     }
 }

@@ -21,7 +21,9 @@ use crate::mover::{Mover, PlaceService};
 use crate::names::changes::Teller;
 use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
-use crate::queue::{Journal, Queue};
+#[cfg(feature = "nats")]
+use crate::queue::Nats;
+use crate::queue::{Journal, Place, Queue};
 use crate::recall::Recalls;
 use crate::reductions::Reductions;
 use crate::removal::Garbage;
@@ -104,8 +106,8 @@ pub struct Config {
     pub scrub_every: Option<Duration>,
     /// Bytes in a second of copies that are made again and of moves, in all the array; 0 for no bound.
     pub move_bytes_per_sec: u64,
-    /// Where labels wait for their elements; `None` for the server's own database.
-    pub queue: Option<Arc<dyn Queue>>,
+    /// Where labels wait for their elements.
+    pub queue: Place,
 }
 
 /// How often all objects of an element are read, unless something else is said.
@@ -131,7 +133,7 @@ impl Config {
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
-            queue: None,
+            queue: Place::Own,
         }
     }
 }
@@ -178,6 +180,17 @@ pub enum StartError {
     /// The database.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The queue of labels.
+    #[cfg(feature = "nats")]
+    #[error("the queue of labels can't be used: {0}")]
+    Queue(std::io::Error),
+    /// Labels are to wait in NATS.
+    #[cfg(not(feature = "nats"))]
+    #[error(
+        "labels can't wait in NATS: this program was built without it; build it with `cargo build --release -p tidemill-cli --features nats`, \
+         or start it without --queue"
+    )]
+    NoNats,
     /// The default policy.
     #[error(transparent)]
     Policy(#[from] tidemill_core::policy::UnknownPolicy),
@@ -374,7 +387,7 @@ struct Decides {
     policy: String,
     mending: Mending,
     scrub_every: Option<Duration>,
-    queue: Option<Arc<dyn Queue>>,
+    queue: Place,
 }
 
 impl Decides {
@@ -415,12 +428,27 @@ async fn start_driver(
     tokio::spawn(copies::watch(of, on, mending.after, told));
     let (of, on, told) = watched(&driver);
     tokio::spawn(scrub::watch(of, on, scrub_every, told));
-    let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
+    let queue = open_queue(queue, &names)?;
     let made = tokio::task::spawn_blocking(move || {
         Driver::new(names, array, queue, garbage, signals, (&policy, mending))
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
+}
+
+fn open_queue(place: Place, names: &Arc<SqliteNames>) -> Result<Arc<dyn Queue>, StartError> {
+    Ok(match place {
+        Place::Own => Arc::new(Journal::new(names.database().clone())),
+        Place::Given(queue) => queue,
+        #[cfg(feature = "nats")]
+        Place::Nats(address) => {
+            let array = names.database().read(names::array_id)?;
+            let queue = Nats::start(address, array, names.shared().key().as_bytes());
+            Arc::new(queue.map_err(StartError::Queue)?)
+        }
+        #[cfg(not(feature = "nats"))]
+        Place::Nats(_) => return Err(StartError::NoNats),
+    })
 }
 
 /// What the services are made of.

@@ -2,7 +2,7 @@
 
 use super::element;
 use crate::context::Context;
-use crate::format::{Copies, Length, OrOff, Size};
+use crate::format::{Copies, Length, OrOff, QueueText, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -18,6 +18,7 @@ const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
   tidemill server --listen 10.0.0.1:7700              for elements and mounts on others
   tidemill server --host-cores 8                      run reduce tasks on the server's own cores
+  tidemill server --queue nats://10.0.0.5:4222        labels wait in NATS
 
 The folder holds the database, the socket `server.sock`, `token` (copy it to elements and mounts on other
 hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
@@ -79,6 +80,16 @@ pub(crate) struct Args {
     /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
     move_rate: Option<Size>,
+    /// Where labels wait for their elements: journal (the server's database), or servers of NATS with `JetStream`, as
+    /// <nats://HOST:PORT>, several with commas between; ?replicas=3 at the end has each label on three. One with a password belongs into
+    /// the configuration or the environment, which other users don't see [default: journal]
+    #[arg(
+        long,
+        value_name = "journal|NATS",
+        env = "TIDEMILL_SERVER_QUEUE",
+        hide_env_values = true
+    )]
+    queue: Option<QueueText>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -158,6 +169,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
         config.move_bytes_per_sec = rate;
+    }
+    if let Some(queue) = args.queue.as_ref().or(file.queue.as_ref()) {
+        config.queue = queue.place().context("--queue")?;
     }
     Ok(config)
 }

@@ -2,7 +2,7 @@
 
 use super::mount;
 use crate::context::Context;
-use crate::format::Size;
+use crate::format::{QueueText, Size};
 use crate::output::Said;
 use crate::process;
 use anyhow::Context as _;
@@ -57,6 +57,14 @@ pub(crate) struct Args {
     /// The server's own cores that the policies hybrid and advised may use [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
+    /// Where labels wait for their elements: journal, or servers of NATS, as of `tidemill server` [default: journal]
+    #[arg(
+        long,
+        value_name = "journal|NATS",
+        env = "TIDEMILL_SERVER_QUEUE",
+        hide_env_values = true
+    )]
+    queue: Option<QueueText>,
 }
 
 /// What was started and what was there.
@@ -171,7 +179,12 @@ impl Up<'_> {
         if let Some(cores) = args.host_cores.or(self.context.config.server.host_cores) {
             flags.extend(["--host-cores".into(), cores.to_string().into()]);
         }
-        self.start("server", flags)
+        // Other users see arguments, and it may have a password.
+        let queue = args
+            .queue
+            .as_ref()
+            .map(|QueueText(text)| ("TIDEMILL_SERVER_QUEUE", text.as_str()));
+        self.start("server", flags, queue)
     }
 
     fn element(&mut self, id: u32, args: &Args, elements: usize) -> anyhow::Result<()> {
@@ -193,7 +206,7 @@ impl Up<'_> {
             "127.0.0.1:0".into(),
         ];
         flags.extend(self.memory_of_each(elements));
-        self.start(&format!("element-{id}"), flags)
+        self.start(&format!("element-{id}"), flags, None)
     }
 
     /// Starts the element in memory, which runs nothing.
@@ -212,7 +225,7 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        self.start(&format!("element-{WAREHOUSE}"), flags.into())
+        self.start(&format!("element-{WAREHOUSE}"), flags.into(), None)
     }
 
     /// Elements of one machine must not promise all of its memory each; what an administrator says counts as said.
@@ -239,10 +252,15 @@ impl Up<'_> {
             }
             array.note_mountpoint(path)?;
         }
-        self.start("mount", vec!["mount".into(), path.into()])
+        self.start("mount", vec!["mount".into(), path.into()], None)
     }
 
-    fn start(&mut self, name: &str, mut flags: Vec<OsString>) -> anyhow::Result<()> {
+    fn start(
+        &mut self,
+        name: &str,
+        mut flags: Vec<OsString>,
+        variable: Option<(&str, &str)>,
+    ) -> anyhow::Result<()> {
         let array = &self.context.array;
         if let Some(running) = process::running(&array.pid_file(name)) {
             anyhow::ensure!(
@@ -264,7 +282,7 @@ impl Up<'_> {
             flags.extend(["--tls".into(), "off".into()]);
         }
         flags.extend((0..self.context.global.verbose).map(|_| "-v".into()));
-        let child = process::start(&flags, &array.pid_file(name), &array.log(name))?;
+        let child = process::start(&flags, variable, &array.pid_file(name), &array.log(name))?;
         self.children.push((name.to_owned(), child));
         self.done.started.push(name.to_owned());
         Ok(())

@@ -12,9 +12,8 @@ pub mod copies;
 
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::Arc;
 use tidemill_client::{Endpoint, Server as Client};
-use tidemill_server::queue::Queue;
+use tidemill_server::queue::Place;
 use tidemill_server::{Config, Server};
 use tidemill_wire::v1::{
     self, from_element::Message as From, name_op::Op, to_element::Message as To,
@@ -71,7 +70,9 @@ impl Running {
     }
 
     pub async fn start_with(mut config: Config) -> Self {
-        config.queue = queue(&config.dir);
+        if matches!(config.queue, Place::Own) {
+            config.queue = queue(&config.dir);
+        }
         Self {
             server: Server::start(config).await.unwrap(),
         }
@@ -104,14 +105,14 @@ impl Running {
 }
 
 /// With `TIDEMILL_TEST_QUEUE=memory` labels wait in a queue that is not the server's: one for each folder, which
-/// outlives its servers.
-fn queue(dir: &Path) -> Option<Arc<dyn Queue>> {
+/// outlives its servers; with the address of a server of NATS they wait there.
+fn queue(dir: &Path) -> Place {
     match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
-        Err(_) => None,
+        Err(_) => Place::Own,
         #[cfg(feature = "simulation")]
         Ok("memory") => {
             use std::collections::BTreeMap;
-            use std::sync::Mutex;
+            use std::sync::{Arc, Mutex};
             use tidemill_server::queue::Memory;
             static QUEUES: Mutex<BTreeMap<std::path::PathBuf, Arc<Memory>>> =
                 Mutex::new(BTreeMap::new());
@@ -121,11 +122,12 @@ fn queue(dir: &Path) -> Option<Arc<dyn Queue>> {
                 .entry(dir.into())
                 .or_default()
                 .clone();
-            Some(queue)
+            Place::Given(queue)
         }
+        Ok(address) if address.contains("://") => Place::Nats(address.parse().unwrap()),
         Ok(other) => {
             panic!(
-                "there is no queue `{other}` for {}; feature `simulation` has `memory`",
+                "there is no queue `{other}` for {}; feature `simulation` has `memory`, and nats:// is one",
                 dir.display()
             )
         }

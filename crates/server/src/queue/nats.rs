@@ -1,0 +1,193 @@
+//! Labels in NATS JetStream: one stream for the array, one subject for each element.
+//!
+//! A task of its own keeps a [session](session::Session) with the queue's servers. When a call fails the session is given
+//! up and another is opened, as often as need be; until then calls fail at once, so that whoever calls waits for a server that
+//! hangs once, and not long. A session begins with all that is in the stream, so nothing of the one before it is needed.
+
+mod held;
+mod sealed;
+mod session;
+
+use super::{Address, Queue, Unavailable};
+use parking_lot::{Condvar, Mutex};
+use sealed::Seal;
+use session::Session;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::label::Label;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+
+/// How long a session that can't be opened is let rest.
+const REST: Duration = Duration::from_millis(500);
+
+/// How long the first call waits for the first session.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// A call that failed, and why.
+type Failed = String;
+
+/// What is known of the array and its queue.
+#[derive(Clone)]
+struct Place {
+    address: Address,
+    array: u64,
+    seal: Seal,
+}
+
+/// See the module.
+pub struct Nats {
+    address: Address,
+    calls: Mutex<Calls>,
+    opener: Arc<Opener>,
+    runtime: Option<Runtime>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    session: Option<Session>,
+    /// Why there is none.
+    why: Option<Failed>,
+}
+
+/// Between those who call and the task that opens sessions.
+#[derive(Debug, Default)]
+struct Opener {
+    /// What came of it last, if nobody has looked.
+    news: Mutex<Option<Result<Session, Failed>>>,
+    told: Condvar,
+    wanted: Notify,
+}
+
+impl std::fmt::Debug for Nats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nats")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nats {
+    /// The queue of an array. `key` is known to parts of the array only: labels that were not made with it are removed from the
+    /// queue and not given out.
+    ///
+    /// # Errors
+    /// If the system has no threads for it. That its servers can't be reached is none.
+    pub fn start(address: Address, array: u64, key: &[u8]) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("queue")
+            .enable_all()
+            .build()?;
+        let opener = Arc::new(Opener::default());
+        let seal = Seal::new(key);
+        let place = Place {
+            address: address.clone(),
+            array,
+            seal,
+        };
+        runtime.spawn(keep_open(place, opener.clone()));
+        Ok(Self {
+            address,
+            calls: Mutex::default(),
+            opener,
+            runtime: Some(runtime),
+        })
+    }
+
+    fn call<T>(
+        &self,
+        what: impl AsyncFnOnce(&mut Session) -> Result<T, Failed>,
+    ) -> Result<T, Unavailable> {
+        let mut calls = self.calls.lock();
+        let unavailable = |why: &str| Unavailable(format!("{}: {why}", self.address));
+        let runtime = self
+            .runtime
+            .as_ref()
+            .ok_or_else(|| unavailable("it has ended"))?;
+        self.look(&mut calls);
+        let Some(session) = &mut calls.session else {
+            return Err(unavailable(
+                calls.why.as_deref().unwrap_or("it does not answer"),
+            ));
+        };
+        match runtime.block_on(what(session)) {
+            Ok(done) => Ok(done),
+            Err(why) => {
+                let told = unavailable(&why);
+                calls.session = None;
+                calls.why = Some(why);
+                self.opener.wanted.notify_one();
+                Err(told)
+            }
+        }
+    }
+
+    /// Takes a session that was opened.
+    fn look(&self, calls: &mut Calls) {
+        if calls.session.is_some() {
+            return;
+        }
+        let mut news = self.opener.news.lock();
+        if news.is_none() && calls.why.is_none() {
+            self.opener.told.wait_for(&mut news, FIRST);
+        }
+        match news.take() {
+            Some(Ok(session)) => calls.session = Some(session),
+            Some(Err(why)) => calls.why = Some(why),
+            None => {}
+        }
+    }
+}
+
+/// Opens a session, and another whenever that is wanted.
+async fn keep_open(place: Place, opener: Arc<Opener>) {
+    loop {
+        loop {
+            let opened = Session::open(&place).await;
+            let is_open = opened.is_ok();
+            *opener.news.lock() = Some(opened);
+            opener.told.notify_all();
+            if is_open {
+                break;
+            }
+            tokio::time::sleep(REST).await;
+        }
+        opener.wanted.notified().await;
+    }
+}
+
+impl Queue for Nats {
+    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
+        self.call(async |session| session.enqueue(element, labels).await)
+    }
+
+    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
+        self.call(async |session| {
+            session.pull().await?;
+            Ok(session.held.take(element))
+        })
+    }
+
+    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable> {
+        self.call(async |session| session.acknowledge(element, labels).await)
+    }
+
+    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        self.call(async |session| {
+            session.pull().await?;
+            session.held.again(element, known);
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A label as it lies in a queue that others can write to: only the server can make one.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | [`VERSION`] |
+//! | 32 | keyed blake3 of version, element (4 bytes, little endian) and label |
+//! | rest | the label, as in the outbox |
+
+use prost::Message;
+use tidemill_core::id::ElementId;
+use tidemill_core::label::Label;
+use tidemill_wire::v1;
+
+const VERSION: u8 = 1;
+/// Bytes before the label.
+const HEAD: usize = 1 + blake3::OUT_LEN;
+const CONTEXT: &str = "tidemill 2026-11-25 labels in a queue";
+
+/// What an array's labels are sealed with.
+#[derive(Clone)]
+pub(super) struct Seal([u8; blake3::KEY_LEN]);
+
+impl Seal {
+    /// That of an array, from a key that only parts of it know.
+    pub(super) fn new(key: &[u8]) -> Self {
+        Self(blake3::derive_key(CONTEXT, key))
+    }
+
+    pub(super) fn seal(&self, element: ElementId, label: &Label) -> Vec<u8> {
+        let body = v1::Label::from(label).encode_to_vec();
+        let mut message = Vec::with_capacity(HEAD + body.len());
+        message.push(VERSION);
+        message.extend(self.code(element, &body).as_bytes());
+        message.extend(body);
+        message
+    }
+
+    /// The label, if it was sealed for this element.
+    pub(super) fn open(&self, element: ElementId, message: &[u8]) -> Option<Label> {
+        let (head, body) = message.split_at_checked(HEAD)?;
+        let code: [u8; blake3::OUT_LEN] = head[1..].try_into().ok()?;
+        // Codes are compared in constant time.
+        if head[0] != VERSION || self.code(element, body) != code {
+            return None;
+        }
+        Label::try_from(&v1::Label::decode(body).ok()?).ok()
+    }
+
+    fn code(&self, element: ElementId, body: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(&[VERSION]);
+        hasher.update(&element.0.to_le_bytes());
+        hasher.update(body);
+        hasher.finalize()
+    }
+}

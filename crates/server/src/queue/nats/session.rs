@@ -1,0 +1,320 @@
+//! A connection to the queue's servers, and what has come by it.
+//!
+//! **Invariant**: every wait here ends within [`ANSWER`], and what could be waited for in turn is bounded by [`CHUNK`].
+
+use super::held::{Held, Receipt};
+use super::{Failed, Place};
+use crate::queue::address::Secret;
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, pull};
+use async_nats::jetstream::context::{Context, ContextBuilder, GetStreamErrorKind};
+use async_nats::jetstream::stream::{
+    self, ConsumerErrorKind, RetentionPolicy, StorageType, Stream,
+};
+use async_nats::jetstream::{ErrorCode, Message};
+use async_nats::{Client, ConnectOptions};
+use futures_util::StreamExt;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::Duration;
+use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::label::Label;
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Labels that are under way at once.
+const CHUNK: usize = 500;
+/// Who takes labels out of the stream.
+const CONSUMER: &str = "dispatcher";
+/// Labels are given out again when a session begins, not after a time: they may take hours.
+const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
+const ACK: &[u8] = b"+ACK";
+
+impl Place {
+    fn stream(&self) -> String {
+        format!("TIDEMILL-{:016x}", self.array)
+    }
+
+    fn subject(&self, element: &dyn Display) -> String {
+        format!("tidemill.{:016x}.{element}", self.array)
+    }
+}
+
+/// See the module.
+pub(super) struct Session {
+    pub(super) held: Held,
+    place: Place,
+    client: Client,
+    context: Context,
+    consumer: Consumer<pull::Config>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What failed, and how.
+fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Failed {
+    move |error| format!("{what}: {error}")
+}
+
+/// Does something that must not take longer than an answer may.
+async fn within<T>(
+    what: &'static str,
+    doing: impl Future<Output = Result<T, Failed>>,
+) -> Result<T, Failed> {
+    let done = tokio::time::timeout(ANSWER, doing).await;
+    done.unwrap_or_else(|_| Err(format!("{what}: no answer for {} s", ANSWER.as_secs())))
+}
+
+impl Session {
+    /// Connects, makes what is missing and reads all labels that are there.
+    pub(super) async fn open(place: &Place) -> Result<Self, Failed> {
+        let client = connect(place).await?;
+        let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
+        let stream = find_stream(place, &context).await?;
+        let consumer = take_over(&stream).await?;
+        let mut session = Self {
+            held: Held::default(),
+            place: place.clone(),
+            client,
+            context,
+            consumer,
+        };
+        session.read_all().await?;
+        tracing::info!(queue = %place.address, stream = place.stream(), "labels wait in NATS");
+        Ok(session)
+    }
+
+    async fn read_all(&mut self) -> Result<(), Failed> {
+        const WHAT: &str = "reading the stream";
+        loop {
+            let batch = self.consumer.fetch().max_messages(CHUNK);
+            let batch = within(WHAT, async { batch.messages().await.map_err(failed(WHAT)) });
+            if self.take(batch.await?).await? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has every label here that the queue has taken.
+    pub(super) async fn pull(&mut self) -> Result<(), Failed> {
+        const WHAT: &str = "fetching labels";
+        while self.held.coming() > 0 {
+            let count = self.held.coming().min(CHUNK);
+            let batch = self.consumer.batch().max_messages(count).expires(ANSWER);
+            let batch = within(WHAT, async { batch.messages().await.map_err(failed(WHAT)) });
+            if self.take(batch.await?).await? == 0 {
+                return Err(format!("{WHAT}: some that were taken do not come back"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what comes, and says how much that was.
+    async fn take(&mut self, mut batch: pull::Batch) -> Result<usize, Failed> {
+        const WHAT: &str = "receiving labels";
+        let mut taken = 0;
+        let mut foreign = Vec::new();
+        loop {
+            let next = tokio::time::timeout(2 * ANSWER, batch.next()).await;
+            let Some(message) = next.map_err(failed(WHAT))? else {
+                break;
+            };
+            let message = message.map_err(failed(WHAT))?;
+            let number = message.info().map_err(failed(WHAT))?.stream_sequence;
+            let receipt = message.reply.clone();
+            self.held.arrived(number);
+            match self.open_label(&message) {
+                Some((element, label)) => self.held.keep(element, label, receipt),
+                None => foreign.push((message.subject.to_string(), receipt)),
+            }
+            taken += 1;
+        }
+        if let Some((subject, _)) = foreign.first() {
+            let messages = foreign.len();
+            tracing::warn!(
+                messages,
+                subject,
+                "what is no label of this array is removed from its queue"
+            );
+        }
+        for receipt in foreign.into_iter().filter_map(|(_, receipt)| receipt) {
+            self.done_with(receipt).await?;
+        }
+        Ok(taken)
+    }
+
+    fn open_label(&self, message: &Message) -> Option<(ElementId, Label)> {
+        let (_, element) = message.subject.rsplit_once('.')?;
+        let element = ElementId(element.parse().ok()?);
+        Some((element, self.place.seal.open(element, &message.payload)?))
+    }
+
+    /// Puts labels into the stream that are not there. Those that are too large for a message stay here: the server's database has
+    /// all of them.
+    pub(super) async fn enqueue(
+        &mut self,
+        element: ElementId,
+        labels: Vec<Label>,
+    ) -> Result<(), Failed> {
+        let labels = labels.into_iter().map(|label| (label.id, label));
+        let mut labels: BTreeMap<LabelId, Label> = labels.collect();
+        labels.retain(|&id, _| !self.held.knows(element, id));
+        let messages = labels.into_values().filter_map(|label| {
+            let message = self.place.seal.seal(element, &label);
+            if message.len() <= self.client.max_payload() {
+                return Some((label.id, message));
+            }
+            self.held.keep(element, label, None);
+            None
+        });
+        let mut messages: Vec<_> = messages.collect();
+        let subject = self.place.subject(&element.0);
+        while !messages.is_empty() {
+            let rest = messages.split_off(messages.len().min(CHUNK));
+            let chunk = std::mem::replace(&mut messages, rest);
+            within("storing labels", self.publish(&subject, chunk)).await?;
+        }
+        Ok(())
+    }
+
+    async fn publish(
+        &mut self,
+        subject: &str,
+        messages: Vec<(LabelId, Vec<u8>)>,
+    ) -> Result<(), Failed> {
+        const WHAT: &str = "storing labels";
+        let mut stored = Vec::new();
+        for (label, message) in messages {
+            let sent = self.context.publish(subject.to_owned(), message.into());
+            stored.push((label, sent.await.map_err(failed(WHAT))?));
+        }
+        for (label, stored) in stored {
+            let number = stored.await.map_err(failed(WHAT))?.sequence;
+            self.held.sent(number, label);
+        }
+        Ok(())
+    }
+
+    /// Has labels removed from the stream.
+    pub(super) async fn acknowledge(
+        &mut self,
+        element: ElementId,
+        labels: &[LabelId],
+    ) -> Result<(), Failed> {
+        self.pull().await?;
+        let receipts = self.held.forget(element, labels);
+        for chunk in receipts.chunks(CHUNK) {
+            within("removing labels", self.remove(chunk)).await?;
+        }
+        Ok(())
+    }
+
+    /// They are taken in turn, so one answer is for all.
+    async fn remove(&self, receipts: &[Receipt]) -> Result<(), Failed> {
+        let Some((last, others)) = receipts.split_last() else {
+            return Ok(());
+        };
+        for receipt in others {
+            self.done_with(receipt.clone()).await?;
+        }
+        let answered = self.client.request(last.clone(), ACK.into()).await;
+        answered.map(drop).map_err(failed("removing labels"))
+    }
+
+    async fn done_with(&self, receipt: Receipt) -> Result<(), Failed> {
+        const WHAT: &str = "removing a message";
+        let sent = async {
+            self.client
+                .publish(receipt, ACK.into())
+                .await
+                .map_err(failed(WHAT))
+        };
+        within(WHAT, sent).await
+    }
+}
+
+async fn connect(place: &Place) -> Result<Client, Failed> {
+    let mut options = ConnectOptions::new()
+        .name(format!("tidemill array {:016x}", place.array))
+        .connection_timeout(ANSWER)
+        .request_timeout(Some(ANSWER));
+    options = match place.address.secret() {
+        None => options,
+        Some(Secret::Token(token)) => options.token(token.clone()),
+        Some(Secret::User(user, password)) => {
+            options.user_and_password(user.clone(), password.clone())
+        }
+    };
+    let servers = place.address.servers().to_vec();
+    options.connect(servers).await.map_err(failed("connecting"))
+}
+
+/// The array's stream, made if it is missing.
+async fn find_stream(place: &Place, context: &Context) -> Result<Stream, Failed> {
+    let wanted = stream::Config {
+        name: place.stream(),
+        description: Some(
+            "labels of a Tidemill array; each is removed when its end is known".into(),
+        ),
+        subjects: vec![place.subject(&'*')],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        num_replicas: place.address.replicas(),
+        ..stream::Config::default()
+    };
+    let found = match context.get_stream(&wanted.name).await {
+        Ok(found) => found,
+        Err(error) if is_gone(&error.kind()) => {
+            let made = context.create_stream(wanted).await;
+            return made.map_err(failed("making the stream"));
+        }
+        Err(error) => return Err(failed("looking for the stream")(error)),
+    };
+    let is = &found.cached_info().config;
+    if is.retention != wanted.retention || is.subjects != wanted.subjects || is.no_ack {
+        let name = &wanted.name;
+        return Err(format!(
+            "stream {name} is not as Tidemill makes it; remove it, and it is made again"
+        ));
+    }
+    if is.num_replicas != wanted.num_replicas {
+        let mut config = is.clone();
+        config.num_replicas = wanted.num_replicas;
+        let changed = context.update_stream(config).await;
+        changed.map_err(failed("changing the number of replicas"))?;
+    }
+    Ok(found)
+}
+
+fn is_gone(kind: &GetStreamErrorKind) -> bool {
+    matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+fn was_gone(kind: &ConsumerErrorKind) -> bool {
+    matches!(kind, ConsumerErrorKind::JetStream(error) if error.error_code() == ErrorCode::CONSUMER_NOT_FOUND)
+}
+
+/// A new consumer in place of the last session's: it is given all that is in the stream.
+async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, Failed> {
+    if let Err(error) = stream.delete_consumer(CONSUMER).await
+        && !was_gone(&error.kind())
+    {
+        return Err(failed("removing the last session's consumer")(error));
+    }
+    let config = pull::Config {
+        durable_name: Some(CONSUMER.into()),
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: PATIENCE,
+        max_ack_pending: -1,
+        ..pull::Config::default()
+    };
+    stream
+        .create_consumer(config)
+        .await
+        .map_err(failed("making a consumer"))
+}

@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines
+.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -69,6 +69,10 @@ faults:
 
 conformance:
 	scripts/conformance.sh
+
+# What sends labels, with a queue in NATS; not in CI. `scripts/nats.sh install` builds its server.
+nats:
+	scripts/nats.sh test
 
 # About ten minutes on a quiet machine. Peers that are not installed are left out, and said to be.
 bench: build

@@ -299,6 +299,65 @@ mod tests {
         }
     }
 
+    /// Labels in batches: kept, enqueued, fetched, their ends kept, acknowledged.
+    #[cfg(feature = "nats")]
+    fn labels_per_second(queue: &dyn Queue, database: &Database) -> u64 {
+        const LABELS: u64 = 20_000;
+        const BATCH: u64 = 100;
+        let began = std::time::Instant::now();
+        while queue.fetch(HERE).is_err() {
+            assert!(began.elapsed().as_secs() < 60, "the queue does not open");
+        }
+        let began = std::time::Instant::now();
+        for first in (1..=LABELS).step_by(100) {
+            let labels: Vec<Label> = (first..first + BATCH).map(label).collect();
+            let kept = labels.clone();
+            let put = move |db: &rusqlite::Connection| {
+                let mut posted = kept.iter().map(|label| Posted::new(HERE, label));
+                posted.try_for_each(|one| one.put(db, 0))
+            };
+            database.write_blocking(put).unwrap();
+            queue.enqueue(HERE, labels).unwrap();
+            let fetched: Vec<LabelId> = queue
+                .fetch(HERE)
+                .unwrap()
+                .iter()
+                .map(|one| one.id)
+                .collect();
+            assert_eq!(fetched.len() as u64, BATCH);
+            let ends = fetched.clone();
+            let end = move |db: &rusqlite::Connection| {
+                ends.iter()
+                    .try_for_each(|&id| outbox::take(db, id).map(drop))
+            };
+            database.write_blocking(end).unwrap();
+            queue.acknowledge(HERE, &fetched).unwrap();
+        }
+        LABELS * 1000 / u64::try_from(began.elapsed().as_millis()).unwrap()
+    }
+
+    #[cfg(feature = "nats")]
+    #[test]
+    #[ignore = "prints figures, which are of no use without --release"]
+    fn figures() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = database(folder.path());
+        let journal = labels_per_second(&Journal::new(journal.clone()), &journal);
+        eprintln!("journal: {journal} labels/s");
+        for replicas in [1, 3] {
+            let Some(broker) = broker::Broker::start(replicas, require::tell) else {
+                return;
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let address = format!("{}?replicas={replicas}", broker.url())
+                .parse()
+                .unwrap();
+            let nats = Nats::start(address, 3, &[1; 32]).unwrap();
+            let rate = labels_per_second(&nats, &database(folder.path()));
+            eprintln!("NATS, {replicas} replicas: {rate} labels/s");
+        }
+    }
+
     #[cfg(feature = "nats")]
     #[test]
     fn nats_gives_a_label_out_until_it_is_acknowledged() {

@@ -30,6 +30,9 @@ struct Server {
 /// The password of all of them.
 pub const PASSWORD: &str = "hush/hush";
 
+/// What the user of tests may write to: docs/operating.md says so.
+const ALLOWED: &str = r#""tidemill.>", "$JS.API.>", "$JS.ACK.>""#;
+
 fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = || std::env::split_paths(&path).map(|folder| folder.join("nats-server"));
@@ -132,10 +135,17 @@ impl Broker {
 }
 
 fn configure(folder: &Path, index: usize, clients: &[u16], routes: &[u16]) {
+    // One that is alone and syncs always does so for each message.
+    let sync = if routes.len() > 1 {
+        "sync_interval: always"
+    } else {
+        ""
+    };
     let mut text = format!(
         "server_name: n{index}\nlisten: \"127.0.0.1:{}\"\n\
-         jetstream {{ store_dir: \"{}\", sync_interval: always }}\n\
-         authorization {{ user: mill, password: \"{PASSWORD}\" }}\n",
+         jetstream {{ store_dir: \"{}\", {sync} }}\n\
+         authorization {{ users: [{{ user: mill, password: \"{PASSWORD}\", permissions: {{ publish: [{ALLOWED}], \
+         subscribe: \"_INBOX.>\" }} }}] }}\n",
         clients[index],
         folder.join(index.to_string()).display(),
     );

@@ -23,6 +23,7 @@ use tidemill_core::label::Label;
 const ANSWER: Duration = Duration::from_secs(2);
 /// Labels that are under way at once.
 const CHUNK: usize = 500;
+const CHUNK_BYTES: usize = 4 << 20;
 /// Who takes labels out of the stream.
 const CONSUMER: &str = "dispatcher";
 /// Labels are given out again when a session begins, not after a time: they may take hours.
@@ -46,6 +47,8 @@ pub(super) struct Session {
     client: Client,
     context: Context,
     consumer: Consumer<pull::Config>,
+    /// Messages that were no labels of this array, and the subject of one, until that is told.
+    foreign: (u64, String),
 }
 
 impl std::fmt::Debug for Session {
@@ -83,6 +86,7 @@ impl Session {
             client,
             context,
             consumer,
+            foreign: Default::default(),
         };
         session.read_all().await?;
         tracing::info!(queue = %place.address, stream = place.stream(), "labels wait in NATS");
@@ -95,6 +99,7 @@ impl Session {
             let batch = self.consumer.fetch().max_messages(CHUNK);
             let batch = within(WHAT, async { batch.messages().await.map_err(failed(WHAT)) });
             if self.take(batch.await?).await? == 0 {
+                self.tell_foreign();
                 return Ok(());
             }
         }
@@ -111,6 +116,7 @@ impl Session {
                 return Err(format!("{WHAT}: some that were taken do not come back"));
             }
         }
+        self.tell_foreign();
         Ok(())
     }
 
@@ -130,22 +136,28 @@ impl Session {
             self.held.arrived(number);
             match self.open_label(&message) {
                 Some((element, label)) => self.held.keep(element, label, receipt),
-                None => foreign.push((message.subject.to_string(), receipt)),
+                None => {
+                    self.foreign = (self.foreign.0 + 1, message.subject.to_string());
+                    foreign.push(receipt);
+                }
             }
             taken += 1;
         }
-        if let Some((subject, _)) = foreign.first() {
-            let messages = foreign.len();
-            tracing::warn!(
-                messages,
-                subject,
-                "what is no label of this array is removed from its queue"
-            );
-        }
-        for receipt in foreign.into_iter().filter_map(|(_, receipt)| receipt) {
+        for receipt in foreign.into_iter().flatten() {
             self.done_with(receipt).await?;
         }
         Ok(taken)
+    }
+
+    fn tell_foreign(&mut self) {
+        let (messages, subject) = std::mem::take(&mut self.foreign);
+        if messages > 0 {
+            tracing::warn!(
+                messages,
+                subject,
+                "what is no label of this array was removed from its queue"
+            );
+        }
     }
 
     fn open_label(&self, message: &Message) -> Option<(ElementId, Label)> {
@@ -164,22 +176,23 @@ impl Session {
         let labels = labels.into_iter().map(|label| (label.id, label));
         let mut labels: BTreeMap<LabelId, Label> = labels.collect();
         labels.retain(|&id, _| !self.held.knows(element, id));
-        let messages = labels.into_values().filter_map(|label| {
-            let message = self.place.seal.seal(element, &label);
-            if message.len() <= self.client.max_payload() {
-                return Some((label.id, message));
-            }
-            self.held.keep(element, label, None);
-            None
-        });
-        let mut messages: Vec<_> = messages.collect();
         let subject = self.place.subject(&element.0);
-        while !messages.is_empty() {
-            let rest = messages.split_off(messages.len().min(CHUNK));
-            let chunk = std::mem::replace(&mut messages, rest);
-            within("storing labels", self.publish(&subject, chunk)).await?;
+        let (mut chunk, mut bytes) = (Vec::new(), 0);
+        for label in labels.into_values() {
+            let message = self.place.seal.seal(element, &label);
+            if message.len() > self.client.max_payload() {
+                self.held.keep(element, label, None);
+                continue;
+            }
+            bytes += message.len();
+            chunk.push((label.id, message));
+            if chunk.len() >= CHUNK || bytes >= CHUNK_BYTES {
+                let chunk = std::mem::take(&mut chunk);
+                within("storing labels", self.publish(&subject, chunk)).await?;
+                bytes = 0;
+            }
         }
-        Ok(())
+        within("storing labels", self.publish(&subject, chunk)).await
     }
 
     async fn publish(

@@ -42,6 +42,7 @@ mod remote;
 mod require;
 mod resources;
 mod results;
+mod rooms;
 mod rules;
 mod scripts;
 mod store;

@@ -117,6 +117,7 @@ pub(crate) enum Command {
     Agent(command::agent::Args),
     Rebuild(command::rebuild::Args),
     Token(command::token::Args),
+    Room(command::room::Args),
     Completions(command::completions::Args),
     Man(command::man::Args),
 }

@@ -13,6 +13,7 @@ use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
 use tidemill_wire::v1::places_client::PlacesClient;
+use tidemill_wire::v1::rooms_client::RoomsClient;
 use tidemill_wire::v1::rules_client::RulesClient;
 use tidemill_wire::v1::tokens_client::TokensClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -157,6 +158,12 @@ impl Server {
     #[must_use]
     pub fn finder(&self) -> FindClient<TokenChannel> {
         FindClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Rooms, and waiting for files.
+    #[must_use]
+    pub fn rooms(&self) -> RoomsClient<TokenChannel> {
+        RoomsClient::new(self.channel.clone())
     }
 
     /// By what peers on other hosts are known.

@@ -2,7 +2,7 @@
 //! the request itself is read.
 //!
 //! Parts of the array pass at once. A user has [`REQUESTS_EACH_MAX`] requests under way, streams that are watched among
-//! them, of [`USER_MESSAGE_BYTES_MAX`] bytes each; what was begun with a token ends with it.
+//! them but not waits for files, of [`USER_MESSAGE_BYTES_MAX`] bytes each; what was begun with a token ends with it.
 
 use crate::access::{Access, Peer};
 use crate::files::{self, Refused};
@@ -32,7 +32,7 @@ const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
-const READS: [&str; 14] = [
+const READS: [&str; 16] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -47,7 +47,13 @@ const READS: [&str; 14] = [
     "/tidemill.v1.Rules/List",
     "/tidemill.v1.Rules/Test",
     "/tidemill.v1.Rules/Log",
+    "/tidemill.v1.Rooms/List",
+    WAIT,
 ];
+
+/// Waits for files of one user under way at once: they last, and must not keep the user from all else.
+const WAITS_EACH_MAX: usize = 256;
+const WAIT: &str = "/tidemill.v1.Rooms/Wait";
 
 /// Puts a [`Gate`] before services.
 #[derive(Clone, Debug)]
@@ -55,6 +61,7 @@ pub(crate) struct Gates {
     access: Arc<Access>,
     turns: Arc<Turns>,
     reductions: Arc<Turns>,
+    waits: Arc<Turns>,
 }
 
 impl Gates {
@@ -66,6 +73,7 @@ impl Gates {
                 REDUCTIONS_EACH_MAX,
                 reductions::PATIENCE,
             )),
+            waits: Arc::new(Turns::new(WAITS_EACH_MAX)),
         }
     }
 }
@@ -133,6 +141,7 @@ where
         let inner = std::mem::replace(&mut self.inner, next);
         let turns = match speaks {
             Speaks::Reduction => self.gates.reductions.clone(),
+            _ if request.uri().path() == WAIT => self.gates.waits.clone(),
             _ => self.gates.turns.clone(),
         };
         Box::pin(bounded(inner, request, peer, turns))

@@ -31,6 +31,7 @@ pub mod rebuild;
 mod recall;
 mod reductions;
 mod removal;
+mod rooms;
 mod rules;
 mod scrub;
 mod serve;

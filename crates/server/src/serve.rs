@@ -27,6 +27,7 @@ use crate::queue::{Journal, Place, Queue};
 use crate::recall::Recalls;
 use crate::reductions::Reductions;
 use crate::removal::Garbage;
+use crate::rooms::{self, RoomService};
 use crate::rules::driver::Firer;
 use crate::rules::service::RuleService;
 use crate::session::Sessions;
@@ -56,6 +57,7 @@ use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
 use tidemill_wire::v1::places_server::PlacesServer;
+use tidemill_wire::v1::rooms_server::RoomsServer;
 use tidemill_wire::v1::rules_server::RulesServer;
 use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -371,6 +373,7 @@ fn keep_up(
     tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
+    tokio::spawn(rooms::run(names.clone()));
 }
 
 fn start_local(
@@ -489,6 +492,7 @@ impl Parts {
             names: self.names,
             access: self.access.clone(),
         };
+        let rooms = RoomService::new(&jobs.names, &self.access);
         let tokens = TokenService {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
@@ -503,12 +507,11 @@ impl Parts {
         let find = FindService::start(&health.names, &self.access, &self.files);
         let access = self.access.clone();
         let places = PlaceService { mover, access };
-        let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,
             access: self.access,
             default_policy,
-            policies: policies.map(|&name| name.to_owned()).collect(),
+            policies: policies(),
             started: clock::now_ns(),
             sessions: self.sessions,
             ends: self.ends,
@@ -523,23 +526,28 @@ impl Parts {
         let jobs = JobsServer::new(jobs)
             .max_decoding_message_size(max)
             .max_encoding_message_size(max);
-        let lineage = LineageServer::new(lineage).max_encoding_message_size(max);
         let array = ArrayServer::new(array)
             .max_decoding_message_size(max)
             .max_encoding_message_size(max);
         let routes = Routes::new(namespace)
             .add_service(jobs)
-            .add_service(lineage)
+            .add_service(LineageServer::new(lineage).max_encoding_message_size(max))
             .add_service(FindServer::new(find).max_encoding_message_size(max))
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
+            .add_service(RoomsServer::new(rooms))
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(array);
         let reductions = Reductions::new(&self.files, hosts).routes();
-        let others = self.files.routes().merge(reductions);
-        routes.into_axum_router().merge(others).into()
+        let routes = routes.into_axum_router().merge(reductions);
+        routes.merge(self.files.routes()).into()
     }
+}
+
+fn policies() -> Vec<String> {
+    let names = tidemill_core::policy::NAMES.iter();
+    names.map(|&name| name.to_owned()).collect()
 }
 
 /// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told

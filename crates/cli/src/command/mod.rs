@@ -34,6 +34,7 @@ pub(crate) mod rebuild;
 pub(crate) mod reduce;
 pub(crate) mod report;
 pub(crate) mod rm;
+pub(crate) mod room;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod server;
@@ -101,6 +102,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Mount(args) => mount::run(args, &context).await,
         Command::Preload(args) => preload::run(args, &context).await,
         Command::Rule(args) => rule::run(args, &context).await,
+        Command::Room(args) => room::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args, &context),

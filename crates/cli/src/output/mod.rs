@@ -16,6 +16,7 @@ pub(crate) mod plan;
 pub(crate) mod prov;
 pub(crate) mod reduce;
 pub(crate) mod report;
+pub(crate) mod room;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod token;

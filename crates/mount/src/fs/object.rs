@@ -52,7 +52,7 @@ pub(crate) enum Data {
     Striped(Striped),
     /// In pieces, by several mounts.
     Together(Box<Together>),
-    /// On an element in memory of this host, or elsewhere since that was full.
+    /// On an element in memory of this host, or elsewhere since that was full; or in a room with a quota.
     Memory(Box<Memory>),
     /// Nowhere: a file that has no version yet is empty.
     Nothing,
@@ -134,6 +134,11 @@ impl Object {
         }
     }
 
+    /// Whether it is written where there is a bound.
+    pub(crate) fn is_bounded(&self) -> bool {
+        matches!(self.data, Data::Memory(_))
+    }
+
     /// Whether it lies in several objects.
     pub(crate) fn is_striped(&self) -> bool {
         matches!(self.data, Data::Striped(_))
@@ -153,6 +158,9 @@ impl Object {
 
     /// The version before, if it is known that nothing was written to this one, which began as that.
     pub(crate) fn begun_as(&self) -> Option<Arc<Self>> {
+        if let Data::Memory(memory) = &self.data {
+            return memory.now().begun_as();
+        }
         let begin = self.begun_as.lock();
         begin.as_ref().map(|begin| begin.object.clone())
     }

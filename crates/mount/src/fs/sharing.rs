@@ -171,7 +171,8 @@ impl Fs {
         };
         let mut bound = state.bound.values();
         let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
-        let one = !object.is_striped() && object.together().is_none();
+        // Nor what may have to go elsewhere, or has a bound.
+        let one = !object.is_striped() && object.together().is_none() && !object.is_bounded();
         if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
         }

@@ -40,6 +40,8 @@ pub(crate) struct Memory {
     turns: RwLock<()>,
     /// The length for which there is room, where that has to be asked for.
     room: Option<Mutex<u64>>,
+    /// How long it may become, in a room with a quota.
+    size_max: Option<u64>,
 }
 
 impl Memory {
@@ -59,6 +61,7 @@ impl Memory {
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.need(offset.saturating_add(bytes.len() as u64))?;
         let turn = self.turns.read();
         let now = self.now();
         let Some(file) = now.local().filter(|_| self.spills()) else {
@@ -79,7 +82,16 @@ impl Memory {
         written.1
     }
 
+    /// Refuses to become longer than the room has a quota for.
+    fn need(&self, size: u64) -> Result<(), Error> {
+        match self.size_max {
+            Some(most) if size > most => Err(Errno::DQUOT.into()),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
+        self.need(size)?;
         let _turn = self.turns.read();
         self.now().truncate(size)
     }
@@ -87,7 +99,9 @@ impl Memory {
     pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
         let _turn = self.turns.read();
         if !FallocateFlags::from_bits_retain(mode).contains(FallocateFlags::PUNCH_HOLE) {
-            self.reserve(offset.saturating_add(length))?;
+            let end = offset.saturating_add(length);
+            self.need(end)?;
+            self.reserve(end)?;
         }
         self.now().allocate(offset, length, mode)
     }
@@ -281,30 +295,33 @@ fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) 
 }
 
 impl Fs {
-    /// A version that is begun on an element in memory, in place.
-    pub(super) fn begin_in_memory(
+    /// A version that is begun on an element in memory, in place, or in a room with a quota.
+    pub(super) fn begin_bounded(
         &self,
-        (caller, ino): (Caller, u64),
+        caller: Caller,
         object: Object,
+        opened: &v1::Opened,
         counts_room: bool,
     ) -> Object {
         let (id, element, right) = (object.id, object.element, object.right.clone());
         let memory = Memory {
             backend: self.backend.clone(),
             caller,
-            ino,
+            ino: opened.attr.map_or(0, |attr| attr.ino),
             first: Arc::new(object),
             spilled: OnceLock::new(),
             turns: RwLock::default(),
             room: counts_room.then(Mutex::default),
+            size_max: opened.size_max,
         };
         Object::new(id, element, Data::Memory(Box::new(memory)), right)
     }
 
-    /// There was no room for a change of an object: if it is in memory it goes elsewhere, and the change is to be made again.
+    /// There was no room for a change of an object: if it is written in place here it goes elsewhere, and the change is to be
+    /// made again.
     pub(super) fn make_room(&self, object: &Object, error: Error, pace: Pace) -> Result<(), Error> {
         match &object.data {
-            Data::Memory(memory) if error.is(Errno::NOSPC) => {
+            Data::Memory(memory) if error.is(Errno::NOSPC) && memory.first.local().is_some() => {
                 pace.wait()?;
                 memory.spill()
             }

@@ -253,7 +253,11 @@ impl Fs {
         let object = |data| Object::new(opened.object, opened.element, data, right.clone());
         let Some(folder) = &place.folder else {
             let remote = self.remote(opened, right.clone());
-            return self.begin_remote(caller, object(Data::Remote(remote)), begin);
+            let object = self.begin_remote(caller, object(Data::Remote(remote)), begin)?;
+            return Ok(match opened.size_max {
+                Some(_) => self.begin_bounded(caller, object, opened, false),
+                None => object,
+            });
         };
         let path = object_path(folder, opened.object);
         let nameless = begin.and_then(|_| object_file::nameless(&path, UNSEALED_MODE));
@@ -272,9 +276,8 @@ impl Fs {
         if !named {
             object_file::name(&file, &path)?;
         }
-        if place.memory {
-            let ino = opened.attr.map_or(0, |attr| attr.ino);
-            return Ok(self.begin_in_memory((caller, ino), object, place.counts_room));
+        if place.memory || opened.size_max.is_some() {
+            return Ok(self.begin_bounded(caller, object, opened, place.counts_room));
         }
         Ok(object)
     }

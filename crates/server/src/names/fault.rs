@@ -115,6 +115,9 @@ pub enum Fault {
     /// A folder attribute that is no rule, or may not be one.
     #[error("{0}")]
     BadRule(String),
+    /// A room is full.
+    #[error("{0}: the room is full: remove files in it, see `tidemill room list`")]
+    RoomFull(String),
     /// Too many pieces of a file that several mounts write.
     #[error(
         "{0} pieces are too many for one file: let each writer write more at once, or files of their own"
@@ -175,6 +178,7 @@ impl Fault {
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
+            Self::RoomFull(_) => Errno::DQUOT,
             Self::TooManyPieces(_) => Errno::FBIG,
             Self::NoAttribute(_) => Errno::NODATA,
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,

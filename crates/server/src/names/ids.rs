@@ -10,7 +10,7 @@ use tidemill_core::id::Inode;
 /// Ids of one kind in one reservation.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
 
-/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`); gives the first.
+/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); gives the first.
 pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
     let sql = "UPDATE counter SET next = next + ?2 WHERE name = ?1 RETURNING next - ?2";
     let first: i64 = db

@@ -67,6 +67,7 @@ const MIGRATIONS: &[&str] = &[
     FOLDER_RULES,
     HEADERS,
     ONCE,
+    ROOMS,
 ];
 
 const NAMES: &str = "
@@ -299,6 +300,16 @@ END;
 const ONCE: &str = "
 ALTER TABLE job ADD COLUMN once TEXT;
 CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
+";
+
+// Folders that are rooms. One that ends is being removed.
+const ROOMS: &str = "
+CREATE TABLE room(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
+  joined INTEGER NOT NULL DEFAULT 0, ends INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid INTEGER NOT NULL,
+  joined INTEGER NOT NULL, until INTEGER NOT NULL);
+CREATE INDEX room_member_room ON room_member(room);
+INSERT INTO counter VALUES ('member', 1);
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -4,6 +4,7 @@
 use super::claims::Claims;
 use super::leaving::Leaving;
 use super::lent::Lent;
+use super::quota::Quotas;
 use crate::clock;
 use crate::headers::Wake;
 use crate::rules::Rules;
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) claims: Claims,
     /// Which elements are on their way out.
     pub(crate) leaving: Leaving,
+    /// What rooms take.
+    pub(crate) quotas: Quotas,
     /// What fires when a version is sealed.
     pub(crate) rules: Rules,
     /// There are headers to be read.
@@ -132,6 +135,7 @@ impl Shared {
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
             leaving: Leaving::default(),
+            quotas: Quotas::default(),
             rules: Rules::default(),
             headers: Wake::default(),
         }

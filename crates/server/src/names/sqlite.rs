@@ -94,6 +94,9 @@ impl SqliteNames {
         }
         database.read(|db| shared.leaving.load(db)).map_err(at)?;
         database.read(|db| shared.rules.load(db)).map_err(at)?;
+        if count("SELECT count(*) FROM room").map_err(at)? > 0 {
+            shared.quotas.set_any();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

@@ -80,6 +80,7 @@ impl Tx<'_> {
         self.note(&node)?;
         self.shared.add_files(1);
         if op.object != 0 {
+            self.need_room(&node)?;
             self.begin_writing(&node)?;
         } else if node.kind == Kind::Symlink || node.version > 0 {
             self.changes.push(Change::Moved);
@@ -279,7 +280,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn touch_dir(&self, dir: &mut Node, subdirs: i64, time: i64) -> Result<(), Fault> {
+    pub(super) fn touch_dir(&self, dir: &mut Node, subdirs: i64, time: i64) -> Result<(), Fault> {
         dir.nlink = dir
             .nlink
             .saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));

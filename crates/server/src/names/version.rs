@@ -227,6 +227,7 @@ impl Tx<'_> {
             Some(stripes) => self.begin_parts(node.ino, op.object, stripes)?,
             None => self.place_again(&node, named, op.into())?,
         };
+        self.need_room(&node)?;
         node.writing = op.object;
         if node.object == 0 {
             node.element = element;
@@ -348,6 +349,7 @@ impl Tx<'_> {
         let opened = v1::Opened {
             attr: Some(node.attr()),
             object,
+            size_max: self.size_max(node)?,
             ..v1::Opened::default()
         };
         let Ok(element) = u32::try_from(element) else {
@@ -413,6 +415,12 @@ impl Tx<'_> {
             NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
+        // A mount has kept to what there was room for.
+        if self.session_of(op.object)? == Some(0)
+            && self.size_max(&node)?.is_some_and(|most| size > most)
+        {
+            return Err(Fault::RoomFull(self.called(node.ino)));
+        }
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut node, attributes)?;
         }
@@ -437,6 +445,7 @@ impl Tx<'_> {
         (uid, copies): (u32, &str),
     ) -> Result<Answer, Fault> {
         let old = (node.object, node.element);
+        let grown = size.saturating_sub(node.size);
         node.writing = 0;
         node.object = object;
         node.element = element;
@@ -449,6 +458,7 @@ impl Tx<'_> {
         self.record_copies(node, uid, 0, wanted)?;
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
+        self.grown(node, grown)?;
         self.note(node)?;
         // All elements knew it before, and only one does now.
         if old.1 == NO_ELEMENT && node.version > 1 {

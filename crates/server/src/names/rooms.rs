@@ -1,0 +1,412 @@
+//! Rooms: folders below `/rooms` that have a quota and an end. Their files are files like all others.
+
+use super::attribute::FOLDER_MEDIUM;
+use super::fault::Fault;
+use super::ids;
+use super::node::{Node, SEARCH, SETGID};
+use super::quota::used;
+use super::transaction::{Tx, shown};
+use rusqlite::{OptionalExtension, params};
+use std::time::Duration;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Kind};
+
+/// The folder that rooms are in.
+const FOLDER: &str = "rooms";
+/// Rooms at once.
+const ROOMS_MAX: u32 = 1024;
+/// Rooms of a user at once; root has no such bound.
+const ROOMS_EACH_MAX: u32 = 64;
+/// Members of a room at once.
+const MEMBERS_MAX: u32 = 256;
+/// Bytes of a name.
+const NAME_BYTES_MAX: usize = 64;
+/// A member that does not stay is taken for gone when it was not heard of for so long.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// Files and folders that are removed in one transaction: nobody else changes names meanwhile.
+const REMOVED_MAX: usize = 1000;
+
+/// Why something is not done with a room.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(
+        "{0:?} is no name of a room: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+    )]
+    Name(String),
+    #[error("there is a room {0} already, or something else at /rooms/{0}: `tidemill room list`")]
+    Exists(String),
+    #[error("there is no room {0}: `tidemill room list`")]
+    Unknown(String),
+    #[error(
+        "there are {ROOMS_MAX} rooms, or {ROOMS_EACH_MAX} of yours, which is as many as may be: remove some"
+    )]
+    TooMany,
+    #[error("room {0} has {MEMBERS_MAX} members, as many as may be")]
+    TooManyMembers(String),
+    #[error(
+        "room {0} has no member {1}: it has left, or was not heard of for 30 s, or is not yours"
+    )]
+    NoMember(String, u64),
+    #[error("/rooms is no folder of the array's owner: have it renamed")]
+    NoFolder,
+}
+
+/// What is done, refused, or has failed.
+pub(crate) type Done<T> = Result<Result<T, Refusal>, Fault>;
+
+/// What is at a path that somebody waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Found {
+    /// A file with a version that is closed.
+    File(v1::Attr),
+    /// A file that is being written for the first time.
+    Unsealed(u64),
+    /// Nothing.
+    Nothing,
+    /// A link that leads nowhere.
+    Link,
+    /// Something that is never closed.
+    Other,
+}
+
+impl Tx<'_> {
+    /// Makes a room of the caller.
+    pub(crate) fn create_room(&mut self, op: &v1::CreateRoomRequest) -> Done<v1::Room> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let good = op.name.chars().all(allowed) && !op.name.starts_with('.');
+        if !good || op.name.is_empty() || op.name.len() > NAME_BYTES_MAX {
+            return Ok(Err(Refusal::Name(op.name.clone())));
+        }
+        if self.are_too_many_rooms()? {
+            return Ok(Err(Refusal::TooMany));
+        }
+        let Some(above) = self.rooms_folder()? else {
+            return Ok(Err(Refusal::NoFolder));
+        };
+        if Node::child(self.db, above.ino, op.name.as_bytes())?.is_some() {
+            return Ok(Err(Refusal::Exists(op.name.clone())));
+        }
+        let gid = op.gid.unwrap_or(self.caller.gid);
+        if !self.caller.above() && !self.caller.in_group(gid) {
+            return Err(Fault::NotOwner(format!("a room of group {gid}")));
+        }
+        // What is made in it is of its group.
+        let mode = op.mode & 0o777 | SETGID;
+        let owner = (self.caller.uid, gid);
+        let ino = self.add_folder(above, &op.name, mode, owner)?;
+        self.db.execute(
+            "INSERT INTO xattr VALUES (?1, ?2, ?3)",
+            params![ino, FOLDER_MEDIUM, b"memory".as_slice()],
+        )?;
+        self.shared.set_folder_media();
+        let expires = match op.ttl_ns.max(0) {
+            0 => 0,
+            ttl => self.now.saturating_add(ttl),
+        };
+        let quota = i64::try_from(op.quota_bytes).unwrap_or(i64::MAX);
+        self.db.execute(
+            "INSERT INTO room(ino, quota, created, expires) VALUES (?1, ?2, ?3, ?4)",
+            params![ino, quota, self.now, expires],
+        )?;
+        self.shared.quotas.set_any();
+        self.room(&op.name)
+    }
+
+    fn are_too_many_rooms(&self) -> Result<bool, Fault> {
+        let sql = "SELECT count(*), coalesce(sum(uid = ?1), 0) FROM room CROSS JOIN inode ON inode.ino = room.ino";
+        let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let (all, own): (u32, u32) = self.db.query_row(sql, [self.caller.uid], counts)?;
+        Ok(all >= ROOMS_MAX || (own >= ROOMS_EACH_MAX && !self.caller.above()))
+    }
+
+    /// The folder of all rooms, made if it is not there; `None`: something else is.
+    fn rooms_folder(&mut self) -> Result<Option<Node>, Fault> {
+        let root = Node::get(self.db, Inode::ROOT.0)?;
+        let owner = (root.uid, root.gid);
+        if let Some(there) = Node::child(self.db, root.ino, FOLDER.as_bytes())? {
+            let trusted = there.uid == 0 || there.uid == owner.0;
+            return Ok(Some(there).filter(|there| there.is_dir() && trusted));
+        }
+        let ino = self.add_folder(root, FOLDER, 0o755, owner)?;
+        Ok(Some(Node::get(self.db, ino.cast_unsigned())?))
+    }
+
+    fn add_folder(
+        &mut self,
+        above: Node,
+        name: &str,
+        mode: u32,
+        owner: (u32, u32),
+    ) -> Result<i64, Fault> {
+        let ino = ids::reserve(self.db, "inode", 1)?;
+        let mut folder = Node::folder(ino, mode, owner, self.now);
+        folder.parent = above.ino;
+        self.add_entry(above, name.as_bytes(), &folder)?;
+        folder.insert(self.db)?;
+        self.note(&folder)?;
+        self.shared.add_files(1);
+        Ok(ino.cast_signed())
+    }
+
+    /// A room's folder, if it does not end.
+    fn found_room(&self, name: &str) -> Result<Option<Node>, Fault> {
+        let Some(above) = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
+            return Ok(None);
+        };
+        let Some(node) = Node::child(self.db, above.ino, name.as_bytes())? else {
+            return Ok(None);
+        };
+        let sql = "SELECT 1 FROM room WHERE ino = ?1 AND ends = 0";
+        let is_room = self
+            .db
+            .prepare_cached(sql)?
+            .exists([node.ino.cast_signed()])?;
+        Ok(Some(node).filter(|_| is_room))
+    }
+
+    /// A room as it is shown.
+    fn room(&self, name: &str) -> Done<v1::Room> {
+        let Some(node) = self.found_room(name)? else {
+            return Ok(Err(Refusal::Unknown(name.to_owned())));
+        };
+        let (used_bytes, files) = used(self.db, node.ino)?;
+        let sql = "SELECT quota, created, expires FROM room WHERE ino = ?1";
+        let mut room = self.db.query_row(sql, [node.ino.cast_signed()], |row| {
+            Ok(v1::Room {
+                quota_bytes: row.get::<_, i64>(0)?.cast_unsigned(),
+                created: row.get(1)?,
+                expires: row.get(2)?,
+                name: name.to_owned(),
+                uid: node.uid,
+                gid: node.gid,
+                mode: node.mode,
+                used_bytes,
+                files,
+                members: Vec::new(),
+            })
+        })?;
+        let sql =
+            "SELECT member, uid, joined, until FROM room_member WHERE room = ?1 ORDER BY member";
+        let mut members = self.db.prepare_cached(sql)?;
+        let members = members.query_map([node.ino.cast_signed()], |row| {
+            Ok(v1::RoomMember {
+                member: row.get::<_, i64>(0)?.cast_unsigned(),
+                uid: row.get(1)?,
+                joined: row.get(2)?,
+                until: row.get(3)?,
+            })
+        })?;
+        room.members = members.collect::<Result<_, _>>()?;
+        Ok(Ok(room))
+    }
+
+    /// All rooms that the caller may enter, in the order of their names.
+    pub(crate) fn rooms_shown(&self) -> Result<Vec<v1::Room>, Fault> {
+        let sql = "SELECT name FROM room CROSS JOIN dirent ON dirent.ino = room.ino ORDER BY name";
+        let mut names = self.db.prepare_cached(sql)?;
+        let names = names.query_map([], |row| row.get::<_, Vec<u8>>(0))?;
+        let mut all = Vec::new();
+        for name in names.collect::<Result<Vec<_>, _>>()? {
+            let name = shown(&name);
+            let enters = |node: Node| self.caller.may(&node, SEARCH);
+            if self.found_room(&name)?.is_some_and(enters) {
+                all.extend(self.room(&name)?.ok());
+            }
+        }
+        Ok(all)
+    }
+
+    /// Has a room removed: nobody joins it from then on.
+    pub(crate) fn end_room(&mut self, name: &str) -> Done<v1::Room> {
+        let Some(node) = self.found_room(name)? else {
+            return Ok(Err(Refusal::Unknown(name.to_owned())));
+        };
+        self.need_owner(&node)?;
+        let room = self.room(name)?;
+        let sql = "UPDATE room SET ends = 1 WHERE ino = ?1";
+        self.db.execute(sql, [node.ino.cast_signed()])?;
+        Ok(room)
+    }
+
+    /// A member more, or one that says that it is still there.
+    pub(crate) fn join_room(&mut self, op: &v1::JoinRoomRequest) -> Done<v1::RoomMember> {
+        let Some(node) = self.found_room(&op.name)? else {
+            return Ok(Err(Refusal::Unknown(op.name.clone())));
+        };
+        self.need(&node, SEARCH, &op.name)?;
+        let (room, uid) = (node.ino.cast_signed(), self.caller.uid);
+        let until = self.now.saturating_add(silence_ns());
+        if op.member != 0 {
+            let sql = "UPDATE room_member SET until = ?4 WHERE member = ?1 AND room = ?2 AND uid = ?3 AND until != 0 \
+                       RETURNING joined";
+            let row = params![op.member.cast_signed(), room, uid, until];
+            let mut statement = self.db.prepare_cached(sql)?;
+            let joined = statement.query_row(row, |row| row.get(0)).optional()?;
+            let gone = || Refusal::NoMember(op.name.clone(), op.member);
+            let member = |joined| v1::RoomMember {
+                member: op.member,
+                uid,
+                joined,
+                until,
+            };
+            return Ok(joined.map(member).ok_or_else(gone));
+        }
+        let sql = "SELECT count(*) FROM room_member WHERE room = ?1";
+        let count: u32 = self.db.query_row(sql, [room], |row| row.get(0))?;
+        if count >= MEMBERS_MAX {
+            return Ok(Err(Refusal::TooManyMembers(op.name.clone())));
+        }
+        let joined = v1::RoomMember {
+            member: ids::reserve(self.db, "member", 1)?,
+            uid,
+            joined: self.now,
+            until: if op.stays { 0 } else { until },
+        };
+        self.db.execute(
+            "INSERT INTO room_member(member, room, uid, joined, until) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![
+                joined.member.cast_signed(),
+                room,
+                uid,
+                joined.joined,
+                joined.until
+            ],
+        )?;
+        let sql = "UPDATE room SET joined = 1 WHERE ino = ?1";
+        self.db.execute(sql, [room])?;
+        Ok(Ok(joined))
+    }
+
+    /// A member less.
+    pub(crate) fn leave_room(&mut self, op: &v1::LeaveRoomRequest) -> Done<()> {
+        let Some(node) = self.found_room(&op.name)? else {
+            return Ok(Err(Refusal::Unknown(op.name.clone())));
+        };
+        // Who owns the room may show others out.
+        let any = self.need_owner(&node).is_ok();
+        let sql = "DELETE FROM room_member WHERE member = ?1 AND room = ?2 AND (?3 OR uid = ?4)";
+        let row = params![
+            op.member.cast_signed(),
+            node.ino.cast_signed(),
+            any,
+            self.caller.uid
+        ];
+        Ok(match self.db.execute(sql, row)? {
+            0 => Err(Refusal::NoMember(op.name.clone(), op.member)),
+            _ => Ok(()),
+        })
+    }
+
+    /// What is at a path.
+    pub(crate) fn look_for(&self, path: &[u8]) -> Result<Found, Fault> {
+        match self.resolve(path, true) {
+            Ok(node) if node.kind != Kind::File => Ok(Found::Other),
+            Ok(node) if node.version == 0 => Ok(Found::Unsealed(node.ino)),
+            Ok(node) => Ok(Found::File(node.attr())),
+            Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
+                let link = self.resolve(path, false).is_ok();
+                Ok(if link { Found::Link } else { Found::Nothing })
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Members that do not stay have their time anew: nobody could hear of them.
+    pub(crate) fn renew_members(&mut self) -> Result<(), Fault> {
+        let until = self.now.saturating_add(silence_ns());
+        let sql = "UPDATE room_member SET until = ?1 WHERE until != 0";
+        self.db.execute(sql, [until])?;
+        Ok(())
+    }
+
+    /// Members that were not heard of are gone.
+    pub(crate) fn forget_members(&mut self) -> Result<(), Fault> {
+        let sql = "DELETE FROM room_member WHERE until != 0 AND until < ?1";
+        self.db.execute(sql, [self.now])?;
+        Ok(())
+    }
+
+    /// Ends rooms whose time has come, or whose last member has left, and removes so much of what ends; gives whether there is
+    /// more to remove.
+    pub(crate) fn sweep_rooms(&mut self) -> Result<bool, Fault> {
+        self.forget_taken_out()?;
+        let sql = "UPDATE room SET ends = 1 WHERE ends = 0 AND ((expires != 0 AND expires <= ?1) \
+                   OR (joined = 1 AND NOT EXISTS (SELECT 1 FROM room_member WHERE room = room.ino)))";
+        self.db.execute(sql, [self.now])?;
+        let mut ends = self.db.prepare_cached("SELECT room.ino, parent, name FROM room CROSS JOIN dirent ON dirent.ino = room.ino WHERE ends = 1")?;
+        let ends = ends.query_map([], |row| {
+            let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+            Ok((number(0)?, number(1)?, row.get::<_, Vec<u8>>(2)?))
+        })?;
+        let mut budget = REMOVED_MAX;
+        for (ino, parent, name) in ends.collect::<Result<Vec<_>, _>>()? {
+            if !self.remove_below(ino, &mut budget)? {
+                return Ok(true);
+            }
+            tracing::info!(room = shown(&name), "a room has ended");
+            self.remove(parent, name, true)?;
+        }
+        self.forget_taken_out()?;
+        Ok(false)
+    }
+
+    /// A room whose folder is no longer in `/rooms` is none.
+    fn forget_taken_out(&mut self) -> Result<(), Fault> {
+        let above = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())?;
+        let above = above.map_or(0, |above| above.ino).cast_signed();
+        let sql = "DELETE FROM room WHERE NOT EXISTS (SELECT 1 FROM inode WHERE inode.ino = room.ino AND parent = ?1 AND nlink > 0) \
+                   RETURNING ino";
+        let mut gone = self.db.prepare_cached(sql)?;
+        let gone = gone.query_map([above], |row| row.get::<_, i64>(0))?;
+        for ino in gone.collect::<Result<Vec<_>, _>>()? {
+            self.shared.quotas.forget(ino.cast_unsigned());
+            let sql = "DELETE FROM room_member WHERE room = ?1";
+            self.db.execute(sql, [ino])?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is in a folder, as much as may be; gives whether nothing is left. Folders may lie in each other as deep as
+    /// anybody likes.
+    fn remove_below(&mut self, folder: u64, budget: &mut usize) -> Result<bool, Fault> {
+        let mut open: Vec<(u64, Vec<u8>)> = vec![(folder, Vec::new())];
+        while let Some((at, name)) = open.last().cloned() {
+            let entries = self.entries(at, *budget)?;
+            if *budget == 0 {
+                return Ok(false);
+            }
+            if entries.is_empty() {
+                open.pop();
+                if let Some(&(above, _)) = open.last() {
+                    self.remove(above, name, true)?;
+                    *budget -= 1;
+                }
+                continue;
+            }
+            for (name, node) in entries {
+                if node.is_dir() {
+                    open.push((node.ino, name));
+                    break;
+                }
+                self.remove(at, name, false)?;
+                *budget -= 1;
+            }
+        }
+        Ok(true)
+    }
+
+    fn remove(&mut self, parent: u64, name: Vec<u8>, directory: bool) -> Result<(), Fault> {
+        let time = self.now;
+        self.unlink(&v1::Unlink {
+            parent,
+            name,
+            directory,
+            time,
+        })?;
+        Ok(())
+    }
+}
+
+fn silence_ns() -> i64 {
+    i64::try_from(SILENCE.as_nanos()).unwrap_or(i64::MAX)
+}

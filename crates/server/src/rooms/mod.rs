@@ -1,0 +1,505 @@
+//! The gRPC service of rooms, and their end.
+
+mod waits;
+
+use crate::access::Access;
+use crate::clock;
+use crate::names::rooms::{Done, Found, Refusal, SILENCE};
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Changed, Fault, SqliteNames};
+use crate::namespace_service::refused;
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::v1;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+use waits::{Key, Waits};
+
+/// How often it is looked for rooms that are to end.
+const PERIOD: Duration = Duration::from_secs(1);
+/// If it was not for so long, because the server was down or its host asleep, members get their time anew.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long a file may be waited for.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+/// Those who wait for a file at once.
+const WAITING_MAX: usize = 4096;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct RoomService {
+    names: Arc<SqliteNames>,
+    access: Arc<Access>,
+    waits: Arc<Waits>,
+    room: Arc<Semaphore>,
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::Name(_) => Self::invalid_argument(text),
+            Refusal::Exists(_) => Self::already_exists(text),
+            Refusal::Unknown(_) | Refusal::NoMember(..) => Self::not_found(text),
+            Refusal::NoFolder => Self::failed_precondition(text),
+            Refusal::TooMany | Refusal::TooManyMembers(_) => Self::resource_exhausted(text),
+        }
+    }
+}
+
+impl RoomService {
+    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+        Self {
+            names: names.clone(),
+            access: access.clone(),
+            waits: Arc::default(),
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        work: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = write(&self.names, caller, work).await;
+        Ok(done.map_err(|fault| refused(&fault))??)
+    }
+
+    fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<Found, Status> {
+        let names = &self.names;
+        let look = |db: &Connection| {
+            Tx::new(db, names.shared(), caller, 0, clock::now_ns()).look_for(path)
+        };
+        let found = names.database().read(look);
+        match found.map_err(|fault| refused(&fault))? {
+            Found::Other => Err(Status::failed_precondition(format!(
+                "{} is no file",
+                String::from_utf8_lossy(path)
+            ))),
+            found => Ok(found),
+        }
+    }
+
+    /// The file, when it has a version that is closed.
+    async fn awaited(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Status> {
+        if let Found::File(attr) = self.look_for(caller, path)? {
+            return Ok(attr);
+        }
+        let waiter = self.waits.enter(&self.names);
+        let mut found = Found::Nothing;
+        loop {
+            let bell = waiter.bell(&Key::of(path, &found));
+            let (mut rings, mut moved) = (
+                std::pin::pin!(bell.notified()),
+                std::pin::pin!(waiter.moved.notified()),
+            );
+            // What is committed from here on is heard.
+            rings.as_mut().enable();
+            moved.as_mut().enable();
+            match self.look_for(caller, path)? {
+                Found::File(attr) => return Ok(attr),
+                // What it is waited for by now.
+                now if now != found => found = now,
+                _ => tokio::select! {
+                    () = rings => {}
+                    () = moved => {}
+                },
+            }
+        }
+    }
+}
+
+/// Does something in a transaction, and tells mounts what changed, though whoever asked may have gone away.
+async fn write<T: Send + 'static>(
+    names: &Arc<SqliteNames>,
+    caller: Caller,
+    work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let (shared, names) = (names.shared().clone(), names.clone());
+    let work = move |db: &Connection| {
+        let mut tx = Tx::new(db, &shared, &caller, 0, clock::now_ns());
+        let done = work(&mut tx)?;
+        Ok((done, tx.changes))
+    };
+    let told = tokio::spawn(async move {
+        let (done, changes) = names.database().write(work).await?;
+        names.tell(Changed {
+            session: 0,
+            changes,
+        });
+        Ok(done)
+    });
+    told.await.unwrap_or(Err(Fault::Closed))
+}
+
+#[tonic::async_trait]
+impl v1::rooms_server::Rooms for RoomService {
+    async fn create(
+        &self,
+        request: Request<v1::CreateRoomRequest>,
+    ) -> Result<Response<v1::Room>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let made = self.write(caller, move |tx| tx.create_room(&op)).await?;
+        Ok(Response::new(made))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListRoomsRequest>,
+    ) -> Result<Response<v1::ListRoomsReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let (names, now) = (&self.names, clock::now_ns());
+        let shown = |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).rooms_shown();
+        let rooms = names.database().read(shown);
+        let rooms = rooms.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::ListRoomsReply { rooms }))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RoomRequest>,
+    ) -> Result<Response<v1::Room>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let name = request.into_inner().name;
+        let gone = self.write(caller, move |tx| tx.end_room(&name)).await?;
+        sweep(&self.names).await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(gone))
+    }
+
+    async fn join(
+        &self,
+        request: Request<v1::JoinRoomRequest>,
+    ) -> Result<Response<v1::RoomMember>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let member = self.write(caller, move |tx| tx.join_room(&op)).await?;
+        Ok(Response::new(member))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<v1::LeaveRoomRequest>,
+    ) -> Result<Response<v1::Empty>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        self.write(caller, move |tx| tx.leave_room(&op)).await?;
+        sweep(&self.names).await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn wait(
+        &self,
+        request: Request<v1::WaitForFileRequest>,
+    ) -> Result<Response<v1::Attr>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let v1::WaitForFileRequest { path, wait_ns, .. } = request.into_inner();
+        let Ok(_room) = self.room.try_acquire() else {
+            return Err(Status::resource_exhausted(format!(
+                "{WAITING_MAX} files are waited for, as many as may be: try again later"
+            )));
+        };
+        let until = Instant::now() + Duration::from_nanos(wait_ns).min(WAIT_MAX);
+        let awaited = tokio::time::timeout_at(until, self.awaited(&caller, &path));
+        let nobody = |_| {
+            let path = String::from_utf8_lossy(&path);
+            Status::deadline_exceeded(format!(
+                "{path}: nobody has put it within the time that was given"
+            ))
+        };
+        awaited.await.map_err(nobody)?.map(Response::new)
+    }
+}
+
+/// Removes what has ended, until nothing is left of it.
+async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
+    while write(names, Caller::root(), |tx: &mut Tx<'_>| tx.sweep_rooms()).await? {}
+    Ok(())
+}
+
+/// Ends rooms, for ever.
+pub(crate) async fn run(names: Arc<SqliteNames>) {
+    let mut last = None;
+    loop {
+        if let Err(fault) = once(&names, &mut last).await {
+            tracing::warn!(%fault, "rooms that are to end stay for now");
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn once(names: &Arc<SqliteNames>, last: &mut Option<i64>) -> Result<(), Fault> {
+    let now = clock::now_ns();
+    let any = "SELECT EXISTS (SELECT 1 FROM room)";
+    let any = names
+        .database()
+        .read(|db| Ok(db.query_row(any, [], |row| row.get::<_, bool>(0))?));
+    let heard = last.is_some_and(|last| {
+        let pause = i64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(i64::MAX);
+        (0..pause).contains(&(now - last))
+    });
+    if any? {
+        let members = move |tx: &mut Tx<'_>| match heard {
+            true => tx.forget_members(),
+            false => tx.renew_members(),
+        };
+        write(names, Caller::root(), members).await?;
+        sweep(names).await?;
+    }
+    *last = Some(now);
+    Ok(())
+}
+
+// Longer than it takes to hear of a member.
+const _: () = assert!(PAUSE_MAX.as_secs() < SILENCE.as_secs());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Change, ids};
+    use futures_util::FutureExt;
+    use tidemill_wire::v1::Kind;
+
+    const SECOND_NS: i64 = 1_000_000_000;
+
+    /// Does something at a time, as root.
+    fn at<T: Send + 'static>(
+        names: &SqliteNames,
+        seconds: i64,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+    ) -> T {
+        let shared = names.shared().clone();
+        let work = move |db: &Connection| {
+            let root = Caller::root();
+            work(&mut Tx::new(db, &shared, &root, 0, seconds * SECOND_NS))
+        };
+        names.database().write_here(false, work).unwrap().value
+    }
+
+    /// A second's work of what ends rooms; whether there is more.
+    fn sweep(names: &SqliteNames, seconds: i64) -> bool {
+        at(names, seconds, |tx| {
+            tx.forget_members()?;
+            tx.sweep_rooms()
+        })
+    }
+
+    fn create(names: &SqliteNames, name: &str, ttl_seconds: i64) {
+        let room = v1::CreateRoomRequest {
+            name: name.into(),
+            mode: 0o700,
+            ttl_ns: ttl_seconds * SECOND_NS,
+            ..v1::CreateRoomRequest::default()
+        };
+        at(names, 0, move |tx| tx.create_room(&room)).unwrap();
+    }
+
+    fn join(
+        names: &SqliteNames,
+        name: &str,
+        seconds: i64,
+        (member, stays): (u64, bool),
+    ) -> Option<u64> {
+        let name = name.to_owned();
+        let join = v1::JoinRoomRequest {
+            credentials: None,
+            name,
+            member,
+            stays,
+        };
+        let joined = at(names, seconds, move |tx| tx.join_room(&join));
+        joined.ok().map(|member| member.member)
+    }
+
+    fn rooms(names: &SqliteNames, seconds: i64) -> Vec<String> {
+        sweep(names, seconds);
+        let rooms = at(names, seconds, |tx| tx.rooms_shown());
+        rooms.into_iter().map(|room| room.name).collect()
+    }
+
+    #[test]
+    fn rooms_end_when_their_time_has_come_and_when_the_last_member_is_not_heard_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        for (name, ttl) in [("time", 40), ("alone", 0), ("program", 0), ("person", 0)] {
+            create(&names, name, ttl);
+        }
+        let program = join(&names, "program", 0, (0, false)).unwrap();
+        let person = join(&names, "person", 0, (0, true)).unwrap();
+        assert_ne!(program, person);
+        join(&names, "time", 0, (0, true)).unwrap();
+        let all = ["alone", "person", "program", "time"];
+        assert_eq!(rooms(&names, 29), all);
+        assert_eq!(join(&names, "program", 29, (program, false)), Some(program));
+        assert_eq!(
+            join(&names, "program", 29, (person, false)),
+            None,
+            "another room's"
+        );
+        assert_eq!(rooms(&names, 39), all);
+        assert_eq!(rooms(&names, 41), ["alone", "person", "program"]);
+        assert_eq!(rooms(&names, 58), ["alone", "person", "program"]);
+        assert_eq!(
+            rooms(&names, 60),
+            ["alone", "person"],
+            "nobody has ever joined the one"
+        );
+        assert_eq!(join(&names, "program", 60, (program, false)), None);
+        let leave = v1::LeaveRoomRequest {
+            credentials: None,
+            name: "person".into(),
+            member: person,
+        };
+        at(&names, 1_000_000, move |tx| tx.leave_room(&leave)).unwrap();
+        assert_eq!(rooms(&names, 1_000_000), ["alone"]);
+        // Its name is free again, its number is not.
+        create(&names, "person", 0);
+        assert!(join(&names, "person", 0, (0, true)).unwrap() > person);
+    }
+
+    #[test]
+    fn a_room_is_removed_in_pieces_however_deep_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        create(&names, "r", 0);
+        at(&names, 0, |tx| {
+            let mut parent = tx.resolve(b"/rooms/r", true)?.ino;
+            for number in 0..3005 {
+                let ino = ids::reserve(tx.db, "inode", 1)?;
+                let folder = number < 1500;
+                let kind = if folder { Kind::Directory } else { Kind::File };
+                tx.create(&v1::Create {
+                    parent,
+                    name: number.to_string().into_bytes(),
+                    kind: kind.into(),
+                    mode: 0o700,
+                    ino,
+                    ..v1::Create::default()
+                })?;
+                if folder {
+                    parent = ino;
+                }
+            }
+            tx.end_room("r").map(drop)
+        });
+        let mut pieces = 1;
+        while sweep(&names, 1) {
+            pieces += 1;
+        }
+        assert_eq!(pieces, 4, "no commit removes more than may be");
+        at(&names, 1, |tx| {
+            assert!(tx.resolve(b"/rooms/r", true).is_err());
+            let left = "SELECT (SELECT count(*) FROM inode), (SELECT count(*) FROM room)";
+            let left: (u32, u32) = tx
+                .db
+                .query_row(left, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            assert_eq!(left, (2, 0), "the root, and /rooms");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn what_is_taken_out_of_rooms_is_no_room_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        create(&names, "r", 10);
+        at(&names, 1, |tx| {
+            tx.make_dirs(b"/rooms/r/kept", (0, 0))?;
+            tx.rename(&v1::Rename {
+                parent: tx.resolve(b"/rooms", true)?.ino,
+                name: b"r".to_vec(),
+                new_parent: 1,
+                new_name: b"saved".to_vec(),
+                ..v1::Rename::default()
+            })
+        });
+        assert!(rooms(&names, 20).is_empty());
+        assert!(at(&names, 20, |tx| Ok(tx
+            .resolve(b"/saved/kept", true)
+            .is_ok())));
+        create(&names, "r", 0);
+        assert_eq!(rooms(&names, 20), ["r"]);
+    }
+
+    /// A name service, a machine that slept, a server that was away: nobody is gone because nobody listened.
+    #[tokio::test]
+    async fn members_are_not_gone_because_nobody_listened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server.db");
+        let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
+        create(&names, "r", 0);
+        join(&names, "r", 0, (0, false)).unwrap();
+        let day = 86_400 * SECOND_NS;
+        for mut last in [
+            None,
+            Some(clock::now_ns() - day),
+            Some(clock::now_ns() + day),
+        ] {
+            let old = "UPDATE room_member SET until = 1";
+            at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+            once(&names, &mut last).await.unwrap();
+            once(&names, &mut last).await.unwrap();
+            let listed = at(&names, 0, |tx| tx.rooms_shown());
+            assert_eq!(listed[0].members.len(), 1);
+        }
+        // But if it is listened.
+        let old = "UPDATE room_member SET until = 1";
+        at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+        once(&names, &mut Some(clock::now_ns() - SECOND_NS))
+            .await
+            .unwrap();
+        assert!(at(&names, 0, |tx| tx.rooms_shown()).is_empty());
+    }
+
+    /// A file is made, sealed or moved in all orders: who waits for it is woken by that, and by nothing else.
+    #[tokio::test]
+    async fn who_waits_is_woken_by_what_brings_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server.db");
+        let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
+        let waits = Arc::new(Waits::default());
+        let waiter = waits.enter(&names);
+        let [name, other, sealed] = [
+            Key::of(b"/rooms/r/f", &Found::Nothing),
+            Key::of(b"/rooms/r/g", &Found::Nothing),
+            Key::of(b"/rooms/r/f", &Found::Unsealed(7)),
+        ];
+        let ring = |change: Change| {
+            names.tell(Changed {
+                session: 3,
+                changes: vec![change],
+            });
+        };
+        for (key, change, moved) in [
+            (&name, Change::Entry(9, b"f".to_vec()), false),
+            (&sealed, Change::Sealed(7), false),
+            (&Key::AnySealed, Change::Sealed(8), false),
+            (&other, Change::Moved, true),
+        ] {
+            let bell = waiter.bell(key);
+            let silent = waiter.bell(&Key::Sealed(6));
+            let heard = async {
+                if moved {
+                    waiter.moved.notified().await
+                } else {
+                    bell.notified().await
+                }
+            };
+            let mut silent = std::pin::pin!(silent.notified());
+            silent.as_mut().enable();
+            let mut heard = std::pin::pin!(heard);
+            assert!(heard.as_mut().now_or_never().is_none());
+            ring(change);
+            heard.await;
+            assert!(silent.now_or_never().is_none());
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Rooms: folders that end.
+
+use crate::array::{Array, OtherMount, wait};
+use rustix::process::Signal;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+
+/// An array with an element in memory, number 2, that the mount knows.
+fn start() -> Option<Array> {
+    let mut array = Array::start()?;
+    array.add_element(&["--medium", "memory", "--capacity", "128MiB"]);
+    array.run(&["room", "create", "probe"]);
+    wait("the mount knows the element in memory", || {
+        array.sh("echo x > rooms/probe/f");
+        element_of(&array, "/rooms/probe/f") == 2
+    });
+    Some(array)
+}
+
+fn element_of(array: &Array, path: &str) -> u64 {
+    let layout = array.json(&["layout", path]);
+    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+}
+
+fn members(array: &Array, room: &str) -> usize {
+    let listed = array.json(&["room", "list"]);
+    let mut listed = listed.as_array().unwrap().iter();
+    let room = listed.find(|one| one["room"] == room).unwrap();
+    room["members"].as_array().unwrap().len()
+}
+
+/// A room is a folder in memory of who made it. It outlives every process of the array, and goes whole, with its objects.
+#[test]
+fn a_room_is_a_folder_in_memory_of_its_owner_that_goes_whole() {
+    let Some(mut array) = start() else { return };
+    for wrong in ["", "..", ".hidden", "a/b", "ü", &"a".repeat(65)] {
+        let said = array.run(&["room", "create", wrong]);
+        assert!(
+            !said.ok && said.err.contains("no name of a room"),
+            "{wrong}: {}",
+            said.err
+        );
+    }
+    let made = array.json(&["room", "create", "r"]);
+    assert_eq!(
+        (&made["path"], &made["mode"]),
+        (&"/rooms/r".into(), &"700".into())
+    );
+    let again = array.run(&["room", "create", "r"]);
+    assert!(!again.ok && again.err.contains("already"), "{}", again.err);
+    array.sh("mkdir -p rooms/r/below; echo x > rooms/r/below/f; dd if=/dev/zero of=rooms/r/large bs=1M count=30");
+    assert_eq!(element_of(&array, "/rooms/r/below/f"), 2);
+    // Others neither see it nor change anything beside it; by the command line, too.
+    for script in [
+        "cat rooms/r/below/f",
+        "mkdir rooms/mine",
+        "mv rooms/r rooms/s",
+        "rmdir rooms/probe",
+    ] {
+        assert!(
+            !array.try_sh(&format!("{STRANGER} {script}")).ok,
+            "{script}"
+        );
+    }
+    let tidemill = format!("{STRANGER} {:?}", array.tidemill());
+    for command in ["remove r", "join r", "leave r 1", "get r below/f --wait 1s"] {
+        let said = array.try_sh(&format!("{tidemill} room {command}"));
+        assert!(!said.ok, "{command}: {}{}", said.out, said.err);
+    }
+    let theirs = array.sh(&format!(
+        "{tidemill} room create theirs >/dev/null; {tidemill} --json room list"
+    ));
+    let theirs: serde_json::Value = serde_json::from_str(&theirs).unwrap();
+    assert_eq!(
+        (&theirs[0]["room"], &theirs[0]["uid"]),
+        (&"theirs".into(), &65534.into())
+    );
+    assert_eq!(theirs.as_array().unwrap().len(), 1, "{theirs}");
+    // Kept by the server, as all names.
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    let listed = array.json(&["room", "list"]);
+    assert_eq!(
+        (&listed[1]["room"], &listed[1]["files"]),
+        (&"r".into(), &2.into())
+    );
+    let open = std::fs::File::open(array.at("rooms/r/below/f")).unwrap();
+    assert!(array.run(&["room", "remove", "r"]).ok);
+    wait("it is not there", || !array.at("rooms/r").exists());
+    // Who has a file of it open reads on.
+    let mut read = [0; 2];
+    open.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"x\n");
+    let unknown = array.run(&["room", "remove", "r"]);
+    assert!(
+        !unknown.ok && unknown.err.contains("no room r"),
+        "{}",
+        unknown.err
+    );
+    wait("its objects are removed", || {
+        let status = array.json(&["status"]);
+        let free = status["elements"][2]["free_bytes"].as_u64();
+        free > Some(110 << 20) && array.run(&["check", "--age", "0"]).ok
+    });
+}
+
+/// A quota holds in the middle of a write, wherever the bytes are, and for who comes by the command line.
+#[test]
+fn a_room_takes_no_more_than_its_quota() {
+    let Some(array) = start() else { return };
+    array.run(&["room", "create", "m", "--quota", "8MiB"]);
+    array.run(&["room", "create", "d", "--quota", "8MiB"]);
+    array.sh("setfattr -n user.tidemill.medium -v disk rooms/d");
+    let local = array.path("local");
+    std::fs::write(&local, vec![7; 9_000_000]).unwrap();
+    for room in ["m", "d"] {
+        for script in [
+            "head -c 9000000 /dev/zero > rooms/ROOM/a",
+            "truncate -s 9000000 rooms/ROOM/b",
+            "fallocate -l 9000000 rooms/ROOM/c",
+        ] {
+            let script = script.replace("ROOM", room);
+            let said = array.try_sh(&script);
+            let full = said.err.to_lowercase().contains("quota exceeded");
+            assert!(!said.ok && full, "{script}: {}", said.err);
+        }
+        array.sh(&format!("rm -f rooms/{room}/*"));
+        let put = array.run(&[
+            "put",
+            local.to_str().unwrap(),
+            &format!("/rooms/{room}/put"),
+        ]);
+        assert!(!put.ok && put.err.contains("room is full"), "{}", put.err);
+        wait("what was removed is counted no more", || {
+            array
+                .try_sh(&format!("head -c 8388608 /dev/zero > rooms/{room}/fits"))
+                .ok
+        });
+        wait("nothing can be begun in it", || {
+            let more = array.try_sh(&format!(
+                "rm -f rooms/{room}/more; echo > rooms/{room}/more"
+            ));
+            !more.ok && more.err.contains("quota exceeded")
+        });
+        // What is there can be written anew, as long as it was, and other rooms have their own.
+        array.sh(&format!(
+            "head -c 8388608 /dev/urandom > rooms/{room}/fits; echo > rooms/probe/more"
+        ));
+        assert!(
+            array
+                .at(&format!("rooms/{room}/fits"))
+                .metadata()
+                .unwrap()
+                .len()
+                == 8 << 20
+        );
+        array.sh(&format!("rm rooms/{room}/fits"));
+    }
+    assert_eq!(element_of(&array, "/rooms/probe/more"), 2);
+    // What one mount writes within a bound another one can't write as well.
+    wait("what was removed is counted no more", || {
+        array.try_sh("head -c 4000000 /dev/zero > rooms/d/f").ok
+    });
+    let other = OtherMount::start(&array, "other");
+    let mut file = std::fs::File::create(array.at("rooms/d/f")).unwrap();
+    file.write_all(b"one").unwrap();
+    let second = std::fs::File::options()
+        .write(true)
+        .open(other.path.join("rooms/d/f"));
+    let error = second.unwrap_err().raw_os_error();
+    assert_eq!(error, Some(rustix::io::Errno::TXTBSY.raw_os_error()));
+    drop(file);
+    wait("it can be written when it is closed", || {
+        std::fs::write(other.path.join("rooms/d/f"), "two").is_ok()
+    });
+    // Nothing of what was refused is left over.
+    assert!(array.run(&["check", "--age", "0"]).ok);
+}
+
+/// A get in its own process.
+fn get(array: &Array, key: &str, wait: &str) -> Child {
+    let mut command = array.tidemill();
+    command.args(["room", "get", "r", key, "--wait", wait]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn got(child: Child) -> Vec<u8> {
+    let out = child.wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{why}");
+    out.stdout
+}
+
+/// A get waits for a put as long as it was told to, whether the file is made, moved or made under another name.
+#[test]
+fn a_get_waits_for_a_put() {
+    let Some(mut array) = start() else { return };
+    array.run(&["room", "create", "r"]);
+    array.sh("ln -s target rooms/r/link");
+    let waits = ["later", "moved", "link", "by/task", "put"].map(|key| get(&array, key, "60s"));
+    let never = get(&array, "never", "1s").wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&never.stderr);
+    assert!(
+        !never.status.success() && why.contains("nobody has put it"),
+        "{why}"
+    );
+    // They wait on when the server is there again.
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    // What is still being written is not there yet.
+    let mut file = std::fs::File::create(array.at("rooms/r/later")).unwrap();
+    file.write_all(b"half ").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    file.write_all(b"whole").unwrap();
+    drop(file);
+    array.sh("echo other > rooms/r/x; mv rooms/r/x rooms/r/moved; echo linked > rooms/r/target");
+    let job = array.submit(
+        r#"name = "j"; workdir = "/rooms/r"; tasks = (
+            { name = "t"; kernel = "/bin/cat"; args = ["moved"]; input = ["moved"]; output = ["by/task"]; stdout = "by/task"; } );"#,
+    );
+    array.done(job);
+    let local = array.path("local");
+    std::fs::write(&local, "put").unwrap();
+    assert!(
+        array
+            .run(&["put", local.to_str().unwrap(), "/rooms/r/put"])
+            .ok
+    );
+    let all = waits.map(got);
+    let expected: [&[u8]; 5] = [b"half whole", b"other\n", b"linked\n", b"other\n", b"put"];
+    assert_eq!(all, expected);
+    // Not without end where there can be none.
+    let folder = array.run(&["room", "get", "r", "by", "--wait", "60s"]);
+    assert!(
+        !folder.ok && folder.err.contains("is no file"),
+        "{}",
+        folder.err
+    );
+}
+
+/// A room ends with its time, and with the last of its members, whether that leaves, ends or is killed; not because the server is
+/// away.
+#[test]
+fn a_room_ends_with_its_time_and_with_its_last_member() {
+    let Some(mut array) = start() else { return };
+    array.run(&["room", "create", "short", "--ttl", "1s"]);
+    array.run(&["room", "create", "r"]);
+    array.sh("echo x > rooms/r/f");
+    // One member stays until it leaves, one as long as its program runs.
+    let member = array.json(&["room", "join", "r"])["member"].to_string();
+    let ran = array.run(&["room", "join", "r", "--", "/bin/sh", "-c", "exit 7"]);
+    assert_eq!(ran.code, Some(7));
+    let missing = array.run(&["room", "join", "r", "--", "/no/such/program"]);
+    assert!(!missing.ok && missing.err.contains("/no/such/program"));
+    assert!(array.at("rooms/r/f").exists(), "there is another member");
+    assert_eq!(members(&array, "r"), 1);
+    let nobody = array.run(&["room", "leave", "r", "99"]);
+    assert!(
+        !nobody.ok && nobody.err.contains("no member 99"),
+        "{}",
+        nobody.err
+    );
+    // Who ends what keeps it there ends the program, too, and it leaves.
+    let mut command = array.tidemill();
+    let mut child = command
+        .args(["room", "join", "r", "--", "sleep", "1000"])
+        .spawn()
+        .unwrap();
+    wait("it has joined", || members(&array, "r") == 2);
+    assert!(array.run(&["room", "leave", "r", &member]).ok);
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    assert!(array.at("rooms/r/f").exists());
+    assert_eq!(members(&array, "r"), 1);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    wait("both rooms have ended", || {
+        !array.at("rooms/r").exists() && !array.at("rooms/short").exists()
+    });
+}

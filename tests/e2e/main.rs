@@ -11,6 +11,7 @@ mod chance;
 mod components;
 mod copies;
 mod dry_run;
+mod elastic;
 mod ends;
 mod examples;
 mod faults;

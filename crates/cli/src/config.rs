@@ -67,6 +67,20 @@ pub(crate) struct Server {
     pub(crate) repair_after: Option<Length>,
     pub(crate) scrub_every: Option<OrOff<Length>>,
     pub(crate) move_rate: Option<Size>,
+    pub(crate) suspend_after: Option<OrOff<Length>>,
+    pub(crate) suspend: Option<String>,
+    pub(crate) wake: Option<String>,
+    pub(crate) wake_limit: Option<Length>,
+    /// By the numbers of elements.
+    pub(crate) elements: BTreeMap<String, SleepCommands>,
+}
+
+/// How the host of one element is suspended and woken.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct SleepCommands {
+    pub(crate) suspend: Option<String>,
+    pub(crate) wake: Option<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]

@@ -1,5 +1,6 @@
 //! One element as its parts see it: its configuration, its identity in the array, and what it works with.
 
+use crate::asleep::Traffic;
 use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
 use crate::db::{Db, DbError};
 use crate::error::Error;
@@ -46,6 +47,7 @@ pub struct Node {
     /// `None` without TLS.
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
+    pub(crate) traffic: Arc<Traffic>,
     /// Of an element in memory, else 0: [`crate::memory`].
     memory_id: u64,
     counts_room: bool,
@@ -112,6 +114,7 @@ impl Node {
             membership: watch::Sender::new(membership),
             identity,
             revoked: Revoked::default(),
+            traffic: Arc::default(),
             memory_id: 0,
             counts_room: false,
         })
@@ -258,6 +261,23 @@ impl Node {
             element.flash_model = parts.flash.report();
         }
         Ok(element)
+    }
+
+    /// Whether it may sleep: it has no labels, nor outcomes that the server does not know, and nobody has asked it for anything for
+    /// so long.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn may_sleep(&self, quiet: Duration) -> Result<(), String> {
+        let known = self.labels().known().map_err(|error| error.to_string())?;
+        if !known.is_empty() || self.labels().counts() != (0, 0) {
+            return Err("it has labels".into());
+        }
+        match self.traffic.quiet() {
+            None => Err("it is being read or written".into()),
+            Some(since) if since < quiet => Err(format!("it was used {} s ago", since.as_secs())),
+            Some(_) => Ok(()),
+        }
     }
 
     /// What share of a processor a kernel of that user would have now. Blocks for a moment.

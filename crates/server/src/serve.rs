@@ -5,6 +5,8 @@ use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
+use crate::elastic::Elastic;
+use crate::elastic::manager::Manager;
 use crate::ends::Ends;
 use crate::files::Files;
 use crate::find::FindService;
@@ -104,6 +106,8 @@ pub struct Config {
     pub scrub_every: Option<Duration>,
     /// Bytes in a second of copies that are made again and of moves, in all the array; 0 for no bound.
     pub move_bytes_per_sec: u64,
+    /// How elements are suspended.
+    pub elastic: Elastic,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -131,6 +135,7 @@ impl Config {
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
+            elastic: Elastic::default(),
             queue: None,
         }
     }
@@ -258,6 +263,8 @@ impl Server {
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
+        let (of, shared) = (names.database().clone(), names.shared().clone());
+        let manager = Manager::new(array.clone(), of, shared, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
@@ -276,11 +283,13 @@ impl Server {
             ends: ends.clone(),
             check: Check::new(names.clone(), array.clone(), &trust),
             mover: Mover::new(&names, &array, &driver, signals.running.clone()),
+            manager: manager.clone(),
         };
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
+        tokio::spawn(manager.run());
         keep_up(&names, array, ends, (signals, driver.clone()));
         if let Some(keep) = config.keep_jobs {
             tokio::spawn(finished::run(names.clone(), keep));
@@ -435,6 +444,7 @@ struct Parts {
     ends: Arc<Ends>,
     check: Check,
     mover: Mover,
+    manager: Manager,
     files: Files,
     firer: Firer,
 }
@@ -470,11 +480,16 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let (mover, firer, access) = (self.mover, self.firer, self.access.clone());
+        let (mover, manager) = (self.mover, self.manager);
+        let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let access = self.access.clone();
-        let places = PlaceService { mover, access };
+        let places = PlaceService {
+            mover,
+            manager,
+            access,
+        };
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,

@@ -2,6 +2,7 @@
 
 mod drain;
 mod remove;
+mod sleep;
 
 use crate::config::{self, Resources};
 use crate::context::Context;
@@ -24,10 +25,14 @@ const EXAMPLES: &str = "Examples:
   tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
 
   tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
+  tidemill element suspend 3                          it sleeps until what it has is needed; `wake 3` wakes it
   tidemill element remove 3                           and it is the array's no more
 
 As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
 telling the server; what was running is run again.";
+
+/// Set for a process whose element is suspended.
+const ASLEEP: &str = "TIDEMILL_ELEMENT_ASLEEP";
 
 /// Run one storage element in the foreground, or have one emptied and taken out of the array
 #[derive(Debug, clap::Args)]
@@ -129,6 +134,10 @@ pub(crate) struct Args {
 enum Action {
     Drain(drain::Args),
     Remove(remove::Args),
+    /// Suspend an element until it is needed, if nothing needs it now
+    Suspend(sleep::Args),
+    /// Wake an element that is suspended, and wait for it
+    Wake(sleep::Args),
 }
 
 impl Args {
@@ -142,10 +151,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     match &args.action {
         Some(Action::Drain(drain)) => return drain::run(drain, context).await,
         Some(Action::Remove(remove)) => return remove::run(remove, context).await,
+        Some(Action::Suspend(sleep)) => return sleep::suspend(sleep, context).await,
+        Some(Action::Wake(sleep)) => return sleep::wake(sleep, context).await,
         None => {}
     }
     let _running = args.foreground.enter()?;
-    let mut element = start(config(args, context)?).await?;
+    let config = config(args, context)?;
+    if std::env::var_os(ASLEEP).is_some() {
+        tokio::select! {
+            ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
+            () = tidemill_element::until_woken(&config) => {}
+        }
+        return Err(process::again(ASLEEP, false).into());
+    }
+    let mut element = start(config).await?;
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = element.failed() => Some(error),
@@ -153,6 +172,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     tracing::info!("stopping");
     element.stop().await;
     match failed {
+        Some(tidemill_element::Error::Suspended) => Err(process::again(ASLEEP, true).into()),
         None => Ok(ExitCode::SUCCESS),
         Some(error) => Err(error.into()),
     }

@@ -13,6 +13,7 @@ use tidemill_client::Endpoint;
 use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_server::elastic::{Command, Commands};
 
 const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
@@ -79,6 +80,20 @@ pub(crate) struct Args {
     /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
     move_rate: Option<Size>,
+    /// Suspend elements that nothing has needed for so long, such as 10m, until something needs them; off: only by `tidemill
+    /// element suspend` [default: off]
+    #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
+    suspend_after: Option<OrOff<Length>>,
+    /// Run when an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT systemctl
+    /// suspend" [default: none, its process alone ends]
+    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
+    suspend: Option<String>,
+    /// Run to wake it, such as "wakeonlan …" [default: none, its process waits to be told]
+    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_WAKE")]
+    wake: Option<String>,
+    /// How long waking an element may take [default: 5m]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
+    wake_limit: Option<Length>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -158,6 +173,24 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
         config.move_bytes_per_sec = rate;
+    }
+    let after = args.suspend_after.or(file.suspend_after);
+    config.elastic.after = after.and_then(|OrOff(after)| after.map(|Length(time)| time));
+    config.elastic.all = Commands {
+        suspend: args.suspend.or_else(|| file.suspend.clone()).map(Command),
+        wake: args.wake.or_else(|| file.wake.clone()).map(Command),
+    };
+    if let Some(Length(limit)) = args.wake_limit.or(file.wake_limit) {
+        config.elastic.wake_limit = limit;
+    }
+    for (element, own) in &file.elements {
+        let commands = Commands {
+            suspend: own.suspend.clone().map(Command),
+            wake: own.wake.clone().map(Command),
+        };
+        let number = element.parse();
+        let number = number.with_context(|| format!("[server.elements.{element}]: no number"))?;
+        config.elastic.each.insert(number, commands);
     }
     Ok(config)
 }

@@ -67,6 +67,7 @@ const MIGRATIONS: &[&str] = &[
     FOLDER_RULES,
     HEADERS,
     ONCE,
+    SLEEP,
 ];
 
 const NAMES: &str = "
@@ -299,6 +300,12 @@ END;
 const ONCE: &str = "
 ALTER TABLE job ADD COLUMN once TEXT;
 CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
+";
+
+// Elements that sleep, and how long it took to wake those that did.
+const SLEEP: &str = "
+CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
+  wake_ns INTEGER NOT NULL);
 ";
 
 /// Opens the database for writing, making or migrating it first.

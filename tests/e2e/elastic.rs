@@ -12,6 +12,13 @@ fn start(settings: &str) -> Option<(tempfile::TempDir, Array)> {
     std::fs::write(&file, settings).unwrap();
     let array = Array::with(Options {
         remote: true,
+        element_args: [
+            "--busy-power=100 W",
+            "--idle-power=50 W",
+            "--suspended-power=5 W",
+        ]
+        .map(str::to_owned)
+        .into(),
         flags: vec!["--config".into(), file.display().to_string()],
         ..Options::default()
     })?;
@@ -88,6 +95,12 @@ fn who_needs_an_element_that_sleeps_wakes_it() {
     );
     array.done(job);
     assert_eq!(array.sh("cat out"), "what is in /a\n");
+    // Nobody measures anything here.
+    let energy = &element(&array, 0)["energy"];
+    assert_eq!(energy["by"], "reckoned by configured power");
+    assert!(energy["joules"].as_f64().unwrap() > 0.0, "{energy}");
+    let report = array.json(&["report", &job.to_string()]);
+    assert_eq!(report["energy"]["tasks_unknown"], 0, "{report:#}");
 
     suspend(&array, 0);
     put(&array, 0, "/c");

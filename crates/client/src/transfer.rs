@@ -454,14 +454,17 @@ impl Transfer {
     async fn awakes(&self, element: u32, until: &mut Option<Instant>) -> Result<bool, Error> {
         loop {
             let status = self.server.status().await?;
-            let known = status.elements.iter();
-            let known = known.clone().find(|known| known.element == element);
-            let (up, sleeps) = known.map_or((false, false), |known| {
-                let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
-                (known.up, sleeps)
-            });
+            let mut known = status.elements.iter();
+            let Some(known) = known.find(|known| known.element == element) else {
+                return Ok(false);
+            };
+            let up = known.up;
+            let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
+            let url = self.urls.lock().get(&ElementId(element)).cloned();
+            let moved = url.is_none_or(|url| *url != *known.url);
             // Who was up and is lost all the same is not waited for here.
-            if !sleeps && !(up && until.is_some()) {
+            let awakes = sleeps || (up && (moved || until.is_some()));
+            if !awakes {
                 return Ok(false);
             }
             let end = *until.get_or_insert(Instant::now() + AWAKE_MAX);

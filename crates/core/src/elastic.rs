@@ -293,6 +293,19 @@ pub struct Power {
     pub suspended_milli: u64,
 }
 
+impl Power {
+    /// While so many of its cores run kernels; `None` where nobody said what it draws busy and idle.
+    #[must_use]
+    pub fn at(&self, running: u32, cores: u32) -> Option<u64> {
+        if self.busy_milli == 0 || self.idle_milli == 0 {
+            return None;
+        }
+        let more = self.busy_milli.saturating_sub(self.idle_milli);
+        let busy = u64::from(running.min(cores));
+        Some(self.idle_milli + more.saturating_mul(busy) / u64::from(cores.max(1)))
+    }
+}
+
 /// An element, as far as it matters whether it is worth waking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {

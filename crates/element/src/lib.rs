@@ -25,6 +25,7 @@ pub mod labels;
 pub mod memory;
 pub mod node;
 pub mod notes;
+pub mod power;
 pub mod programs;
 pub mod pull;
 mod reads;

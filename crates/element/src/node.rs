@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
 use crate::labels::Labels;
+use crate::power::{Meter, Reading};
 use crate::revoked::Revoked;
 use crate::{records, status};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Node {
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
+    /// What says how much its host draws.
+    meter: Option<(Meter, Reading)>,
     /// Of an element in memory, else 0: [`crate::memory`].
     memory_id: u64,
     counts_room: bool,
@@ -107,7 +110,9 @@ impl Node {
         };
         let identity = config.tls.then(|| Identity::open(&executor.parts().db));
         let identity = identity.transpose()?;
+        let meter = config.meter.clone();
         Ok(Self {
+            meter: meter.map(|meter| (meter.clone(), meter.start())),
             config,
             url,
             executor,
@@ -235,6 +240,8 @@ impl Node {
             link_bytes_per_sec: link.unwrap_or(LINK_BYTES_PER_SEC_DEFAULT),
             device_bytes_per_sec: self.config.device_bytes_per_sec.unwrap_or(0),
             watts_milli: self.config.watts_milli.unwrap_or(0),
+            idle_milli: self.config.idle_milli.unwrap_or(0),
+            suspended_milli: self.config.suspended_milli.unwrap_or(0),
             sandbox: parts.runner.sandbox(),
             disk: Some(v1::Disk {
                 device: space.disk.device,
@@ -250,6 +257,12 @@ impl Node {
             counts_room: self.counts_room,
             ..v1::Element::default()
         };
+        if let Some((meter, reading)) = &self.meter
+            && let Some(milli) = reading.milliwatts()
+        {
+            element.measured_milli = milli;
+            element.measured_by = meter.name();
+        }
         let left = parts.db.left();
         element.trouble = left.trouble();
         if left.is_short() {

@@ -8,7 +8,7 @@ pub(crate) mod keeper;
 use crate::authority::Authority;
 use crate::clock;
 use crate::damage;
-use crate::elastic::store;
+use crate::elastic::{energy, store};
 use crate::jobs::Incoming;
 use crate::moves::Member;
 use crate::names::changes::Teller;
@@ -264,6 +264,7 @@ impl Array {
             }
             element.emptied = self.shared.leaving.is_emptied(element.element);
             element.sleep = self.shared.sleepers.told(element.element);
+            element.drawn = self.shared.sleepers.energy.of(element.element).map(drawn);
             element
         });
         shown.collect()
@@ -858,6 +859,14 @@ struct Asked<'a>(&'a Array, u64);
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         self.0.probes.lock().remove(&self.1);
+    }
+}
+
+fn drawn(drawn: energy::Drawn) -> v1::Drawn {
+    v1::Drawn {
+        microjoules: drawn.microjoules,
+        counted_ns: drawn.counted_ns,
+        by: drawn.by,
     }
 }
 

@@ -35,9 +35,19 @@ pub(crate) struct Mover {
 /// The gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceService {
-    pub(crate) mover: Mover,
-    pub(crate) manager: Manager,
-    pub(crate) access: Arc<Access>,
+    mover: Mover,
+    manager: Manager,
+    access: Arc<Access>,
+}
+
+impl PlaceService {
+    pub(crate) fn new(mover: Mover, manager: Manager, access: Arc<Access>) -> Self {
+        Self {
+            mover,
+            manager,
+            access,
+        }
+    }
 }
 
 impl From<Refusal> for Status {

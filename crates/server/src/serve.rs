@@ -235,12 +235,10 @@ impl Server {
     async fn begin(config: Config) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
-        let token = dir.join("token");
         let (authority, identity) = open_authority(&dir.join("authority.pem"), &config)?;
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
-        let tokens = Tokens::open(&dir.join("tokens"))?;
-        let access = Arc::new(Access::open(&token, &authority, tokens)?);
+        let access = open_access(&dir, &authority)?;
         let owner = own_user();
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
@@ -263,8 +261,7 @@ impl Server {
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
-        let (of, shared) = (names.database().clone(), names.shared().clone());
-        let manager = Manager::new(array.clone(), of, shared, config.elastic.clone());
+        let manager = Manager::start(&names, &array, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
@@ -289,7 +286,6 @@ impl Server {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
-        tokio::spawn(manager.run());
         keep_up(&names, array, ends, (signals, driver.clone()));
         if let Some(keep) = config.keep_jobs {
             tokio::spawn(finished::run(names.clone(), keep));
@@ -298,7 +294,7 @@ impl Server {
         Ok(Self {
             address,
             socket,
-            token,
+            token: dir.join("token"),
             runtime: None,
             local: Some(local),
             names,
@@ -480,16 +476,11 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let (mover, manager) = (self.mover, self.manager);
         let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let access = self.access.clone();
-        let places = PlaceService {
-            mover,
-            manager,
-            access,
-        };
+        let places = PlaceService::new(self.mover, self.manager, access);
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,
@@ -553,6 +544,13 @@ fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Ident
     let authority = Authority::open(path).map_err(at)?;
     let identity = authority.server(&hosts(config)).map_err(at)?;
     Ok((Arc::new(authority), identity))
+}
+
+/// Who may do what, by the array's token and those beside it.
+fn open_access(dir: &Path, authority: &Authority) -> Result<Arc<Access>, StartError> {
+    let tokens = Tokens::open(&dir.join("tokens"))?;
+    let access = Access::open(&dir.join("token"), authority, tokens)?;
+    Ok(Arc::new(access))
 }
 
 /// User and group that this process runs as.

@@ -280,9 +280,7 @@ impl Simulated {
             wake_limit: WAKE_LIMIT,
             ..Elastic::default()
         };
-        let (of, shared) = (database.clone(), names.shared().clone());
-        let manager = Manager::new(array.clone(), of, shared, elastic);
-        tokio::spawn(manager.clone().run());
+        let manager = Manager::start(names, &array, elastic);
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
         let after = options.repair_after;

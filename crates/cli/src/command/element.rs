@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Medium;
+use tidemill_element::power::Meter;
 use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
@@ -112,6 +113,20 @@ pub(crate) struct Args {
     /// weigh it [default: nobody says]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_BUSY_POWER")]
     busy_power: Option<Watts>,
+    /// What it draws with nothing to do, such as "63 W"; with --busy-power energy is reckoned [default: nobody says]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_IDLE_POWER")]
+    idle_power: Option<Watts>,
+    /// What it draws suspended, such as "16 W" [default: nobody says]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_SUSPENDED_POWER")]
+    suspended_power: Option<Watts>,
+    /// A command that prints the watts that it draws now, run every second, or rapl for the counters of its host's processors
+    /// [default: none, nothing is measured]
+    #[arg(
+        long,
+        value_name = "COMMAND|rapl",
+        env = "TIDEMILL_ELEMENT_POWER_METER"
+    )]
+    power_meter: Option<String>,
     /// Bytes pulled from other elements that it keeps for tasks to come [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
     pulled: Option<Size>,
@@ -229,6 +244,14 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     let device = args.device_rate.or(file.device_rate);
     config.device_bytes_per_sec = device.map(|Size(rate)| rate);
     config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
+    config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);
+    let suspended = args.suspended_power.or(file.suspended_power);
+    config.suspended_milli = suspended.map(watts_milli);
+    let meter = args.power_meter.or_else(|| file.power_meter.clone());
+    config.meter = meter.map(|meter| match meter.as_str() {
+        "rapl" => Meter::Rapl,
+        _ => Meter::Command(meter),
+    });
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
         config.pulled_bytes_max = bytes;
     }

@@ -53,6 +53,7 @@ impl View for ArrayView {
         )?;
         self.elements_text(out)?;
         self.sleep_text(out)?;
+        self.energy_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
         }
@@ -137,6 +138,21 @@ impl ArrayView {
         write_table(out, &rows)?;
         if self.status.elements.is_empty() {
             writeln!(out, "(none; start one with `tidemill element`)")?;
+        }
+        Ok(())
+    }
+
+    fn energy_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for element in &self.status.elements {
+            if let Some(drawn) = &element.drawn {
+                let (id, joules) = (element.element, joules(drawn.microjoules));
+                let span = format::span(drawn.counted_ns);
+                let by = &drawn.by;
+                writeln!(
+                    out,
+                    "\nelement {id} has drawn {joules:.0} J in {span}, {by}"
+                )?;
+            }
         }
         Ok(())
     }
@@ -238,6 +254,23 @@ fn state_of(element: &v1::Element) -> String {
     }
 }
 
+/// What it has drawn, and by what that is known; null if it is not.
+fn energy_json(element: &v1::Element) -> Value {
+    let Some(drawn) = &element.drawn else {
+        return Value::Null;
+    };
+    json!({
+        "joules": joules(drawn.microjoules),
+        "counted_ns": drawn.counted_ns,
+        "by": drawn.by,
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn joules(micro: u64) -> f64 {
+    (micro as f64 / 1e6 * 1000.0).round() / 1000.0
+}
+
 fn sleep_json(element: &v1::Element) -> Value {
     let sleep = element.sleep.clone().unwrap_or_default();
     json!({
@@ -308,6 +341,10 @@ fn element_json(element: &v1::Element) -> Value {
         "up": element.up,
         "emptied": element.emptied,
         "sleep": sleep_json(element),
+        "energy": energy_json(element),
+        "measured_milliwatts": (!element.measured_by.is_empty()).then_some(element.measured_milli),
+        "idle_milliwatts": element.idle_milli,
+        "suspended_milliwatts": element.suspended_milli,
         "url": element.url,
         "host": element.host,
         "folder": element.folder,

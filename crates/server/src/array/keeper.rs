@@ -1,8 +1,9 @@
 //! Elements that sleep, as far as connections go: their last word, and the processes that wait to be told to wake.
 
 use super::{Array, Connection, Report, check_same};
+use crate::elastic::energy::Draw;
 use std::sync::Arc;
-use tidemill_core::elastic::Event as Sleep;
+use tidemill_core::elastic::{Event as Sleep, Power};
 use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
@@ -122,12 +123,33 @@ impl Array {
             busy: status.running + status.queued > 0,
             moved: status.bytes_read.wrapping_add(status.bytes_written),
             may: status.role == "store" && !slot.in_memory(),
-            watts: (
-                status.watts_milli,
-                status.idle_milli,
-                status.suspended_milli,
-            ),
         })
+    }
+
+    /// What there is to be known of what elements draw.
+    pub(crate) fn draws(&self) -> Vec<Draw> {
+        let slots = self.slots.lock();
+        let draws = slots.values().map(|slot| {
+            let status = &slot.status;
+            let told = self.shared.sleepers.told(status.element);
+            let told = told.unwrap_or_default();
+            Draw {
+                element: status.element,
+                power: Power {
+                    busy_milli: status.watts_milli,
+                    idle_milli: status.idle_milli,
+                    suspended_milli: status.suspended_milli,
+                },
+                running: status.running,
+                cores: status.cores,
+                up: slot.connection.is_some(),
+                suspended: told.suspended,
+                waking: told.waking,
+                measured: (!status.measured_by.is_empty())
+                    .then(|| (status.measured_milli, status.measured_by.clone())),
+            }
+        });
+        draws.collect()
     }
 
     /// Power that an element said it draws, and its cores, whether it is up or not.
@@ -147,6 +169,4 @@ pub(crate) struct Activity {
     pub(crate) moved: u64,
     /// It may be suspended at all.
     pub(crate) may: bool,
-    /// What it draws at full load, idle and suspended.
-    pub(crate) watts: (u64, u64, u64),
 }

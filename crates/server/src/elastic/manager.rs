@@ -1,9 +1,10 @@
 //! The worker manager: looks which elements nothing has needed for a while, has them sleep, and wakes those that are needed.
 
-use super::{Elastic, Sleepers, needs, span, store};
+use super::{Elastic, Sleepers, energy, needs, span, store};
 use crate::array::Array;
 use crate::array::keeper::Activity;
 use crate::clock;
+use crate::names::SqliteNames;
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use parking_lot::Mutex;
@@ -20,6 +21,8 @@ use tokio::time::Instant;
 
 /// How often it is looked while somebody waits.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How often what elements have drawn is kept.
+const KEEP: Duration = Duration::from_secs(30);
 /// How often it is looked what is needed.
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -37,35 +40,38 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
-    pub(crate) fn new(
-        array: Arc<Array>,
-        database: Arc<Database>,
-        shared: Arc<Shared>,
-        elastic: Elastic,
-    ) -> Self {
-        let automatic = elastic.after.is_some();
+    /// Begins to work, for as long as the server runs.
+    pub(crate) fn start(names: &SqliteNames, array: &Arc<Array>, elastic: Elastic) -> Self {
+        let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
         shared.sleepers.configure(elastic.limits(), automatic);
-        Self {
-            array,
-            database,
+        let manager = Self {
+            array: array.clone(),
+            database: names.database().clone(),
             shared,
             elastic: Arc::new(elastic),
             seen: Arc::default(),
             by_hand: Arc::default(),
-        }
+        };
+        tokio::spawn(manager.clone().run());
+        manager
     }
 
     fn sleepers(&self) -> &Arc<Sleepers> {
         &self.shared.sleepers
     }
 
-    /// Works for as long as the server runs.
-    pub(crate) async fn run(self) {
+    async fn run(self) {
         let mut next = Instant::now() + PERIOD;
+        let energy = &self.sleepers().energy;
+        if let Err(fault) = self.database.read(|db| energy.restore(db)) {
+            tracing::warn!(%fault, "what elements have drawn is not known");
+        }
+        let mut kept = Instant::now();
         loop {
             let _ = tokio::time::timeout_at(next, self.sleepers().news.notified()).await;
             if Instant::now() >= next {
                 next = Instant::now() + PERIOD;
+                self.count(&mut kept).await;
                 if self.sleepers().any.load(Ordering::Relaxed) {
                     self.sleepers().tick();
                     self.look().await;
@@ -74,6 +80,24 @@ impl Manager {
             for (element, action) in self.sleepers().take_actions() {
                 self.carry_out(element, action).await;
             }
+        }
+    }
+
+    /// Counts what elements draw, and keeps that from time to time.
+    async fn count(&self, kept: &mut Instant) {
+        let energy = &self.sleepers().energy;
+        energy.count(&self.array.draws());
+        if kept.elapsed() < KEEP {
+            return;
+        }
+        *kept = Instant::now();
+        let all = energy.all();
+        if all.is_empty() {
+            return;
+        }
+        let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
+        if let Err(fault) = self.database.write(work).await {
+            tracing::warn!(%fault, "what elements have drawn can't be kept");
         }
     }
 
@@ -298,7 +322,7 @@ impl Manager {
         };
         Some(Worker {
             rate: u64::from(cores) * 1_000_000_000,
-            power: (busy_milli > 0).then_some(power),
+            power: (busy_milli > 0 && suspended_milli > 0).then_some(power),
             wake,
         })
     }

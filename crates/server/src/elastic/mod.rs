@@ -5,6 +5,7 @@
 //! connection, so it does not matter where a server was killed.
 
 mod command;
+pub(crate) mod energy;
 pub(crate) mod manager;
 mod needs;
 pub(crate) mod store;
@@ -12,6 +13,7 @@ pub(crate) mod store;
 pub use command::{Command, Commands};
 
 use crate::clock;
+use energy::Energy;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,6 +93,7 @@ pub(crate) struct Sleepers {
     any: AtomicBool,
     news: Notify,
     began: Instant,
+    pub(crate) energy: Energy,
 }
 
 impl Default for Sleepers {
@@ -102,6 +105,7 @@ impl Default for Sleepers {
             any: AtomicBool::new(false),
             news: Notify::new(),
             began: Instant::now(),
+            energy: Energy::default(),
         }
     }
 }

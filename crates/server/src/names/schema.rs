@@ -302,10 +302,11 @@ ALTER TABLE job ADD COLUMN once TEXT;
 CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
 ";
 
-// Elements that sleep, and how long it took to wake those that did.
+// Elements that sleep, and how long it took to wake those that did; what elements have drawn.
 const SLEEP: &str = "
 CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);
+CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL, basis TEXT NOT NULL);
 ";
 
 /// Opens the database for writing, making or migrating it first.

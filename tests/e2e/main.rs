@@ -14,6 +14,7 @@ mod chance;
 mod components;
 mod copies;
 mod dry_run;
+mod elastic;
 mod ends;
 mod examples;
 mod faults;

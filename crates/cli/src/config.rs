@@ -68,6 +68,20 @@ pub(crate) struct Server {
     pub(crate) scrub_every: Option<OrOff<Length>>,
     pub(crate) move_rate: Option<Size>,
     pub(crate) queue: Option<QueueText>,
+    pub(crate) suspend_after: Option<OrOff<Length>>,
+    pub(crate) suspend: Option<String>,
+    pub(crate) wake: Option<String>,
+    pub(crate) wake_limit: Option<Length>,
+    /// By the numbers of elements.
+    pub(crate) elements: BTreeMap<String, SleepCommands>,
+}
+
+/// How the host of one element is suspended and woken.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct SleepCommands {
+    pub(crate) suspend: Option<String>,
+    pub(crate) wake: Option<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -90,6 +104,9 @@ pub(crate) struct Element {
     pub(crate) link: Option<Size>,
     pub(crate) device_rate: Option<Size>,
     pub(crate) busy_power: Option<Watts>,
+    pub(crate) idle_power: Option<Watts>,
+    pub(crate) suspended_power: Option<Watts>,
+    pub(crate) power_meter: Option<String>,
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
     pub(crate) scrub_rate: Option<OrOff<Size>>,

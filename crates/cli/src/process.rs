@@ -237,6 +237,25 @@ fn is_ending(pid: i32) -> bool {
     pending.fold(0, |all, mask| all | mask) & KILLED != 0
 }
 
+/// Becomes this program anew, with the same arguments and process number, and a variable that is set or not. Gives why it can't.
+pub(crate) fn again(variable: &str, set: bool) -> std::io::Error {
+    use std::os::unix::process::CommandExt as _;
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    // Another release may have taken its place.
+    let program = program.to_string_lossy();
+    let program = program.strip_suffix(" (deleted)").unwrap_or(&program);
+    let mut command = std::process::Command::new(program);
+    command.args(std::env::args_os().skip(1));
+    match set {
+        true => command.env(variable, "1"),
+        false => command.env_remove(variable),
+    };
+    command.exec()
+}
+
 /// Starts this program again with other arguments, and perhaps one more variable of the environment, in the background; what it
 /// prints goes to `log`.
 ///

@@ -32,6 +32,11 @@ pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 /// How often it is asked whether a version has the copies that are waited for.
 const COPYING: Duration = Duration::from_millis(100);
 
+/// How long an element that sleeps is waited for.
+const AWAKE_MAX: Duration = Duration::from_secs(30);
+/// In what the server says of one.
+const WOKEN: &str = "is woken now";
+
 /// How often a client that writes says so: the server gives up who is silent for three times as long.
 const STILL_WRITING: Duration = Duration::from_secs(20);
 
@@ -63,7 +68,7 @@ pub struct Transfer {
     objects: Objects,
     ids: Ids,
     credentials: v1::Credentials,
-    urls: BTreeMap<ElementId, Arc<str>>,
+    urls: Mutex<BTreeMap<ElementId, Arc<str>>>,
 }
 
 impl Transfer {
@@ -72,11 +77,7 @@ impl Transfer {
     /// # Errors
     /// If the server can't be reached.
     pub async fn new(server: Server, credentials: v1::Credentials) -> Result<Self, Error> {
-        let status = server.status().await?;
-        let up = status.elements.into_iter().filter(|element| element.up);
-        let urls = up
-            .map(|element| (ElementId(element.element), element.url.into()))
-            .collect();
+        let urls = Mutex::new(urls(server.status().await?));
         Ok(Self {
             ids: Ids::new(server.clone()),
             objects: server.objects(),
@@ -315,7 +316,7 @@ impl Transfer {
             ino: attr.ino,
             ..v1::Open::default()
         };
-        let mut done = 0;
+        let (mut done, mut asleep) = (0, None);
         loop {
             let answer = self.server.one(&self.credentials, Op::Open(open.clone()));
             let Answer::Opened(opened) = answer.await? else {
@@ -332,6 +333,13 @@ impl Transfer {
             let read = self.read_opened(&opened, &open.avoid, from, counted).await;
             let gone = |error: &Error| error.is_lost() || error.is_elsewhere();
             match read {
+                // It had to be asked once to be woken.
+                Err((Some(element), error))
+                    if error.is_lost() && self.awakes(element, &mut asleep).await? =>
+                {
+                    open.avoid.retain(|&avoided| avoided != element);
+                    open.version = opened.attr.map_or(0, |attr| attr.version);
+                }
                 // Another element may have a copy of this very version.
                 Err((Some(element), error)) if gone(&error) && !open.avoid.contains(&element) => {
                     tracing::debug!(element, "a copy is looked for: {error}");
@@ -441,6 +449,53 @@ impl Transfer {
         }
     }
 
+    /// Whether an element that is asked sleeps, or has just come; waits for it for as long as for what is away. `until` is when
+    /// that ends, once it has begun.
+    async fn awakes(&self, element: u32, until: &mut Option<Instant>) -> Result<bool, Error> {
+        loop {
+            let status = self.server.status().await?;
+            let mut known = status.elements.iter();
+            let Some(known) = known.find(|known| known.element == element) else {
+                return Ok(false);
+            };
+            let up = known.up;
+            let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
+            let url = self.urls.lock().get(&ElementId(element)).cloned();
+            let moved = url.is_none_or(|url| *url != *known.url);
+            // Who was up and is lost all the same is not waited for here.
+            let awakes = sleeps || (up && (moved || until.is_some()));
+            if !awakes {
+                return Ok(false);
+            }
+            let end = *until.get_or_insert(Instant::now() + AWAKE_MAX);
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            if up {
+                *self.urls.lock() = urls(status);
+                return Ok(true);
+            }
+            tokio::time::sleep(COPYING).await;
+        }
+    }
+
+    /// What is to be placed on an element that sleeps is tried again until that is awake.
+    async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
+        let end = Instant::now() + AWAKE_MAX;
+        loop {
+            let placed = self.server.one(&self.credentials, op()).await;
+            let woken = |error: &Error| {
+                error.is(rustix::io::Errno::HOSTUNREACH) && error.to_string().contains(WOKEN)
+            };
+            if !placed.as_ref().is_err_and(woken) || Instant::now() > end {
+                let status = self.server.status().await?;
+                *self.urls.lock() = urls(status);
+                return placed;
+            }
+            tokio::time::sleep(COPYING).await;
+        }
+    }
+
     async fn begin(&self, path: &str, mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
         let element = wanted.element.map(|element| element.0);
         let stripes = wanted.stripes.map(|stripes| v1::Stripes {
@@ -461,7 +516,7 @@ impl Transfer {
             gid: self.credentials.gid,
             ..v1::Create::default()
         };
-        let answer = match self.server.one(&self.credentials, Op::Create(create)).await {
+        let answer = match self.placed(|| Op::Create(create.clone())).await {
             Err(error) if error.is(rustix::io::Errno::EXIST) => {
                 let ino = self.resolve(path).await?.ino;
                 let new = v1::NewVersion {
@@ -471,9 +526,7 @@ impl Transfer {
                     stripes,
                     ..v1::NewVersion::default()
                 };
-                self.server
-                    .one(&self.credentials, Op::NewVersion(new))
-                    .await?
+                self.placed(|| Op::NewVersion(new.clone())).await?
             }
             other => other?,
         };
@@ -494,14 +547,21 @@ impl Transfer {
         object: ObjectId,
         capability: &[u8],
     ) -> Result<Remote, Error> {
-        let url = self.urls.get(&element);
+        let url = self.urls.lock().get(&element).cloned();
         Ok(Remote {
             element,
-            url: url.ok_or(Error::ElementDown(element))?.clone(),
+            url: url.ok_or(Error::ElementDown(element))?,
             object,
             capability: capability.to_vec(),
         })
     }
+}
+
+/// Where the elements are that are up.
+fn urls(status: v1::StatusReply) -> BTreeMap<ElementId, Arc<str>> {
+    let up = status.elements.into_iter().filter(|element| element.up);
+    up.map(|element| (ElementId(element.element), element.url.into()))
+        .collect()
 }
 
 /// An element that was asked and does not answer.

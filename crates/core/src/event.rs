@@ -72,6 +72,11 @@ pub enum Event {
         /// Which.
         element: ElementId,
     },
+    /// An element sleeps. It is not lost: what it has is neither made again nor taken from it, and what is only there waits.
+    ElementAsleep {
+        /// Which.
+        element: ElementId,
+    },
     /// A new status object.
     ElementStatus {
         /// Which.

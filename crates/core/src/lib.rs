@@ -8,6 +8,7 @@ pub mod attribute;
 pub mod balance;
 pub mod content;
 pub mod copies;
+pub mod elastic;
 pub mod find;
 pub mod flash;
 pub mod folder;

@@ -17,10 +17,13 @@ use tidemill_wire::v1::{self, from_element, to_element::Message};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(50);
+pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
 
 /// Longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(3);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// How long the server may take to hear that the element sleeps.
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +95,19 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
                 on_welcome(node, &welcome).await?;
                 *welcomed = true;
             }
+            Some(Message::Suspend(suspend)) => {
+                if let Err(why) = node.may_sleep(Duration::from_nanos(suspend.quiet_ns)) {
+                    let stays = from_element::Message::Stays(v1::Stays { why });
+                    node.parts().reports.send(stays);
+                    continue;
+                }
+                let asleep = from_element::Message::Asleep(v1::Asleep {});
+                node.parts().reports.send(asleep);
+                // The server ends the connection when it has heard that. If it has not, it is told again.
+                let heard = async { while let Ok(Some(_)) = incoming.message().await {} };
+                let _ = tokio::time::timeout(LAST_WORD, heard).await;
+                return Err(Error::Suspended.into());
+            }
             Some(message) => on_message(node, message),
             None => tracing::warn!(
                 "the server sent a message of a kind that this release does not know"
@@ -108,6 +124,7 @@ fn hello(node: &Node) -> Result<v1::Hello, Error> {
         array_id: node.array(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,
+        asleep: false,
         public_key: node.public_key().to_vec(),
     })
 }
@@ -124,7 +141,9 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
 fn on_message(node: &Arc<Node>, message: Message) {
     match message {
         // Handled where it can be waited for.
-        Message::Welcome(_) => {}
+        Message::Welcome(_) | Message::Suspend(_) => {}
+        // It is.
+        Message::Wake(_) => {}
         Message::Labels(labels) => node.labels().accept(labels.labels),
         Message::Abort(abort) => node.labels().abort(LabelId(abort.label)),
         Message::Recall(recall) => node.labels().recall(LabelId(recall.label)),

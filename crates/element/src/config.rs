@@ -1,5 +1,6 @@
 //! What an element is told when it starts.
 
+use crate::power::Meter;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -71,6 +72,12 @@ pub struct Config {
     pub device_bytes_per_sec: Option<u64>,
     /// What it draws at full load in thousandths of a watt, for policies that prefer thrifty elements; `None`: nobody said.
     pub watts_milli: Option<u64>,
+    /// With nothing to do, and suspended.
+    pub idle_milli: Option<u64>,
+    /// See `idle_milli`.
+    pub suspended_milli: Option<u64>,
+    /// What says how much it draws now.
+    pub meter: Option<Meter>,
     /// How often its status is refreshed and sent.
     pub status_period: Duration,
     /// The program that runs built-in and native kernels when it is started with the hidden argument of
@@ -143,6 +150,9 @@ impl Config {
             link_bytes_per_sec: None,
             device_bytes_per_sec: None,
             watts_milli: None,
+            idle_milli: None,
+            suspended_milli: None,
+            meter: None,
             status_period: Duration::from_secs(1),
             program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
             in_place: true,

@@ -90,6 +90,9 @@ pub enum Error {
     /// It can't confine or start kernels.
     #[error("this element can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),
+    /// The server has had it suspended.
+    #[error("the element is suspended")]
+    Suspended,
     /// A thread could not be started.
     #[error("can't start a thread: {0}")]
     Thread(std::io::Error),

@@ -3,6 +3,7 @@
 //! Every request for an object shows its capability. File work is done on blocking threads, in pieces of a
 //! mebibyte, since a file is read as fast as it was written in large pieces.
 
+use crate::asleep::counted;
 use crate::bytes_out::{self, Pool};
 use crate::db::DbError;
 use crate::identity::Identity;
@@ -164,7 +165,9 @@ async fn gate(
     let by = shown.uid;
     guest.introduce(if by == 0 { Who::Trusted } else { Who::User(by) });
     request.extensions_mut().insert(shown);
-    Ok(next.run(request).await)
+    let answering = context.node.traffic.begin();
+    let answer = next.run(request).await;
+    Ok(answer.map(|body| counted(body, answering)))
 }
 
 /// Why a request is refused.

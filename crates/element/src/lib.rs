@@ -8,6 +8,7 @@
 //! [`Element::start`] brings one up in this process. It owns its folder and nothing else: it knows no names,
 //! no jobs, and decides nothing about where work goes.
 
+mod asleep;
 mod attach;
 mod bytes_out;
 pub mod config;
@@ -24,6 +25,7 @@ pub mod labels;
 pub mod memory;
 pub mod node;
 pub mod notes;
+pub mod power;
 pub mod programs;
 pub mod pull;
 mod reads;
@@ -42,6 +44,7 @@ pub mod store;
 pub mod task;
 mod tracker;
 
+pub use asleep::until_woken;
 pub use config::Config;
 pub use error::Error;
 pub use node::Node;

@@ -1,11 +1,13 @@
 //! One element as its parts see it: its configuration, its identity in the array, and what it works with.
 
+use crate::asleep::Traffic;
 use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
 use crate::db::{Db, DbError};
 use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
 use crate::labels::Labels;
+use crate::power::{Meter, Reading};
 use crate::revoked::Revoked;
 use crate::{records, status};
 use std::sync::Arc;
@@ -46,6 +48,9 @@ pub struct Node {
     /// `None` without TLS.
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
+    pub(crate) traffic: Arc<Traffic>,
+    /// What says how much its host draws.
+    meter: Option<(Meter, Reading)>,
     /// Of an element in memory, else 0: [`crate::memory`].
     memory_id: u64,
     counts_room: bool,
@@ -105,13 +110,16 @@ impl Node {
         };
         let identity = config.tls.then(|| Identity::open(&executor.parts().db));
         let identity = identity.transpose()?;
+        let meter = config.meter.clone();
         Ok(Self {
+            meter: meter.map(|meter| (meter.clone(), meter.start())),
             config,
             url,
             executor,
             membership: watch::Sender::new(membership),
             identity,
             revoked: Revoked::default(),
+            traffic: Arc::default(),
             memory_id: 0,
             counts_room: false,
         })
@@ -232,6 +240,8 @@ impl Node {
             link_bytes_per_sec: link.unwrap_or(LINK_BYTES_PER_SEC_DEFAULT),
             device_bytes_per_sec: self.config.device_bytes_per_sec.unwrap_or(0),
             watts_milli: self.config.watts_milli.unwrap_or(0),
+            idle_milli: self.config.idle_milli.unwrap_or(0),
+            suspended_milli: self.config.suspended_milli.unwrap_or(0),
             sandbox: parts.runner.sandbox(),
             disk: Some(v1::Disk {
                 device: space.disk.device,
@@ -247,6 +257,12 @@ impl Node {
             counts_room: self.counts_room,
             ..v1::Element::default()
         };
+        if let Some((meter, reading)) = &self.meter
+            && let Some(milli) = reading.milliwatts()
+        {
+            element.measured_milli = milli;
+            element.measured_by = meter.name();
+        }
         let left = parts.db.left();
         element.trouble = left.trouble();
         if left.is_short() {
@@ -258,6 +274,23 @@ impl Node {
             element.flash_model = parts.flash.report();
         }
         Ok(element)
+    }
+
+    /// Whether it may sleep: it has no labels, nor outcomes that the server does not know, and nobody has asked it for anything for
+    /// so long.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn may_sleep(&self, quiet: Duration) -> Result<(), String> {
+        let known = self.labels().known().map_err(|error| error.to_string())?;
+        if !known.is_empty() || self.labels().counts() != (0, 0) {
+            return Err("it has labels".into());
+        }
+        match self.traffic.quiet() {
+            None => Err("it is being read or written".into()),
+            Some(since) if since < quiet => Err(format!("it was used {} s ago", since.as_secs())),
+            Some(_) => Ok(()),
+        }
     }
 
     /// What share of a processor a kernel of that user would have now. Blocks for a moment.

@@ -3,9 +3,12 @@
 //! An element is up as long as its stream is. What elements report about labels is handed on to the
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
+pub(crate) mod keeper;
+
 use crate::authority::Authority;
 use crate::clock;
 use crate::damage;
+use crate::elastic::{energy, store};
 use crate::jobs::Incoming;
 use crate::moves::Member;
 use crate::names::changes::Teller;
@@ -22,7 +25,8 @@ use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
 use tidemill_core::copies::Site;
-use tidemill_core::dispatch::ElementLoad;
+use tidemill_core::dispatch::{Demand, ElementLoad};
+use tidemill_core::elastic::Event as Sleep;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
@@ -58,6 +62,8 @@ pub(crate) enum Report {
     },
     /// It has been away for longer than the array waits.
     Down { element: u32 },
+    /// It sleeps, and is not lost.
+    Asleep { element: u32 },
     /// Objects are damaged there.
     Damaged {
         element: u32,
@@ -128,6 +134,8 @@ pub(crate) struct Array {
     /// Held from when it is looked who is up until all have been told: nobody hears of an older list after a newer one.
     telling: Mutex<()>,
     noted: Noted,
+    /// Processes of elements that sleep, which wait to be told to wake.
+    keepers: Mutex<BTreeMap<u32, (u64, Connection)>>,
     objects: OnceLock<Objects>,
 }
 
@@ -173,6 +181,8 @@ impl Array {
         reports: std::sync::mpsc::Sender<Incoming>,
     ) -> Result<Self, Fault> {
         let known = names.database().read(known_elements)?;
+        let slept = names.database().read(store::all)?;
+        names.shared().sleepers.restore(slept);
         let away = |status: v1::Element| {
             let slot = Slot {
                 status,
@@ -200,6 +210,7 @@ impl Array {
             probing: tokio::sync::Mutex::default(),
             telling: Mutex::default(),
             noted: Noted::default(),
+            keepers: Mutex::default(),
             objects: OnceLock::new(),
         })
     }
@@ -218,6 +229,9 @@ impl Array {
     pub(crate) fn expect_known(self: &Arc<Self>) {
         let away: Vec<u32> = self.slots.lock().keys().copied().collect();
         for element in away {
+            if self.shared.sleepers.sleeps(element) {
+                self.report(Report::Asleep { element });
+            }
             self.lose_if_away(element, 0);
         }
     }
@@ -249,6 +263,8 @@ impl Array {
                 element.trouble = format!("it has not answered for {silent_s} s");
             }
             element.emptied = self.shared.leaving.is_emptied(element.element);
+            element.sleep = self.shared.sleepers.told(element.element);
+            element.drawn = self.shared.sleepers.energy.of(element.element).map(drawn);
             element
         });
         shown.collect()
@@ -256,6 +272,9 @@ impl Array {
 
     /// What is wrong with an element, for people; nothing if it is well.
     pub(crate) fn trouble(&self, element: u32) -> Option<String> {
+        if self.shared.sleepers.sleeps(element) {
+            return Some(format!("element {element} is suspended"));
+        }
         let slots = self.slots.lock();
         slots.get(&element).map_or_else(
             || Some(format!("element {element} is not known")),
@@ -273,6 +292,7 @@ impl Array {
             free_bytes: slot.status.free_bytes,
             takes: slot.status.role == "store"
                 && !slot.hangs()
+                && !self.shared.sleepers.falls(slot.status.element)
                 && !self.shared.leaving.is_closed(slot.status.element),
             memory: slot.in_memory(),
         });
@@ -309,6 +329,8 @@ impl Array {
     /// An element was taken out of the array, and is not let in again.
     pub(crate) fn forget(&self, element: u32) {
         let slot = self.slots.lock().remove(&element);
+        self.shared.sleepers.forget(element);
+        self.dismiss(element);
         if let Some(connection) = slot.and_then(|slot| slot.connection) {
             let _ = connection.end.send(true);
         }
@@ -323,6 +345,7 @@ impl Array {
         let slots = self.slots.lock();
         let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
         let gone = away.filter(|(_, slot)| slot.away_since.elapsed() >= longer_than);
+        let gone = gone.filter(|(element, _)| !self.shared.sleepers.sleeps(**element));
         gone.map(|(&element, _)| element).collect()
     }
 
@@ -448,6 +471,8 @@ impl Array {
             epoch
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
+        self.shared.sleepers.on(id, Sleep::Up);
+        self.dismiss(id);
         self.remember(&element);
         self.report(Report::Up {
             element,
@@ -543,6 +568,11 @@ impl Array {
                     outcome,
                 });
             }
+            From::Asleep(_) => self.fall(element, epoch),
+            From::Stays(stays) => {
+                self.shared.sleepers.stays(element, stays.why);
+                self.refresh();
+            }
             From::Damaged(damaged) => self.report(Report::Damaged { element, damaged }),
             From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Probed(probed) => {
@@ -614,6 +644,7 @@ impl Array {
             slot.status.up = false;
             slot.status.trouble.clear();
         }
+        self.shared.sleepers.on(element, Sleep::Left);
         tracing::info!(element, "element is away");
         self.refresh();
         self.tell_peers();
@@ -626,7 +657,8 @@ impl Array {
         tokio::spawn(async move {
             tokio::time::sleep(array.element_timeout).await;
             let slot = |slot: &Slot| slot.epoch == epoch;
-            if array.slots.lock().get(&element).is_some_and(slot) {
+            let sleeps = array.shared.sleepers.sleeps(element);
+            if !sleeps && array.slots.lock().get(&element).is_some_and(slot) {
                 tracing::warn!(element, "element is lost; its labels are given elsewhere");
                 array.report(Report::Down { element });
             }
@@ -659,7 +691,7 @@ impl Array {
         });
     }
 
-    fn report(&self, report: Report) {
+    pub(crate) fn report(&self, report: Report) {
         // The driver is gone only when the server shuts down.
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
@@ -679,6 +711,11 @@ impl Array {
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
+            let element = slot.status.element;
+            let sleepers = &self.shared.sleepers;
+            if sleepers.sleeps(element) || sleepers.falls(element) {
+                rooms.asleep.extend(self.room(slot));
+            }
             if slot.connection.is_none() {
                 continue;
             }
@@ -688,13 +725,9 @@ impl Array {
             }
             let status = &slot.status;
             let element = ElementId(status.element);
-            rooms.store.push(Room {
-                element,
-                free_bytes: slot.status.free_bytes,
-                answers: !slot.hangs(),
-                leaving: self.shared.leaving.is_closed(status.element),
-                memory: slot.in_memory(),
-            });
+            if !sleepers.falls(status.element) {
+                rooms.store.extend(self.room(slot));
+            }
             if slot.in_memory() {
                 // Nothing goes there unasked, so nobody is told of that room.
                 continue;
@@ -720,8 +753,19 @@ impl Array {
         self.shared.set_rooms(rooms);
     }
 
+    fn room(&self, slot: &Slot) -> Option<Room> {
+        let status = &slot.status;
+        (status.role == "store").then(|| Room {
+            element: ElementId(status.element),
+            free_bytes: status.free_bytes,
+            answers: !slot.hangs(),
+            leaving: self.shared.leaving.is_closed(status.element),
+            memory: slot.in_memory(),
+        })
+    }
+
     /// Tells every element where the others are.
-    fn tell_peers(&self) {
+    pub(crate) fn tell_peers(&self) {
         let _turn = self.telling.lock();
         let elements: Vec<_> = self
             .elements()
@@ -777,6 +821,13 @@ impl Array {
         answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
+    /// Which elements are needed; `None` if that can't be said at this moment.
+    pub(crate) async fn demand(&self) -> Option<Demand> {
+        let (sender, answer) = oneshot::channel();
+        let _ = self.reports.send(Incoming::Demand(sender));
+        tokio::time::timeout(LOAD_WAIT, answer).await.ok()?.ok()
+    }
+
     /// Has an element find out what share of a processor one more kernel of this user would have there; `None` if it is
     /// not up or does not answer in time. Users can't keep an array's processors busy so: one asks after the other.
     pub(crate) async fn probe(&self, element: u32, owner: Owner) -> Option<v1::Probed> {
@@ -808,6 +859,14 @@ struct Asked<'a>(&'a Array, u64);
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         self.0.probes.lock().remove(&self.1);
+    }
+}
+
+fn drawn(drawn: energy::Drawn) -> v1::Drawn {
+    v1::Drawn {
+        microjoules: drawn.microjoules,
+        counted_ns: drawn.counted_ns,
+        by: drawn.by,
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use tidemill_core::label::Owner;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::v1::{self, from_element::Message as From};
+use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
 /// See the module.
@@ -33,6 +34,28 @@ pub(crate) struct ArrayService {
 }
 
 impl ArrayService {
+    /// The stream of a process that waits until its element is to wake.
+    fn keep(
+        &self,
+        hello: &v1::Hello,
+        sender: mpsc::Sender<v1::ToElement>,
+        receiver: mpsc::Receiver<v1::ToElement>,
+        mut stream: Streaming<v1::FromElement>,
+    ) -> Result<Response<ToElements>, Status> {
+        let (element, number, mut ended) = self.array.keep(hello, sender)?;
+        let array = self.array.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                // It has nothing to say.
+                _ = stream.message() => {}
+                _ = ended.changed() => {}
+            }
+            array.unkeep(element, number);
+        });
+        let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        Ok(Response::new(Box::pin(receiver.map(Ok))))
+    }
+
     /// What can't be done now, and why.
     fn trouble(&self) -> String {
         let jobs = self.signals.trouble.lock().clone();
@@ -144,6 +167,9 @@ impl v1::array_server::Array for ArrayService {
             return Err(Status::invalid_argument("an element must say hello first"));
         };
         let (sender, receiver) = outbox();
+        if hello.asleep {
+            return self.keep(&hello, sender, receiver, stream);
+        }
         let (element, epoch, mut ended) = self.array.join(hello, sender)?;
         let array = self.array.clone();
         tokio::spawn(async move {

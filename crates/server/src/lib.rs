@@ -11,6 +11,7 @@ mod check;
 mod clock;
 mod copies;
 mod damage;
+pub mod elastic;
 mod ends;
 mod files;
 mod find;

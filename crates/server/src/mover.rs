@@ -4,6 +4,7 @@
 use crate::access::Access;
 use crate::array::Array;
 use crate::clock;
+use crate::elastic::manager::Manager;
 use crate::jobs::Incoming;
 use crate::moves::{self, Member, Refusal, balance, files, labels};
 use crate::names::commit::Database;
@@ -34,8 +35,19 @@ pub(crate) struct Mover {
 /// The gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceService {
-    pub(crate) mover: Mover,
-    pub(crate) access: Arc<Access>,
+    mover: Mover,
+    manager: Manager,
+    access: Arc<Access>,
+}
+
+impl PlaceService {
+    pub(crate) fn new(mover: Mover, manager: Manager, access: Arc<Access>) -> Self {
+        Self {
+            mover,
+            manager,
+            access,
+        }
+    }
 }
 
 impl From<Refusal> for Status {
@@ -186,6 +198,13 @@ impl Mover {
     }
 }
 
+fn told(done: Result<(), String>) -> v1::SleepReply {
+    v1::SleepReply {
+        done: done.is_ok(),
+        why: done.err().unwrap_or_default(),
+    }
+}
+
 #[tonic::async_trait]
 impl v1::places_server::Places for PlaceService {
     async fn drain(
@@ -204,6 +223,24 @@ impl v1::places_server::Places for PlaceService {
         self.access.need_trusted(&request)?;
         let removed = self.mover.remove(request.into_inner()).await?;
         Ok(Response::new(removed))
+    }
+
+    async fn suspend(
+        &self,
+        request: Request<v1::SleepRequest>,
+    ) -> Result<Response<v1::SleepReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let done = self.manager.suspend(request.into_inner().element).await;
+        Ok(Response::new(told(done)))
+    }
+
+    async fn wake(
+        &self,
+        request: Request<v1::SleepRequest>,
+    ) -> Result<Response<v1::SleepReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let done = self.manager.wake_now(request.into_inner().element).await;
+        Ok(Response::new(told(done)))
     }
 
     async fn r#move(

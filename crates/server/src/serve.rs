@@ -5,6 +5,8 @@ use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
+use crate::elastic::Elastic;
+use crate::elastic::manager::Manager;
 use crate::ends::Ends;
 use crate::files::Files;
 use crate::find::FindService;
@@ -110,6 +112,8 @@ pub struct Config {
     pub move_bytes_per_sec: u64,
     /// Where labels wait for their elements.
     pub queue: Place,
+    /// How elements are suspended.
+    pub elastic: Elastic,
 }
 
 /// How often all objects of an element are read, unless something else is said.
@@ -136,6 +140,7 @@ impl Config {
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
             queue: Place::Own,
+            elastic: Elastic::default(),
         }
     }
 }
@@ -245,12 +250,10 @@ impl Server {
     async fn begin(config: Config) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
-        let token = dir.join("token");
         let (authority, identity) = open_authority(&dir.join("authority.pem"), &config)?;
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
-        let tokens = Tokens::open(&dir.join("tokens"))?;
-        let access = Arc::new(Access::open(&token, &authority, tokens)?);
+        let access = open_access(&dir, &authority)?;
         let owner = own_user();
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
@@ -273,6 +276,7 @@ impl Server {
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
+        let manager = Manager::start(&names, &array, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
@@ -291,6 +295,7 @@ impl Server {
             ends: ends.clone(),
             check: Check::new(names.clone(), array.clone(), &trust),
             mover: Mover::new(&names, &array, &driver, signals.running.clone()),
+            manager: manager.clone(),
         };
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
@@ -304,7 +309,7 @@ impl Server {
         Ok(Self {
             address,
             socket,
-            token,
+            token: dir.join("token"),
             runtime: None,
             local: Some(local),
             names,
@@ -466,6 +471,7 @@ struct Parts {
     ends: Arc<Ends>,
     check: Check,
     mover: Mover,
+    manager: Manager,
     files: Files,
     firer: Firer,
 }
@@ -502,11 +508,11 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let (mover, firer, access) = (self.mover, self.firer, self.access.clone());
+        let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let access = self.access.clone();
-        let places = PlaceService { mover, access };
+        let places = PlaceService::new(self.mover, self.manager, access);
         let array = ArrayService {
             array: self.array,
             access: self.access,
@@ -574,6 +580,13 @@ fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Ident
     let authority = Authority::open(path).map_err(at)?;
     let identity = authority.server(&hosts(config)).map_err(at)?;
     Ok((Arc::new(authority), identity))
+}
+
+/// Who may do what, by the array's token and those beside it.
+fn open_access(dir: &Path, authority: &Authority) -> Result<Arc<Access>, StartError> {
+    let tokens = Tokens::open(&dir.join("tokens"))?;
+    let access = Access::open(&dir.join("token"), authority, tokens)?;
+    Ok(Arc::new(access))
 }
 
 /// User and group that this process runs as.

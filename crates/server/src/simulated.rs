@@ -7,6 +7,8 @@
 
 use crate::array::{Array, Settings, outbox};
 use crate::authority::Authority;
+use crate::elastic::Elastic;
+use crate::elastic::manager::Manager;
 use crate::jobs::asked::Programs;
 use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::inbox::Inbox;
@@ -34,6 +36,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// Versions that a mount writes at most on one element.
 const UNFINISHED_MAX: usize = 4096;
+
+/// How long an element that is woken may take to come.
+const WAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Virtual time.
 pub mod time {
@@ -114,6 +119,8 @@ pub struct Options {
     pub scrub_every: Duration,
     /// Bytes in a second of repairs and moves; 0 for no bound.
     pub move_bytes_per_sec: u64,
+    /// How long nothing must have needed an element for it to be suspended; `None`: that happens only when it is asked for.
+    pub suspend_after: Option<Duration>,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -164,6 +171,7 @@ pub struct Simulated {
     recalls: Recalls,
     sessions: Sessions,
     array: Arc<Array>,
+    manager: Manager,
     driver: Driver,
     inbox: Inbox,
     /// The driver has done what follows from the jobs that were brought back.
@@ -202,7 +210,7 @@ impl Simulated {
         };
         let (told, incoming) = std::sync::mpsc::channel();
         match Self::parts(&names, options, told.clone()) {
-            Ok((array, driver)) => {
+            Ok((array, manager, driver)) => {
                 let started = tokio::time::Instant::now();
                 // Mounts of the simulation take no locks, so there are none to be read.
                 let sessions = Sessions::new(Duration::MAX);
@@ -220,6 +228,7 @@ impl Simulated {
                     recalls,
                     sessions,
                     array,
+                    manager,
                     driver,
                     inbox: Inbox::new(incoming),
                     begun: false,
@@ -237,7 +246,7 @@ impl Simulated {
         names: &Arc<SqliteNames>,
         options: &Options,
         told: Sender<Incoming>,
-    ) -> Result<(Arc<Array>, Driver), Fault> {
+    ) -> Result<(Arc<Array>, Manager, Driver), Fault> {
         let settings = Settings {
             array_id: names.database().read(array_id)?,
             element_timeout: options.element_timeout,
@@ -266,6 +275,12 @@ impl Simulated {
             signals.clone(),
             (&options.policy, mending),
         )?;
+        let elastic = Elastic {
+            after: options.suspend_after,
+            wake_limit: WAKE_LIMIT,
+            ..Elastic::default()
+        };
+        let manager = Manager::start(names, &array, elastic);
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
         let after = options.repair_after;
@@ -279,7 +294,7 @@ impl Simulated {
         tokio::spawn(expiry::run(names.clone()));
         let teller = names.teller().clone();
         tokio::spawn(crate::serve::forward_changes(teller, signals, told));
-        Ok((array, driver))
+        Ok((array, manager, driver))
     }
 
     /// Lets time pass until so long after the start, and what is due be done.
@@ -336,6 +351,46 @@ impl Simulated {
     pub fn leave(&self, element: u32, epoch: u64) {
         let _entered = self.runtime.enter();
         self.array.leave(element, epoch);
+    }
+
+    /// A process comes that is there while its element sleeps.
+    ///
+    /// # Errors
+    /// If the array does not take it.
+    pub fn keep(&self, hello: &v1::Hello) -> Result<Link, String> {
+        let _entered = self.runtime.enter();
+        let (sender, outbox) = outbox();
+        let kept = self.array.keep(hello, sender);
+        let (_, epoch, ended) = kept.map_err(|status| status.to_string())?;
+        Ok(Link {
+            epoch,
+            outbox,
+            ended,
+        })
+    }
+
+    /// Such a process is gone.
+    pub fn unkeep(&self, element: u32, number: u64) {
+        self.array.unkeep(element, number);
+    }
+
+    /// Somebody wants an element to sleep; it does if nothing needs it.
+    pub fn suspend_element(&self, element: u32) {
+        let manager = self.manager.clone();
+        self.runtime
+            .spawn(async move { manager.suspend(element).await });
+    }
+
+    /// Somebody wants an element awake.
+    pub fn wake_element(&self, element: u32) {
+        let _entered = self.runtime.enter();
+        self.names.shared().sleepers.want(element);
+    }
+
+    /// Whether an element is up.
+    #[must_use]
+    pub fn is_awake(&self, element: u32) -> bool {
+        self.array.up().contains(&element)
     }
 
     /// Carries out a mount's request.
@@ -595,6 +650,7 @@ mod tests {
             repair_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(7 * 86_400),
             move_bytes_per_sec: 0,
+            suspend_after: None,
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

@@ -1,7 +1,8 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
-//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files.
+//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files,
+//! `--sleeps` to have elements sleep while nobody needs them.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps]"
         );
         return ExitCode::FAILURE;
     };
@@ -34,11 +35,13 @@ fn main() -> ExitCode {
         drains: has("--drains"),
         together: has("--together"),
         rules: has("--rules"),
+        sleeps: has("--sleeps"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);
+    let mut wakes = 0;
     for seed in first..end {
         match run(seed, &options) {
             Ok(summary) => {
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
                 jobs += summary.jobs;
                 outputs += summary.outputs;
                 reads += summary.reads;
+                wakes += summary.wakes;
             }
             Err(defect) => {
                 println!("{defect}");
@@ -60,7 +64,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     if defects == 0 {
         ExitCode::SUCCESS

@@ -48,6 +48,12 @@ pub(crate) struct Element {
     /// Counts its lives.
     pub(crate) lives: u64,
     statuses: u64,
+    /// It has said that it sleeps.
+    pub(crate) falling: bool,
+    /// It does: a process waits to be told to wake.
+    pub(crate) asleep: bool,
+    /// What that process wants to say.
+    waiting: Vec<v1::FromElement>,
 }
 
 /// An element that runs.
@@ -92,6 +98,9 @@ impl Element {
             life: None,
             lives: 0,
             statuses: 0,
+            falling: false,
+            asleep: false,
+            waiting: Vec::new(),
         }
     }
 
@@ -152,6 +161,9 @@ impl Element {
     /// Kills it: what was not committed is lost.
     pub(crate) fn kill(&mut self) {
         self.life = None;
+        self.falling = false;
+        self.asleep = false;
+        self.waiting.clear();
     }
 
     fn status(&self, life: &Life) -> v1::Element {
@@ -180,8 +192,59 @@ impl Element {
         }
     }
 
+    /// Begins the connection of a process that waits to be told to wake.
+    fn connect_asleep(&mut self) {
+        let hello = v1::Hello {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            asleep: true,
+            element: Some(v1::Element {
+                element: self.id,
+                role: "store".into(),
+                host: format!("host-{}", self.id),
+                folder: format!("/element/{}", self.id),
+                ..v1::Element::default()
+            }),
+            ..v1::Hello::default()
+        };
+        self.waiting.push(v1::FromElement {
+            message: Some(v1::from_element::Message::Hello(hello)),
+        });
+    }
+
+    /// It has said that it sleeps, and does; whether it had.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        let falls = self.life.is_some() && std::mem::take(&mut self.falling);
+        if falls {
+            // In order: what waits is committed.
+            self.commit();
+            self.life = None;
+            self.asleep = true;
+        }
+        falls
+    }
+
+    /// Says that it sleeps, unless it has something to do.
+    fn suspend(&mut self) {
+        use v1::from_element::Message as From;
+        let Some(life) = &self.life else { return };
+        let known = life.labels.known();
+        let known = known.expect("an element's database is its own");
+        let written = self.store.objects.values().any(|object| !object.sealed);
+        let busy = !known.is_empty() || life.labels.counts() != (0, 0) || written;
+        life.reports.send(match busy {
+            true => From::Stays(v1::Stays {
+                why: "it has something to do".into(),
+            }),
+            false => From::Asleep(v1::Asleep {}),
+        });
+        self.falling = !busy;
+    }
+
     /// Begins a connection: what it says goes there from now on.
     pub(crate) fn connect(&mut self) {
+        if self.asleep {
+            return self.connect_asleep();
+        }
         let Some(life) = &self.life else { return };
         let known = life
             .labels
@@ -193,6 +256,7 @@ impl Element {
             array_id: 0,
             labels: known.iter().map(|record| record.id.0).collect(),
             free_space_epoch: 0,
+            asleep: false,
             public_key: Vec::new(),
         };
         let outgoing = life.reports.connect(hello);
@@ -210,8 +274,8 @@ impl Element {
 
     /// What it wants to send.
     pub(crate) fn take_outgoing(&mut self) -> Vec<v1::FromElement> {
+        let mut messages = std::mem::take(&mut self.waiting);
         let outgoing = self.life.as_mut().and_then(|life| life.outgoing.as_mut());
-        let mut messages = Vec::new();
         if let Some(outgoing) = outgoing {
             while let Ok(message) = outgoing.try_recv() {
                 messages.push(message);
@@ -234,8 +298,13 @@ impl Element {
 
     /// A message of the server, as the element's connection handles it.
     pub(crate) fn hear(&mut self, message: To) {
+        if self.falling {
+            return;
+        }
         let Some(life) = &self.life else { return };
         match message {
+            To::Suspend(_) => self.suspend(),
+            To::Wake(_) => {}
             To::Welcome(_) => {
                 let reported = life.labels.report();
                 reported.expect("an element's database is its own");

@@ -30,6 +30,8 @@ fn brief(message: &To) -> String {
         To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
         To::Probe(_) => "a question for load".into(),
+        To::Suspend(_) => "sleep".into(),
+        To::Wake(_) => "wake".into(),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
 }
@@ -37,6 +39,9 @@ fn brief(message: &To) -> String {
 impl World {
     /// A message reaches an element.
     pub(crate) fn element_hears(&mut self, element: usize, message: To) {
+        if self.elements[element].asleep {
+            return self.sleeper_hears(element, &message);
+        }
         if self.elements[element].life.is_none() {
             return;
         }
@@ -48,8 +53,12 @@ impl World {
                 self.note_label(element, label);
             }
         }
+        let falls = self.elements[element].falling;
         self.elements[element].hear(message);
         self.tend(element);
+        if self.elements[element].falling && !falls {
+            self.falls(element);
+        }
     }
 
     /// No id of a label or of an output may ever be used for something else.

@@ -18,6 +18,7 @@ mod port;
 mod reference;
 mod rot;
 mod rules;
+mod sleep;
 mod store;
 mod time;
 mod together;
@@ -47,6 +48,8 @@ pub struct Summary {
     pub outputs: u64,
     /// Reads of files that several mounts write.
     pub reads: u64,
+    /// How often elements that slept were woken.
+    pub wakes: u64,
     /// Lives of the server.
     pub servers: u64,
     /// Virtual time, in milliseconds.
@@ -99,6 +102,8 @@ pub struct Options {
     pub together: bool,
     /// A rule fires for every version of the clients' files.
     pub rules: bool,
+    /// Elements sleep while nobody needs them, or somebody wants them to.
+    pub sleeps: bool,
 }
 
 /// Simulates one seed.
@@ -115,6 +120,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     }
     world.drains = options.drains;
     world.rules = options.rules;
+    world.sleeps = options.sleeps;
     if options.together {
         let together = together::Together::new(seed);
         if together.is_prompt() {
@@ -151,6 +157,9 @@ fn storm_and_calm(world: &mut World) {
     let mut calm = 0;
     while calm < CALM_MS {
         calm += CALM_LOOK_MS;
+        if world.sleeps {
+            world.wake_all();
+        }
         world.run_until(STORM_MS + calm);
         if calm >= CANCEL_MS {
             world.cancel_waiting();
@@ -160,4 +169,5 @@ fn storm_and_calm(world: &mut World) {
         }
     }
     world.check_end();
+    world.check_awake();
 }

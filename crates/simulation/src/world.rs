@@ -73,6 +73,8 @@ impl Ord for Due {
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) element: usize,
+    /// It is that of one that sleeps.
+    asleep: bool,
     /// The server's end, once it knows of it.
     pub(crate) link: Option<Link>,
     /// What was sent last arrives then: order is kept.
@@ -126,6 +128,11 @@ pub(crate) struct World {
     pub(crate) drains: bool,
     /// A rule fires for the clients' files.
     pub(crate) rules: bool,
+    /// Elements sleep.
+    pub(crate) sleeps: bool,
+    suspend_after_ms: Option<u64>,
+    /// How often they were woken, in the end.
+    pub(crate) wakes: u64,
     /// Several mounts write the same files, instead of all else.
     pub(crate) together: Option<Together>,
     /// Where labels wait, if not in the server's database.
@@ -207,6 +214,9 @@ impl World {
             rotted: BTreeSet::new(),
             drains: false,
             rules: false,
+            sleeps: false,
+            suspend_after_ms: None,
+            wakes: 0,
             together: None,
             broker: dice.chance(500).then(Arc::default),
             elements,
@@ -232,6 +242,10 @@ impl World {
             let paced = self.dice.chance(500);
             self.weather.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
         }
+        if self.sleeps {
+            let automatic = self.dice.chance(700);
+            self.suspend_after_ms = automatic.then(|| 500 + self.dice.roll(5000));
+        }
         self.start_server();
         self.make_folders();
         if self.rules {
@@ -256,6 +270,9 @@ impl World {
         }
         if self.drains {
             self.drain_some();
+        }
+        if self.sleeps {
+            self.suspend_some();
         }
     }
 
@@ -477,6 +494,10 @@ impl World {
             return self.cut(wire);
         };
         match message {
+            From::Hello(hello) if hello.asleep => match server.keep(&hello) {
+                Ok(link) => state.link = Some(link),
+                Err(_) => self.cut(wire),
+            },
             From::Hello(hello) => match server.join(hello) {
                 Ok(link) => state.link = Some(link),
                 Err(why) => panic!("an element is not taken: {why}"),
@@ -494,8 +515,12 @@ impl World {
 
     /// An element tries to reach the server.
     pub(crate) fn connect(&mut self, element: usize) {
-        if self.elements[element].life.is_none() || self.attached[element].is_some() {
+        let is_there = self.elements[element].life.is_some() || self.elements[element].asleep;
+        if !is_there || self.attached[element].is_some() {
             return;
+        }
+        if self.elements[element].falling {
+            return self.fall_asleep(element);
         }
         if self.server.is_none() {
             let delay = self.dice.between(50, 3000);
@@ -504,6 +529,7 @@ impl World {
         self.next_wire += 1;
         let wire = Wire {
             element,
+            asleep: self.elements[element].asleep,
             link: None,
             to_server: 0,
             to_element: 0,
@@ -519,13 +545,16 @@ impl World {
         let Some(state) = self.wires.remove(&wire) else {
             return;
         };
-        let element = state.element;
+        let (element, asleep) = (state.element, state.asleep);
         if let Some(link) = state.link {
             let (id, life) = (self.elements[element].id, self.server_life);
             let delay = self.dice.roll(self.weather.notice_ms);
             self.later(delay, "server notices", move |world| {
-                if let Some(server) = world.server.as_ref().filter(|_| world.server_life == life) {
-                    server.leave(id, link.epoch);
+                let server = world.server.as_ref();
+                match server.filter(|_| world.server_life == life) {
+                    Some(server) if asleep => server.unkeep(id, link.epoch),
+                    Some(server) => server.leave(id, link.epoch),
+                    None => {}
                 }
             });
         }
@@ -551,6 +580,7 @@ impl World {
             repair_after: Duration::from_millis(REPAIR_MS),
             scrub_every: Duration::from_millis(SCRUB_MS),
             move_bytes_per_sec: self.weather.move_bytes_per_sec,
+            suspend_after: self.suspend_after_ms.map(Duration::from_millis),
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;
@@ -616,7 +646,7 @@ impl World {
     }
 
     pub(crate) fn start_element(&mut self, element: usize) {
-        if self.elements[element].life.is_some() {
+        if self.elements[element].life.is_some() || self.elements[element].asleep {
             return;
         }
         self.elements[element].start(self.rots);
@@ -629,7 +659,7 @@ impl World {
     }
 
     pub(crate) fn kill_element(&mut self, element: usize) {
-        if self.elements[element].life.is_none() {
+        if self.elements[element].life.is_none() && !self.elements[element].asleep {
             return;
         }
         self.say("element is killed");
@@ -748,6 +778,7 @@ impl World {
             jobs: self.reference.accepted.len() as u64,
             outputs: self.reference.published,
             reads: self.together.as_ref().map_or(0, Together::reads),
+            wakes: self.wakes,
             servers: self.server_life,
             time_ms: self.now,
             fingerprint: self.fingerprint,

@@ -8,6 +8,10 @@ const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 /// rot, and whether elements are emptied.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
+    let (line, sleeps) = match line.strip_suffix(" sleeps") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
     let (line, rules) = match line.strip_suffix(" rules") {
         Some(line) => (line, true),
         None => (line, false),
@@ -42,6 +46,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
         drains,
         together,
         rules,
+        sleeps,
     };
     Some((first..end, options))
 }

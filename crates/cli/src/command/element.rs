@@ -2,6 +2,7 @@
 
 mod drain;
 mod remove;
+mod sleep;
 
 use crate::config::{self, Resources};
 use crate::context::Context;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Medium;
+use tidemill_element::power::Meter;
 use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
@@ -24,10 +26,14 @@ const EXAMPLES: &str = "Examples:
   tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
 
   tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
+  tidemill element suspend 3                          it sleeps until what it has is needed; `wake 3` wakes it
   tidemill element remove 3                           and it is the array's no more
 
 As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
 telling the server; what was running is run again.";
+
+/// Set for a process whose element is suspended.
+const ASLEEP: &str = "TIDEMILL_ELEMENT_ASLEEP";
 
 /// Run one storage element in the foreground, or have one emptied and taken out of the array
 #[derive(Debug, clap::Args)]
@@ -107,6 +113,20 @@ pub(crate) struct Args {
     /// weigh it [default: nobody says]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_BUSY_POWER")]
     busy_power: Option<Watts>,
+    /// What it draws with nothing to do, such as "63 W"; with --busy-power energy is reckoned [default: nobody says]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_IDLE_POWER")]
+    idle_power: Option<Watts>,
+    /// What it draws suspended, such as "16 W" [default: nobody says]
+    #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_SUSPENDED_POWER")]
+    suspended_power: Option<Watts>,
+    /// A command that prints the watts that it draws now, run every second, or rapl for the counters of its host's processors
+    /// [default: none, nothing is measured]
+    #[arg(
+        long,
+        value_name = "COMMAND|rapl",
+        env = "TIDEMILL_ELEMENT_POWER_METER"
+    )]
+    power_meter: Option<String>,
     /// Bytes pulled from other elements that it keeps for tasks to come [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
     pulled: Option<Size>,
@@ -129,6 +149,10 @@ pub(crate) struct Args {
 enum Action {
     Drain(drain::Args),
     Remove(remove::Args),
+    /// Suspend an element until it is needed, if nothing needs it now
+    Suspend(sleep::Args),
+    /// Wake an element that is suspended, and wait for it
+    Wake(sleep::Args),
 }
 
 impl Args {
@@ -142,10 +166,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     match &args.action {
         Some(Action::Drain(drain)) => return drain::run(drain, context).await,
         Some(Action::Remove(remove)) => return remove::run(remove, context).await,
+        Some(Action::Suspend(sleep)) => return sleep::suspend(sleep, context).await,
+        Some(Action::Wake(sleep)) => return sleep::wake(sleep, context).await,
         None => {}
     }
     let _running = args.foreground.enter()?;
-    let mut element = start(config(args, context)?).await?;
+    let config = config(args, context)?;
+    if std::env::var_os(ASLEEP).is_some() {
+        tokio::select! {
+            ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
+            () = tidemill_element::until_woken(&config) => {}
+        }
+        return Err(process::again(ASLEEP, false).into());
+    }
+    let mut element = start(config).await?;
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = element.failed() => Some(error),
@@ -153,6 +187,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     tracing::info!("stopping");
     element.stop().await;
     match failed {
+        Some(tidemill_element::Error::Suspended) => Err(process::again(ASLEEP, true).into()),
         None => Ok(ExitCode::SUCCESS),
         Some(error) => Err(error.into()),
     }
@@ -209,6 +244,14 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     let device = args.device_rate.or(file.device_rate);
     config.device_bytes_per_sec = device.map(|Size(rate)| rate);
     config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
+    config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);
+    let suspended = args.suspended_power.or(file.suspended_power);
+    config.suspended_milli = suspended.map(watts_milli);
+    let meter = args.power_meter.or_else(|| file.power_meter.clone());
+    config.meter = meter.map(|meter| match meter.as_str() {
+        "rapl" => Meter::Rapl,
+        _ => Meter::Command(meter),
+    });
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
         config.pulled_bytes_max = bytes;
     }

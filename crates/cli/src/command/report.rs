@@ -40,6 +40,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             Err(error) => return Err(error.into()),
         }
     }
-    context.output.show(&ReportView::new(job, &sizes, &hosts))?;
+    let report = ReportView::new(job, &sizes, &hosts).with_power(&elements);
+    context.output.show(&report)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ use tidemill_client::Endpoint;
 use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_server::elastic::{Command, Commands};
 
 const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
@@ -90,6 +91,20 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     queue: Option<QueueText>,
+    /// Suspend elements that nothing has needed for so long, such as 10m, until something needs them; off: only by `tidemill
+    /// element suspend` [default: off]
+    #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
+    suspend_after: Option<OrOff<Length>>,
+    /// Run when an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT systemctl
+    /// suspend" [default: none, its process alone ends]
+    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
+    suspend: Option<String>,
+    /// Run to wake it, such as "wakeonlan …" [default: none, its process waits to be told]
+    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_WAKE")]
+    wake: Option<String>,
+    /// How long waking an element may take [default: 5m]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
+    wake_limit: Option<Length>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -172,6 +187,24 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(queue) = args.queue.as_ref().or(file.queue.as_ref()) {
         config.queue = queue.place().context("--queue")?;
+    }
+    let after = args.suspend_after.or(file.suspend_after);
+    config.elastic.after = after.and_then(|OrOff(after)| after.map(|Length(time)| time));
+    config.elastic.all = Commands {
+        suspend: args.suspend.or_else(|| file.suspend.clone()).map(Command),
+        wake: args.wake.or_else(|| file.wake.clone()).map(Command),
+    };
+    if let Some(Length(limit)) = args.wake_limit.or(file.wake_limit) {
+        config.elastic.wake_limit = limit;
+    }
+    for (element, own) in &file.elements {
+        let commands = Commands {
+            suspend: own.suspend.clone().map(Command),
+            wake: own.wake.clone().map(Command),
+        };
+        let number = element.parse();
+        let number = number.with_context(|| format!("[server.elements.{element}]: no number"))?;
+        config.elastic.each.insert(number, commands);
     }
     Ok(config)
 }

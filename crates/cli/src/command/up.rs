@@ -353,9 +353,14 @@ impl Up<'_> {
             status
                 .elements
                 .iter()
-                .any(|element| element.element == *id && element.up)
+                .any(|element| element.element == *id && (element.up || is_suspended(element)))
         })
     }
+}
+
+/// One that sleeps is there.
+fn is_suspended(element: &tidemill_wire::v1::Element) -> bool {
+    element.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
 }
 
 fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {

@@ -38,14 +38,22 @@ impl View for ArrayView {
             writeln!(out, "TROUBLE   {}", status.trouble)?;
         }
         let up = status.elements.iter().filter(|element| element.up).count();
+        let sleeps = |element: &&v1::Element| element.sleep.as_ref().is_some_and(|s| s.suspended);
+        let suspended = match status.elements.iter().filter(sleeps).count() {
+            0 => String::new(),
+            count => format!(", {count} suspended"),
+        };
         writeln!(
             out,
-            "elements  {up} of {} up, {} free of {}\n",
+            "elements  {up} of {} up{}, {} free of {}\n",
             status.elements.len(),
+            suspended,
             format::bytes(status.free_bytes),
             format::bytes(status.capacity_bytes)
         )?;
         self.elements_text(out)?;
+        self.sleep_text(out)?;
+        self.energy_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
         }
@@ -112,13 +120,7 @@ impl ArrayView {
                     true => element.role.clone(),
                     false => format!("{}, {}", element.role, element.medium),
                 },
-                match (element.up, element.emptied) {
-                    (true, true) => "up, emptied",
-                    (true, false) => "up",
-                    (false, true) => "down, emptied",
-                    (false, false) => "down",
-                }
-                .into(),
+                state_of(element),
                 element.cores.to_string(),
                 match element.memory_bytes {
                     0 => "-".into(),
@@ -136,6 +138,38 @@ impl ArrayView {
         write_table(out, &rows)?;
         if self.status.elements.is_empty() {
             writeln!(out, "(none; start one with `tidemill element`)")?;
+        }
+        Ok(())
+    }
+
+    fn energy_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for element in &self.status.elements {
+            if let Some(drawn) = &element.drawn {
+                let (id, joules) = (element.element, joules(drawn.microjoules));
+                let span = format::span(drawn.counted_ns);
+                let by = &drawn.by;
+                writeln!(
+                    out,
+                    "\nelement {id} has drawn {joules:.0} J in {span}, {by}"
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for element in &self.status.elements {
+            let Some(sleep) = &element.sleep else {
+                continue;
+            };
+            let id = element.element;
+            if !sleep.trouble.is_empty() {
+                writeln!(out, "\nelement {id}: {}", sleep.trouble)?;
+            }
+            if sleep.suspended && sleep.wakes > 0 {
+                let span = format::span(sleep.wake_ns);
+                writeln!(out, "\nelement {id} is suspended; it takes {span} to wake")?;
+            }
         }
         Ok(())
     }
@@ -204,6 +238,52 @@ impl ArrayView {
     }
 }
 
+fn state_of(element: &v1::Element) -> String {
+    let sleep = element.sleep.as_ref();
+    let waking = sleep.is_some_and(|sleep| sleep.waking);
+    let suspended = sleep.is_some_and(|sleep| sleep.suspended);
+    let state = match (element.up, suspended, waking) {
+        (true, ..) => "up",
+        (_, true, true) => "waking",
+        (_, true, false) => "suspended",
+        _ => "down",
+    };
+    match element.emptied {
+        true => format!("{state}, emptied"),
+        false => state.into(),
+    }
+}
+
+/// What it has drawn, and by what that is known; null if it is not.
+fn energy_json(element: &v1::Element) -> Value {
+    let Some(drawn) = &element.drawn else {
+        return Value::Null;
+    };
+    json!({
+        "joules": joules(drawn.microjoules),
+        "counted_ns": drawn.counted_ns,
+        "by": drawn.by,
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn joules(micro: u64) -> f64 {
+    (micro as f64 / 1e6 * 1000.0).round() / 1000.0
+}
+
+fn sleep_json(element: &v1::Element) -> Value {
+    let sleep = element.sleep.clone().unwrap_or_default();
+    json!({
+        "suspended": sleep.suspended,
+        "waking": sleep.waking,
+        "since": sleep.since,
+        "wakes": sleep.wakes,
+        "wake_ns": sleep.wake_ns,
+        "trouble": sleep.trouble,
+        "needed": sleep.needed,
+    })
+}
+
 /// Named resources, as flags say them.
 fn resources(element: &v1::Element) -> String {
     let named = element.resources.iter();
@@ -260,6 +340,11 @@ fn element_json(element: &v1::Element) -> Value {
         "medium": if element.medium.is_empty() { "disk" } else { &element.medium },
         "up": element.up,
         "emptied": element.emptied,
+        "sleep": sleep_json(element),
+        "energy": energy_json(element),
+        "measured_milliwatts": (!element.measured_by.is_empty()).then_some(element.measured_milli),
+        "idle_milliwatts": element.idle_milli,
+        "suspended_milliwatts": element.suspended_milli,
         "url": element.url,
         "host": element.host,
         "folder": element.folder,

@@ -173,6 +173,19 @@ impl Dispatcher {
         })
     }
 
+    /// Whether an element that sleeps could run tasks of a class, by what it offered: what it did not say of programs it may
+    /// have.
+    pub(super) fn could_awake(&self, class: ClassNumber, id: ElementId) -> bool {
+        let Some((wants, element)) = self.classes.wants(class).zip(self.elements.get(&id)) else {
+            return false;
+        };
+        let known = self.classes.programs.get(&id);
+        let lacks = |name: &String| known.is_some_and(|known| known.get(name) == Some(&false));
+        let open = element.view.role == Role::Store && !self.classes.emptied.contains(&id);
+        let fits = element.view.offers.lacks(&wants.needs).is_none();
+        open && fits && !wants.programs.iter().any(lacks)
+    }
+
     /// Programs that tasks want and of which elements that are up have not said whether they have them.
     #[must_use]
     pub fn unknown_programs(&self) -> Vec<(ElementId, Vec<String>)> {

@@ -15,6 +15,8 @@ pub(super) enum Presence {
     /// Objects or labels are said to be on it, but it has not come yet.
     Expected,
     Up,
+    /// It will be there when it is needed.
+    Asleep,
     Down,
 }
 

@@ -45,6 +45,12 @@ impl Errands {
         true
     }
 
+    /// Whether one is under way on an element.
+    pub(super) fn any(&self, element: ElementId) -> bool {
+        let mut lanes = Lane::ALL.into_iter();
+        lanes.any(|lane| self.sum(element, lane).0 > 0)
+    }
+
     fn sum(&self, element: ElementId, lane: Lane) -> (usize, u64) {
         self.sums.get(&(element, lane)).copied().unwrap_or_default()
     }

@@ -68,7 +68,8 @@ impl Dispatcher {
         }
         let mut copies = self.copies.lasting(placed.object);
         let element = copies.find(|&element| self.up(element));
-        let element = element.unwrap_or(placed.element);
+        let asleep = || self.asleep_with(placed);
+        let element = element.or_else(asleep).unwrap_or(placed.element);
         Placed { element, ..placed }
     }
 
@@ -160,9 +161,14 @@ impl Dispatcher {
         if let Some((name, element)) = stranded {
             self.stranded.insert(id);
             if !told {
-                let message = format!(
-                    "input `{name}` is only on element {element}, which is down or has it damaged; the task waits until it can be read"
-                );
+                let message = match self.presence(element) {
+                    Presence::Asleep => format!(
+                        "input `{name}` is only on element {element}, which is suspended; the task waits until it is awake"
+                    ),
+                    _ => format!(
+                        "input `{name}` is only on element {element}, which is down or has it damaged; the task waits until it can be read"
+                    ),
+                };
                 self.tell(
                     id,
                     Failure {
@@ -226,8 +232,10 @@ impl Dispatcher {
             let outputs = task.outputs.iter().flatten();
             let expected = outputs
                 .filter(|placed| {
-                    self.presence(self.nearest(**placed, &Selection::WHOLE).element)
-                        == Presence::Expected
+                    matches!(
+                        self.presence(self.nearest(**placed, &Selection::WHOLE).element),
+                        Presence::Expected | Presence::Asleep
+                    )
                 })
                 .count();
             let pinned_away = task.spec.element.is_some_and(|element| !self.up(element));

@@ -44,6 +44,7 @@ mod roll;
 mod scored;
 mod short;
 mod sight;
+mod sleep;
 #[cfg(test)]
 mod speed;
 mod table;
@@ -52,6 +53,7 @@ mod task;
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX, LASTING_MAX};
 pub use element::expected_run;
 pub use query::{ElementLoad, ElementStatus, JobStatus, TaskStatus};
+pub use sleep::Demand;
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
@@ -261,6 +263,7 @@ impl Dispatcher {
         match event {
             Event::ElementUp { element, view } => self.on_element_up(element, view, turn),
             Event::ElementDown { element } => self.on_element_down(element, turn),
+            Event::ElementAsleep { element } => self.on_element_asleep(element, turn),
             Event::ElementStatus { element, view } => self.on_element_status(element, view),
             Event::Programs {
                 element,

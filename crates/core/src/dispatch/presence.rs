@@ -95,6 +95,24 @@ impl Dispatcher {
         element.presence = Presence::Down;
         self.offers_changed(id);
         let back = self.take_back(id, turn);
+        self.look_again(id, back, turn);
+    }
+
+    /// What it was sent and has not ended, if there is such, stays its own.
+    pub(super) fn on_element_asleep(&mut self, id: ElementId, turn: &mut Turn<'_>) {
+        let element = self.element_mut(id);
+        if element.presence == Presence::Asleep {
+            return;
+        }
+        element.presence = Presence::Asleep;
+        self.offers_changed(id);
+        self.look_again(id, Vec::new(), turn);
+        self.count_idle(id);
+    }
+
+    /// Finds out what tasks wait for that an element is up no more for: those that were taken back, that read what it has, or
+    /// that waited for it.
+    fn look_again(&mut self, id: ElementId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
         let unready = self
             .lines
             .values()

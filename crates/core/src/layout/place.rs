@@ -54,6 +54,9 @@ pub enum PlacementError {
     /// The element that was asked for is not there.
     #[error("element {0} is not part of the array or is down; see `tidemill status`")]
     Unknown(ElementId),
+    /// The element that could take it is suspended.
+    #[error("element {0} is suspended, and is woken now; try again in a moment")]
+    Asleep(ElementId),
     /// The element that was asked for is being emptied.
     #[error("element {0} is being emptied; name another one, or none")]
     Leaving(ElementId),
@@ -125,6 +128,35 @@ pub fn place(
         .or(any)
         .map(|room| room.element)
         .ok_or(PlacementError::AllFull)
+}
+
+/// Which of the elements that sleep are to be woken for a file that can't be placed on those that are up.
+#[must_use]
+pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
+    let able = asleep
+        .iter()
+        .filter(|room| !room.leaving && !room.memory && room.free_bytes >= RESERVE_BYTES);
+    let able = able.map(|room| room.element);
+    match error {
+        PlacementError::Unknown(named) => {
+            let mut named = asleep.iter().filter(|room| room.element == named);
+            named.next().map(|room| room.element).into_iter().collect()
+        }
+        PlacementError::NoElement | PlacementError::OnlyMemory | PlacementError::AllFull => {
+            able.take(1).collect()
+        }
+        PlacementError::Width { width, able: awake } => {
+            let able: Vec<ElementId> = able.take(width.saturating_sub(awake)).collect();
+            // Waking some and not enough would be in vain.
+            if awake + able.len() < width {
+                return Vec::new();
+            }
+            able
+        }
+        PlacementError::Asleep(_) | PlacementError::Leaving(_) | PlacementError::Full(_) => {
+            Vec::new()
+        }
+    }
 }
 
 /// Chooses the element in memory of a file that is to be there: of those `here`, on which whoever writes it can, the one with the

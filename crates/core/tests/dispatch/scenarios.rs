@@ -112,6 +112,18 @@ impl World {
         });
     }
 
+    fn sleep(&mut self, element: u32) {
+        self.on(Event::ElementAsleep {
+            element: ElementId(element),
+        });
+    }
+
+    /// Those that sleep and are needed.
+    fn needed(&self) -> Vec<u32> {
+        let demand = self.dispatcher.demand(self.now);
+        demand.wanted.into_iter().map(|element| element.0).collect()
+    }
+
     fn gain(&mut self, element: u32) {
         self.on(Event::ElementUp {
             element: ElementId(element),
@@ -493,6 +505,59 @@ fn a_lost_intermediate_that_is_still_needed_is_made_again() {
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 2);
+}
+
+#[test]
+fn what_is_on_an_element_that_sleeps_is_not_made_again_and_who_needs_it_wakes_it() {
+    let mut world = with_intermediate_on_element_0(1);
+    assert!(world.needed().is_empty());
+    world.sleep(0);
+    // A task that has not ended reads it.
+    assert_eq!(world.needed(), [0]);
+    let placed = world.file(ElementId(1), 1);
+    world.on(Event::FileSealed {
+        path: "/t9/in0".into(),
+        placed,
+    });
+    world.finish(9, Ok(1));
+    let states = world.states(1);
+    assert_eq!(
+        (states[0], states[2]),
+        (TaskState::Done, TaskState::Waiting)
+    );
+    let told = world.told(2).unwrap().message;
+    assert!(told.contains("suspended"), "{told}");
+    world.gain(0);
+    world.finish(2, Ok(10));
+    assert_eq!(world.job_state(1), JobState::Done);
+    assert_eq!(world.count(publishes(1)), 1);
+    // A copy that is up is as good; what a task is pinned to is not.
+    world.sleep(0);
+    assert!(world.needed().is_empty());
+    let mut pinned = task(3, "c", vec![Origin::File(placed)]);
+    pinned.element = Some(ElementId(0));
+    world.submit(job(2, "min-wait", vec![pinned]));
+    assert_eq!(world.needed(), [0]);
+    world.gain(0);
+    world.finish(3, Ok(1));
+    assert_eq!(world.job_state(2), JobState::Done);
+}
+
+/// Nobody that is up can run it: whoever slept and could is wanted, and nobody is who could not.
+#[test]
+fn a_task_that_only_elements_that_sleep_could_run_has_one_of_them_woken() {
+    let mut world = with_nodes(&[
+        (0, Role::Store, 1),
+        (1, Role::Store, 4),
+        (2, Role::Store, 1),
+    ]);
+    world.sleep(1);
+    world.sleep(2);
+    let raw = world.file(ElementId(0), 10);
+    let mut wide = task(1, "a", vec![Origin::File(raw)]);
+    wide.needs.cores = 4;
+    world.submit(job(1, "min-wait", vec![wide]));
+    assert_eq!(world.needed(), [1]);
 }
 
 #[test]

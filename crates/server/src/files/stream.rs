@@ -19,6 +19,9 @@ use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
+/// How long an element that sleeps is waited for.
+const WAKE_MAX: Duration = Duration::from_secs(30);
+
 /// Bytes of a file that are read at once. Two of these are held for each stream.
 pub(crate) const WINDOW_BYTES: u64 = 2 << 20;
 
@@ -163,8 +166,22 @@ impl Source {
         Err(why)
     }
 
-    /// Bytes of a part; fewer only where it was never written.
+    /// Bytes of a part; fewer only where it was never written. If all elements that have it sleep, one is woken.
     async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
+        let fetched = self.fetch_awake(part, span.clone()).await;
+        let sleepers = &self.elements.shared.sleepers;
+        let mut copies = part.current().map(|copy| copy.element);
+        let asleep = copies.find(|element| sleepers.sleeps(element.0));
+        match (fetched, asleep) {
+            (Err(_), Some(element)) if sleepers.until_awake(element.0, WAKE_MAX).await => {
+                self.failed.lock().remove(&element);
+                self.fetch_awake(part, span).await
+            }
+            (fetched, _) => fetched,
+        }
+    }
+
+    async fn fetch_awake(&self, part: &Part, span: Range<u64>) -> Frame {
         let sealed = part.size.clamp(span.start, span.end) - span.start;
         if sealed == 0 {
             return Ok(Bytes::new());

@@ -579,6 +579,9 @@ impl Driver {
                 // Whoever asked may have given up.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
             }
+            Incoming::Demand(asker) => {
+                let _ = asker.send(self.dispatcher.demand(clock::now()));
+            }
             Incoming::Stop => {}
         }
     }
@@ -719,6 +722,10 @@ impl Driver {
                     steps,
                     outbox,
                 );
+            }
+            Report::Asleep { element } => {
+                let element = ElementId(element);
+                self.feed(Event::ElementAsleep { element }, steps, outbox);
             }
             Report::Removed { element } => self.on_removed(ElementId(element), steps, outbox),
             Report::Status { element } => {

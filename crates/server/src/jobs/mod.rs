@@ -56,6 +56,8 @@ pub(crate) enum Incoming {
     Moves,
     /// Somebody asks what elements have to do.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
+    /// Somebody asks which elements are needed.
+    Demand(tokio::sync::oneshot::Sender<tidemill_core::dispatch::Demand>),
     /// The server stops.
     Stop,
 }

@@ -103,7 +103,9 @@ impl Tx<'_> {
         let answering = better
             .clone()
             .find(|&&element| self.shared.answers(element));
+        let sleeps = |element: &&u32| self.shared.sleepers.sleeps(**element);
         let up = answering.or_else(|| better.find(|&&element| self.shared.is_up(element)));
+        let up = up.or_else(|| all.iter().find(sleeps));
         Ok(up.copied().unwrap_or(all[0]))
     }
 
@@ -191,6 +193,7 @@ impl Tx<'_> {
                 CopyState::Lost => "lost",
                 CopyState::Damaged => "damaged",
                 _ if self.shared.is_up(copy.element.0) => "current",
+                _ if self.shared.sleepers.sleeps(copy.element.0) => "suspended",
                 _ => "away",
             };
             json!({ "element": copy.element.0, "state": state })

@@ -71,7 +71,8 @@ impl Tx<'_> {
     ) -> Result<i64, Fault> {
         self.shared.set_parts();
         let rooms = self.shared.rooms();
-        let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store)?;
+        let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store);
+        let elements = elements.map_err(|error| self.shared.awaken(error, &rooms))?;
         let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
         let row = params![object.cast_signed(), stripes.unit.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;

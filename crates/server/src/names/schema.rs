@@ -68,6 +68,7 @@ const MIGRATIONS: &[&str] = &[
     HEADERS,
     ONCE,
     ROOMS,
+    SLEEP,
 ];
 
 const NAMES: &str = "
@@ -310,6 +311,13 @@ CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid 
   joined INTEGER NOT NULL, until INTEGER NOT NULL);
 CREATE INDEX room_member_room ON room_member(room);
 INSERT INTO counter VALUES ('member', 1);
+";
+
+// Elements that sleep, and how long it took to wake those that did; what elements have drawn.
+const SLEEP: &str = "
+CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
+  wake_ns INTEGER NOT NULL);
+CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL, basis TEXT NOT NULL);
 ";
 
 /// Opens the database for writing, making or migrating it first.

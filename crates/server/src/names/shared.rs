@@ -6,6 +6,7 @@ use super::leaving::Leaving;
 use super::lent::Lent;
 use super::quota::Quotas;
 use crate::clock;
+use crate::elastic::Sleepers;
 use crate::headers::Wake;
 use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_core::layout::Room;
+use tidemill_core::layout::{PlacementError, Room, to_wake};
 use tidemill_wire::capability::{Capability, Key, rights};
 
 /// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     kernels_folder: AtomicU64,
     /// Which files jobs are going to write.
     pub(crate) claims: Claims,
+    /// Which elements sleep.
+    pub(crate) sleepers: Arc<Sleepers>,
     /// Which elements are on their way out.
     pub(crate) leaving: Leaving,
     /// What rooms take.
@@ -69,6 +72,8 @@ pub(crate) struct Shared {
 pub(crate) struct Rooms {
     /// Storage elements that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
+    /// Storage elements that sleep, or are about to.
+    pub(crate) asleep: Vec<Room>,
     /// All elements that are up, in order, and whether each was heard of lately.
     pub(crate) up: Vec<(u32, bool)>,
     /// Bytes of all storage elements; a disk that several are on counts once.
@@ -134,6 +139,7 @@ impl Shared {
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
+            sleepers: Arc::default(),
             leaving: Leaving::default(),
             quotas: Quotas::default(),
             rules: Rules::default(),
@@ -146,6 +152,8 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
+        // Whoever gets it will use it.
+        self.sleepers.want(element);
         self.signed(element, object, rights, uid, CAPABILITY)
     }
 
@@ -331,6 +339,17 @@ impl Shared {
     /// Whether an element is up and was heard of lately.
     pub(crate) fn answers(&self, element: u32) -> bool {
         self.rooms.read().up.contains(&(element, true))
+    }
+
+    /// Has elements woken for what can't be placed on those that are up, if some sleep that could take it: then that is why it can't
+    /// be placed yet.
+    pub(crate) fn awaken(&self, error: PlacementError, rooms: &Rooms) -> PlacementError {
+        let woken = to_wake(error, &rooms.asleep);
+        for element in &woken {
+            self.sleepers.want(element.0);
+        }
+        let first = woken.first();
+        first.map_or(error, |&first| PlacementError::Asleep(first))
     }
 
     /// The folder of users' kernels; 0 if there is none.

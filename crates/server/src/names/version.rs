@@ -51,7 +51,10 @@ impl Tx<'_> {
         {
             return Ok(element.0.into());
         }
-        Ok(i64::from(place(ino, named.map(ElementId), &rooms.store)?.0))
+        let named = named.map(ElementId);
+        let placed = place(ino, named, &rooms.store);
+        let placed = placed.map_err(|error| self.shared.awaken(error, &rooms));
+        Ok(i64::from(placed?.0))
     }
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.

@@ -179,6 +179,7 @@ impl FakeElement {
             element: Some(status),
             array_id: 0,
             labels,
+            asleep: false,
             free_space_epoch: 0,
             public_key: Vec::new(),
         };

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Static against elastic allocation (LABIOS, Fig. 13): files written while some elements sleep, to those awake only, or to all.
+
+  cargo build --release && bench/labios/elastic.py [--elements 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
+
+Elements take files at --rate each (a control group has no say over one disk, so writers are paced: one for each element that
+takes part). For 25, 50, 75 and 100 % awake: `static` writes to those awake; `elastic` wakes the others first, by `tidemill
+element wake`, all at once, and writes to whoever is awake meanwhile. Wake-up is real: the element's process starts anew; --wake
+adds that many seconds to it by a wake command, as a host takes. Energy is what `tidemill status` reckons from --busy, --idle and
+--suspended watts of all elements between start and end. Prints JSON lines; `elastic_pays` says of each which is better.
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from local_array import BINARY, Array, wait  # noqa: E402
+
+
+class Elastic(Array):
+    """An array whose elements say what they draw, and whose server may wait before one is up."""
+
+    def __init__(self, options):
+        self.options = options
+        super().__init__(elements=options.elements, cores=1)
+
+    def _start(self, name, *args):
+        if args[0] == "element":
+            watts = {"busy": self.options.busy, "idle": self.options.idle, "suspended": self.options.suspended}
+            args += tuple(f"--{state}-power={power} W" for state, power in watts.items())
+        super()._start(name, *args)
+
+    def awake(self):
+        return [e["element"] for e in self.json("status")["elements"] if e["up"]]
+
+    def joules(self):
+        return sum((e["energy"] or {"joules": 0})["joules"] for e in self.json("status")["elements"])
+
+
+def writer(array, element, files, taken, options):
+    """Writes files to one element at its rate until there are no more."""
+    with tempfile.NamedTemporaryFile() as local:
+        local.write(os.urandom(options.size << 20))
+        local.flush()
+        while True:
+            with taken:
+                if not files:
+                    return
+                number = files.pop()
+            begun = time.monotonic()
+            array.tidemill("put", "--element", str(element), local.name, f"/f{number}")
+            left = options.size * (1 << 20) / options.rate - (time.monotonic() - begun)
+            time.sleep(max(0, left))
+
+
+def measure(array, active, elastic, options):
+    everyone = list(range(options.elements))
+    asleep = everyone[active:]
+    for element in everyone[:active]:
+        array.tidemill("element", "wake", str(element))
+    for element in asleep:
+        wait(f"element {element} to sleep", lambda: array.run("element", "suspend", str(element)).returncode == 0)
+    files, taken = [f"{active}-{int(elastic)}-{number}" for number in range(options.files)], threading.Lock()
+    drawn, begun = array.joules(), time.monotonic()
+    wakes = []
+
+    def work(element):
+        if element in asleep:
+            at = time.monotonic()
+            time.sleep(options.wake)
+            array.tidemill("element", "wake", str(element))
+            wakes.append(time.monotonic() - at)
+        writer(array, element, files, taken, options)
+
+    who = everyone if elastic else everyone[:active]
+    threads = [threading.Thread(target=work, args=(element,)) for element in who]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - begun
+    time.sleep(1)  # what was drawn is counted twice a second
+    return {"seconds": seconds, "joules": array.joules() - drawn, "wake_s": sum(wakes) / len(wakes) if wakes else 0}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=int, default=8)
+    parser.add_argument("--files", type=int, default=256)
+    parser.add_argument("--size", type=int, default=4, help="MiB")
+    parser.add_argument("--rate", type=float, default=20e6, help="bytes per second of an element")
+    parser.add_argument("--wake", type=float, default=2, help="seconds that a host takes to wake, beside the process")
+    parser.add_argument("--busy", type=float, default=165)
+    parser.add_argument("--idle", type=float, default=165)
+    parser.add_argument("--suspended", type=float, default=16)
+    options = parser.parse_args()
+    with Elastic(options) as array:
+        for percent in (25, 50, 75, 100):
+            active = max(1, options.elements * percent // 100)
+            static, elastic = (measure(array, active, way, options) for way in (False, True))
+            print(json.dumps({
+                "bench": "elastic", "active_percent": percent, "elements": options.elements, "binary": BINARY,
+                "static": static, "elastic": elastic,
+                "elastic_pays": {"time": elastic["seconds"] < static["seconds"], "energy": elastic["joules"] < static["joules"]},
+            }), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+//! Which elements that sleep are needed, and which that are up are not.
+
+use super::element::Presence;
+use super::task::is_end;
+use super::{Dispatcher, Line, UNKNOWN_RUN};
+use crate::id::ElementId;
+use crate::layout::Selection;
+use crate::object::Placed;
+use crate::time::{Span, Time};
+use std::collections::BTreeSet;
+
+/// What is wanted of elements.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Those that sleep and have what something waits for.
+    pub wanted: BTreeSet<ElementId>,
+    /// Those that have labels, or what a job that has not ended reads.
+    pub used: BTreeSet<ElementId>,
+    /// Time of a core that all that is ready or was sent takes on storage elements.
+    pub work: Span,
+    /// Cores of the storage elements that are up.
+    pub cores: u64,
+    /// Those that sleep and could run tasks that are ready, for which none that is up has room.
+    pub able: BTreeSet<ElementId>,
+}
+
+impl Dispatcher {
+    /// What is wanted of elements now. In proportion to the tasks that have not ended: for a look now and then.
+    #[must_use]
+    pub fn demand(&self, now: Time) -> Demand {
+        let mut demand = Demand::default();
+        let mut work = 0_u64;
+        for (id, element) in self.elements.iter() {
+            if !element.outstanding.is_empty() || self.errands.any(id) {
+                demand.used.insert(id);
+            }
+            if element.up() && element.view.role == crate::event::Role::Store {
+                let cores = u64::from(element.view.offers.cores);
+                demand.cores += cores;
+                let left = element.all_left(now).0.saturating_mul(cores);
+                work = work.saturating_add(left);
+            }
+        }
+        for (line, tasks) in &self.lines {
+            self.demand_room(*line, &mut demand);
+            let each = UNKNOWN_RUN.0.saturating_mul(tasks.len() as u64);
+            work = work.saturating_add(each);
+            for &(_, task) in tasks {
+                demand.wanted.extend(self.task(task).spec.element);
+            }
+        }
+        for (&id, task) in self.tasks.iter() {
+            if is_end(task.state) {
+                continue;
+            }
+            for index in 0..task.spec.inputs.len() {
+                if let Some(placed) = self.input(id, index) {
+                    self.demand_input(placed, self.selection(id, index), &mut demand);
+                }
+            }
+        }
+        let asleep = |id: &ElementId| self.presence(*id) == Presence::Asleep;
+        demand.wanted.extend(&demand.used);
+        demand.wanted.retain(asleep);
+        demand.work = Span(work);
+        demand
+    }
+
+    /// Who could run what stands in a line: one of them is wanted where no element that is up can.
+    fn demand_room(&self, line: Line, demand: &mut Demand) {
+        let (Line::Any(class) | Line::Barred(class)) = line else {
+            return;
+        };
+        let asleep = self.elements.iter();
+        let asleep = asleep.filter(|(_, element)| element.presence == Presence::Asleep);
+        let mut able = asleep
+            .map(|(id, _)| id)
+            .filter(|&id| self.could_awake(class, id));
+        if matches!(line, Line::Barred(_)) {
+            demand.wanted.extend(able.next());
+        } else {
+            demand.able.extend(able);
+        }
+    }
+
+    /// An input that can be read is used wherever it is; one that can't is wanted.
+    fn demand_input(&self, placed: Placed, selection: &Selection, demand: &mut Demand) {
+        if let Some(parts) = self.copies.selected(placed.object, selection) {
+            for (part, _) in parts {
+                self.demand_input(part, &Selection::WHOLE, demand);
+            }
+            return;
+        }
+        let nearest = self.nearest(placed, selection).element;
+        if self.up(nearest) {
+            demand.used.insert(nearest);
+        } else {
+            demand.wanted.insert(nearest);
+        }
+    }
+
+    /// An element that sleeps and has a copy of an object.
+    pub(super) fn asleep_with(&self, placed: Placed) -> Option<ElementId> {
+        let lasting = self.copies.lasting(placed.object);
+        let mut copies = std::iter::once(placed.element).chain(lasting);
+        copies.find(|&element| {
+            self.presence(element) == Presence::Asleep
+                && !self.copies.is_gone(placed.object, element)
+        })
+    }
+}

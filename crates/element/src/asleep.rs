@@ -1,0 +1,140 @@
+//! Sleep: whether an element has nothing to do, and the process that is there while it sleeps, which has one connection to the
+//! server and nothing else.
+
+use crate::attach::{PAUSE_MAX, PAUSE_MIN};
+use crate::config::Config;
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tidemill_client::Server;
+use tidemill_wire::PROTOCOL_VERSION;
+use tidemill_wire::convert::role_name;
+use tidemill_wire::v1::{self, from_element, to_element};
+use tokio_stream::StreamExt as _;
+
+/// Requests that are being answered, and when the last of them was.
+#[derive(Debug)]
+pub(crate) struct Traffic(Mutex<(usize, Instant)>);
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self(Mutex::new((0, Instant::now())))
+    }
+}
+
+/// A request, until its answer has been sent.
+#[derive(Debug)]
+pub(crate) struct Answering(Arc<Traffic>);
+
+impl Traffic {
+    pub(crate) fn begin(self: &Arc<Self>) -> Answering {
+        self.0.lock().0 += 1;
+        Answering(self.clone())
+    }
+
+    /// Since when there has been none; `None`: there is one.
+    pub(crate) fn quiet(&self) -> Option<Duration> {
+        let (open, last) = *self.0.lock();
+        (open == 0).then(|| last.elapsed())
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut traffic = self.0.0.lock();
+        *traffic = (traffic.0 - 1, Instant::now());
+    }
+}
+
+/// The body of an answer, which ends the request with itself.
+#[derive(Debug)]
+struct Counted {
+    body: Body,
+    _answering: Answering,
+}
+
+/// Has a request last until its answer has been sent.
+pub(crate) fn counted(body: Body, answering: Answering) -> Body {
+    Body::new(Counted {
+        body,
+        _answering: answering,
+    })
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Waits until the element of this configuration is to wake. Must not be called while it runs.
+pub async fn until_woken(config: &Config) {
+    let mut pause = PAUSE_MIN;
+    let mut told = None;
+    loop {
+        match wait(config).await {
+            Ok(true) => return,
+            Ok(false) => pause = PAUSE_MIN,
+            Err(why) if told.as_ref() == Some(&why) => {}
+            Err(why) => {
+                tracing::warn!(element = %config.element, "{why}; trying again for ever");
+                told = Some(why);
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// One connection; whether the element is to wake.
+async fn wait(config: &Config) -> Result<bool, String> {
+    let server = Server::connect(&config.server, config.credential.as_ref()).await;
+    let server = server.map_err(|error| error.to_string())?;
+    let folder = config.folder.canonicalize();
+    let folder = folder.unwrap_or_else(|_| config.folder.clone());
+    let hello = v1::Hello {
+        version: PROTOCOL_VERSION,
+        asleep: true,
+        element: Some(v1::Element {
+            element: config.element.0,
+            role: role_name(config.role).into(),
+            host: config.host.clone(),
+            folder: folder.display().to_string(),
+            ..v1::Element::default()
+        }),
+        ..v1::Hello::default()
+    };
+    let hello = v1::FromElement {
+        message: Some(from_element::Message::Hello(hello)),
+    };
+    // The stream stays open: its end would be ours.
+    let outgoing = tokio_stream::once(hello).chain(tokio_stream::pending());
+    let incoming = server.array().attach(outgoing).await;
+    let incoming = incoming.map_err(|status| server.explain(status).to_string());
+    let mut incoming = incoming?.into_inner();
+    tracing::info!(element = %config.element, "suspended");
+    while let Ok(Some(message)) = incoming.message().await {
+        if let Some(to_element::Message::Wake(_)) = message.message {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,172 @@
+//! Elements that sleep, as far as connections go: their last word, and the processes that wait to be told to wake.
+
+use super::{Array, Connection, Report, check_same};
+use crate::elastic::energy::Draw;
+use std::sync::Arc;
+use tidemill_core::elastic::{Event as Sleep, Power};
+use tidemill_wire::v1::{self, to_element::Message as To};
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+impl Array {
+    /// An element's last word was that it sleeps.
+    pub(super) fn fall(&self, element: u32, epoch: u64) {
+        {
+            let slots = self.slots.lock();
+            let Some(slot) = slots.get(&element).filter(|slot| slot.epoch == epoch) else {
+                return;
+            };
+            self.shared.sleepers.on(element, Sleep::Fell);
+            if let Some(connection) = &slot.connection {
+                // So it knows that it was heard.
+                let _ = connection.end.send(true);
+            }
+        }
+        tracing::info!(element, "an element is suspended");
+    }
+
+    /// A process came that is there while its element sleeps. Gives its number.
+    pub(crate) fn keep(
+        &self,
+        hello: &v1::Hello,
+        outbox: mpsc::Sender<v1::ToElement>,
+    ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
+        let element = self.check(hello)?;
+        let id = element.element;
+        let sleepers = &self.shared.sleepers;
+        let up = {
+            let slots = self.slots.lock();
+            let slot = slots.get(&id).ok_or_else(|| {
+                Status::failed_precondition(format!("element {id} was never part of this array"))
+            })?;
+            check_same(&slot.status, &element, true)?;
+            slot.connection.is_some()
+        };
+        let (end, ended) = watch::channel(false);
+        let number = {
+            let mut keepers = self.keepers.lock();
+            let number = keepers.get(&id).map_or(1, |(number, _)| number + 1);
+            if let Some((_, old)) = keepers.insert(id, (number, Connection { outbox, end })) {
+                let _ = old.end.send(true);
+            }
+            number
+        };
+        if up && !sleepers.falls(id) && !sleepers.sleeps(id) {
+            // What it said last was not heard, and it was counted on: it is to go on.
+            self.wake(id);
+            return Ok((id, number, ended));
+        }
+        sleepers.on(id, Sleep::Fell);
+        if let Some(slot) = self.slots.lock().get(&id)
+            && let Some(connection) = &slot.connection
+        {
+            let _ = connection.end.send(true);
+        }
+        Ok((id, number, ended))
+    }
+
+    /// Such a process is gone.
+    pub(crate) fn unkeep(&self, element: u32, number: u64) {
+        let mut keepers = self.keepers.lock();
+        if keepers.get(&element).is_some_and(|(own, _)| *own == number) {
+            keepers.remove(&element);
+        }
+    }
+
+    /// An element is up, or no more of the array: nobody waits to wake it.
+    pub(super) fn dismiss(&self, element: u32) {
+        if let Some((_, keeper)) = self.keepers.lock().remove(&element) {
+            let _ = keeper.end.send(true);
+        }
+    }
+
+    /// Tells it to; whether there is one.
+    pub(crate) fn wake(&self, element: u32) -> bool {
+        let keepers = self.keepers.lock();
+        keepers.get(&element).is_some_and(|(_, keeper)| {
+            let message = Some(To::Wake(v1::Wake {}));
+            keeper.outbox.try_send(v1::ToElement { message }).is_ok()
+        })
+    }
+
+    /// An element sleeps: it is not to be missed.
+    pub(crate) fn tell_asleep(&self, element: u32) {
+        self.report(Report::Asleep { element });
+        self.refresh();
+        self.tell_peers();
+    }
+
+    /// An element that slept can't be woken: from now on it is away as others are.
+    pub(crate) fn give_up(self: &Arc<Self>, element: u32) {
+        let epoch = {
+            let mut slots = self.slots.lock();
+            let Some(slot) = slots.get_mut(&element) else {
+                return;
+            };
+            if slot.connection.is_some() {
+                return;
+            }
+            slot.away_since = tokio::time::Instant::now();
+            slot.epoch
+        };
+        tracing::warn!(element, "a suspended element does not wake");
+        self.refresh();
+        self.lose_if_away(element, epoch);
+    }
+
+    /// What of an element counts for how long it is idle: labels, and bytes that it moved.
+    pub(crate) fn activity(&self, element: u32) -> Option<Activity> {
+        let slots = self.slots.lock();
+        let slot = slots.get(&element)?;
+        let status = &slot.status;
+        slot.connection.as_ref().map(|_| Activity {
+            busy: status.running + status.queued > 0,
+            moved: status.bytes_read.wrapping_add(status.bytes_written),
+            may: status.role == "store" && !slot.in_memory(),
+        })
+    }
+
+    /// What there is to be known of what elements draw.
+    pub(crate) fn draws(&self) -> Vec<Draw> {
+        let slots = self.slots.lock();
+        let draws = slots.values().map(|slot| {
+            let status = &slot.status;
+            let told = self.shared.sleepers.told(status.element);
+            let told = told.unwrap_or_default();
+            Draw {
+                element: status.element,
+                power: Power {
+                    busy_milli: status.watts_milli,
+                    idle_milli: status.idle_milli,
+                    suspended_milli: status.suspended_milli,
+                },
+                running: status.running,
+                cores: status.cores,
+                up: slot.connection.is_some(),
+                suspended: told.suspended,
+                waking: told.waking,
+                measured: (!status.measured_by.is_empty())
+                    .then(|| (status.measured_milli, status.measured_by.clone())),
+            }
+        });
+        draws.collect()
+    }
+
+    /// Power that an element said it draws, and its cores, whether it is up or not.
+    pub(crate) fn power(&self, element: u32) -> Option<(u64, u64, u64, u32)> {
+        let slots = self.slots.lock();
+        let status = &slots.get(&element)?.status;
+        let (busy, idle) = (status.watts_milli, status.idle_milli);
+        Some((busy, idle, status.suspended_milli, status.cores))
+    }
+}
+
+/// See [`Array::activity`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Activity {
+    /// It has labels.
+    pub(crate) busy: bool,
+    pub(crate) moved: u64,
+    /// It may be suspended at all.
+    pub(crate) may: bool,
+}

@@ -1,0 +1,140 @@
+//! Commands that suspend a host, or wake it: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator gives
+//! them, and they may do as they like: hang, fail, print without end.
+
+use parking_lot::Mutex;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a command may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether it has ended.
+const PERIOD: Duration = Duration::from_millis(20);
+/// What is kept of what it prints.
+const SAID_BYTES_MAX: usize = 400;
+/// How long what it printed last is waited for after its end.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// A line for the shell. The element's number is in `TIDEMILL_ELEMENT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command(pub String);
+
+/// How the host of an element is suspended and woken, if its process alone does not do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commands {
+    /// Run when the element has ended in order.
+    pub suspend: Option<Command>,
+    /// Has to bring the element up again, or its host, which does that.
+    pub wake: Option<Command>,
+}
+
+impl Command {
+    /// Runs it to its end, or until it has taken too long. Blocks.
+    pub(super) fn run(&self, element: u32) -> Result<(), String> {
+        self.run_within(element, LIMIT)
+    }
+
+    fn run_within(&self, element: u32, limit: Duration) -> Result<(), String> {
+        let named = |what: String| format!("`{}` {what}", tidemill_core::shown::line(&self.0));
+        let mut command = std::process::Command::new("/bin/sh");
+        command.args(["-c", &self.0]);
+        command.env("TIDEMILL_ELEMENT", element.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(Stdio::piped()).process_group(0);
+        let mut child = command
+            .spawn()
+            .map_err(|error| named(format!("can't be run: {error}")))?;
+        let said = listen(&mut child);
+        let ended = wait(&mut child, limit).map_err(|error| named(error.to_string()))?;
+        match ended {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => {
+                std::thread::sleep(LAST_WORDS);
+                let said = String::from_utf8_lossy(&said.lock()).trim().to_owned();
+                let said = tidemill_core::shown::line(&said).to_string();
+                Err(named(format!("failed ({status}): {said}")))
+            }
+            None => Err(named(format!(
+                "had not ended after {} s and was killed",
+                limit.as_secs()
+            ))),
+        }
+    }
+}
+
+/// Reads what it prints to its end, and keeps the first of it. Who holds the pipe open for ever has a thread for ever.
+fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
+    let said = Arc::<Mutex<Vec<u8>>>::default();
+    if let Some(mut pipe) = child.stderr.take() {
+        let kept = said.clone();
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = pipe.read(&mut piece) {
+                let mut kept = kept.lock();
+                let room = SAID_BYTES_MAX.saturating_sub(kept.len());
+                kept.extend_from_slice(&piece[..count.min(room)]);
+            }
+        });
+    }
+    said
+}
+
+/// Its end; `None` if it had to be killed, with all that it has started.
+fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            let pid = rustix::process::Pid::from_child(child);
+            // It may have ended this very moment.
+            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(PERIOD);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<(), String> {
+        Command(line.into()).run_within(7, Duration::from_millis(700))
+    }
+
+    #[test]
+    fn a_command_knows_its_element_and_says_why_it_failed() {
+        assert_eq!(run("test $TIDEMILL_ELEMENT = 7"), Ok(()));
+        let failed = run("echo 'no such host' >&2; exit 3").unwrap_err();
+        assert!(
+            failed.contains("no such host") && failed.contains("exit status: 3"),
+            "{failed}"
+        );
+    }
+
+    #[test]
+    fn a_command_that_hangs_or_prints_without_end_is_killed_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let line = format!("sleep 1000 & echo $! > {}; yes >&2", pid.display());
+        let failed = run(&line).unwrap_err();
+        assert!(failed.contains("was killed"), "{failed}");
+        let pid: i32 = std::fs::read_to_string(pid)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let gone = |_| {
+            std::thread::sleep(PERIOD);
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+            stat.map_or(true, |stat| stat.contains(") Z"))
+        };
+        assert!((0..500).any(gone), "what it started lives");
+    }
+}

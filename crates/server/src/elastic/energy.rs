@@ -1,0 +1,181 @@
+//! What elements have drawn: their power, as a meter says it or as it follows from what was configured, times the time that it was
+//! known. Nothing is counted while it is not.
+
+use crate::names::Fault;
+use parking_lot::Mutex;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tidemill_core::elastic::Power;
+use tokio::time::Instant;
+
+/// Longer between two looks nothing is counted.
+const GAP: Duration = Duration::from_secs(10);
+
+/// What there is to be known of an element's power now.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Draw {
+    pub(crate) element: u32,
+    pub(crate) power: Power,
+    /// Kernels that run, and cores.
+    pub(crate) running: u32,
+    pub(crate) cores: u32,
+    pub(crate) up: bool,
+    pub(crate) suspended: bool,
+    pub(crate) waking: bool,
+    /// What a meter says, in thousandths of a watt, and which.
+    pub(crate) measured: Option<(u64, String)>,
+}
+
+/// What an element has drawn.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Drawn {
+    /// Millionths of a joule.
+    pub(crate) microjoules: u64,
+    /// The time for which that is known.
+    pub(crate) counted_ns: u64,
+    /// By what.
+    pub(crate) by: String,
+}
+
+/// The books of all elements.
+#[derive(Debug, Default)]
+pub(crate) struct Energy {
+    drawn: Mutex<BTreeMap<u32, Drawn>>,
+    last: Mutex<Option<Instant>>,
+}
+
+const CONFIGURED: &str = "reckoned by configured power";
+
+impl Draw {
+    /// In thousandths of a watt, and by what; `None` if nobody said.
+    fn milliwatts(&self) -> Option<(u64, String)> {
+        if let (true, Some((milli, by))) = (self.up, &self.measured) {
+            return Some((*milli, by.clone()));
+        }
+        let power = self.power;
+        let milli = match (self.up, self.waking, self.suspended) {
+            (true, ..) => power.at(self.running, self.cores)?,
+            (_, true, _) => Some(power.busy_milli).filter(|&milli| milli > 0)?,
+            (_, _, true) => Some(power.suspended_milli).filter(|&milli| milli > 0)?,
+            _ => return None,
+        };
+        Some((milli, CONFIGURED.into()))
+    }
+}
+
+impl Energy {
+    pub(super) fn restore(&self, db: &Connection) -> Result<(), Fault> {
+        let mut statement =
+            db.prepare("SELECT element, microjoules, counted_ns, basis FROM energy")?;
+        let rows = statement.query_map([], |row| {
+            let drawn = Drawn {
+                microjoules: row.get::<_, i64>(1)?.cast_unsigned(),
+                counted_ns: row.get::<_, i64>(2)?.cast_unsigned(),
+                by: row.get(3)?,
+            };
+            Ok((row.get(0)?, drawn))
+        })?;
+        *self.drawn.lock() = rows.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Counts the time since the last look.
+    pub(super) fn count(&self, draws: &[Draw]) {
+        let now = Instant::now();
+        let Some(last) = self.last.lock().replace(now) else {
+            return;
+        };
+        let since = now.saturating_duration_since(last);
+        if since > GAP {
+            return;
+        }
+        let nanos = u64::try_from(since.as_nanos()).unwrap_or(0);
+        let mut all = self.drawn.lock();
+        for draw in draws {
+            let Some((milli, by)) = draw.milliwatts() else {
+                continue;
+            };
+            let drawn = all.entry(draw.element).or_default();
+            let micro = u128::from(milli) * u128::from(nanos) / 1_000_000;
+            let micro = u64::try_from(micro).unwrap_or(u64::MAX);
+            drawn.microjoules = drawn.microjoules.saturating_add(micro);
+            drawn.counted_ns = drawn.counted_ns.saturating_add(nanos);
+            if !drawn.by.contains(&by) && drawn.by.len() < 512 {
+                let both = [drawn.by.as_str(), by.as_str()];
+                let both = both.into_iter().filter(|one| !one.is_empty());
+                drawn.by = both.collect::<Vec<_>>().join("; ");
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, element: u32) -> Option<Drawn> {
+        self.drawn.lock().get(&element).cloned()
+    }
+
+    pub(super) fn all(&self) -> BTreeMap<u32, Drawn> {
+        self.drawn.lock().clone()
+    }
+}
+
+pub(super) fn keep(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
+    let sql = "INSERT OR REPLACE INTO energy VALUES (?1, ?2, ?3, ?4)";
+    let mut statement = db.prepare_cached(sql)?;
+    for (element, drawn) in all {
+        statement.execute(params![
+            element,
+            drawn.microjoules.cast_signed(),
+            drawn.counted_ns.cast_signed(),
+            drawn.by
+        ])?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_is_known_is_counted_and_it_says_by_what() {
+        let energy = Energy::default();
+        let power = Power {
+            busy_milli: 100_000,
+            idle_milli: 50_000,
+            suspended_milli: 0,
+        };
+        let mut draw = Draw {
+            element: 3,
+            power,
+            running: 1,
+            cores: 2,
+            up: true,
+            ..Draw::default()
+        };
+        energy.count(std::slice::from_ref(&draw));
+        assert_eq!(energy.of(3), None);
+        let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+        pass(2).await;
+        energy.count(std::slice::from_ref(&draw));
+        let half_busy = energy.of(3).unwrap();
+        assert_eq!(half_busy.microjoules, 2 * 75_000_000);
+        // Nobody said what it draws then, nor when it is away.
+        for suspended in [true, false] {
+            (draw.up, draw.suspended) = (false, suspended);
+            pass(2).await;
+            energy.count(std::slice::from_ref(&draw));
+            assert_eq!(energy.of(3), Some(half_busy.clone()));
+        }
+        (draw.up, draw.measured) = (true, Some((10_000, "measured by `m`".into())));
+        pass(1).await;
+        energy.count(std::slice::from_ref(&draw));
+        let after = energy.of(3).unwrap();
+        assert_eq!(after.microjoules - half_busy.microjoules, 10_000_000);
+        assert_eq!(after.counted_ns, 3_000_000_000);
+        assert_eq!(after.by, format!("{CONFIGURED}; measured by `m`"));
+        // The server did nothing for a while.
+        pass(3600).await;
+        energy.count(&[draw]);
+        assert_eq!(energy.of(3), Some(after));
+    }
+}

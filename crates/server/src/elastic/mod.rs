@@ -1,0 +1,301 @@
+//! Elements that sleep: which do, how they are put to sleep and woken, and what keeps them awake. The worker manager of
+//! LABIOS (§3.3). What is decided when is `tidemill_core::elastic`'s.
+//!
+//! That an element sleeps is kept before anything else is done about it. An element that sleeps says so again with every
+//! connection, so it does not matter where a server was killed.
+
+mod command;
+pub(crate) mod energy;
+pub(crate) mod manager;
+mod needs;
+pub(crate) mod store;
+
+pub use command::{Command, Commands};
+
+use crate::clock;
+use energy::Energy;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tidemill_core::elastic::{Action, Event, Limits, Sleeper, Wakes};
+use tidemill_core::time::{Span, Time};
+use tidemill_wire::v1;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How an array's elements are suspended.
+#[derive(Clone, Debug)]
+pub struct Elastic {
+    /// How long nothing must have needed an element; `None`: only by command.
+    pub after: Option<Duration>,
+    /// How things are done on elements of which `each` says nothing else.
+    pub all: Commands,
+    /// On these.
+    pub each: BTreeMap<u32, Commands>,
+    /// How long waking one may take.
+    pub wake_limit: Duration,
+}
+
+impl Default for Elastic {
+    fn default() -> Self {
+        Self {
+            after: None,
+            all: Commands::default(),
+            each: BTreeMap::new(),
+            wake_limit: Duration::from_nanos(Limits::default().wake.0),
+        }
+    }
+}
+
+impl Elastic {
+    /// The commands of an element.
+    fn commands(&self, element: u32) -> Commands {
+        let own = self.each.get(&element).cloned().unwrap_or_default();
+        Commands {
+            suspend: own.suspend.or_else(|| self.all.suspend.clone()),
+            wake: own.wake.or_else(|| self.all.wake.clone()),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            wake: span(self.wake_limit),
+            ..Limits::default()
+        }
+    }
+}
+
+fn span(duration: Duration) -> Span {
+    Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What is known of one element.
+#[derive(Clone, Debug)]
+struct Known {
+    sleeper: Sleeper,
+    /// When it fell asleep, for people.
+    since: i64,
+    /// Why it can't be woken or did not go to sleep.
+    trouble: String,
+    /// What keeps it awake.
+    needed: String,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Sleepers {
+    known: Mutex<BTreeMap<u32, Known>>,
+    actions: Mutex<Vec<(u32, Action)>>,
+    limits: Mutex<Limits>,
+    /// Whether any sleeps, or may: if not nobody has to look.
+    any: AtomicBool,
+    news: Notify,
+    began: Instant,
+    pub(crate) energy: Energy,
+}
+
+impl Default for Sleepers {
+    fn default() -> Self {
+        Self {
+            known: Mutex::default(),
+            actions: Mutex::default(),
+            limits: Mutex::new(Limits::default()),
+            any: AtomicBool::new(false),
+            news: Notify::new(),
+            began: Instant::now(),
+            energy: Energy::default(),
+        }
+    }
+}
+
+impl Sleepers {
+    /// Time that nobody sets.
+    fn now(&self) -> Time {
+        let elapsed = Instant::now().saturating_duration_since(self.began);
+        Time(span(elapsed).0)
+    }
+
+    fn configure(&self, limits: Limits, automatic: bool) {
+        *self.limits.lock() = limits;
+        self.any.fetch_or(automatic, Ordering::Relaxed);
+    }
+
+    /// What was kept of elements by an earlier life of the server.
+    pub(crate) fn restore(&self, kept: Vec<store::Kept>) {
+        let now = self.now();
+        let mut known = self.known.lock();
+        for one in kept {
+            self.any.fetch_or(one.asleep, Ordering::Relaxed);
+            let sleeper = match one.asleep {
+                true => Sleeper::asleep(one.wakes, now),
+                false => Sleeper::awake(one.wakes, now),
+            };
+            let one_known = Known {
+                sleeper,
+                since: one.since,
+                trouble: String::new(),
+                needed: String::new(),
+            };
+            known.insert(one.element, one_known);
+        }
+    }
+
+    /// Something happened to an element.
+    pub(crate) fn on(&self, element: u32, event: Event) {
+        let (now, limits) = (self.now(), *self.limits.lock());
+        if event == Event::Fell || event == Event::Tired {
+            self.any.store(true, Ordering::Relaxed);
+        }
+        let mut known = self.known.lock();
+        let one = known.entry(element).or_insert_with(|| Known {
+            sleeper: Sleeper::awake(Wakes::default(), now),
+            since: 0,
+            trouble: String::new(),
+            needed: String::new(),
+        });
+        let action = one.sleeper.on(event, now, &limits);
+        match event {
+            Event::Up => one.trouble.clear(),
+            Event::Fell if action == Some(Action::Keep) => {
+                one.since = clock::now_ns();
+                one.trouble.clear();
+                one.needed.clear();
+            }
+            _ => {}
+        }
+        if let Some(action) = action {
+            self.actions.lock().push((element, action));
+            self.news.notify_one();
+        }
+    }
+
+    /// Something needs an element. Who asks waits by itself.
+    pub(crate) fn want(&self, element: u32) {
+        if self.any.load(Ordering::Relaxed) {
+            self.on(element, Event::Wanted);
+        }
+    }
+
+    fn tick(&self) {
+        let known: Vec<u32> = self.known.lock().keys().copied().collect();
+        for element in known {
+            self.on(element, Event::Tick);
+        }
+    }
+
+    fn take_actions(&self) -> Vec<(u32, Action)> {
+        std::mem::take(&mut *self.actions.lock())
+    }
+
+    fn trouble(&self, element: u32, event: Event, why: String) {
+        self.on(element, event);
+        if let Some(known) = self.known.lock().get_mut(&element) {
+            known.trouble = why;
+        }
+    }
+
+    /// An element was told to sleep and does not.
+    pub(crate) fn stays(&self, element: u32, why: String) {
+        self.trouble(element, Event::Stays, why);
+    }
+
+    fn needed(&self, element: u32, by: &str) {
+        if let Some(known) = self.known.lock().get_mut(&element)
+            && known.needed != by
+        {
+            by.clone_into(&mut known.needed);
+        }
+    }
+
+    fn ask<T>(&self, element: u32, answer: impl Fn(&Known, &Limits) -> T) -> Option<T> {
+        let limits = *self.limits.lock();
+        let known = self.known.lock();
+        known.get(&element).map(|one| answer(one, &limits))
+    }
+
+    /// Whether an element sleeps and is not to be missed.
+    pub(crate) fn sleeps(&self, element: u32) -> bool {
+        self.any.load(Ordering::Relaxed)
+            && self
+                .ask(element, |one, limits| one.sleeper.sleeps(limits))
+                .unwrap_or(false)
+    }
+
+    /// Whether it is on its way to sleep.
+    pub(crate) fn falls(&self, element: u32) -> bool {
+        self.any.load(Ordering::Relaxed)
+            && self
+                .ask(element, |one, _| one.sleeper.falls())
+                .unwrap_or(false)
+    }
+
+    fn wakes(&self, element: u32) -> bool {
+        self.ask(element, |one, _| one.sleeper.wakes())
+            .unwrap_or(false)
+    }
+
+    /// All that sleep.
+    pub(crate) fn asleep(&self) -> Vec<u32> {
+        let limits = *self.limits.lock();
+        let known = self.known.lock();
+        let asleep = known.iter().filter(|(_, one)| one.sleeper.sleeps(&limits));
+        asleep.map(|(&element, _)| element).collect()
+    }
+
+    fn unused(&self, element: u32) -> Option<Span> {
+        let now = self.now();
+        self.ask(element, |one, _| one.sleeper.unused(now))
+            .unwrap_or_default()
+    }
+
+    fn learnt(&self, element: u32) -> Wakes {
+        self.ask(element, |one, _| one.sleeper.learnt())
+            .unwrap_or_default()
+    }
+
+    fn since(&self, element: u32) -> i64 {
+        self.ask(element, |one, _| one.since).unwrap_or_default()
+    }
+
+    fn why(&self, element: u32) -> String {
+        self.ask(element, |one, _| one.trouble.clone())
+            .unwrap_or_default()
+    }
+
+    /// An element was taken out of the array.
+    pub(crate) fn forget(&self, element: u32) {
+        self.known.lock().remove(&element);
+    }
+
+    /// What `status` tells of an element.
+    pub(crate) fn told(&self, element: u32) -> Option<v1::Sleep> {
+        self.ask(element, |one, limits| {
+            let suspended = one.sleeper.sleeps(limits);
+            let learnt = one.sleeper.learnt();
+            v1::Sleep {
+                suspended,
+                waking: one.sleeper.wakes(),
+                since: if suspended { one.since } else { 0 },
+                wakes: learnt.count,
+                wake_ns: learnt.mean().unwrap_or_default().0,
+                trouble: one.trouble.clone(),
+                needed: one.needed.clone(),
+            }
+        })
+    }
+
+    /// Has an element woken, and waits for it for so long; whether it is awake.
+    pub(crate) async fn until_awake(self: &Arc<Self>, element: u32, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        while self.sleeps(element) || self.wakes(element) {
+            self.want(element);
+            if Instant::now() >= end {
+                return false;
+            }
+            tokio::time::sleep(manager::LOOK).await;
+        }
+        true
+    }
+}

@@ -1,0 +1,62 @@
+//! What the database says that needs an element: the same keeps one awake and has one woken, so that none goes to and fro.
+
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use tidemill_core::copies::COPIES_MAX;
+
+/// What needs it, for people, and what asks for that; each with the element as `?1`.
+const NEEDS: [(&str, &str); 6] = [
+    (
+        "a file is being written there",
+        "SELECT 1 FROM writing WHERE element = ?1 OR object IN (SELECT object FROM part WHERE element = ?1)",
+    ),
+    ("it has labels", "SELECT 1 FROM label WHERE element = ?1"),
+    (
+        "a file is to move there or away",
+        "SELECT 1 FROM move WHERE source = ?1 OR target = ?1",
+    ),
+    (
+        "a file that is there lacks copies",
+        "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.element = ?1) \
+         OR EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND copy.element = ?1)",
+    ),
+    (
+        "it is being emptied",
+        "SELECT 1 FROM drain WHERE element = ?1 AND (after != 9223372036854775807 \
+         OR EXISTS (SELECT 1 FROM removal WHERE removal.element = ?1))",
+    ),
+    (
+        "its objects are being compared",
+        "SELECT 1 FROM scrub WHERE element = ?1 AND ended <= 0",
+    ),
+];
+
+/// What needs an element, if something does.
+pub(super) fn of(db: &Connection, element: u32) -> Result<Option<&'static str>, Fault> {
+    for (what, sql) in NEEDS {
+        if db.prepare_cached(sql)?.exists([element])? {
+            return Ok(Some(what));
+        }
+    }
+    Ok(None)
+}
+
+/// Elements that have a copy, or will, of a version that lacks copies of which none can be made now; `None`: there is no such
+/// version.
+pub(super) fn holders_of_one_that_rests(
+    db: &Connection,
+    now: i64,
+) -> Result<Option<Vec<u32>>, Fault> {
+    let sql = "SELECT short.object FROM short JOIN held ON held.object = short.object \
+               WHERE at > ?1 AND has < ?2 AND removed = 0 LIMIT 1";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![now, COPIES_MAX])?;
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
+    let object: i64 = row.get(0)?;
+    let sql = "SELECT element FROM held WHERE object = ?1 UNION SELECT element FROM copy WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let holders = statement.query_map([object], |row| row.get(0))?;
+    Ok(Some(holders.collect::<Result<_, _>>()?))
+}

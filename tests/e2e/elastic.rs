@@ -1,0 +1,198 @@
+//! Elements that sleep while nobody needs them: what they have is there all the time, and whoever needs it waits until they are awake.
+
+use crate::array::{Array, Options, wait};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::Write;
+
+/// An array whose server has these settings. All talk as if each were on a host of its own.
+fn start(settings: &str) -> Option<(tempfile::TempDir, Array)> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tidemill.toml");
+    std::fs::write(&file, settings).unwrap();
+    let array = Array::with(Options {
+        remote: true,
+        element_args: [
+            "--busy-power=100 W",
+            "--idle-power=50 W",
+            "--suspended-power=5 W",
+        ]
+        .map(str::to_owned)
+        .into(),
+        flags: vec!["--config".into(), file.display().to_string()],
+        ..Options::default()
+    })?;
+    Some((folder, array))
+}
+
+fn element(array: &Array, id: usize) -> Value {
+    array.json(&["status"])["elements"][id].clone()
+}
+
+fn is_suspended(array: &Array, id: usize) -> bool {
+    let shown = element(array, id);
+    shown["sleep"]["suspended"] == true && shown["up"] == false
+}
+
+fn suspend(array: &Array, id: usize) {
+    let number = id.to_string();
+    wait("the element has nothing to do", || {
+        array.run(&["element", "suspend", &number]).ok
+    });
+    assert!(is_suspended(array, id), "{:#}", element(array, id));
+}
+
+fn put(array: &Array, element: usize, path: &str) {
+    let local = array.path("local");
+    std::fs::write(&local, format!("what is in {path}\n")).unwrap();
+    let (element, local) = (element.to_string(), local.display().to_string());
+    let said = array.run(&["put", "--element", &element, &local, path]);
+    assert!(said.ok, "{}{}", said.out, said.err);
+}
+
+fn cat(array: &Array, path: &str) {
+    let said = array.run(&["cat", path]);
+    assert_eq!(said.out, format!("what is in {path}\n"), "{}", said.err);
+}
+
+/// What is only on an element that sleeps is read by clients, through the mount and by jobs, and written to: each wakes it. What
+/// is elsewhere does not. A server that is killed knows who sleeps.
+#[test]
+fn who_needs_an_element_that_sleeps_wakes_it() {
+    let Some((_folder, mut array)) = start("") else {
+        return;
+    };
+    put(&array, 0, "/a");
+    put(&array, 1, "/b");
+    suspend(&array, 0);
+    cat(&array, "/b");
+    array.sh("echo new > new");
+    assert_eq!(
+        array.json(&["layout", "/new"])["parts"][0]["copies"][0]["element"],
+        1
+    );
+    assert!(is_suspended(&array, 0));
+    assert!(array.run(&["status"]).out.contains("suspended"));
+    cat(&array, "/a");
+    let shown = element(&array, 0);
+    assert_eq!(
+        (&shown["up"], &shown["sleep"]["wakes"]),
+        (&true.into(), &1.into())
+    );
+    assert!(shown["sleep"]["wake_ns"].as_u64().unwrap() > 0);
+
+    suspend(&array, 0);
+    array.kill_server();
+    array.start_server();
+    assert!(is_suspended(&array, 0), "{:#}", element(&array, 0));
+    assert_eq!(array.sh("cat a"), "what is in /a\n");
+    assert_eq!(element(&array, 0)["sleep"]["wakes"], 2);
+
+    suspend(&array, 0);
+    let job = array.submit(
+        r#"name = "j"; workdir = "/"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["a"];
+            input = ["a"]; output = ["out"]; stdout = "out"; } );"#,
+    );
+    array.done(job);
+    assert_eq!(array.sh("cat out"), "what is in /a\n");
+    // Nobody measures anything here.
+    let energy = &element(&array, 0)["energy"];
+    assert_eq!(energy["by"], "reckoned by configured power");
+    assert!(energy["joules"].as_f64().unwrap() > 0.0, "{energy}");
+    let report = array.json(&["report", &job.to_string()]);
+    assert_eq!(report["energy"]["tasks_unknown"], 0, "{report:#}");
+
+    suspend(&array, 0);
+    put(&array, 0, "/c");
+    // Whoever writes there keeps it awake.
+    array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d");
+    suspend(&array, 0);
+    let mut file = std::fs::File::create(array.at("d/f")).unwrap();
+    file.write_all(b"half").unwrap();
+    let refused = array.run(&["element", "suspend", "0"]);
+    assert!(
+        !refused.ok && refused.err.contains("being written"),
+        "{}",
+        refused.err
+    );
+    drop(file);
+    suspend(&array, 0);
+    assert_eq!(array.sh("cat d/f"), "half");
+}
+
+/// A process that was killed while its element slept does not wake it: that is told, the element counts as one that is away, and
+/// what it has is there when it is started. While it sleeps it is not missed, for however long.
+#[test]
+fn an_element_that_never_wakes_is_told_and_one_that_sleeps_is_not_missed() {
+    let Some((_folder, mut array)) = start("[server]\ncopies = 2\nrepair-after = \"1s\"\n") else {
+        return;
+    };
+    array.sh("echo text > f");
+    wait("the file has its copies", || {
+        array.json(&["status"])["copies"]["short"] == 0
+    });
+    suspend(&array, 0);
+    // Longer than elements may be away.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let copies = &array.json(&["status"])["copies"];
+    assert_eq!(copies["lost_elements"], serde_json::json!([]), "{copies}");
+    assert_eq!(array.sh("cat f"), "text\n");
+    assert!(is_suspended(&array, 0), "there is a copy on the other");
+    array.kill_element(0);
+    assert!(is_suspended(&array, 0));
+    let woken = array.run(&["element", "wake", "0"]);
+    assert!(!woken.ok && woken.err.contains("start it"), "{}", woken.err);
+    wait("it counts as away", || !is_suspended(&array, 0));
+    assert_eq!(array.sh("cat f"), "text\n");
+    wait("what it had is missed", || {
+        array.json(&["status"])["copies"]["lost_elements"] == serde_json::json!([0])
+    });
+    array.start_element(0);
+    array.wait_for_elements(2);
+    wait("it is not lost", || {
+        array.json(&["status"])["copies"]["short"] == 0
+    });
+    suspend(&array, 0);
+    // A signal ends the process that waits, as that of an element that is awake.
+    array.signal_element(0, Signal::TERM);
+    array.kill_element(0);
+    array.start_element(0);
+    array.wait_for_elements(2);
+}
+
+/// Elements that nothing needs are suspended by themselves, by the commands that were given, and wake by them.
+#[test]
+fn idle_elements_are_suspended_and_woken_by_commands() {
+    let scripts = tempfile::tempdir().unwrap();
+    let at = |name: &str| scripts.path().join(name).display().to_string();
+    let settings = format!(
+        "[server]\nsuspend-after = \"2s\"\n\n[server.elements.1]\nsuspend = \"touch {}\"\nwake = \"sh {}\"\n",
+        at("suspended"),
+        at("wake")
+    );
+    // The first time it fails, and prints more than anybody wants to read.
+    let wake = format!(
+        "if test -e {failed}; then touch {woken}; else touch {failed}; yes no | head -c 10000000 >&2; exit 1; fi",
+        failed = at("failed"),
+        woken = at("woken")
+    );
+    std::fs::write(at("wake"), wake).unwrap();
+    let Some((_folder, array)) = start(&settings) else {
+        return;
+    };
+    put(&array, 1, "/b");
+    wait("both are suspended", || {
+        is_suspended(&array, 0) && is_suspended(&array, 1)
+    });
+    wait("the command was run", || {
+        std::fs::exists(at("suspended")).unwrap()
+    });
+    cat(&array, "/b");
+    assert!(std::fs::exists(at("failed")).unwrap());
+    // New files wake one if none is awake.
+    wait("both are suspended", || {
+        is_suspended(&array, 0) && is_suspended(&array, 1)
+    });
+    array.sh("echo text > f; cat f");
+    assert!(array.run(&["check", "--age", "0"]).out.len() < 100_000);
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Static against elastic allocation (LABIOS, Fig. 13): files written while some elements sleep, to those awake only, or to all.
 
-  cargo build --release && bench/labios/elastic.py [--elements 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
+  cargo build --release && bench/elastic.py [--elements 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
 
 Elements take files at --rate each (a control group has no say over one disk, so writers are paced: one for each element that
 takes part). For 25, 50, 75 and 100 % awake: `static` writes to those awake; `elastic` wakes the others first, by `tidemill
@@ -18,7 +18,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
+sys.path.insert(0, HERE)
 from local_array import BINARY, Array, wait  # noqa: E402
 
 

@@ -44,6 +44,7 @@ fmt:
 clippy:
 	cargo clippy $(WHOLE) --all-targets -- -D warnings
 	cargo clippy $(WHOLE) --test e2e -- -D warnings
+	cargo clippy $(WHOLE),tidemill-cli/nats --bins --test nats -- -D warnings
 
 layering:
 	scripts/check-layering.sh

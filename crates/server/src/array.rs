@@ -472,13 +472,14 @@ impl Array {
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
         self.shared.sleepers.on(id, Sleep::Up);
+        // Who sees that it is up may put something there at once.
+        self.refresh();
         self.dismiss(id);
         self.remember(&element);
         self.report(Report::Up {
             element,
             labels: hello.labels,
         });
-        self.refresh();
         self.tell_peers();
         Ok((id, epoch, ended))
     }

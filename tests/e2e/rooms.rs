@@ -136,6 +136,7 @@ fn a_room_takes_no_more_than_its_quota() {
             &format!("/rooms/{room}/put"),
         ]);
         assert!(!put.ok && put.err.contains("room is full"), "{}", put.err);
+        assert_eq!(array.json(&["status"])["unsealed"], serde_json::json!([]));
         wait("what was removed is counted no more", || {
             array
                 .try_sh(&format!("head -c 8388608 /dev/zero > rooms/{room}/fits"))

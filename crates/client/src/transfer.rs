@@ -121,7 +121,7 @@ impl Transfer {
                 written.await.map(|size| (size, Vec::new()))
             }
         };
-        match written {
+        let done = match written {
             Ok((size, parts)) => {
                 let seal = v1::Seal {
                     ino,
@@ -134,14 +134,19 @@ impl Transfer {
                     parts,
                     ..v1::Seal::default()
                 };
-                self.sealed(seal).await.map(|()| size)
+                match self.sealed(seal).await {
+                    // It may have been sealed, or still be.
+                    Err(error) if error.is_lost() => return Err(error),
+                    sealed => sealed.map(|()| size),
+                }
             }
-            Err(error) => {
-                // The first error is the one to tell; a version left behind is given up by the server later.
-                let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
-                Err(error)
-            }
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            // The first error is the one to tell; a version left behind is given up by the server later.
+            let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
         }
+        done
     }
 
     /// Writes a local file to the element that a version was opened on, and seals it there; gives its length.

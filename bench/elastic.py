@@ -19,7 +19,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from local_array import BINARY, Array, wait  # noqa: E402
+from local_array import Array, wait  # noqa: E402
 
 
 class Elastic(Array):
@@ -104,7 +104,7 @@ def main():
             active = max(1, options.elements * percent // 100)
             static, elastic = (measure(array, active, way, options) for way in (False, True))
             print(json.dumps({
-                "bench": "elastic", "active_percent": percent, "elements": options.elements, "binary": BINARY,
+                "bench": "elastic", "active_percent": percent, "elements": options.elements,
                 "static": static, "elastic": elastic,
                 "elastic_pays": {"time": elastic["seconds"] < static["seconds"], "energy": elastic["joules"] < static["joules"]},
             }), flush=True)

@@ -9,6 +9,7 @@
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an operation waits in all for a server or an element that is away.
@@ -22,8 +23,10 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Threads of a busy host wake up late, too.
 const LATE: Duration = Duration::from_secs(2);
 
-/// What was not lived through: how much in all, and until when.
-static MISSED: Mutex<(Duration, Option<Instant>)> = Mutex::new((Duration::ZERO, None));
+/// Nanoseconds that were not lived through: every operation reads it.
+static MISSED: AtomicU64 = AtomicU64::new(0);
+/// Until when that is known.
+static KNOWN: Mutex<Option<Instant>> = Mutex::new(None);
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -41,13 +44,17 @@ impl Drop for Before {
 /// The time, less what was not lived through.
 pub(crate) fn now() -> Instant {
     // In this order: what is missed between the two is not taken off twice.
-    let (missed, _) = *MISSED.lock();
+    let missed = missed();
     Instant::now() - missed
 }
 
 /// The time at which it will be `until`, unless time is missed once more.
 pub(crate) fn real(until: Instant) -> Instant {
-    until + MISSED.lock().0
+    until + missed()
+}
+
+fn missed() -> Duration {
+    Duration::from_nanos(MISSED.load(Ordering::Acquire))
 }
 
 /// A wait was to end at a time, and has ended now.
@@ -56,13 +63,15 @@ pub(crate) fn woken(at: Instant) {
     if now.saturating_duration_since(at) < LATE {
         return;
     }
-    let mut missed = MISSED.lock();
+    let mut known = KNOWN.lock();
     // Others may have noticed it before.
-    let from = missed.1.map_or(at, |known| known.max(at));
+    let from = known.map_or(at, |known| known.max(at));
     let more = now.saturating_duration_since(from);
     if !more.is_zero() {
-        *missed = (missed.0 + more, Some(now));
-        drop(missed);
+        *known = Some(now);
+        let nanos = u64::try_from(more.as_nanos()).unwrap_or(u64::MAX);
+        MISSED.fetch_add(nanos, Ordering::AcqRel);
+        drop(known);
         tracing::info!(
             "{} s were missed: deadlines are that much later",
             more.as_secs()

@@ -53,14 +53,25 @@ impl Tx<'_> {
             directory,
         } in self.to_be_emptied(top)?
         {
-            let time = self.now;
-            self.unlink(&v1::Unlink {
-                parent,
-                name,
-                directory,
-                time,
-            })?;
+            self.unlink_now(parent, name, directory)?;
         }
+        Ok(())
+    }
+
+    /// Removes a name, now.
+    pub(super) fn unlink_now(
+        &mut self,
+        parent: u64,
+        name: Vec<u8>,
+        directory: bool,
+    ) -> Result<(), Fault> {
+        let time = self.now;
+        self.unlink(&v1::Unlink {
+            parent,
+            name,
+            directory,
+            time,
+        })?;
         Ok(())
     }
 

@@ -344,7 +344,7 @@ impl Tx<'_> {
                 return Ok(true);
             }
             tracing::info!(room = shown(&name), "a room has ended");
-            self.remove(parent, name, true)?;
+            self.unlink_now(parent, name, true)?;
         }
         self.forget_taken_out()?;
         Ok(false)
@@ -378,7 +378,7 @@ impl Tx<'_> {
             if entries.is_empty() {
                 open.pop();
                 if let Some(&(above, _)) = open.last() {
-                    self.remove(above, name, true)?;
+                    self.unlink_now(above, name, true)?;
                     *budget -= 1;
                 }
                 continue;
@@ -388,22 +388,11 @@ impl Tx<'_> {
                     open.push((node.ino, name));
                     break;
                 }
-                self.remove(at, name, false)?;
+                self.unlink_now(at, name, false)?;
                 *budget -= 1;
             }
         }
         Ok(true)
-    }
-
-    fn remove(&mut self, parent: u64, name: Vec<u8>, directory: bool) -> Result<(), Fault> {
-        let time = self.now;
-        self.unlink(&v1::Unlink {
-            parent,
-            name,
-            directory,
-            time,
-        })?;
-        Ok(())
     }
 }
 

@@ -15,29 +15,26 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn suspend(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let server = context.connect().await?;
-    let request = v1::SleepRequest {
-        element: args.element,
-    };
-    let reply = server.places().suspend(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
-    anyhow::ensure!(reply.done, reply.why);
-    let text = format!("element {} is suspended", args.element);
-    let said = json!({ "element": args.element, "suspended": true });
-    context.output.show(&Said::new(text, said))?;
-    Ok(ExitCode::SUCCESS)
+    ask(args, context, true).await
 }
 
 pub(crate) async fn wake(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    ask(args, context, false).await
+}
+
+async fn ask(args: &Args, context: &Context, suspended: bool) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let request = v1::SleepRequest {
-        element: args.element,
+    let element = args.element;
+    let (mut places, request) = (server.places(), v1::SleepRequest { element });
+    let reply = match suspended {
+        true => places.suspend(request).await,
+        false => places.wake(request).await,
     };
-    let reply = server.places().wake(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
     anyhow::ensure!(reply.done, reply.why);
-    let text = format!("element {} is awake", args.element);
-    let said = json!({ "element": args.element, "suspended": false });
+    let is = if suspended { "suspended" } else { "awake" };
+    let text = format!("element {element} is {is}");
+    let said = json!({ "element": element, "suspended": suspended });
     context.output.show(&Said::new(text, said))?;
     Ok(ExitCode::SUCCESS)
 }

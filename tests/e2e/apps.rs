@@ -10,14 +10,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// A user whom nobody knows.
 const USER: u32 = 1234;
 
-struct Labels<'a> {
-    array: &'a Array,
+pub(crate) struct Labels {
+    mount: PathBuf,
     folder: PathBuf,
     user: u32,
 }
 
-impl<'a> Labels<'a> {
-    fn of(array: &'a Array, user: u32) -> Self {
+impl Labels {
+    pub(crate) fn of(array: &Array, user: u32) -> Self {
         let folder = array.path(&format!("labels-{user}"));
         std::fs::DirBuilder::new()
             .mode(0o700)
@@ -25,7 +25,7 @@ impl<'a> Labels<'a> {
             .unwrap();
         chown(&folder, Some(user), Some(user)).unwrap();
         Self {
-            array,
+            mount: array.at(""),
             folder,
             user,
         }
@@ -37,7 +37,7 @@ impl<'a> Labels<'a> {
         let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/labels");
         let mut command = Command::new(program);
         command.env("TIDEMILL_LABELS", &self.folder);
-        command.env("TIDEMILL_MOUNT", self.array.at(""));
+        command.env("TIDEMILL_MOUNT", &self.mount);
         command.env("TIDEMILL", tidemill);
         command.env("TIDEMILL_LABEL_LIBRARY", library);
         command.env("PYTHONPATH", examples);
@@ -47,20 +47,20 @@ impl<'a> Labels<'a> {
     }
 
     /// A program that has `app`, and prints.
-    fn python(&self, script: &str) -> Child {
+    pub(crate) fn python(&self, script: &str) -> Child {
         let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
         let mut command = self.command("python3");
         command.arg("-c").arg(format!("{prelude}{script}"));
         command.stdout(Stdio::piped()).spawn().unwrap()
     }
 
-    fn said_by(&self, script: &str) -> String {
+    pub(crate) fn said_by(&self, script: &str) -> String {
         let ended = self.python(script).wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
         String::from_utf8(ended.stdout).unwrap()
     }
 
-    fn known(&self) -> serde_json::Value {
+    pub(crate) fn known(&self) -> serde_json::Value {
         let mut command = self.command(env!("CARGO_BIN_EXE_tidemill"));
         let output = command.args(["--json", "apps"]).output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
@@ -78,7 +78,7 @@ impl<'a> Labels<'a> {
         })
     }
 
-    fn kill_agent(&self) {
+    pub(crate) fn kill_agent(&self) {
         let pid = self.known()["agent"]
             .as_i64()
             .and_then(|pid| i32::try_from(pid).ok());
@@ -87,7 +87,7 @@ impl<'a> Labels<'a> {
         }
     }
 
-    fn start_agent(&self) {
+    pub(crate) fn start_agent(&self) {
         let mut command = self.command(env!("CARGO_BIN_EXE_tidemill"));
         assert!(
             command
@@ -98,7 +98,7 @@ impl<'a> Labels<'a> {
         );
     }
 
-    fn wait_until_done(&self) {
+    pub(crate) fn wait_until_done(&self) {
         wait("all labels are done", || {
             let known = self.known();
             assert_eq!(known["damaged"].as_array().unwrap().len(), 0);
@@ -107,14 +107,14 @@ impl<'a> Labels<'a> {
     }
 }
 
-impl Drop for Labels<'_> {
+impl Drop for Labels {
     fn drop(&mut self) {
         self.kill_agent();
     }
 }
 
 /// The next line that a program prints.
-fn line(out: &mut ChildStdout) -> String {
+pub(crate) fn line(out: &mut ChildStdout) -> String {
     use std::io::Read;
     let mut line = Vec::new();
     let mut byte = [0];
@@ -209,7 +209,7 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
         .stderr(Stdio::null())
         .status();
     let labels = Labels {
-        array: &array,
+        mount: array.at(""),
         folder: array.path("labels-0"),
         user: 0,
     };
@@ -221,7 +221,7 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
     drop(labels);
     array.start_mount();
     let labels = Labels {
-        array: &array,
+        mount: array.at(""),
         folder: array.path("labels-0"),
         user: 0,
     };
@@ -422,7 +422,7 @@ for label in [long, other, behind]:
     array.start_server();
     assert_eq!(line(&mut out), libc_canceled());
     let labels = Labels {
-        array: &array,
+        mount: array.at(""),
         folder,
         user: USER,
     };

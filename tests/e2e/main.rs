@@ -29,6 +29,7 @@ mod locks;
 mod mapped;
 mod moves;
 mod names;
+mod new_files;
 mod offload;
 mod open;
 mod plan;

@@ -304,18 +304,25 @@ impl Keeper {
                 None => groups.push(vec![*record]),
             }
         }
+        let tell = self.tell;
+        let told = |record: &Record, outcome| settle(&log, record, outcome, tell);
+        // What is to be closed at once need not be opened.
+        let wanted = log.wanted() > log.stored()
+            && records.last().is_some_and(|last| last.id <= log.wanted());
+        if wanted || self.manner.rest.is_zero() || self.files.are_many(groups.len()) {
+            groups = self.files.make_new(&log, groups, told);
+        }
         let work: Vec<_> = groups
             .into_iter()
             .map(|group| Mutex::new(Some(self.files.take(&log, group))))
             .collect();
         let next = AtomicUsize::new(0);
-        let tell = self.tell;
         let done = Mutex::new(Vec::new());
         let worker = || {
             while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let work = work.lock().ok().and_then(|mut work| work.take());
                 let Some(work) = work else { continue };
-                let ended = work.run(&log, |record, outcome| settle(&log, record, outcome, tell));
+                let ended = work.run(&log, told);
                 if let Ok(mut done) = done.lock() {
                     done.push(ended);
                 }

@@ -2,6 +2,7 @@
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Kind, Log, Record};
+use crate::new_files::{Calls, FILES_MAX, fits};
 use crate::root::{Root, is_away, patiently};
 use crate::shuffle::{Deed, Op, supertasks};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
@@ -14,7 +15,8 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most files that are kept open for an application between its labels.
 const OPEN_MAX: usize = 256;
@@ -22,9 +24,13 @@ unsafe extern "C" {
     fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
 }
 
+/// Calls for new files that are under way at the same time.
+const CALLS: usize = 2;
+
 /// The files of an application.
 pub(crate) struct Files {
     root: Arc<Root>,
+    calls: Calls,
     open: HashMap<PathBuf, Open>,
 }
 
@@ -49,6 +55,7 @@ impl Files {
     pub(crate) fn new(root: &Path, system: u64, umask: u32) -> Self {
         Self {
             root: Arc::new(Root::new(root, system, umask)),
+            calls: Calls::default(),
             open: HashMap::new(),
         }
     }
@@ -63,6 +70,69 @@ impl Files {
 
     pub(crate) fn close_all(&mut self) {
         self.open.clear();
+    }
+
+    /// Whether so many files more are closed once they are written: they are too many to be kept open.
+    pub(crate) fn are_many(&self, more: usize) -> bool {
+        more > OPEN_MAX || self.open.len() + more > OPEN_MAX
+    }
+
+    /// Makes those files of labels that are new and small, and says so of their labels; gives the labels of all others. It is
+    /// for files that nobody would keep open.
+    pub(crate) fn make_new(
+        &self,
+        log: &Log,
+        groups: Vec<Vec<Record>>,
+        settle: impl Fn(&Record, Result<u64>) + Sync,
+    ) -> Vec<Vec<Record>> {
+        let closed = |records: &Vec<Record>| {
+            let path = records.first().map_or(&[][..], |first| log.paths(first));
+            !self.open.contains_key(Path::new(OsStr::from_bytes(path)))
+        };
+        let new = |records: &Vec<Record>| closed(records) && fits(log, records);
+        let (new, mut others): (Vec<_>, Vec<_>) = groups.into_iter().partition(new);
+        let parts: Vec<_> = new.chunks(FILES_MAX).collect();
+        let (next, left) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let worker = || {
+            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let not = self.make_part(log, part, &settle);
+                left.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(not);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..parts.len().min(CALLS) {
+                scope.spawn(worker);
+            }
+            worker();
+        });
+        others.append(&mut left.into_inner().unwrap_or_else(PoisonError::into_inner));
+        others
+    }
+
+    /// As [`Self::make_new`], call after call.
+    fn make_part(
+        &self,
+        log: &Log,
+        mut files: &[Vec<Record>],
+        settle: &impl Fn(&Record, Result<u64>),
+    ) -> Vec<Vec<Record>> {
+        let mut not = Vec::new();
+        while !files.is_empty() {
+            let (taken, made) = self.calls.make(&self.root, log, files);
+            let (told, rest) = files.split_at(taken.clamp(1, files.len()));
+            for (at, records) in told.iter().enumerate() {
+                match made.get(at) {
+                    Some(true) => records
+                        .iter()
+                        .for_each(|record| settle(record, Ok(record.size))),
+                    _ => not.push(records.clone()),
+                }
+            }
+            files = rest;
+        }
+        not
     }
 
     /// Labels of one file, with that file.
@@ -80,7 +150,7 @@ impl Files {
 
     /// Keeps files open that may be written again soon.
     pub(crate) fn give_back(&mut self, works: Vec<Work>) {
-        let many = works.len() > OPEN_MAX || self.open.len() + works.len() > OPEN_MAX;
+        let many = self.are_many(works.len());
         if many {
             self.open.clear();
         }

@@ -27,6 +27,7 @@ mod folder;
 mod intent;
 mod jobs;
 mod log;
+mod new_files;
 mod notices;
 mod root;
 mod shuffle;

@@ -80,6 +80,11 @@ impl Root {
         Ok(root)
     }
 
+    /// The mode of files that are made.
+    pub(crate) fn new_mode(&self) -> u64 {
+        u64::from(0o666 & !self.umask)
+    }
+
     pub(crate) fn open_file(&self, path: &Path, flags: OFlags) -> Result<File> {
         self.open_file_as(path, flags, 0o666)
     }

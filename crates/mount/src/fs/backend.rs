@@ -184,17 +184,36 @@ impl Backend {
         ops: Vec<Op>,
         durable: bool,
     ) -> Result<Vec<Answer>, Error> {
-        let request = self.request(caller, ops, durable);
+        let request = self.request(credentials(caller), ops, durable);
+        let answers = self.insist(caller, &request);
+        answers.inspect_err(|error| {
+            if matches!(error, Error::Client(ClientError::Unreachable { .. })) {
+                self.unanswered(caller, &request);
+            }
+        })
+    }
+
+    /// As [`Self::apply`], with rights that the server is to check, and for operations that can be repeated as they are.
+    pub(crate) fn apply_as(
+        &self,
+        credentials: v1::Credentials,
+        ops: Vec<Op>,
+    ) -> Result<Vec<Answer>, Error> {
+        let request = self.request(credentials, ops, false);
+        self.insist(Caller::default(), &request)
+    }
+
+    /// Sends a request until there is an answer, or this thread's operation has no time left.
+    fn insist(&self, caller: Caller, request: &v1::NameRequest) -> Result<Vec<Answer>, Error> {
         let until = patience::deadline();
         let mut pauses = Pauses::until(Some(until));
         let mut repeated = false;
         loop {
-            let error = match self.attempt(caller, &request, repeated, until) {
+            let error = match self.attempt(caller, request, repeated, until) {
                 Err(error @ ClientError::Unreachable { .. }) => error,
                 other => return Ok(other?),
             };
             let Some(pause) = pauses.next() else {
-                self.unanswered(caller, &request);
                 return Err(error.into());
             };
             patience::sleep(pause);
@@ -214,7 +233,7 @@ impl Backend {
             && repeated
             && let Some(question) = repeat::question(op)
         {
-            let found = self.send(&self.request(caller, question, false), until)?;
+            let found = self.send(&self.request(credentials(caller), question, false), until)?;
             if let Some(answer) = repeat::done(op, &found) {
                 return Ok(vec![answer]);
             }
@@ -256,6 +275,20 @@ impl Backend {
         undone.map(drop).inspect_err(|_| self.undo(caller, op))
     }
 
+    /// As [`Self::take_back`], of many at once; what can't be now is undone in the background.
+    pub(crate) fn take_back_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
+        let all = ops.iter().filter_map(|op| repeat::undoing(op)).flatten();
+        let all: Vec<Op> = all.collect();
+        let count = all.len();
+        let undone = self.apply(caller, all, false).is_ok_and(|answers| {
+            let failed = matches!(answers.last(), Some(Answer::Error(_)));
+            answers.len() == count && !failed
+        });
+        if !undone {
+            ops.iter().for_each(|op| self.undo(caller, op));
+        }
+    }
+
     /// Undoes, in the background and for as long as it takes, a request that began a version of which nothing
     /// became.
     pub(crate) fn undo(self: &Arc<Self>, caller: Caller, op: &Op) {
@@ -281,9 +314,14 @@ impl Backend {
         self.doubt.notified().await;
     }
 
-    fn request(&self, caller: Caller, ops: Vec<Op>, durable: bool) -> v1::NameRequest {
+    fn request(
+        &self,
+        credentials: v1::Credentials,
+        ops: Vec<Op>,
+        durable: bool,
+    ) -> v1::NameRequest {
         v1::NameRequest {
-            credentials: Some(credentials(caller)),
+            credentials: Some(credentials),
             ops: ops
                 .into_iter()
                 .map(|op| v1::NameOp { op: Some(op) })
@@ -301,7 +339,7 @@ impl Backend {
         ops: Vec<Op>,
         until: Option<Instant>,
     ) -> Result<Vec<Answer>, ClientError> {
-        let request = self.request(caller, ops, false);
+        let request = self.request(credentials(caller), ops, false);
         self.patiently(until, || self.server.apply(request.clone()))
             .await
     }
@@ -414,6 +452,12 @@ impl Backend {
         pace.wait()?;
         let found = self.find(element, Some(patience::deadline()));
         Ok(self.runtime.block_on(found)?)
+    }
+
+    /// Whether an element's objects are opened in place.
+    pub(crate) fn is_here(&self, element: u32) -> bool {
+        self.known(element)
+            .is_some_and(|place| place.folder.is_some())
     }
 
     /// The element on this host, if there are some, on which this mount writes what others write, too.

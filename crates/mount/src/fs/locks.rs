@@ -693,6 +693,13 @@ impl Fs {
         !lock.exclusive && lock.owner.space == Space::Ranges && self.has_old_version(handle)
     }
 
+    /// The kernel is to ask for an inode's attributes again.
+    pub(super) fn forget_attributes(&self, number: u64) {
+        if let Some(kernel) = self.locks.kernel.get() {
+            kernel.forget_attributes(number);
+        }
+    }
+
     /// Tells the kernel that its pages of an inode are old.
     pub(super) fn forget_pages(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get() {

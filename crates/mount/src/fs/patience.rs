@@ -133,7 +133,8 @@ pub(crate) fn at_most<T>(limit: Duration, part: impl FnOnce() -> T) -> T {
     until(deadline().min(now() + limit), part)
 }
 
-fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
+/// Does a part of an operation on this thread that another thread has begun: its waits end then.
+pub(crate) fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
     let _before = Before(DEADLINE.replace(Some(end)));
     part()
 }

@@ -218,7 +218,7 @@ impl Fs {
     }
 
     /// The object that a version is written to, empty.
-    fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
+    pub(super) fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
         self.writable_from(caller, opened, None)
     }
 

@@ -27,6 +27,8 @@ const NOTICES_MAX: usize = 65_536;
 pub(crate) trait Kernel: Send + 'static {
     fn forget_entry(&self, parent: u64, name: &OsStr);
     fn forget_inode(&self, number: u64);
+    /// Its pages stay. Does not block.
+    fn forget_attributes(&self, number: u64);
 }
 
 /// Who knows which open files have been closed, where no kernel tells.

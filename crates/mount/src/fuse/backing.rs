@@ -8,6 +8,7 @@ use super::convert::{attr_of, errno};
 use super::waiting::Waiting;
 use crate::error::Error;
 use crate::fs::file::Opened;
+use crate::fs::watch::Kernel as _;
 use crate::fs::{Caller, Found, Fs};
 use fuser::{BackingId, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
 use parking_lot::Mutex;

@@ -9,16 +9,6 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
 
-impl Caches {
-    /// The kernel is to ask for an inode's attributes again. Does not wait for anything.
-    pub(super) fn forget_attributes(&self, number: u64) {
-        if let Some(notifier) = self.0.get() {
-            // An offset below zero leaves the pages. The kernel may have forgotten already.
-            let _ = notifier.inval_inode(INodeNo(number), -1, 0);
-        }
-    }
-}
-
 impl Kernel for Caches {
     fn forget_entry(&self, parent: u64, name: &OsStr) {
         if let Some(notifier) = self.0.get() {
@@ -30,6 +20,13 @@ impl Kernel for Caches {
     fn forget_inode(&self, number: u64) {
         if let Some(notifier) = self.0.get() {
             let _ = notifier.inval_inode(INodeNo(number), 0, 0);
+        }
+    }
+
+    fn forget_attributes(&self, number: u64) {
+        if let Some(notifier) = self.0.get() {
+            // An offset below zero leaves the pages. The kernel may have forgotten already.
+            let _ = notifier.inval_inode(INodeNo(number), -1, 0);
         }
     }
 }

@@ -110,6 +110,7 @@ struct NoKernel;
 impl Kernel for NoKernel {
     fn forget_entry(&self, _: u64, _: &OsStr) {}
     fn forget_inode(&self, _: u64) {}
+    fn forget_attributes(&self, _: u64) {}
 }
 
 impl Closes for Given {

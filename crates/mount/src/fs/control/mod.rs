@@ -7,6 +7,7 @@
 //! | `<user>/joblist` | one line a job: script, handle |
 //! | `<user>/<handle>-status` | the job's tasks |
 //! | `<user>/last-error` | why the last submission was refused |
+//! | `<user>/new-files` | write small files to it that are to be made, many at once |
 //! | `elements/<n>/status` | one element |
 //! | `status` | this mount: what was closed and is not sealed yet |
 //! | `lineage/<path>` | what made that file, and what was made of it |
@@ -14,6 +15,7 @@
 //! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the
 //! root, so that copying a tree does not copy it.
 
+mod new_files;
 mod submit;
 mod text;
 
@@ -46,6 +48,7 @@ enum Special {
     User(u32),
     /// What lines are written to.
     Order(Order, u32),
+    NewFiles(u32),
     JobList(u32),
     LastError(u32),
     JobStatus(u32, u64),
@@ -88,8 +91,9 @@ struct Numbers {
 struct OpenSpecial {
     special: Special,
     caller: Caller,
-    /// Of `submit` and `cancel` that were opened for writing.
+    /// Of what was opened for writing.
     opener: Option<Opener>,
+    /// What is read; of `new-files` what became of those that were written last.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
 }
@@ -182,7 +186,7 @@ impl Special {
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
             Self::User(uid) => (Kind::Directory, 0o500, uid),
-            Self::Order(_, uid) => (Kind::File, 0o600, uid),
+            Self::Order(_, uid) | Self::NewFiles(uid) => (Kind::File, 0o600, uid),
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
@@ -218,6 +222,7 @@ impl Fs {
                 Some("cancel") => Some(Special::Order(Order::Cancel, uid)),
                 Some("joblist") => Some(Special::JobList(uid)),
                 Some("last-error") => Some(Special::LastError(uid)),
+                Some("new-files") => Some(Special::NewFiles(uid)),
                 Some(other) => {
                     let job = other
                         .strip_suffix("-status")
@@ -355,6 +360,7 @@ impl Fs {
                     named("cancel".into(), Special::Order(Order::Cancel, uid)),
                     named("joblist".into(), Special::JobList(uid)),
                     named("last-error".into(), Special::LastError(uid)),
+                    named("new-files".into(), Special::NewFiles(uid)),
                 ];
                 for job in self.jobs_of(uid)? {
                     let name = format!("{}-status", job.job);
@@ -407,7 +413,7 @@ impl Fs {
         write: bool,
     ) -> Result<u64, Error> {
         let special = self.control.special(number)?;
-        if write && !matches!(special, Special::Order(..)) {
+        if write && !matches!(special, Special::Order(..) | Special::NewFiles(_)) {
             return Err(Errno::ACCESS.into());
         }
         let handle = self.handle_number();
@@ -437,8 +443,9 @@ impl Fs {
         let open = self.open_special(handle)?;
         pace.wait()?;
         let mut content = open.content.lock();
-        // Reading from the start shows the state as it is then.
-        if content.is_none() || offset == 0 {
+        // Reading from the start shows the state as it is then; of new files it is what the last call has left.
+        let told = matches!(open.special, Special::NewFiles(_));
+        if content.is_none() || offset == 0 && !told {
             *content = Some(self.content(open.caller, open.special)?);
         }
         let bytes = content.as_deref().unwrap_or_default();
@@ -527,9 +534,13 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit` or `cancel`; each finished line counts.
+    /// Takes text written to `submit` or `cancel`, of which each finished line counts, or files that are to be made.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
+        if let (Special::NewFiles(_), Some(opener)) = (open.special, &open.opener) {
+            pace.wait()?;
+            return self.control_make(&open, opener, bytes);
+        }
         let (Special::Order(order, uid), Some(opener)) = (open.special, &open.opener) else {
             return Err(Errno::ACCESS.into());
         };
@@ -544,6 +555,21 @@ impl Fs {
             self.take_line(opener, (order, uid), &line)?;
         }
         Ok(())
+    }
+
+    /// Makes files. It fails as the first of those fails that can't be; what became of each can be read then.
+    fn control_make(&self, open: &OpenSpecial, opener: &Opener, bytes: &[u8]) -> Result<(), Error> {
+        // Until all is done: who reads is told of this call.
+        let mut content = open.content.lock();
+        let files = new_files::parse(bytes).ok_or(Errno::INVAL);
+        let files = files.inspect_err(|_| *content = Some(Vec::new()))?;
+        let outcomes = self.make_files(opener, &files);
+        let told = outcomes.iter().flat_map(|errno| errno.to_le_bytes());
+        *content = Some(told.collect());
+        match outcomes.iter().find(|&&errno| errno != 0) {
+            Some(&errno) => Err(Errno::from_raw_os_error(errno).into()),
+            None => Ok(()),
+        }
     }
 
     /// A descriptor of a special file was closed: a last line without an end counts as finished.

@@ -21,7 +21,7 @@ const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
 /// How long a submission waits for files that were just closed: a part of what an operation may wait.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a process was when it opened `submit` or `cancel`. The kernel holds it in its call until that is answered, so its number is
+/// What a process was when it opened `submit`, `cancel` or `new-files`. The kernel holds it in its call until that is answered, so its number is
 /// still its own then; later it may be anybody's.
 #[derive(Debug)]
 pub(super) struct Opener {
@@ -42,7 +42,12 @@ impl Opener {
         }
     }
 
-    fn credentials(&self) -> v1::Credentials {
+    pub(super) fn caller(&self) -> Caller {
+        self.caller
+    }
+
+    /// Its rights, which the server is to check.
+    pub(super) fn credentials(&self) -> v1::Credentials {
         v1::Credentials {
             uid: self.caller.uid,
             gid: self.caller.gid,

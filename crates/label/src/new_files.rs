@@ -1,0 +1,200 @@
+//! Small files that are new, made many at once by one call of the mount.
+//!
+//! What can't be made so, because a name is there already, a folder may not be written, an element is full or the mount is
+//! away, is left to the way of single files, which says why it fails. So nothing has to be known here of a call that was not
+//! answered: a label that is done again writes the same bytes to the same place.
+
+use crate::app::{CUT, DURABLE};
+use crate::log::{Kind, Log, Record};
+use crate::root::Root;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, makedev, openat, statx};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Result;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// What a call begins with, and the version of its format.
+const MAGIC: &[u8; 4] = b"TMNF";
+const VERSION: u32 = 1;
+/// Most files of one call: as many are sealed by one request.
+pub(crate) const FILES_MAX: usize = 256;
+/// Most bytes of a file that is made so: more are written faster by the kernel alone.
+const DATA_BYTES_MAX: u64 = 64 << 10;
+/// No file is added to a call that has so many bytes; with the last one it stays below what the kernel hands over at once.
+const CALL_BYTES_FULL: usize = 512 << 10;
+/// Bytes of a call, and of a file in it, besides its name and its data.
+const HEAD: usize = 12;
+const FILE_HEAD: usize = 20;
+
+/// The mount's file that takes calls: one opening for each thread that makes some.
+#[derive(Default)]
+pub(crate) struct Calls(Mutex<Vec<(File, u64)>>);
+
+/// A file of the mount, and the number of its device.
+type Opened = (File, u64);
+
+/// Whether labels of one file, in their order, say all that a new file is to have, and little of it.
+pub(crate) fn fits(log: &Log, records: &[Record]) -> bool {
+    let mut end = 0;
+    for record in records {
+        let cuts = record.flags & CUT != 0 && end > 0;
+        let apart = record.kind != Kind::Write || record.again || record.flags & DURABLE != 0;
+        if apart || cuts || record.offset != end {
+            return false;
+        }
+        end += record.size;
+    }
+    let named = records
+        .first()
+        .is_some_and(|first| split(log.paths(first)).is_some());
+    named && end <= DATA_BYTES_MAX
+}
+
+/// The folder of a path and the name in it, if it has one.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = path.iter().rposition(|&byte| byte == b'/');
+    let (folder, name) = match at {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&b""[..], path),
+    };
+    let named = !name.is_empty() && name != b"." && name != b"..";
+    named.then_some((folder, name))
+}
+
+impl Calls {
+    /// Makes files of labels, from the first one on; gives of how many it was said what became of them, and which of those
+    /// are there.
+    pub(crate) fn make(&self, root: &Root, log: &Log, files: &[Vec<Record>]) -> (usize, Vec<bool>) {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let opened = match kept {
+            Some(kept) => kept,
+            None => match open(root) {
+                Ok(opened) => opened,
+                Err(_) => return (files.len(), vec![false; files.len()]),
+            },
+        };
+        let (call, taken, held) = call(root, log, files, opened.1);
+        let mut made = vec![false; taken];
+        let told = tell(&opened.0, &call, held.len());
+        for (at, errno) in held.iter().zip(told.iter().flatten()) {
+            made[*at] = *errno == 0;
+        }
+        // One that does not answer may be that of a mount that is gone.
+        if told.is_some() {
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push(opened);
+        }
+        (taken, made)
+    }
+}
+
+fn open(root: &Root) -> Result<Opened> {
+    let user = rustix::process::geteuid().as_raw();
+    let path = PathBuf::from(format!("{}/{user}/new-files", crate::jobs::CONTROL));
+    let file = root.open_file(&path, OFlags::RDWR)?;
+    let device = device(&file)?.0;
+    Ok((file, device))
+}
+
+/// The numbers of a file's device and of its inode, as the kernel has them.
+fn device(file: impl AsFd) -> Result<(u64, u64)> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let is = statx(file, c"", flags, StatxFlags::INO)?;
+    Ok((makedev(is.stx_dev_major, is.stx_dev_minor), is.stx_ino))
+}
+
+/// The inode of a folder, if it is on that device and may be reached.
+fn folder(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
+    let root = root.open().ok()?;
+    let folder = if path.is_empty() {
+        root
+    } else {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let path = Path::new(OsStr::from_bytes(path));
+        openat(&root, path, flags, Mode::empty()).ok()?
+    };
+    let (device, inode) = device(&folder).ok()?;
+    (device == wanted).then_some(inode)
+}
+
+/// A call for files, from the first one on as many as one may have: its bytes, of how many files it is, and which of those
+/// are in it.
+fn call(
+    root: &Root,
+    log: &Log,
+    files: &[Vec<Record>],
+    device: u64,
+) -> (Vec<u8>, usize, Vec<usize>) {
+    let mut folders: HashMap<&[u8], Option<u64>> = HashMap::new();
+    let (mut call, mut held) = (vec![0; HEAD], Vec::new());
+    let mut taken = 0;
+    for records in files.iter().take(FILES_MAX) {
+        if call.len() >= CALL_BYTES_FULL {
+            break;
+        }
+        let at = taken;
+        taken += 1;
+        let Some((path, name)) = records.first().and_then(|first| split(log.paths(first))) else {
+            continue;
+        };
+        let inode = folders
+            .entry(path)
+            .or_insert_with(|| folder(root, path, device));
+        let Some(inode) = *inode else { continue };
+        held.push(at);
+        let size: u64 = records.iter().map(|record| record.size).sum();
+        let numbers = [root.new_mode(), name.len() as u64, size];
+        call.reserve(FILE_HEAD + name.len() + usize::try_from(size).unwrap_or(0));
+        call.extend_from_slice(&inode.to_le_bytes());
+        for number in numbers {
+            call.extend_from_slice(&u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
+        }
+        call.extend_from_slice(name);
+        records
+            .iter()
+            .for_each(|record| call.extend_from_slice(log.data(record)));
+    }
+    let count = u32::try_from(held.len()).unwrap_or(0);
+    call[..4].copy_from_slice(MAGIC);
+    call[4..8].copy_from_slice(&VERSION.to_le_bytes());
+    call[8..HEAD].copy_from_slice(&count.to_le_bytes());
+    (call, taken, held)
+}
+
+/// Makes a call for so many files; gives an errno of each, 0 if it is there. `None`: what became of them is not known.
+fn tell(file: &File, call: &[u8], count: usize) -> Option<Vec<i32>> {
+    if count == 0 {
+        return Some(Vec::new());
+    }
+    match file.write_at(call, 0) {
+        Ok(written) => return (written == call.len()).then(|| vec![0; count]),
+        // The mount may have been asked, or not.
+        Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => return None,
+        Err(_) => {}
+    }
+    let mut told = vec![0; count * 4 + 1];
+    let read = crate::execute::read_at(file, &mut told, 0).ok()?;
+    let errnos = told[..read].chunks_exact(4);
+    let errnos = errnos.filter_map(|errno| Some(i32::from_le_bytes(errno.try_into().ok()?)));
+    (read == count * 4).then(|| errnos.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_behind_the_last_slash() {
+        assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
+        assert_eq!(split(b"a/b/c"), Some((&b"a/b"[..], &b"c"[..])));
+        for path in [&b""[..], b"a/", b".", b"a/..", b".."] {
+            assert_eq!(split(path), None, "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Small new files that labels write, made many at once. Semantics: docs/labels.md, docs/semantics.md.
+
+use crate::apps::{Labels, line};
+use crate::array::{Array, Options, OtherMount};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// A user whom nobody knows.
+const USER: u32 = 1234;
+
+/// Calls of `new-files`, for scripts in Python.
+const CALL: &str = "
+import errno, os, struct, sys
+def call(*files):
+    body = b'TMNF' + struct.pack('<II', 1, len(files))
+    for folder, name, data in files:
+        body += struct.pack('<QIII', folder, 0o640, len(name), len(data)) + name + data
+    return body
+def opened(): return os.open(f'.tidemill/{os.geteuid()}/new-files', os.O_RDWR)
+def made(handle, body, count):
+    try: assert os.pwrite(handle, body, 0) == len(body)
+    except OSError as error:
+        told = os.pread(handle, 65536, 0)
+        return error.errno, list(struct.unpack(f'<{len(told) // 4}i', told))
+    told = os.pread(handle, 65536, 0)
+    assert told == bytes(4 * count), told
+    return 0, [0] * count
+";
+
+/// More files than are kept open: each has its bytes, mode, owner and group, and is there for others, too, once it was
+/// waited for. What is there already is written, not made; what may not be, or can't, is told of its label alone.
+#[test]
+fn many_new_files_are_as_single_ones() {
+    let Some(array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh(
+        "mkdir w own w/g w/folder && chmod 777 w && chmod 700 own && chgrp 77 w/g && chmod 2777 w/g
+         printf 0123456789 > w/there && chmod 666 w/there && ln -s target w/link",
+    );
+    let other = OtherMount::start(&array, "m1");
+    let labels = Labels::of(&array, USER);
+    let script = format!(
+        "
+def bytes_of(n): return b'%d ' % n * (n % 40)
+good = {{f'w/{{n}}': bytes_of(n) for n in range(600)}}
+good.update({{f'w/g/{{n}}': b'g' for n in range(5)}})
+good.update({{'w/there': b'ab', 'w/link': b'through it', 'w/large': b'x' * 70000, 'w/./dot': b'dot'}})
+bad = {{'own/f': 'PermissionError', 'none/f': 'FileNotFoundError', 'w/folder': 'IsADirectoryError',
+       'w/' + 'n' * 256: 'OSError', 'w/there/f': 'NotADirectoryError'}}
+# Beginnings of files, and what comes behind in labels of their own.
+steps = [app.write(f'tidemill:/w/steps-{{n}}', at * 10, b'%09d\\n' % at) for n in range(20) for at in range(30)]
+of = {{path: app.write('tidemill:/' + path, 0, good.get(path, b'x')) for path in [*good, *bad]}}
+durable = app.write('tidemill:/w/durable', 0, b'd', DURABLE)
+for path, label in of.items():
+    try:
+        label.wait()
+        assert path in good, path
+    except OSError as error: assert bad.get(path) == type(error).__name__, (path, error)
+for label in steps + [durable]: label.wait()
+good['w/there'], good['w/target'] = b'ab23456789', b'through it'
+good.update({{f'w/steps-{{n}}': b''.join(b'%09d\\n' % at for at in range(30)) for n in range(20)}})
+for mount in os.environ['TIDEMILL_MOUNT'], '{}':
+    for path, data in good.items():
+        read = open(f'{{mount}}/{{path}}', 'rb').read()
+        assert read == data, (mount, path, read[:50])
+    assert len(os.listdir(mount + '/w')) == 600 + 20 + 8, len(os.listdir(mount + '/w'))
+    for path in 'w/1', 'w/599': assert os.stat(f'{{mount}}/{{path}}').st_mode == 0o100644, path
+    is_ = os.stat(f'{{mount}}/w/3')
+    assert (is_.st_uid, is_.st_gid, is_.st_nlink, os.stat(f'{{mount}}/w/g/3').st_gid) == ({USER}, {USER}, 1, 77)
+# They were made by calls: the agent has the file of these open.
+agent = int(open(os.environ['TIDEMILL_LABELS'] + '/agent.lock').read())
+links = [os.readlink(f'/proc/{{agent}}/fd/{{fd}}') for fd in os.listdir(f'/proc/{{agent}}/fd')]
+assert any(link.endswith('/new-files') for link in links), links
+",
+        other.path.display()
+    );
+    labels.said_by(&script);
+    labels.wait_until_done();
+    // What the kernel knew of the folder is not what it goes on to show.
+    assert_eq!(array.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
+    array.sh("for n in 1 2 3; do echo more >> w/$n; done; rm w/4; mv w/5 w/6; test ! -e w/4; tail -1 w/2 | grep -q more");
+    assert!(array.run(&["check"]).ok);
+}
+
+/// Whoever calls without labels has the rights that they have, finds no folder by its number alone, and breaks nothing.
+#[test]
+fn calls_for_new_files_are_checked() {
+    let Some(array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir w closed && mkdir closed/open && chmod 777 w closed/open && chmod 700 closed && touch w/there");
+    let folder = array.at("");
+    let numbers = array.sh("stat -c %i w closed/open closed .tidemill w/there | tr '\\n' ,");
+    let script = format!(
+        "{CALL}
+w, hidden, closed, control, there = {numbers}
+os.chdir('{}')
+handle = opened()
+assert made(handle, call((w, b'a', b'one'), (w, b'b', b'')), 2) == (0, [0, 0])
+assert (open('w/a', 'rb').read(), os.path.getsize('w/b')) == (b'one', 0)
+assert os.stat('w/a').st_mode == 0o100640 and os.stat('w/a').st_uid == os.geteuid()
+# One that can't be is told, and the others are made.
+mixed = made(handle, call((w, b'c', b'c'), (w, b'there', b'x'), (hidden, b'd', b'd'), (closed, b'e', b''), (w, b'f', b'f')), 5)
+refused = 0 if os.geteuid() == 0 else errno.EACCES
+assert mixed == (errno.EEXIST, [0, errno.EEXIST, refused, refused, 0]), mixed
+assert (open('w/c').read(), open('w/f').read(), os.path.getsize('w/there')) == ('c', 'f', 0)
+wrong = [(control, b'x', b''), (1 << 63, b'x', b''), (0, b'x', b''), (1 << 47, b'x', b''), (w | 1 << 48, b'x', b''), (there, b'x', b''),
+         (w, b'', b''), (w, b'.', b''), (w, b'..', b''), (w, b'x/y', b''), (w, b'x\\0', b''), (w, b'n' * 256, b''), (1, b'.tidemill', b'')]
+before = sorted(os.listdir('w'))
+for file in wrong:
+    error, told = made(handle, call(file), 1)
+    assert error and told == [error], (file, error, told)
+many = made(handle, call(*[(w, b'there', b'')] * 20, (w, b'z', b'z')), 21)
+assert many[1].count(errno.EEXIST) == 8 and many[1][-1] == errno.EAGAIN, many
+assert made(handle, call((w, b'z', b'z'), (w, b'z', b'other')), 2) == (errno.EEXIST, [0, errno.EEXIST])
+assert open('w/z').read() == 'z'
+good = call((w, b'y', b'y' * 100))
+for body in [b'x', good[:-1], good + b'x', b'TMNF' + bytes(8), os.urandom(4000), good[:4] + b'\\2' + good[5:], call((w, b'y', bytes(65537)))]:
+    assert made(handle, body, 0) == (errno.EINVAL, []), body[:40]
+assert sorted(os.listdir('w')) == sorted(before + ['z'])
+if os.geteuid():
+    try: os.open('.tidemill/0/new-files', os.O_RDWR); sys.exit('opened what is of another')
+    except PermissionError: pass
+    os.remove('w/a')
+    for name in 'bcfz': os.remove('w/' + name)
+",
+        folder.display()
+    );
+    for user in [USER, 0] {
+        let mut python = Command::new("python3");
+        let ended = python.arg("-c").arg(&script).uid(user).gid(user).output();
+        let ended = ended.unwrap();
+        assert!(ended.status.success(), "{user}: {ended:?}");
+    }
+    assert_eq!(
+        array.sh("cat closed/open/d; ls -A closed closed/open"),
+        "dclosed:\ne\nopen\n\nclosed/open:\nd\n"
+    );
+}
+
+/// In the middle of many files agent, mount, element and server are killed: each file has its bytes, and no label fails.
+#[test]
+fn many_new_files_are_whole_whoever_is_killed() {
+    let Some(mut array) = Array::with(Options {
+        elements: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let labels = Labels::of(&array, 0);
+    for (round, who) in ["agent", "mount", "element", "server"].iter().enumerate() {
+        let folder = format!("r{round}");
+        array.sh(&format!("mkdir {folder}"));
+        let script = format!(
+            "
+all = [app.write(f'tidemill:/{folder}/{{n}}', 0, b'%d ' % n * 30) for n in range(2000)]
+print('published', flush=True)
+for label in all: label.wait()
+"
+        );
+        let mut program = labels.python(&script);
+        assert_eq!(line(program.stdout.as_mut().unwrap()), "published");
+        std::thread::sleep(Duration::from_millis(100));
+        match *who {
+            "agent" => {
+                labels.kill_agent();
+                labels.start_agent();
+            }
+            "mount" => {
+                array.kill_mount();
+                array.start_mount();
+            }
+            "element" => {
+                array.kill_element(0);
+                array.start_element(0);
+            }
+            _ => {
+                array.kill_server();
+                array.start_server();
+            }
+        }
+        let ended = program.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{who}: {ended:?}");
+        array.sh(&format!(
+            "python3 -c '
+import os
+assert len(os.listdir(\"{folder}\")) == 2000
+for n in range(2000):
+    data = open(f\"{folder}/{{n}}\", \"rb\").read()
+    assert data == b\"%d \" % n * 30, (n, data)
+'"
+        ));
+    }
+    labels.wait_until_done();
+    assert!(array.run(&["check"]).ok);
+}
+
+/// Where there is no more room, and the element is on another host, a label fails or its file is whole.
+#[test]
+fn many_new_files_fill_an_element() {
+    let options = Options {
+        elements: 1,
+        remote: true,
+        capacity: Some("40MB"),
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let labels = Labels::of(&array, 0);
+    labels.said_by(
+        "
+os.mkdir(os.environ['TIDEMILL_MOUNT'] + '/full')
+of = [app.write(f'tidemill:/full/{n}', 0, b'%05d' % n * 12000) for n in range(900)]
+failed = 0
+for n, label in enumerate(of):
+    try: label.wait()
+    except OSError as error:
+        failed += 1
+        continue
+    data = open(os.environ['TIDEMILL_MOUNT'] + f'/full/{n}', 'rb').read()
+    assert data == b'%05d' % n * 12000, n
+assert 100 < failed < 800, failed
+",
+    );
+}

@@ -263,7 +263,7 @@ impl Context {
     /// # Errors
     /// If the server can't be reached.
     pub(crate) async fn transfer(&self) -> anyhow::Result<Transfer> {
-        Ok(Transfer::new(self.connect().await?, credentials()).await?)
+        Ok(Transfer::new(self.connect().await?, credentials()))
     }
 
     /// Whether progress may be drawn on standard error.

@@ -50,6 +50,9 @@ pub enum Error {
         /// What was wrong, where, what to do.
         message: String,
     },
+    /// An element that a namespace operation needs sleeps, and is being woken: ask again in a moment.
+    #[error("{0}")]
+    Waking(String),
     /// An answer that does not fit the question.
     #[error(
         "the server's answer to {0} does not fit: the peer speaks another version or is broken"
@@ -102,7 +105,9 @@ impl Error {
                 Errno::NOSPC.raw_os_error()
             }
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
-            Self::ElementDown(_) | Self::Element { .. } => Errno::HOSTUNREACH.raw_os_error(),
+            Self::ElementDown(_) | Self::Element { .. } | Self::Waking(_) => {
+                Errno::HOSTUNREACH.raw_os_error()
+            }
             _ => Errno::IO.raw_os_error(),
         }
     }
@@ -132,7 +137,11 @@ impl Error {
     /// Whether it is this errno of a namespace operation.
     #[must_use]
     pub fn is(&self, errno: rustix::io::Errno) -> bool {
-        matches!(self, Self::Name { errno: e, .. } if *e == errno.raw_os_error())
+        match self {
+            Self::Name { errno: said, .. } => *said == errno.raw_os_error(),
+            Self::Waking(_) => errno == rustix::io::Errno::HOSTUNREACH,
+            _ => false,
+        }
     }
 }
 

@@ -58,13 +58,13 @@ impl Transfer {
             return Err(Error::Answer("Open"));
         };
         let version = opened.attr.as_ref().map_or(0, |attr| attr.version);
-        if let Some(parts) = self.parts(&opened)? {
+        if let Some(parts) = Transfer::parts(&opened)? {
             let layout = parts.layout().clone();
             return Ok((Source::Parts(parts), layout, version));
         }
         let (object, element) = (ObjectId(opened.object), ElementId(opened.element));
         let layout = Layout::Whole(Part::on(object, opened.size, element));
-        Ok((Source::Whole(self.remote(&opened)?), layout, version))
+        Ok((Source::Whole(Transfer::remote(&opened)?), layout, version))
     }
 }
 

@@ -128,7 +128,7 @@ impl Transfer {
         let mut to = Target {
             ino: attr.ino,
             object: new.object,
-            place: self.place(new)?,
+            place: place(new)?,
         };
         let mut start = 0;
         while start < attr.size {
@@ -139,13 +139,6 @@ impl Transfer {
             start = end;
         }
         self.seal_again(to, attr, path).await
-    }
-
-    fn place(&self, opened: &v1::Opened) -> Result<Place, Error> {
-        Ok(match self.parts(opened)? {
-            Some(parts) => Place::Striped(parts),
-            None => Place::Whole(self.remote(opened)?),
-        })
     }
 
     /// Bytes of the file, all of them: from another copy where an element does not give them.
@@ -174,7 +167,7 @@ impl Transfer {
     async fn read_once(&self, from: &Source, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
         let Source { open, opened } = from;
         let at = |error| (opened.element, error);
-        match self.place(opened).map_err(at)? {
+        match place(opened).map_err(at)? {
             Place::Striped(parts) => parts.window(self.objects(), &open.avoid, range).await,
             Place::Whole(remote) => {
                 let length = range.end - range.start;
@@ -210,7 +203,7 @@ impl Transfer {
             ..v1::NewVersion::default()
         };
         let opened = opened(self.one(Op::NewVersion(again)).await?)?;
-        to.place = self.place(&opened)?;
+        to.place = place(&opened)?;
         Ok(())
     }
 
@@ -253,4 +246,11 @@ fn opened(answer: Answer) -> Result<v1::Opened, Error> {
         Answer::Opened(opened) => Ok(opened),
         _ => Err(Error::Answer("Open")),
     }
+}
+
+fn place(opened: &v1::Opened) -> Result<Place, Error> {
+    Ok(match Transfer::parts(opened)? {
+        Some(parts) => Place::Striped(parts),
+        None => Place::Whole(Transfer::remote(opened)?),
+    })
 }

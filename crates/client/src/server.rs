@@ -271,9 +271,12 @@ impl Server {
 
 impl From<v1::NameError> for Error {
     fn from(error: v1::NameError) -> Self {
-        Self::Name {
-            errno: error.errno,
-            message: error.message,
+        match error.waking {
+            true => Self::Waking(error.message),
+            false => Self::Name {
+                errno: error.errno,
+                message: error.message,
+            },
         }
     }
 }

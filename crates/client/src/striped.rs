@@ -1,7 +1,9 @@
 //! Whole files that lie on several elements, to and from all of them at once.
 
 use crate::objects::Remote;
-use crate::transfer::{OTHERS_AFTER, PIECE_BYTES, Transfer, filled, is_refused, seal_body, silent};
+use crate::transfer::{
+    OTHERS_AFTER, PIECE_BYTES, Transfer, filled, is_refused, remote_at, seal_body, silent,
+};
 use crate::windows::window;
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
@@ -173,20 +175,21 @@ impl Parts {
 
 impl Transfer {
     /// The parts of a version that was opened; `None`: it is one object.
-    pub(crate) fn parts(&self, opened: &v1::Opened) -> Result<Option<Parts>, Error> {
+    pub(crate) fn parts(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
         let Some(layout) = &opened.layout else {
             return Ok(None);
         };
         let wrong = |_| Error::Answer("Open");
         let told = convert::layout(layout, opened.size).map_err(wrong)?;
-        let remote = |part: &v1::LayoutPart| {
-            self.remote_at(
-                ElementId(part.element),
-                ObjectId(part.object),
-                &part.capability,
-            )
+        if opened.part_urls.len() != layout.parts.len() {
+            return Err(Error::Answer("Open"));
+        }
+        let remote = |(part, url): (&v1::LayoutPart, &String)| {
+            let element = ElementId(part.element);
+            remote_at((element, url), ObjectId(part.object), &part.capability)
         };
-        let remotes = layout.parts.iter().map(remote).collect::<Result<_, _>>()?;
+        let parts = layout.parts.iter().zip(&opened.part_urls);
+        let remotes = parts.map(remote).collect::<Result<_, _>>()?;
         Ok(Some(Parts {
             version: ObjectId(opened.object),
             layout: told,
@@ -278,7 +281,7 @@ impl Transfer {
             ..v1::NewVersion::default()
         };
         match self.one(Op::NewVersion(again)).await? {
-            Answer::Opened(opened) => self.parts(&opened)?.ok_or(Error::Answer("NewVersion")),
+            Answer::Opened(opened) => Transfer::parts(&opened)?.ok_or(Error::Answer("NewVersion")),
             _ => Err(Error::Answer("NewVersion")),
         }
     }

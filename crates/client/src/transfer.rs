@@ -5,11 +5,9 @@ use crate::objects::Remote;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::copies;
 use tidemill_core::id::{ElementId, ObjectId};
@@ -34,8 +32,6 @@ const COPYING: Duration = Duration::from_millis(100);
 
 /// How long an element that sleeps is waited for.
 const AWAKE_MAX: Duration = Duration::from_secs(30);
-/// In what the server says of one.
-const WOKEN: &str = "is woken now";
 
 /// How often a client that writes says so: the server gives up who is silent for three times as long.
 const STILL_WRITING: Duration = Duration::from_secs(20);
@@ -68,23 +64,18 @@ pub struct Transfer {
     objects: Objects,
     ids: Ids,
     credentials: v1::Credentials,
-    urls: Mutex<BTreeMap<ElementId, Arc<str>>>,
 }
 
 impl Transfer {
-    /// Asks the server for its elements.
-    ///
-    /// # Errors
-    /// If the server can't be reached.
-    pub async fn new(server: Server, credentials: v1::Credentials) -> Result<Self, Error> {
-        let urls = Mutex::new(urls(server.status().await?));
-        Ok(Self {
+    /// Asks for nothing yet.
+    #[must_use]
+    pub fn new(server: Server, credentials: v1::Credentials) -> Self {
+        Self {
             ids: Ids::new(server.clone()),
             objects: server.objects(),
             server,
             credentials,
-            urls,
-        })
+        }
     }
 
     /// Copies a local file to `path` of the array, replacing what is there at its seal. `progress` is told of
@@ -110,13 +101,13 @@ impl Transfer {
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
-        let written = match self.parts(&opened)? {
+        let written = match Self::parts(&opened)? {
             Some(parts) => {
                 let written = self.write_parts(parts, (&attr, object), (file, path), &mut progress);
                 written.await
             }
             None => {
-                let remote = self.remote(&opened)?;
+                let remote = Self::remote(&opened)?;
                 let written = self.write_whole(remote, &attr, (file, path), &mut progress);
                 written.await.map(|size| (size, Vec::new()))
             }
@@ -223,7 +214,7 @@ impl Transfer {
         };
         let answer = self.server.one(&self.credentials, Op::NewVersion(again));
         match answer.await? {
-            Answer::Opened(opened) => self.remote(&opened),
+            Answer::Opened(opened) => Self::remote(&opened),
             _ => Err(Error::Answer("NewVersion")),
         }
     }
@@ -290,7 +281,7 @@ impl Transfer {
             path: local.display().to_string(),
             source,
         };
-        let parts = self.parts(&opened)?;
+        let parts = Self::parts(&opened)?;
         let mut file = File::create(local).map_err(at)?;
         let write = |piece: Bytes| {
             progress(piece.len() as u64);
@@ -299,7 +290,7 @@ impl Transfer {
         if let Some(parts) = parts {
             return self.read_damaged_parts(&parts, write).await;
         }
-        let remote = self.remote(&opened)?;
+        let remote = Self::remote(&opened)?;
         match self.objects.read_damaged(&remote, write).await {
             // It is not damaged.
             Err(error) if error.is_elsewhere() => self.get(path, local, progress).await,
@@ -340,7 +331,7 @@ impl Transfer {
             match read {
                 // It had to be asked once to be woken.
                 Err((Some(element), error))
-                    if error.is_lost() && self.awakes(element, &mut asleep).await? =>
+                    if error.is_lost() && self.awakes(element, &opened, &mut asleep).await? =>
                 {
                     open.avoid.retain(|&avoided| avoided != element);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
@@ -378,10 +369,10 @@ impl Transfer {
             };
             (Some(element), error)
         };
-        if let Some(parts) = self.parts(opened).map_err(at)? {
+        if let Some(parts) = Self::parts(opened).map_err(at)? {
             return self.read_parts(&parts, avoid, from, piece).await;
         }
-        let remote = self.remote(opened).map_err(at)?;
+        let remote = Self::remote(opened).map_err(at)?;
         // One that hangs is waited for if it is the only one.
         let read = if avoid.contains(&opened.element) {
             self.objects.read_from(&remote, from, piece).await
@@ -454,9 +445,15 @@ impl Transfer {
         }
     }
 
-    /// Whether an element that is asked sleeps, or has just come; waits for it for as long as for what is away. `until` is when
-    /// that ends, once it has begun.
-    async fn awakes(&self, element: u32, until: &mut Option<Instant>) -> Result<bool, Error> {
+    /// Whether an element that was asked where the server had said sleeps, or has just come; waits for it for as long as for
+    /// what is away. `until` is when that ends, once it has begun.
+    async fn awakes(
+        &self,
+        element: u32,
+        opened: &v1::Opened,
+        until: &mut Option<Instant>,
+    ) -> Result<bool, Error> {
+        let asked = url_of(opened, element);
         loop {
             let status = self.server.status().await?;
             let mut known = status.elements.iter();
@@ -465,8 +462,7 @@ impl Transfer {
             };
             let up = known.up;
             let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
-            let url = self.urls.lock().get(&ElementId(element)).cloned();
-            let moved = url.is_none_or(|url| *url != *known.url);
+            let moved = asked != known.url;
             // Who was up and is lost all the same is not waited for here.
             let awakes = sleeps || (up && (moved || until.is_some()));
             if !awakes {
@@ -477,7 +473,6 @@ impl Transfer {
                 return Ok(false);
             }
             if up {
-                *self.urls.lock() = urls(status);
                 return Ok(true);
             }
             tokio::time::sleep(COPYING).await;
@@ -488,16 +483,12 @@ impl Transfer {
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
         let end = Instant::now() + AWAKE_MAX;
         loop {
-            let placed = self.server.one(&self.credentials, op()).await;
-            let woken = |error: &Error| {
-                error.is(rustix::io::Errno::HOSTUNREACH) && error.to_string().contains(WOKEN)
-            };
-            if !placed.as_ref().is_err_and(woken) || Instant::now() > end {
-                let status = self.server.status().await?;
-                *self.urls.lock() = urls(status);
-                return placed;
+            match self.server.one(&self.credentials, op()).await {
+                Err(Error::Waking(_)) if Instant::now() < end => {
+                    tokio::time::sleep(COPYING).await;
+                }
+                placed => return placed,
             }
-            tokio::time::sleep(COPYING).await;
         }
     }
 
@@ -541,32 +532,37 @@ impl Transfer {
         }
     }
 
-    pub(crate) fn remote(&self, opened: &v1::Opened) -> Result<Remote, Error> {
+    pub(crate) fn remote(opened: &v1::Opened) -> Result<Remote, Error> {
         let (element, object) = (ElementId(opened.element), ObjectId(opened.object));
-        self.remote_at(element, object, &opened.capability)
-    }
-
-    pub(crate) fn remote_at(
-        &self,
-        element: ElementId,
-        object: ObjectId,
-        capability: &[u8],
-    ) -> Result<Remote, Error> {
-        let url = self.urls.lock().get(&element).cloned();
-        Ok(Remote {
-            element,
-            url: url.ok_or(Error::ElementDown(element))?,
-            object,
-            capability: capability.to_vec(),
-        })
+        remote_at((element, &opened.url), object, &opened.capability)
     }
 }
 
-/// Where the elements are that are up.
-fn urls(status: v1::StatusReply) -> BTreeMap<ElementId, Arc<str>> {
-    let up = status.elements.into_iter().filter(|element| element.up);
-    up.map(|element| (ElementId(element.element), element.url.into()))
-        .collect()
+/// An object on an element, which is up if it is told where it is.
+pub(crate) fn remote_at(
+    (element, url): (ElementId, &str),
+    object: ObjectId,
+    capability: &[u8],
+) -> Result<Remote, Error> {
+    if url.is_empty() {
+        return Err(Error::ElementDown(element));
+    }
+    Ok(Remote {
+        element,
+        url: url.into(),
+        object,
+        capability: capability.to_vec(),
+    })
+}
+
+/// Where an element is that a version was opened on; empty if that is not up.
+fn url_of(opened: &v1::Opened, element: u32) -> &str {
+    let Some(layout) = &opened.layout else {
+        return &opened.url;
+    };
+    let mut parts = layout.parts.iter().zip(&opened.part_urls);
+    let found = parts.find(|(part, _)| part.element == element);
+    found.map_or("", |(_, url)| url)
 }
 
 /// An element that was asked and does not answer.

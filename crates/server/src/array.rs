@@ -703,7 +703,7 @@ impl Array {
     }
 
     /// What room there is.
-    pub(crate) fn rooms(&self) -> Rooms {
+    pub(crate) fn rooms(&self) -> Arc<Rooms> {
         self.shared.rooms()
     }
 
@@ -721,6 +721,7 @@ impl Array {
                 continue;
             }
             rooms.up.push((slot.status.element, !slot.hangs()));
+            rooms.urls.insert(element, slot.status.url.clone());
             if slot.status.role != "store" {
                 continue;
             }

@@ -81,7 +81,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         })
         .sum();
     let copy = Arc::new(Copy {
-        transfer: Transfer::new(server.clone(), credentials()).await?,
+        transfer: Transfer::new(server.clone(), credentials()),
         wanted: Wanted {
             element: args.element.map(ElementId),
             copies: args.copies,

@@ -30,7 +30,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         .filter(|element| element.role == "host")
         .map(|element| element.element)
         .collect();
-    let transfer = Transfer::new(server, credentials()).await?;
+    let transfer = Transfer::new(server, credentials());
     let (inputs, results) = edges(&job);
     let mut sizes = BTreeMap::new();
     for path in inputs.into_iter().chain(results) {

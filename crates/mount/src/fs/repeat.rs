@@ -120,7 +120,7 @@ mod tests {
     fn error(errno: i32) -> Answer {
         Answer::Error(v1::NameError {
             errno,
-            message: String::new(),
+            ..v1::NameError::default()
         })
     }
 

@@ -40,6 +40,7 @@ impl Tx<'_> {
             let failed = result.is_err();
             let mut answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
             self.show_together(&mut answer)?;
+            self.show_places(&mut answer);
             results.push(v1::NameResult {
                 result: Some(answer),
             });
@@ -73,6 +74,25 @@ impl Tx<'_> {
                 entries.try_for_each(|entry| show(entry.attr.as_mut()))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Who is no mount is told where the elements are that it is to read or write.
+    fn show_places(&self, answer: &mut Answer) {
+        let Answer::Opened(opened) = answer else {
+            return;
+        };
+        if self.session != 0 {
+            return;
+        }
+        let rooms = self.shared.rooms();
+        let url = |element| rooms.urls.get(&element).cloned().unwrap_or_default();
+        match &opened.layout {
+            Some(layout) => {
+                let parts = layout.parts.iter();
+                opened.part_urls = parts.map(|part| url(part.element)).collect();
+            }
+            None => opened.url = url(opened.element),
         }
     }
 

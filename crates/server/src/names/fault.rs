@@ -237,6 +237,7 @@ impl From<&Fault> for v1::NameError {
         Self {
             errno: fault.errno().raw_os_error(),
             message: fault.to_string(),
+            waking: matches!(fault, Fault::Placement(PlacementError::Asleep(_))),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::elastic::Sleepers;
 use crate::headers::Wake;
 use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ const MADE_MAX: usize = 4096;
 pub(crate) struct Shared {
     key: Key,
     lent: Lent,
-    rooms: RwLock<Rooms>,
+    rooms: RwLock<Arc<Rooms>>,
     holds: Mutex<Holds>,
     folder_elements: AtomicBool,
     folder_copies: AtomicBool,
@@ -76,6 +76,8 @@ pub(crate) struct Rooms {
     pub(crate) asleep: Vec<Room>,
     /// All elements that are up, in order, and whether each was heard of lately.
     pub(crate) up: Vec<(u32, bool)>,
+    /// Where those are.
+    pub(crate) urls: BTreeMap<u32, String>,
     /// Bytes of all storage elements; a disk that several are on counts once.
     pub(crate) capacity_bytes: u64,
     /// How many of them are free.
@@ -221,12 +223,12 @@ impl Shared {
     }
 
     /// Room as it was last reported.
-    pub(crate) fn rooms(&self) -> Rooms {
+    pub(crate) fn rooms(&self) -> Arc<Rooms> {
         self.rooms.read().clone()
     }
 
     pub(crate) fn set_rooms(&self, rooms: Rooms) {
-        *self.rooms.write() = rooms;
+        *self.rooms.write() = Arc::new(rooms);
     }
 
     /// Whether any directory asks for an element.

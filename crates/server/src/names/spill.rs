@@ -63,9 +63,9 @@ impl Tx<'_> {
         let (Some(from), true) = (from, node.writing == op.object) else {
             return Err(Fault::Stale(op.object));
         };
-        let rooms = self.shared.rooms().store;
+        let rooms = self.shared.rooms();
         let Some(to) = op.element else {
-            let to = elsewhere(op, from, &rooms)?;
+            let to = elsewhere(op, from, &rooms.store)?;
             let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
             return Ok(Answer::Opened(v1::Opened {
                 attr: Some(node.attr()),
@@ -80,6 +80,7 @@ impl Tx<'_> {
             return self.opened_for_writing(&node, op.object);
         }
         if !rooms
+            .store
             .iter()
             .any(|room| room.element.0 == to && !room.memory)
         {

@@ -329,7 +329,7 @@ impl Names for SqliteNames {
 impl SqliteNames {
     /// There is an element that has room.
     pub(super) fn add_element(&self, element: tidemill_core::id::ElementId) {
-        let mut rooms = self.shared().rooms();
+        let mut rooms = super::shared::Rooms::clone(&self.shared().rooms());
         rooms.store.push(tidemill_core::layout::Room {
             leaving: false,
             memory: false,

@@ -36,7 +36,7 @@ pub(super) async fn measure(
     let folder = files::join(&parent, &name);
     files::make_folder(&server, &folder, false).await?;
     let bench = Bench {
-        transfer: Transfer::new(server.clone(), credentials()).await?,
+        transfer: Transfer::new(server.clone(), credentials()),
         server,
         folder,
         inputs,

@@ -99,7 +99,7 @@ pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kep
         let number = |entry: &v1::Entry| std::str::from_utf8(&entry.name).ok()?.parse().ok();
         uids = users.iter().filter_map(number).collect();
     }
-    let transfer = Transfer::new(server.clone(), credentials()).await?;
+    let transfer = Transfer::new(server.clone(), credentials());
     let scratch = tempfile::tempdir()?;
     let mut kept = Vec::new();
     for uid in uids {
@@ -182,7 +182,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
     fs::copy(&add.file, &copy).with_context(|| file_name.to_string())?;
     fs::set_permissions(&copy, Permissions::from_mode(mode))?;
     let store = Store {
-        transfer: Transfer::new(server.clone(), credentials()).await?,
+        transfer: Transfer::new(server.clone(), credentials()),
         server,
         folder,
         mode,

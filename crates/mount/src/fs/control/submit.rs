@@ -213,7 +213,7 @@ impl Fs {
         let server = self.backend.server.clone();
         let name = path.display().to_string();
         let read = self.backend.ask_once(async {
-            let transfer = Transfer::new(server, credentials.clone()).await?;
+            let transfer = Transfer::new(server, credentials.clone());
             transfer
                 .read(&name, |piece| {
                     if (text.len() + piece.len()) as u64 <= SCRIPT_BYTES_MAX {

@@ -33,7 +33,7 @@ impl Array {
     pub(super) async fn of_file(context: &Context, file: &str) -> anyhow::Result<Self> {
         let server = context.connect().await?;
         let path = files::path(file)?;
-        let transfer = Transfer::new(server.clone(), credentials()).await?;
+        let transfer = Transfer::new(server.clone(), credentials());
         let attr = transfer.resolve(&path).await?;
         ensure!(attr.kind() == v1::Kind::File, "not a file: {path}");
         ensure!(

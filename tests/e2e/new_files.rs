@@ -1,7 +1,7 @@
 //! Small new files that labels write, made many at once. Semantics: docs/labels.md, docs/semantics.md.
 
 use crate::apps::{Labels, line};
-use crate::array::{Array, Options, OtherMount};
+use crate::array::{Array, Options, OtherMount, wait};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -77,6 +77,22 @@ assert any(link.endswith('/new-files') for link in links), links
         other.path.display()
     );
     labels.said_by(&script);
+    // Whoever knows a folder alone finds no other folder of the control folder's name.
+    labels.said_by(
+        "
+mount = os.environ['TIDEMILL_MOUNT'] + '/w'
+os.makedirs(f'{mount}/.tidemill/{os.geteuid()}')
+open(f'{mount}/.tidemill/{os.geteuid()}/new-files', 'w').close()
+folder = App('folder', mount)
+for label in [folder.write(f'tidemill:/in-{n}', 0, b'%d' % n) for n in range(300)]: label.wait()
+for n in range(300):
+    assert open(f'{mount}/in-{n}').read() == str(n), n
+    os.remove(f'{mount}/in-{n}')
+assert os.path.getsize(f'{mount}/.tidemill/{os.geteuid()}/new-files') == 0
+import shutil
+shutil.rmtree(f'{mount}/.tidemill')
+",
+    );
     labels.wait_until_done();
     // What the kernel knew of the folder is not what it goes on to show.
     assert_eq!(array.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
@@ -224,5 +240,69 @@ for n, label in enumerate(of):
     assert data == b'%05d' % n * 12000, n
 assert 100 < failed < 800, failed
 ",
+    );
+}
+
+/// Where a room is full, in memory, and where rules watch, new files are what they are one by one: no label is told to be
+/// done whose bytes are not there, the quota is kept to, each file lies in memory and fires its rule once, and knows who made it.
+#[test]
+fn many_new_files_keep_to_quotas_media_and_rules() {
+    let Some(mut array) = Array::with(Options {
+        elements: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    array.add_element(&["--medium", "memory", "--capacity", "64MiB"]);
+    assert!(array.run(&["room", "create", "r", "--quota", "1MiB"]).ok);
+    array.sh("mkdir -p w/in");
+    let rule = r#"name = "seen"; workdir = "/w"; pattern = "in/(?<n>[0-9]+)";
+        task = { kernel = "/usr/bin/wc"; args = [ "-c", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
+    std::fs::write(array.path("seen.rule"), rule).unwrap();
+    array.json(&[
+        "rule",
+        "add",
+        &array.path("seen.rule").display().to_string(),
+    ]);
+    wait("the mount knows the element in memory", || {
+        array.sh("echo x > rooms/r/probe");
+        array.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["element"] == 1
+    });
+    array.sh("rm rooms/r/probe");
+    let labels = Labels::of(&array, 0);
+    labels.said_by(
+        "
+import time
+mount = os.environ['TIDEMILL_MOUNT']
+done = 0
+for round in range(4):
+    of = {f'rooms/r/{round}-{n}': b'%07d\\n' % n * 128 for n in range(400)}
+    of = {path: (data, app.write('tidemill:/' + path, 0, data)) for path, data in of.items()}
+    for path, (data, label) in of.items():
+        try: label.wait()
+        except OSError as error:
+            assert error.errno == 122, error
+            continue
+        assert open(f'{mount}/{path}', 'rb').read() == data, path
+        done += 1
+    time.sleep(.1)
+assert 900 <= done <= 1300, done
+of = [app.write(f'tidemill:/w/in/' + (str(n) if n < 40 else f'other-{n}'), 0, b'x' * n) for n in range(300)]
+for label in of: label.wait()
+",
+    );
+    let file = array.sh("ls rooms/r | head -1");
+    let layout = array.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
+    assert_eq!(layout["parts"][0]["copies"][0]["element"], 1, "{layout:#}");
+    wait("each file has fired its rule", || {
+        array.json(&["rule", "show", "seen"])["firings"]["done"] == 40
+    });
+    assert!(array.sh("cat w/out/39").starts_with("39 "));
+    assert_eq!(array.sh("ls w/out | wc -l"), "40\n");
+    assert!(
+        array
+            .run(&["lineage", "/w/out/39"])
+            .out
+            .contains("/w/in/39")
     );
 }

@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Result;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// What a call begins with, and the version of its format.
@@ -31,6 +31,11 @@ const CALL_BYTES_FULL: usize = 512 << 10;
 /// Bytes of a call, and of a file in it, besides its name and its data.
 const HEAD: usize = 12;
 const FILE_HEAD: usize = 20;
+/// The inode of a mount's root, and how deep below it a folder may be that an application knows.
+const ROOT: u64 = 1;
+const DEPTH_MAX: usize = 64;
+/// How folders are opened to look from.
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The mount's file that takes calls: one opening for each thread that makes some.
 #[derive(Default)]
@@ -96,10 +101,29 @@ impl Calls {
 
 fn open(root: &Root) -> Result<Opened> {
     let user = rustix::process::geteuid().as_raw();
-    let path = PathBuf::from(format!("{}/{user}/new-files", crate::jobs::CONTROL));
-    let file = root.open_file(&path, OFlags::RDWR)?;
+    let path = format!("{}/{user}/new-files", crate::jobs::CONTROL);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = File::from(openat(top(root)?, path, flags, Mode::empty())?);
     let device = device(&file)?.0;
     Ok((file, device))
+}
+
+/// The root of the mount: applications may know a folder in it, and there anybody can have a folder like the control folder.
+fn top(root: &Root) -> Result<OwnedFd> {
+    let mut folder = root.open()?;
+    let (mount, mut inode) = device(&folder)?;
+    for _ in 0..DEPTH_MAX {
+        if inode == ROOT {
+            return Ok(folder);
+        }
+        folder = openat(&folder, c"..", DIRECTORY, Mode::empty())?;
+        let above = device(&folder)?;
+        if above.0 != mount {
+            break;
+        }
+        inode = above.1;
+    }
+    Err(Errno::NOENT.into())
 }
 
 /// The numbers of a file's device and of its inode, as the kernel has them.
@@ -115,9 +139,8 @@ fn folder(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
     let folder = if path.is_empty() {
         root
     } else {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = Path::new(OsStr::from_bytes(path));
-        openat(&root, path, flags, Mode::empty()).ok()?
+        openat(&root, path, DIRECTORY, Mode::empty()).ok()?
     };
     let (device, inode) = device(&folder).ok()?;
     (device == wanted).then_some(inode)

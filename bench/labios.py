@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Experiments of LABIOS (§4.2): a client and elements, each on a host and a link of its own.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [--elements 4] [--rounds 3] [--out FOLDER]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [anatomy] [hacc] [kmeans] [--elements 4] [--rounds 3] [--out FOLDER]
 
 `cm1` (Fig. 14): steps that compute (--compute seconds) and then put out --step-mib MiB in writes of 1 MiB: by labels that nobody waits for, by system calls through
 the mount, and to ext4 beside the client. It is the pattern of CM1, not CM1. `seen_s` is the time for which the program did not compute, `total_s` ends when all is in closed files.
@@ -9,16 +9,23 @@ the mount, and to ext4 beside the client. It is the pattern of CM1, not CM1. `se
 element: as a job, against the same kernels on the client that reads through its mount. `background` (Fig. 18): a client that sorts, encrypts or packs --file-mib MiB and
 writes the result, against one that writes what it has, and has the element do the rest: `exit_s` is when the program may end, `done_s` when the result is there.
 
-Each element has 0.25 cores and a link of 1 Gbit/s, the client --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with medians
-(`ratio` above 1: ours is faster); with --out writes fig14.svg, fig17.svg, fig18.svg. Needs root.
+`anatomy` (Fig. 11): the stages of one label after the other, each of a new file, of an application that wants low latency, on this machine alone: published (the copy), taken (by the
+agent), executed (system calls on the mount), stored (closed, for all to see). `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each
+version in place of the one before, by tasks on two elements of 0.5 cores and two of 0.125 that say so, under each policy. `kmeans` (Fig. 19): where the points lie, against the
+same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s.
+
+Else each element has 0.25 cores and a link of 1 Gbit/s, the client --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with medians
+(`ratio` above 1: ours is faster); with --out writes fig14.svg and so on. Needs root.
 """
 import array as numbers
 import itertools
 import json
+import mmap
 import os
 import random
 import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -54,6 +61,8 @@ print(seen, time.perf_counter() - begun)
 """
 
 INSITU = {"statistics": ("stats", "dtype=i32 of=min,max,mean"), "words": ("wordcount", ""), "third quartile": ("quantile", "q=0.75")}
+# Microseconds of one label and waiting for it, of LABIOS 2 with batches of one on a machine like this one, measured apart.
+LABIOS_2 = {("write", 1024): 3400, ("read", 1024): 1500, ("write", MIB): 13100, ("read", MIB): 14000}
 BACKGROUND = {"sort": ("sort", "dtype=i32"), "encrypt": ("encrypt", "key=key"), "bzip2": ("bzip2", ""), "lz4": ("lz4", "")}
 
 
@@ -232,6 +241,155 @@ def background(options, array, folder, data):
     return "fig18.svg", "Time to exit: client, and in the background (right)", groups
 
 
+def anatomy(options):
+    """Looks at the application's log, which is memory that it shares with the agent (crates/label/src/log.rs)."""
+    import local_array
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/labels"))
+    with local_array.Array(elements=1, mount=True, folder=options.folder, binary=options.binary) as array:
+        labels = f"/dev/shm/tidemill-bench-{os.getpid()}"
+        os.mkdir(labels, 0o700)
+        os.environ.update(TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=array.mount_point,
+                          TIDEMILL_LABEL_LIBRARY=os.path.join(os.path.dirname(options.binary), "libtidemill_label.so"))
+        try:
+            from tidemill_label import App, LOW_LATENCY
+            app = App("anatomy", intent=LOW_LATENCY)
+            log = next(name for name in os.listdir(labels) if name.endswith(".labels"))
+            with open(os.path.join(labels, log), "r+b") as file:
+                view = mmap.mmap(file.fileno(), 0)
+            groups = []
+            for size, count in (1024, 1000), (MIB, 200):
+                for what in "write", "read":
+                    rows = [stages(view, app, what, size, number) for number in range(count * options.rounds)]
+                    found = dict(zip(("published", "taken", "executed", "stored"), [statistics.median(row) * 1e6 for row in zip(*rows)]))
+                    whole = statistics.median(map(sum, rows)) * 1e6
+                    show(what=f"anatomy: {what} of {size >> 10} KiB", whole_us=round(whole, 1), labios_2_us=LABIOS_2[what, size],
+                         **{f"{name}_us": round(us, 1) for name, us in found.items()})
+                    share = 100 / sum(found.values())
+                    groups.append((f"{what} {size >> 10} KiB", [[(name, us * share) for name, us in found.items()]]))
+            del app
+        finally:
+            agent = os.path.join(labels, "agent.lock")
+            if os.path.exists(agent):
+                subprocess.run(["kill", open(agent).read().strip()], check=False)
+                time.sleep(1)
+            shutil.rmtree(labels)
+    return "fig11.svg", "Stages of a label", "%", groups
+
+
+def stages(view, app, what, size, number):
+    """Seconds of each stage of one label. A read is stored when it is executed."""
+    data, path = bytes(size), f"tidemill:/{number}-{size}"
+    now, word, status_of = time.perf_counter, struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
+    begun = now()
+    label = app.write(path, 0, data) if what == "write" else app.read(path, 0, size)
+    published = now()
+    length = -(-(64 + -(-(len(path) - len("tidemill:/")) // 8) * 8 + size) // 64) * 64
+    place = 4096 + (word(view, 16)[0] - length) % word(view, 8)[0]
+    if status_of(view, place)[0] != int.from_bytes(b"labl", "little"):
+        raise SystemExit("there is no record where the label is to be")
+    mine = word(view, place + 16)[0]
+    while status_of(view, place + 52)[0] == 0:
+        pass
+    taken = now()
+    while status_of(view, place + 52)[0] == 1:
+        pass
+    executed = now()
+    while what == "write" and word(view, 32)[0] < mine:
+        pass
+    stored = now()
+    label.wait()
+    return published - begun, taken - published, executed - taken, stored - executed
+
+
+def hacc(options, folder):
+    policies = ["random:all", "round-robin", "constraint:bandwidth", "minmax"]
+    kinds = [(0.5, ("--device-rate", "400M"))] * 2 + [(0.125, ("--device-rate", "100M"))] * 2
+    array = testbed.Array(options, f"{folder}/hacc", kinds=kinds)
+    found = {policy: [] for policy in policies}
+    # 38 bytes a particle: seven floats, a number of 8 bytes, a mask of 2.
+    sizes = [4 * options.particles] * 7 + [8 * options.particles, 2 * options.particles]
+    variables = " ".join(str(size) for size in sizes)
+    write = f"for size in {variables}; do head -c $size /dev/zero; done"
+    try:
+        for number in range(options.rounds):
+            for policy in policies:
+                array.mount()
+                array.client.call("mkdir", "-p", of(array, policy.replace(":", "-")))
+                array.unmount()
+                begun = time.perf_counter()
+                for _ in range(options.steps):
+                    tasks = [f'{{ name = "rank{rank}"; kernel = "sh"; args = ["-c", "{write}"]; output = ["{rank}"]; stdout = "{rank}"; }}'
+                             for rank in range(options.ranks)]
+                    path = os.path.join(folder, "job.conf")
+                    with open(path, "w") as file:
+                        file.write(f'name = "hacc"; workdir = "/{policy.replace(":", "-")}"; replace = true; policy = "{policy}"; tasks = ( {", ".join(tasks)} );')
+                    array.tidemill("watch", str(array.ask("submit", "--no-cache", path)["job"]))
+                found[policy].append((time.perf_counter() - begun,))
+    finally:
+        array.remove()
+    found = {policy: middle(rows)[0] for policy, rows in found.items()}
+    size = options.steps * options.ranks * sum(sizes) / MIB
+    for policy, seconds in found.items():
+        show(what=f"hacc: {options.steps} checkpoints of {options.ranks} ranks, {size:.0f} MiB, {policy}", seconds=seconds,
+             ratio=round(found["random:all"] / seconds, 3))
+    return "fig15.svg", "HACC-IO's checkpoints on fast and slow elements", "s", [(policy, [[("I/O", seconds)]]) for policy, seconds in found.items()]
+
+
+def kmeans(options, folder):
+    groups = []
+    data = os.path.join(folder, "points")
+    centres = [[random.uniform(-100, 100) for _ in range(16)] for _ in range(16)]
+    with open(data, "wb") as file:
+        for _ in range(options.file_mib):
+            file.write(numbers.array("f", (random.gauss(value, 5) for _ in range(MIB // 1024) for value in random.choice(centres))).tobytes() * 16)
+    args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
+    for rate in 1000, 100:
+        options.rate_mbit = rate
+        array = testbed.Array(options, f"{folder}/kmeans")
+        try:
+            array.mount()
+            files = []
+            for number in range(options.elements):
+                array.client.call("mkdir", of(array, f"e{number}"))
+                array.client.call("setfattr", "-n", "user.tidemill.element", "-v", str(number), of(array, f"e{number}"))
+                array.client.call("cp", data, of(array, f"e{number}", "points"))
+                files.append(f"e{number}/points")
+            array.unmount()
+            found = {"ours": [], "client": []}
+            for number in range(options.rounds):
+                array.mount()
+                before, begun = carried(array.elements), time.perf_counter()
+                tasks = [task(f"t{at}", "kmeans", args, [place], f"{place}.out{number}") for at, place in enumerate(files)]
+                array.tidemill("watch", job(array, folder, "/", tasks))
+                links = sum(carried(array.elements).values()) - sum(before.values())
+                found["ours"].append((time.perf_counter() - begun, links))
+                array.unmount()
+                array.mount()
+                before, begun = carried(array.elements), time.perf_counter()
+                keep = os.path.join(folder, "keep")
+                for place in files:
+                    local(array, "kmeans", args, [of(array, place)], keep if place == files[-1] else None)
+                links = sum(carried(array.elements).values()) - sum(before.values())
+                found["client"].append((time.perf_counter() - begun, links))
+                array.client.call("cmp", os.path.join(keep, "out"), of(array, f"{files[-1]}.out{number}"))
+                shutil.rmtree(keep)
+                array.unmount()
+        finally:
+            array.remove()
+        ours, client = middle(found["ours"]), middle(found["client"])
+        show(what=f"kmeans: {options.elements} files of {options.file_mib} MiB, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
+             ratio=round(client[0] / ours[0], 3), link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
+        groups.append((f"{rate} Mbit/s", [[("client", client[0])], [("in place", ours[0])]]))
+    return "fig19.svg", "k-means where the points lie, and on the client", "s", groups
+
+
+def draw(options, name, title, unit, groups):
+    if options.out:
+        os.makedirs(options.out, exist_ok=True)
+        with open(os.path.join(options.out, name), "w") as file:
+            file.write(figures.bars(title, unit, groups))
+
+
 def main():
     parser = parser_of(__doc__, 3)
     parser.set_defaults(elements="4")
@@ -240,6 +398,8 @@ def main():
     parser.add_argument("--compute", type=float, default=1.0)
     parser.add_argument("--step-mib", type=int, default=256)
     parser.add_argument("--file-mib", type=int, default=128)
+    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--particles", type=int, default=200_000, help="of a rank of hacc")
     options = parser.parse_args()
     options.elements = int(options.elements)
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
@@ -248,19 +408,22 @@ def main():
         os.mkdir(data)
         if {"insitu", "background"} & set(options.what):
             make(data, options.file_mib * MIB)
-        array = testbed.Array(options, f"{folder}/array")
+        alone = {"anatomy": lambda: anatomy(options), "hacc": lambda: hacc(options, folder), "kmeans": lambda: kmeans(options, folder)}
+        for what in options.what:
+            if what in alone:
+                draw(options, *alone[what]())
+        rest = [what for what in options.what if what not in alone]
+        array = testbed.Array(options, f"{folder}/array") if rest else None
         try:
-            for what in options.what:
+            for what in rest:
                 if what == "cm1":
                     name, title, groups = cm1(options, array, folder)
                 else:
                     name, title, groups = {"insitu": insitu, "background": background}[what](options, array, folder, data)
-                if options.out:
-                    os.makedirs(options.out, exist_ok=True)
-                    with open(os.path.join(options.out, name), "w") as file:
-                        file.write(figures.bars(title, "s", groups))
+                draw(options, name, title, "s", groups)
         finally:
-            array.remove()
+            if array:
+                array.remove()
 
 
 if __name__ == "__main__":

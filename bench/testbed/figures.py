@@ -2,7 +2,8 @@
 import os
 
 COLOURS = {"compute": "#3b6ea5", "I/O": "#d98032", "shuffling": "#7d9d43", "slowest": "#8c4a4a", "fastest": "#c9a0a0",
-           "links": "#5d5d8c"}
+           "links": "#5d5d8c", "published": "#3b6ea5", "taken": "#d98032", "executed": "#7d9d43", "stored": "#8c4a4a",
+           "in place": "#3b6ea5", "client": "#8c4a4a"}
 BAR, GAP, GROUP, HEIGHT, LEFT, TOP = 26, 4, 34, 260, 70, 50
 
 

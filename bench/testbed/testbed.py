@@ -33,8 +33,10 @@ def say(text):
 class Array:
     """Server, elements and a mounting client, each on a host of its own."""
 
-    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on"):
+    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None):
+        """`kinds`: cores and flags of each element, if they are not all alike."""
         self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
+        self.kinds = kinds or [(options.element_cores, ())] * options.elements
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         self.mount_point = os.path.join(folder, "mnt")
@@ -44,7 +46,7 @@ class Array:
         try:
             self.client = self.network.add("client", options.client_cores, client_mbit)
             self.server = self.network.add("server", options.host_cores)
-            self.elements = [self.network.add(f"element{i}", options.element_cores) for i in range(options.elements)]
+            self.elements = [self.network.add(f"element{i}", cores) for i, (cores, _) in enumerate(self.kinds)]
             scheme = "https" if tls == "on" else "http"
             url = f"{scheme}://{self.server.address}:{PORT}"
             self.program = [options.binary, "--tls", tls, "--server", url, "--token-file", self.token]
@@ -62,7 +64,7 @@ class Array:
         for number, host in enumerate(self.elements):
             host.start(*self.program, "element", "--id", str(number), "--folder",
                        os.path.join(self.folder, f"element{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
-                       "--link", str(self.options.rate_mbit * 125_000), log=self._log(f"element{number}"))
+                       "--link", str(self.options.rate_mbit * 125_000), *self.kinds[number][1], log=self._log(f"element{number}"))
         up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1
         wait("the elements", up)
 

@@ -13,6 +13,8 @@ import ctypes
 import os
 
 DURABLE, TRUNCATE, NOWAIT, IF_DONE, IF_FAILED = 1, 2, 4, 8, 16
+LOW_LATENCY, BANDWIDTH, ENERGY = 1, 2, 3
+_ADDRESS_BYTES = 4160
 
 _name = os.environ.get("TIDEMILL_LABEL_LIBRARY", "libtidemill_label.so")
 _library = ctypes.CDLL(_name, use_errno=True)
@@ -26,7 +28,7 @@ def _function(name, result, *arguments):
     return function
 
 
-_register = _function("tidemill_app_register", _handle, _text, _text, _u64)
+_register = _function("tidemill_app_register_for", _handle, _text, _text, _u64, _flags)
 _close = _function("tidemill_app_close", None, _handle)
 _flush = _function("tidemill_app_flush", ctypes.c_int, _handle)
 _write = _function("tidemill_label_write", _handle, _handle, _text, _u64, _bytes, _size, _flags, _handle)
@@ -36,6 +38,11 @@ _delete = _function("tidemill_label_delete", _handle, _handle, _text, _flags, _h
 _rename = _function("tidemill_label_rename", _handle, _handle, _text, _text, _flags, _handle)
 _analyse = _function("tidemill_label_analyse", _handle, _handle, ctypes.c_void_p, _size, _flags, _handle)
 _job = _function("tidemill_label_job", _handle, _handle, _text, _text, _size, _flags, _handle)
+_await = _function("tidemill_label_await", _handle, _handle, _text, _text, _flags, _handle)
+_subscribe = _function("tidemill_subscribe", _handle, _handle, _text, _text)
+_next = _function("tidemill_subscription_next", ctypes.c_int64, _handle, ctypes.c_void_p, _size, ctypes.c_int64)
+_cursor = _function("tidemill_subscription_cursor", ctypes.c_int64, _handle, ctypes.c_void_p, _size)
+_unsubscribe = _function("tidemill_subscription_close", None, _handle)
 _test = _function("tidemill_label_test", ctypes.c_int, _handle)
 _cancel = _function("tidemill_label_cancel", ctypes.c_int, _handle)
 _wait = _function("tidemill_label_wait", ctypes.c_int64, _handle, ctypes.c_void_p, _size)
@@ -52,7 +59,7 @@ class _Analysis(ctypes.Structure):
 
 
 # What may still be called, and what of it was.
-_called, _ended = set(), set()
+_called, _ended = {}, set()
 
 
 def _texts(texts):
@@ -98,12 +105,13 @@ class Label:
 
         def called(_, data, size, error):
             # Not before it has returned: see the next.
-            _ended.add(there)
+            _ended.add(id(there))
             callback(ctypes.string_at(data, size) if size >= 0 else OSError(error, _error().decode()))
 
-        _called.difference_update(_ended.copy())
+        while _ended:
+            _called.pop(_ended.pop(), None)
         there = _callback(called)
-        _called.add(there)
+        _called[id(there)] = there
         if _on_done(handle, there, None) < 0:
             raise _failed()
 
@@ -112,11 +120,42 @@ class Label:
             _forget(self.handle)
 
 
+class Subscription:
+    """Addresses of files as they come: `for path in app.subscribe("tidemill:/run/step-*")`. Somebody who keeps `cursor` misses nothing."""
+
+    def __init__(self, app, pattern, since=None):
+        self.handle = _subscribe(app.app, pattern.encode(), _maybe(since))
+        if not self.handle:
+            raise _failed()
+
+    def next(self, seconds=None):
+        """The next; or TimeoutError, or an OSError with EOVERFLOW if some of what came is not known any more."""
+        buffer = ctypes.create_string_buffer(_ADDRESS_BYTES)
+        if _next(self.handle, buffer, _ADDRESS_BYTES, -1 if seconds is None else int(seconds * 1000)) < 0:
+            raise _failed()
+        return buffer.value.decode()
+
+    @property
+    def cursor(self):
+        buffer = ctypes.create_string_buffer(_ADDRESS_BYTES)
+        if _cursor(self.handle, buffer, _ADDRESS_BYTES) < 0:
+            raise _failed()
+        return buffer.value.decode()
+
+    def __iter__(self):
+        while True:
+            yield self.next()
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            _unsubscribe(self.handle)
+
+
 class App:
     """An application that is registered."""
 
-    def __init__(self, name, mount=None, capacity=0):
-        self.app = _register(name.encode(), mount and os.fsencode(mount), capacity)
+    def __init__(self, name, mount=None, capacity=0, intent=0):
+        self.app = _register(name.encode(), mount and os.fsencode(mount), capacity, intent)
         if not self.app:
             raise _failed()
 
@@ -146,6 +185,15 @@ class App:
     def job(self, script, result=None, size=0, flags=0, after=None):
         """Runs the job of a script; waiting gives the first `size` bytes of the file `result`."""
         return Label(self, _job(self.app, script.encode(), _maybe(result), size, flags, after and after.handle), size)
+
+    def arrival(self, pattern, since=None, flags=0, after=None):
+        """Waits for a file of anybody that comes from now on, or came since a cursor; waiting gives its address."""
+        handle = _await(self.app, pattern.encode(), _maybe(since), flags, after and after.handle)
+        return Label(self, handle, _ADDRESS_BYTES)
+
+    def subscribe(self, pattern, since=None):
+        """All files that come, in order, from now on or from a cursor."""
+        return Subscription(self, pattern, since)
 
     def flush(self):
         """Waits until all that was published is stored."""

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A user whom nobody knows.
-const USER: u32 = 1234;
+pub(crate) const USER: u32 = 1234;
 
 pub(crate) struct Labels {
     mount: PathBuf,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     user: u32,
 }
 
@@ -31,7 +31,16 @@ impl Labels {
         }
     }
 
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    /// Of a folder that is there.
+    pub(crate) fn again(array: &Array, user: u32, folder: PathBuf) -> Self {
+        Self {
+            mount: array.at(""),
+            folder,
+            user,
+        }
+    }
+
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let tidemill = Path::new(env!("CARGO_BIN_EXE_tidemill"));
         let library = tidemill.with_file_name("deps/libtidemill_label.so");
         let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/labels");

@@ -4,11 +4,13 @@
 
 mod apps;
 mod array;
+mod arrivals;
 mod asked;
 mod away;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;
+mod by_grpc;
 mod by_url;
 mod chance;
 mod components;

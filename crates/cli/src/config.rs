@@ -72,6 +72,8 @@ pub(crate) struct Server {
     pub(crate) suspend: Option<String>,
     pub(crate) wake: Option<String>,
     pub(crate) wake_limit: Option<Length>,
+    pub(crate) jobs_each: Option<u32>,
+    pub(crate) rooms_each: Option<Size>,
     /// By the numbers of elements.
     pub(crate) elements: BTreeMap<String, SleepCommands>,
 }

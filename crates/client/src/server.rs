@@ -7,6 +7,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
+use tidemill_wire::v1::arrivals_client::ArrivalsClient;
 use tidemill_wire::v1::find_client::FindClient;
 use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
@@ -164,6 +165,12 @@ impl Server {
     #[must_use]
     pub fn rooms(&self) -> RoomsClient<TokenChannel> {
         RoomsClient::new(self.channel.clone())
+    }
+
+    /// What comes.
+    #[must_use]
+    pub fn arrivals(&self) -> ArrivalsClient<TokenChannel> {
+        ArrivalsClient::new(self.channel.clone())
     }
 
     /// By what peers on other hosts are known.

@@ -82,10 +82,28 @@ tidemill_label *tidemill_label_job(const tidemill_app *app, const char *script, 
                                    unsigned flags, const tidemill_label *after);
 tidemill_label *tidemill_label_fence(const tidemill_app *app);
 
+/* Bytes of the longest address, with its zero. */
+#define TIDEMILL_ADDRESS_BYTES 4160
+
+/* Waits for a file, of anybody, whose path matches, as in "tidemill:/run/step-*": closed with something new, or given such a name,
+ * after this is called; or after a cursor, if `since` is not NULL. Waiting for the label gives its address, without a zero. */
+tidemill_label *tidemill_label_await(const tidemill_app *app, const char *pattern, const char *since, unsigned flags,
+                                     const tidemill_label *after);
+
+/* All of them in order, from now on or, if `since` is not NULL, from a cursor on. By one thread at a time. */
+typedef struct tidemill_subscription tidemill_subscription;
+tidemill_subscription *tidemill_subscribe(const tidemill_app *app, const char *pattern, const char *since);
+/* The next: its address, with a zero, into `path`, which has at least TIDEMILL_ADDRESS_BYTES; gives the length. Waits for it; for at most
+ * `limit_ms` if that is not negative, then -1 with ETIMEDOUT. -1 with EOVERFLOW once if some of what came is not known any more. */
+int64_t tidemill_subscription_next(tidemill_subscription *subscription, char *path, size_t size, int64_t limit_ms);
+/* A cursor, with a zero: what comes after the last that was given. It has less than TIDEMILL_ADDRESS_BYTES bytes. */
+int64_t tidemill_subscription_cursor(const tidemill_subscription *subscription, char *cursor, size_t size);
+void tidemill_subscription_close(tidemill_subscription *subscription);
+
 /* Whether it is stored, has failed, or was cancelled. */
 int tidemill_label_test(const tidemill_label *label);
-/* Whether it was taken back: what has been begun is done, but for a job, which is told to stop; waiting says whether it
- * was (ECANCELED). */
+/* Whether it was taken back: what has been begun is done, but for a job and what waits for a file, which are told to stop; waiting
+ * says whether it was (ECANCELED). */
 int tidemill_label_cancel(const tidemill_label *label);
 /* Waits until it is stored, and ends it. Gives the bytes that were read, of which at most `size` are copied into
  * `buffer`, or -1. */

@@ -5,6 +5,7 @@
 //! taken it carries out file by file: writes that follow each other are one, different files are done at the same time,
 //! and the labels of a file in the order in which they were published.
 
+use crate::arrivals::Awaiting;
 use crate::error::Error;
 use crate::execute::Files;
 use crate::folder::Folder;
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 const ROUND: usize = 8192;
 /// How often an agent that has nothing to do looks whether its applications are there.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long an application that can be taken up again is kept when it was left.
+const KEPT: Duration = Duration::from_secs(60);
 /// How long an agent without applications stays.
 const LINGER: Duration = Duration::from_secs(30);
 /// Most applications of a user.
@@ -34,16 +37,26 @@ const FEW: usize = 8;
 /// Says what happened that nobody else can be told.
 pub type Tell = fn(&str);
 
-/// Carries labels out until there has been no application for a while. Returns at once if another agent does so already.
+/// Carries labels out until there has been no application for a while, or for ever. Returns at once if another agent does so already;
+/// else `begins` is called with the folder of logs.
 ///
 /// # Errors
 /// If the folder of logs can't be used.
-pub fn run(folder: Option<&Path>, tell: Tell) -> Result<(), Error> {
+pub fn run(
+    folder: Option<&Path>,
+    stays: bool,
+    tell: Tell,
+    begins: impl FnOnce(&Path),
+) -> Result<(), Error> {
     let folder = Folder::open(folder)?;
+    let mut begins = Some(begins);
     // Modes are those that the application would give.
     rustix::process::umask(rustix::fs::Mode::empty());
     while let Some(lock) = folder.lock()? {
-        serve(&folder, tell)?;
+        if let Some(begins) = begins.take() {
+            begins(folder.path());
+        }
+        serve(&folder, stays, tell)?;
         drop(lock);
         // Who registered just now has seen the lock, and started nobody.
         if logs(&folder)?.is_empty() {
@@ -60,7 +73,7 @@ fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
     })
 }
 
-fn serve(folder: &Folder, tell: Tell) -> Result<(), Error> {
+fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
     let bell = folder.bell()?;
     let mut kept: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
     let mut idle = Instant::now();
@@ -81,7 +94,7 @@ fn serve(folder: &Folder, tell: Tell) -> Result<(), Error> {
                 Err(error) => set_aside(&path, &error.to_string(), tell),
             }
         }
-        if !kept.is_empty() {
+        if !kept.is_empty() || stays {
             idle = Instant::now();
         } else if idle.elapsed() > LINGER {
             return Ok(());
@@ -117,6 +130,7 @@ struct Keeper {
     tell: Tell,
     files: Files,
     jobs: Jobs,
+    awaiting: Awaiting,
     /// What lies before is settled.
     at: u64,
     /// The last label that is settled.
@@ -125,6 +139,8 @@ struct Keeper {
     manner: Manner,
     /// Since when labels are gathered.
     gathers: Option<Instant>,
+    /// Since when nobody has the log.
+    left: Option<Instant>,
 }
 
 impl Keeper {
@@ -138,12 +154,24 @@ impl Keeper {
             tell,
             files,
             jobs: Jobs::default(),
+            awaiting: Awaiting::default(),
             at,
             last,
             written: Instant::now(),
             manner,
             gathers: None,
+            left: None,
         }
+    }
+
+    /// Whether nobody has the log any more, or will have it again.
+    fn is_left(&mut self) -> bool {
+        if !self.log.is_left() {
+            self.left = None;
+            return false;
+        }
+        let since = *self.left.get_or_insert_with(Instant::now);
+        !self.log.is_keyed() || since.elapsed() > KEPT
     }
 
     fn run(mut self) {
@@ -162,6 +190,11 @@ impl Keeper {
         loop {
             let bell = self.log.bell();
             self.jobs.look();
+            if !self.awaiting.is_empty() {
+                // Nobody is left who wants to know.
+                let left = self.is_left();
+                self.awaiting.look(&self.log, left);
+            }
             let enough = self.at + self.manner.gather_bytes.min(self.log.capacity() / 4);
             if let Some(left) = self.gathers_for(enough) {
                 self.log.gather(bell, enough, left);
@@ -184,8 +217,14 @@ impl Keeper {
                 self.store();
                 self.log.told();
             }
-            let idle = self.files.is_empty() && self.jobs.is_empty();
-            if idle && self.log.is_left() && self.log.published() == self.at {
+            let idle = self.files.is_empty() && self.jobs.is_empty() && self.awaiting.is_empty();
+            // With the lock, so that nobody takes it up this moment.
+            if idle
+                && self.log.published() == self.at
+                && self.is_left()
+                && self.log.lock()
+                && self.log.published() == self.at
+            {
                 return Ok(());
             }
             let limit = if self.files.is_empty() {
@@ -234,6 +273,7 @@ impl Keeper {
             let over = record.kind == Kind::Filler || self.log.status(record.at).0.is_settled();
             let due = match over {
                 true => Some(true),
+                false if self.awaiting.hold_up(&record) => None,
                 false if self.jobs.hold_up(&self.log, &record) => None,
                 false => self.log.is_due(&record)?,
             };
@@ -249,7 +289,7 @@ impl Keeper {
             let begun = [Status::Running, Status::Stopping];
             if fresh || begun.contains(&self.log.status(record.at).0) {
                 round.push(record.begun_again(!fresh));
-                if record.is_job() {
+                if record.is_job() || record.is_await() {
                     // What is behind it may have to wait for it.
                     break;
                 }
@@ -264,7 +304,7 @@ impl Keeper {
     fn carry_out(&mut self, round: &[Record]) {
         let mut rest = round;
         while let Some(first) = rest.first() {
-            let alone = |record: &Record| record.is_alone() || record.is_job();
+            let alone = |record: &Record| record.is_alone() || record.is_job() || record.is_await();
             let together = |record: &&Record| !alone(record) && record.is_free_from(first.at);
             let many = rest.iter().take_while(together).count();
             if first.is_job() {
@@ -272,6 +312,10 @@ impl Keeper {
                 self.files.close_all();
                 let root = self.files.root().clone();
                 self.jobs.start(&self.log, &root, first, self.tell);
+                rest = &rest[1..];
+            } else if first.is_await() {
+                let root = self.files.root().clone();
+                self.awaiting.start(&self.log, &root, first, self.tell);
                 rest = &rest[1..];
             } else if many == 0 {
                 let log = self.log.clone();

@@ -1,13 +1,15 @@
 //! The application's side: labels are published by a copy into its log, and waited for.
 
 use crate::analysis::{Analysis, Paths, TEXT_MAX};
+use crate::arrivals;
 use crate::error::Error;
 use crate::folder::{self, Folder};
 use crate::intent::Intent;
 use crate::jobs::CONTROL;
-use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Status};
+use crate::limits::{self, Limits};
+use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Status, Terms};
 use crate::notices::{Callback, Notices};
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::collections::{HashMap, VecDeque};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +32,12 @@ pub(crate) const IF_DONE: u16 = 4;
 pub(crate) const IF_FAILED: u16 = 8;
 /// One label with what it is after, which is done before it.
 pub(crate) const PART: u16 = 16;
+/// Nobody asks what becomes of it.
+pub(crate) const FORGET: u16 = 32;
+/// Bytes of a key.
+const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
+/// How long somebody who has just let go of an application is waited for.
+const LET_GO: Duration = Duration::from_secs(3);
 
 /// How an application registers.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +50,8 @@ pub struct Settings {
     pub folder: Option<PathBuf>,
     /// What it wants most.
     pub intent: Intent,
+    /// Mode bits that files it makes do not have: the process's own if it does not say.
+    pub umask: Option<u32>,
     /// Starts no agent: whoever registers looks after that.
     pub no_agent: bool,
 }
@@ -57,6 +67,8 @@ struct Inner {
     mount: PathBuf,
     starts_agent: bool,
     label_max: u64,
+    /// What becomes of labels is kept in the log until somebody has asked: it may be taken up again.
+    keeps: bool,
     ring: Mutex<Ring>,
     notices: Mutex<Notices>,
 }
@@ -203,6 +215,30 @@ impl<'a> Label<'a> {
         }
     }
 
+    /// Waits for a file of anybody whose path matches a pattern and that comes after this is published: closed with something new, or
+    /// given that name. Waiting for the label gives its address.
+    pub fn arrival(pattern: &'a str) -> Self {
+        Self::arrivals(pattern, "", (1, arrivals::ONE_BYTES))
+    }
+
+    /// As [`Self::arrival`], with what came after a cursor: see [`App::subscribe`].
+    pub fn since(self, cursor: &'a str) -> Self {
+        Self {
+            other: cursor,
+            ..self
+        }
+    }
+
+    /// Waits for so many arrivals, which take so many bytes.
+    pub(crate) fn arrivals(pattern: &'a str, since: &'a str, (limit, size): (u64, u64)) -> Self {
+        Self {
+            other: since,
+            offset: limit,
+            size,
+            ..Self::new(Kind::Await, pattern)
+        }
+    }
+
     /// Waiting for a job gives the first bytes of a file, at most so many.
     pub fn result(self, path: &'a str, size: u64) -> Self {
         Self { path, size, ..self }
@@ -238,6 +274,12 @@ impl<'a> Label<'a> {
         self.after(ticket)
     }
 
+    /// Nobody will ask what becomes of it: its ticket says nothing.
+    pub fn forgotten(mut self) -> Self {
+        self.flags |= FORGET;
+        self
+    }
+
     /// Publishing fails with [`Error::Full`] where it would wait for room.
     pub fn impatient(mut self) -> Self {
         self.patient = false;
@@ -252,47 +294,110 @@ impl App {
     /// If there is no mount or no folder for its labels, or no agent can be started.
     pub fn register(name: &str, settings: &Settings) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
-            let max = log::NAME_MAX;
-            let why =
-                format!("{name:?} is no name of an application: 1 to {max} bytes, on one line");
-            return Err(Error::Invalid(why));
-        }
-        let mount = match &settings.mount {
-            Some(mount) => mount.clone(),
-            None => folder::mounted()?,
-        };
-        let at = |source| Error::Mount(format!("{}: {source}", mount.display()));
-        let mount = mount.canonicalize().map_err(at)?;
-        let folder = Folder::open(settings.folder.as_deref())?;
-        let capacity = if settings.capacity == 0 {
-            CAPACITY
-        } else {
-            settings.capacity
-        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_nanos());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let file = format!("{now:x}-{}-{number}.{}", std::process::id(), folder::LOG);
-        let system = folder::system(&mount).map_err(at)?;
-        let log = Log::make(
-            &folder.path().join(file),
-            name,
-            (&mount, system),
-            (capacity, settings.intent),
-        )?;
+        let folder = Folder::open(settings.folder.as_deref())?;
+        let log = make(&folder, &file, name, (settings, false))?;
+        Self::begin(folder, log, settings)
+    }
+
+    /// The application that has a word of its own, at least 8 letters: a new one, or one that was registered by it and ended less than
+    /// a minute ago, whoever has ended it. What becomes of its labels is kept until somebody has asked.
+    ///
+    /// # Errors
+    /// As for [`Self::register`]; if somebody has the application.
+    pub fn register_by_key(name: &str, key: &str, settings: &Settings) -> Result<Self, Error> {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(good) {
+            let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
+            return Err(Error::Invalid(format!(
+                "{key:?} is no key: {least} to {most} letters, digits, dashes and underscores"
+            )));
+        }
+        let folder = Folder::open(settings.folder.as_deref())?;
+        let file = format!("key-{key}.{}", folder::LOG);
+        let path = folder.path().join(&file);
+        let begun = Instant::now();
+        let log = loop {
+            if !path.exists() {
+                break make(&folder, &file, name, (settings, true))?;
+            }
+            match Log::take_up(&path) {
+                Ok(Some(log)) => break log,
+                // It may have gone this moment.
+                Err(Error::Log { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                }
+                Err(error) => return Err(error),
+                Ok(None) if begun.elapsed() > LET_GO => {
+                    let why = format!("somebody has the application of the key {key:?}");
+                    return Err(Error::Invalid(why));
+                }
+                Ok(None) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        Self::begin(folder, log, settings)
+    }
+
+    fn begin(folder: Folder, log: Log, settings: &Settings) -> Result<Self, Error> {
+        let (keeps, mount) = (log.is_keyed(), log.root().0.to_owned());
         let inner = Inner {
             label_max: LABEL_MAX.min(log.capacity() / 4),
+            ring: Mutex::new(Ring::of(&log, keeps)?),
             log,
             folder,
             mount,
+            keeps,
             starts_agent: !settings.no_agent,
-            ring: Mutex::default(),
             notices: Mutex::default(),
         };
         inner.find_agent()?;
         inner.folder.bell()?.ring();
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// The number of the last label that was published, from 1 on. One that is longer than [`Self::label_max`] has several.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.0.ring().last
+    }
+
+    /// Bytes of the longest label that is not made several.
+    #[must_use]
+    pub fn label_max(&self) -> u64 {
+        self.0.label_max
+    }
+
+    /// A label by its number, if what becomes of it is kept.
+    #[must_use]
+    pub fn ticket(&self, number: u64) -> Option<Ticket> {
+        let inner = &self.0;
+        let at = inner.ring().slot(number)?.at;
+        let record = inner.log.record(at).ok()?;
+        let path = String::from_utf8_lossy(inner.log.paths(&record)).replace('\0', " -> ");
+        Some(Ticket {
+            inner: inner.clone(),
+            kind: record.kind,
+            path,
+            first: number,
+            rest: Vec::new(),
+            at,
+        })
+    }
+
+    /// Labels that somebody may still ask for, of one that was taken up again.
+    #[must_use]
+    pub fn kept(&self) -> Vec<Ticket> {
+        let numbers: Vec<u64> = {
+            let ring = self.0.ring();
+            let kept = ring.slots.iter().filter(|slot| !slot.left);
+            kept.map(|slot| slot.id).collect()
+        };
+        numbers
+            .into_iter()
+            .filter_map(|number| self.ticket(number))
+            .collect()
     }
 
     /// Publishes a label: when this returns it is kept, whatever is killed. Waits for room where there is none.
@@ -380,11 +485,71 @@ impl App {
         self.publish(&Label::fence())?.wait().map(drop)
     }
 
+    /// How it has registered.
+    pub(crate) fn settings(&self) -> Settings {
+        let inner = &self.0;
+        Settings {
+            mount: Some(inner.mount.clone()),
+            capacity: inner.log.capacity(),
+            folder: Some(inner.folder.path().to_owned()),
+            intent: inner.log.intent(),
+            umask: Some(inner.log.umask()),
+            no_agent: !inner.starts_agent,
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.0.log.name()
+    }
+
+    /// What a pattern of addresses means, below the mount.
+    pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<&'a str, Error> {
+        self.0.need_array()?;
+        self.0.path(pattern)
+    }
+
     /// The folder that addresses are relative to.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0.mount
     }
+}
+
+/// Refuses what is no name of an application.
+fn check_name(name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
+        let max = log::NAME_MAX;
+        return Err(Error::Invalid(format!(
+            "{name:?} is no name of an application: 1 to {max} bytes, on one line"
+        )));
+    }
+    Ok(())
+}
+
+/// Makes the log of an application.
+fn make(
+    folder: &Folder,
+    file: &str,
+    name: &str,
+    (settings, keyed): (&Settings, bool),
+) -> Result<Log, Error> {
+    check_name(name)?;
+    let mount = match &settings.mount {
+        Some(mount) => mount.clone(),
+        None => folder::mounted()?,
+    };
+    let at = |source| Error::Mount(format!("{}: {source}", mount.display()));
+    let mount = mount.canonicalize().map_err(at)?;
+    let system = folder::system(&mount).map_err(at)?;
+    let limits = Limits::read(Path::new(limits::FILE))?;
+    let (capacity, _lock) = limits.allow(folder, settings.capacity, CAPACITY)?;
+    let terms = Terms {
+        capacity,
+        intent: settings.intent,
+        umask: settings.umask,
+        keyed,
+    };
+    Log::make(&folder.path().join(file), name, (&mount, system), terms)
 }
 
 impl Inner {
@@ -473,6 +638,7 @@ impl Inner {
         };
         let said = match label.kind {
             Kind::Analyse => self.ask_job(label, after)?,
+            Kind::Await => self.ask_arrivals(label, after)?,
             kind => {
                 let mut paths = self.path(label.path)?.as_bytes().to_vec();
                 if matches!(kind, Kind::Move | Kind::Copy) {
@@ -503,13 +669,39 @@ impl Inner {
         Ok(said)
     }
 
-    fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
-        if !self.mount.join(CONTROL).is_dir() {
-            let mount = self.mount.display();
-            return Err(Error::Invalid(format!(
-                "{mount} is not where an array is mounted: register with that for labels that are jobs"
-            )));
+    /// Refuses what only the array itself can be asked, where a folder in it is what the application has.
+    fn need_array(&self) -> Result<(), Error> {
+        if self.mount.join(CONTROL).is_dir() {
+            return Ok(());
         }
+        let mount = self.mount.display();
+        Err(Error::Invalid(format!(
+            "{mount} is not where an array is mounted: register with that for labels that are jobs, or that wait for files"
+        )))
+    }
+
+    fn ask_arrivals<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
+        self.need_array()?;
+        let pattern = self.path(label.path)?;
+        let since = match label.other {
+            "" => arrivals::now(&self.mount, pattern)?,
+            since if since.contains('\0') => {
+                return Err(Error::Invalid(format!("{since:?} is no cursor")));
+            }
+            since => since.to_owned(),
+        };
+        Ok(Said {
+            name: label.path.to_owned(),
+            paths: format!("{pattern}\0{since}").into_bytes(),
+            bytes: Cow::Borrowed(&[]),
+            offset: label.offset,
+            size: label.size,
+            after,
+        })
+    }
+
+    fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
+        self.need_array()?;
         let result = match label.path {
             "" => "",
             path => self.path(path)?,
@@ -548,7 +740,7 @@ impl Inner {
                 let mut ring = self.ring();
                 let mut filled = self.log.room(length);
                 if filled.is_none() {
-                    ring.collect(&self.log);
+                    ring.collect(&self.log, self.keeps);
                     filled = self.log.room(length);
                 }
                 if let Some(filled) = filled {
@@ -560,7 +752,7 @@ impl Inner {
                         at,
                         length,
                         id,
-                        left: false,
+                        left: part.flags & FORGET != 0,
                         asked_by: 0,
                     });
                     drop(ring);
@@ -589,9 +781,47 @@ impl Ring {
         self.slots.get_mut(index)
     }
 
-    /// Gives the places of settled labels free, from the oldest on; what somebody may ask for is kept here.
-    fn collect(&mut self, log: &Log) {
+    /// What is in a log that was left: the labels whose places are not free.
+    fn of(log: &Log, keeps: bool) -> Result<Self, Error> {
+        let mut ring = Self::default();
+        if !keeps {
+            return Ok(ring);
+        }
+        let mut at = log.freed();
+        while at < log.published() {
+            let record = log.record(at)?;
+            at += record.length;
+            if record.kind == Kind::Filler {
+                continue;
+            }
+            ring.last = record.id;
+            ring.slots.push_back(Slot {
+                at: record.at,
+                length: record.length,
+                id: record.id,
+                left: record.flags & FORGET != 0,
+                asked_by: 0,
+            });
+            if record.flags & (IF_DONE | IF_FAILED) != 0 {
+                let asked = ring
+                    .slots
+                    .iter_mut()
+                    .find(|slot| slot.at + 1 == record.after);
+                if let Some(asked) = asked {
+                    asked.asked_by = record.id;
+                }
+            }
+        }
+        Ok(ring)
+    }
+
+    /// Gives the places of settled labels free, from the oldest on; what somebody may ask for is kept here, or where it is. The number
+    /// of the last label is known by its place.
+    fn collect(&mut self, log: &Log, keeps: bool) {
         while let Some(slot) = self.slots.front().copied() {
+            if keeps && (!slot.left || self.slots.len() == 1) {
+                return;
+            }
             let (status, value) = log.status(slot.at);
             if !status.is_settled() || !self.is_settled(log, slot.asked_by) {
                 return;
@@ -666,12 +896,12 @@ impl Outcome {
         let bytes = record.and_then(|record| {
             let answer = || log.answered(&record);
             match (record.kind, status) {
-                (Kind::Read | Kind::Analyse, Status::Done) => {
+                (Kind::Read | Kind::Analyse | Kind::Await, Status::Done) => {
                     let size = usize::try_from(value).unwrap_or(usize::MAX);
                     Some(answer()[..size.min(answer().len())].to_vec())
                 }
                 // Why it failed, to the first zero.
-                (Kind::Analyse, Status::Failed) => {
+                (Kind::Analyse | Kind::Await, Status::Failed) => {
                     answer().split(|&byte| byte == 0).next().map(<[u8]>::to_vec)
                 }
                 _ => None,
@@ -709,7 +939,7 @@ impl Ticket {
 
     /// Whether only what becomes of it counts, and not that files are closed.
     fn is_answer(&self) -> bool {
-        matches!(self.kind, Kind::Read | Kind::Analyse)
+        matches!(self.kind, Kind::Read | Kind::Analyse | Kind::Await)
     }
 
     /// Whether it is stored; or has failed, or was cancelled.
@@ -719,6 +949,23 @@ impl Ticket {
         let mut ring = self.inner.ring();
         let settled = self.ids().all(|id| ring.is_settled(log, id));
         settled && (self.is_answer() || log.stored() >= self.last())
+    }
+
+    /// Its number among those of its application: the first, if it is several.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.first
+    }
+
+    /// What waiting gives, once it would not wait.
+    ///
+    /// # Errors
+    /// If it failed, with [`Error::Timeout`] if it has not ended.
+    pub fn take(&self) -> Result<Vec<u8>, Error> {
+        match self.test() {
+            true => self.outcome(),
+            false => Err(Error::Timeout),
+        }
     }
 
     /// Waits until it is stored: what was written is in a closed file, where all see it. Gives the bytes that were read.
@@ -748,7 +995,7 @@ impl Ticket {
         }
     }
 
-    fn wait_until(&self, end: Option<Instant>) -> Result<(), Error> {
+    pub(crate) fn wait_until(&self, end: Option<Instant>) -> Result<(), Error> {
         let log = &self.inner.log;
         self.ask_for();
         loop {
@@ -767,17 +1014,20 @@ impl Ticket {
         }
     }
 
-    fn outcome(&self) -> Result<Vec<u8>, Error> {
+    /// What has become of it, once it is settled.
+    pub(crate) fn outcome(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         let mut ring = self.inner.ring();
         for id in self.ids() {
             let outcome = ring.take(&self.inner.log, id).ok_or(Error::Timeout)?;
             match outcome.status {
                 Status::Cancelled => return Err(Error::Cancelled),
-                Status::Failed if self.kind == Kind::Analyse => {
-                    return Err(Error::Analysis {
-                        errno: i32::try_from(outcome.value).unwrap_or(0),
-                        why: String::from_utf8_lossy(&outcome.bytes).into_owned(),
+                Status::Failed if matches!(self.kind, Kind::Analyse | Kind::Await) => {
+                    let errno = i32::try_from(outcome.value).unwrap_or(0);
+                    let why = String::from_utf8_lossy(&outcome.bytes).into_owned();
+                    return Err(match self.kind {
+                        Kind::Await => Error::Await { errno, why },
+                        _ => Error::Analysis { errno, why },
                     });
                 }
                 Status::Failed => {
@@ -807,8 +1057,8 @@ impl Ticket {
         }
     }
 
-    /// Takes it back. Whether it was: what has been begun is done, but for a job, which is told to stop: waiting for it
-    /// says whether it was.
+    /// Takes it back. Whether it was: what has been begun is done, but for a job and what waits for a file, which are told to
+    /// stop: waiting for it says whether it was.
     #[must_use]
     pub fn cancel(&self) -> bool {
         let log = &self.inner.log;
@@ -819,7 +1069,7 @@ impl Ticket {
             all &= at.is_some_and(|at| {
                 let (begun, stop) = (Status::Running, Status::Stopping);
                 log.turn(at, Status::Pending, Status::Cancelled)
-                    || self.kind == Kind::Analyse && log.turn(at, begun, stop)
+                    || matches!(self.kind, Kind::Analyse | Kind::Await) && log.turn(at, begun, stop)
             });
         }
         drop(ring);
@@ -845,25 +1095,43 @@ impl Drop for Ticket {
 /// # Errors
 /// As for [`Ticket::wait_for`]; if there are none.
 pub fn wait_any(tickets: &[Ticket]) -> Result<usize, Error> {
+    wait_some(tickets, false, None)?;
+    let first = tickets.iter().position(Ticket::test);
+    first.ok_or(Error::Timeout)
+}
+
+/// Waits for the first of them, or for all, until then at most.
+///
+/// # Errors
+/// As for [`Ticket::wait_for`]; if there are none, or of several applications.
+pub fn wait_some<T: Borrow<Ticket>>(
+    tickets: &[T],
+    all: bool,
+    until: Option<Instant>,
+) -> Result<(), Error> {
+    let tickets = || tickets.iter().map(Borrow::borrow);
     let none = || Error::Invalid("there is no label to wait for".into());
-    let inner = &tickets.first().ok_or_else(none)?.inner;
-    if tickets
-        .iter()
-        .any(|ticket| !Arc::ptr_eq(&ticket.inner, inner))
-    {
+    let inner = &tickets().next().ok_or_else(none)?.inner;
+    if tickets().any(|ticket| !Arc::ptr_eq(&ticket.inner, inner)) {
         let why = "labels of several applications can't be waited for together";
         return Err(Error::Invalid(why.into()));
     }
     // Whichever is first: none is held up by what is asked of another.
-    for ticket in tickets {
-        ticket.ask_for();
-    }
+    tickets().for_each(Ticket::ask_for);
     loop {
         let settled = inner.log.settled();
-        if let Some(first) = tickets.iter().position(Ticket::test) {
-            return Ok(first);
+        let over = match all {
+            true => tickets().all(Ticket::test),
+            false => tickets().any(Ticket::test),
+        };
+        if over {
+            return Ok(());
         }
-        inner.log.wait_settled(settled, LOOK);
+        let left = until.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Err(Error::Timeout);
+        }
+        inner.log.wait_settled(settled, left.min(LOOK));
         inner.find_agent()?;
     }
 }
@@ -885,6 +1153,7 @@ impl Kind {
             Self::Copy => "can't copy",
             Self::Fence | Self::Filler => "can't wait at",
             Self::Analyse => "can't analyse by",
+            Self::Await => "can't wait for",
         }
     }
 }

@@ -4,18 +4,22 @@
 
 use crate::analysis::Analysis;
 use crate::app::{App, Label, Settings, Ticket};
+use crate::arrivals::Subscription;
 use crate::error::Error;
 use crate::intent::Intent;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::ptr;
+use std::time::Duration;
 
 const DURABLE: c_uint = 1;
 const TRUNCATE: c_uint = 2;
 const NOWAIT: c_uint = 4;
 const IF_DONE: c_uint = 8;
 const IF_FAILED: c_uint = 16;
+/// Bytes of the longest address, with its zero: `TIDEMILL_ADDRESS_BYTES`.
+const ADDRESS_BYTES: usize = 4160;
 
 thread_local! {
     static SAID: RefCell<CString> = RefCell::default();
@@ -386,6 +390,137 @@ pub unsafe extern "C" fn tidemill_label_job(
             false => label.and_then(|label| Ok(label.result(text(result, "result")?, size as u64))),
         };
         publish(app, label, flags, after)
+    }
+}
+
+/// [`Label::arrival`], or with what came after the cursor `since` if that is not null.
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_await(
+    app: *const App,
+    pattern: *const c_char,
+    since: *const c_char,
+    flags: c_uint,
+    after: *const Ticket,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(pattern, "pattern").map(Label::arrival);
+        let label = match since.is_null() {
+            true => label,
+            false => label.and_then(|label| Ok(label.since(text(since, "since")?))),
+        };
+        publish(app, label, flags, after)
+    }
+}
+
+/// [`App::subscribe`].
+///
+/// # Safety
+/// `app` is null or lives; texts are null or end with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_subscribe(
+    app: *const App,
+    pattern: *const c_char,
+    since: *const c_char,
+) -> *mut Subscription {
+    // SAFETY: as the caller promises.
+    let (app, pattern, since) = unsafe {
+        (
+            app.as_ref(),
+            text(pattern, "pattern"),
+            (!since.is_null()).then(|| text(since, "since")),
+        )
+    };
+    handle((|| {
+        let app = app.ok_or_else(|| Error::Invalid("app is NULL".into()))?;
+        app.subscribe(pattern?, since.transpose()?)
+    })())
+}
+
+/// Copies a text and its zero, if they fit.
+///
+/// # Safety
+/// `to` is null, or has `size` bytes.
+unsafe fn give(text: &str, to: *mut c_char, size: usize) -> Result<i64, Error> {
+    if text.len() >= size || to.is_null() {
+        return Err(Error::Invalid(format!(
+            "{} bytes and a zero don't fit into {size}",
+            text.len()
+        )));
+    }
+    // SAFETY: as the caller promises.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), text.len());
+        *to.add(text.len()) = 0;
+    }
+    Ok(i64::try_from(text.len()).unwrap_or(i64::MAX))
+}
+
+fn number(given: Result<i64, Error>) -> i64 {
+    given.unwrap_or_else(|error| {
+        say(&error);
+        -1
+    })
+}
+
+/// [`Subscription::next`]: the address, with a zero at its end, and its length without that; or -1. `limit_ms` below 0: no limit.
+///
+/// # Safety
+/// `subscription` is of [`tidemill_subscribe`] and used by one thread at a time; `path` has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_subscription_next(
+    subscription: *mut Subscription,
+    path: *mut c_char,
+    size: usize,
+    limit_ms: i64,
+) -> i64 {
+    // SAFETY: as the caller promises.
+    let subscription = unsafe { subscription.as_mut() };
+    number((|| {
+        let none = || Error::Invalid("subscription is NULL".into());
+        if size < ADDRESS_BYTES {
+            return Err(Error::Invalid(format!(
+                "an address needs {ADDRESS_BYTES} bytes, not {size}"
+            )));
+        }
+        let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
+        let arrival = subscription.ok_or_else(none)?.next(limit)?;
+        // SAFETY: as the caller promises.
+        unsafe { give(&arrival.path, path, size) }
+    })())
+}
+
+/// [`Subscription::cursor`], with a zero at its end, and its length without that; or -1.
+///
+/// # Safety
+/// As for [`tidemill_subscription_next`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_subscription_cursor(
+    subscription: *const Subscription,
+    cursor: *mut c_char,
+    size: usize,
+) -> i64 {
+    // SAFETY: as the caller promises.
+    let subscription = unsafe { subscription.as_ref() };
+    number((|| {
+        let none = || Error::Invalid("subscription is NULL".into());
+        // SAFETY: as the caller promises.
+        unsafe { give(subscription.ok_or_else(none)?.cursor(), cursor, size) }
+    })())
+}
+
+/// Ends a subscription.
+///
+/// # Safety
+/// `subscription` is null or of [`tidemill_subscribe`], and not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_subscription_close(subscription: *mut Subscription) {
+    if !subscription.is_null() {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(subscription) });
     }
 }
 

@@ -23,6 +23,19 @@ pub enum Error {
         /// What the array said.
         why: String,
     },
+    /// The label waits for a file and can't.
+    #[error("can't wait for files: {why}")]
+    Await {
+        /// What a system call would say.
+        errno: i32,
+        /// What is wrong.
+        why: String,
+    },
+    /// Some of what a subscription asks for came so long ago that the array does not know it any more.
+    #[error(
+        "some of what came is not known any more: the array remembers a bounded number of arrivals; asked again it goes on with what is known"
+    )]
+    Missed,
     /// It was cancelled before it was begun.
     #[error("the label was cancelled")]
     Cancelled,
@@ -40,6 +53,9 @@ pub enum Error {
         /// Bytes that the application has.
         capacity: u64,
     },
+    /// The host's administrator allows no more room for labels.
+    #[error("{0}")]
+    Quota(String),
     /// The file of labels can't be made or opened.
     #[error("can't use {path} for labels: {source}")]
     Log {
@@ -93,10 +109,12 @@ impl Error {
             Self::Failed { source, .. } | Self::Log { source, .. } => {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
-            Self::Analysis { errno, .. } => return *errno,
+            Self::Analysis { errno, .. } | Self::Await { errno, .. } => return *errno,
+            Self::Missed => Errno::OVERFLOW,
             Self::Cancelled => Errno::CANCELED,
             Self::Invalid(_) => Errno::INVAL,
             Self::Full { .. } => Errno::AGAIN,
+            Self::Quota(_) => Errno::DQUOT,
             Self::Damaged { .. } => Errno::IO,
             Self::Agent { .. } => Errno::NOEXEC,
             Self::Mount(_) => Errno::NODEV,

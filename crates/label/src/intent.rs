@@ -45,8 +45,9 @@ impl Manner {
 }
 
 impl Intent {
-    /// All there are, by the number that stands for them.
-    pub(crate) fn of(number: u32) -> Option<Self> {
+    /// By the number that stands for it.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
         let all = MANNERS.iter().map(|(intent, _)| *intent);
         all.into_iter().find(|intent| *intent as u32 == number)
     }

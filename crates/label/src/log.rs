@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -83,6 +84,8 @@ pub(crate) enum Kind {
     /// [`Paths`].
     Analyse,
     Copy,
+    /// Waits for files of others: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
+    Await,
 }
 
 impl Kind {
@@ -97,6 +100,7 @@ impl Kind {
             Self::Fence,
             Self::Analyse,
             Self::Copy,
+            Self::Await,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == number)
@@ -142,6 +146,8 @@ struct Head {
     hurried: AtomicU64,
     /// Where the agent that gathers is to be woken.
     enough: AtomicU64,
+    /// Not 0: whoever knows its name may take it up again, so it stays for a while when it is left.
+    keyed: AtomicU32,
 }
 
 #[repr(C)]
@@ -199,6 +205,16 @@ pub(crate) struct Asked<'a> {
     pub(crate) paths: &'a [u8],
 }
 
+/// On what terms a log is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) capacity: u64,
+    pub(crate) intent: Intent,
+    /// The process's own if it is not said.
+    pub(crate) umask: Option<u32>,
+    pub(crate) keyed: bool,
+}
+
 /// A record as it is in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
@@ -232,6 +248,11 @@ impl Record {
     /// Whether the array does it, and not the agent.
     pub(crate) fn is_job(&self) -> bool {
         self.kind == Kind::Analyse
+    }
+
+    /// Whether others do something, and the agent only waits for it.
+    pub(crate) fn is_await(&self) -> bool {
+        self.kind == Kind::Await
     }
 
     /// Whether it may be done at the same time as others from this place on.
@@ -290,7 +311,12 @@ impl Log {
         path: &Path,
         name: &str,
         (root, system): (&Path, u64),
-        (capacity, intent): (u64, Intent),
+        Terms {
+            capacity,
+            intent,
+            umask,
+            keyed,
+        }: Terms,
     ) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
@@ -319,6 +345,9 @@ impl Log {
             .and_then(|()| Self::map(file, path, HEADER + capacity));
         let log = log.and_then(|log| {
             log.head().intent.store(intent as u32, Ordering::Relaxed);
+            log.head().keyed.store(keyed.into(), Ordering::Relaxed);
+            let umask = umask.unwrap_or_else(self::umask);
+            log.head().umask.store(umask & 0o777, Ordering::Relaxed);
             log.begin(name, (root, system), capacity);
             std::fs::rename(&begun, path).map_err(at)?;
             Ok(log)
@@ -333,7 +362,6 @@ impl Log {
         let head = self.head();
         head.capacity.store(capacity, Ordering::Relaxed);
         head.pid.store(std::process::id(), Ordering::Relaxed);
-        head.umask.store(umask(), Ordering::Relaxed);
         for (place, half) in head.boot.iter().zip(boot()) {
             place.store(half, Ordering::Relaxed);
         }
@@ -353,6 +381,34 @@ impl Log {
             }
         }
         head.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Takes up a log that was left, as its application; `None`: somebody has it, or it is going.
+    pub(crate) fn take_up(path: &Path) -> Result<Option<Self>, Error> {
+        let log = Self::open(path)?;
+        if !log.is_keyed() || !log.is_of_this_boot() || !log.lock() {
+            return Ok(None);
+        }
+        // Its name goes with the lock held.
+        let (own, named) = (log.file.metadata(), path.metadata());
+        let same = match (own, named) {
+            (Ok(own), Ok(named)) => (own.dev(), own.ino()) == (named.dev(), named.ino()),
+            _ => false,
+        };
+        if !same {
+            return Ok(None);
+        }
+        log.head().pid.store(std::process::id(), Ordering::Relaxed);
+        Ok(Some(log))
+    }
+
+    /// Has it as its own, if nobody else has.
+    pub(crate) fn lock(&self) -> bool {
+        flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+
+    pub(crate) fn is_keyed(&self) -> bool {
+        self.head().keyed.load(Ordering::Relaxed) != 0
     }
 
     /// Opens the log of somebody else.

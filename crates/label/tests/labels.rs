@@ -37,7 +37,7 @@ impl Place {
 
     fn start_agent(&self) {
         let logs = self.logs();
-        std::thread::spawn(move || agent::run(Some(&logs), |_| ()));
+        std::thread::spawn(move || agent::run(Some(&logs), false, |_| (), |_| ()));
     }
 
     fn app(&self, capacity: u64) -> App {
@@ -51,6 +51,7 @@ impl Place {
             capacity,
             intent,
             no_agent: true,
+            ..Settings::default()
         };
         App::register("test", &settings).unwrap()
     }
@@ -537,4 +538,72 @@ proptest! {
             prop_assert_eq!(fs::read(path).ok(), content.clone());
         }
     }
+}
+
+/// Whoever has the key goes on: what was kept is said, conditions hold, and what became of labels stays until somebody asks.
+#[test]
+fn an_application_is_taken_up_again_by_its_key() {
+    let place = Place::new();
+    let settings = Settings {
+        mount: Some(place.files()),
+        folder: Some(place.logs()),
+        capacity: 1 << 16,
+        umask: Some(0o077),
+        no_agent: true,
+        ..Settings::default()
+    };
+    let register = |key: &str| App::register_by_key("test", key, &settings);
+    for wrong in ["", "short", "with space", "../../../etc", &"x".repeat(65)] {
+        assert!(register(wrong).is_err(), "{wrong}");
+    }
+    let app = register("key-of-mine").unwrap();
+    let wrong = app
+        .publish(&Label::write("tidemill:/none/x", 0, b"x"))
+        .unwrap();
+    drop(
+        app.publish(&Label::append("tidemill:/a", b"1").if_failed(&wrong))
+            .unwrap(),
+    );
+    drop(
+        app.publish(&Label::append("tidemill:/a", b"2").forgotten())
+            .unwrap(),
+    );
+    assert_eq!(app.last(), 3);
+    assert!(register("key-of-mine").is_err(), "somebody has it");
+    drop((wrong, app));
+    let app = register("key-of-mine").unwrap();
+    assert_eq!(app.last(), 3);
+    let kept: Vec<u64> = app.kept().iter().map(Ticket::number).collect();
+    assert_eq!(kept, [1, 2]);
+    let [wrong, then] = [1, 2].map(|number| app.ticket(number).unwrap());
+    place.start_agent();
+    then.wait_for(Duration::from_secs(30)).unwrap();
+    assert_eq!(wrong.take().unwrap_err().errno(), 2);
+    assert!(then.take().is_ok());
+    app.flush().unwrap();
+    assert_eq!(place.read("a"), b"12");
+    assert_eq!(
+        fs::metadata(place.files().join("a"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
+    // Nobody asks for these: they fill the room, and nothing of them is lost.
+    let mut tickets = Vec::new();
+    while let Ok(ticket) = app.publish(&Label::write("tidemill:/b", 0, &[7; 4000]).impatient()) {
+        tickets.push(ticket);
+    }
+    let number = app.last();
+    assert!(tickets.len() > 10);
+    drop((tickets, wrong, then, app));
+    let app = register("key-of-mine").unwrap();
+    assert_eq!(app.last(), number);
+    for ticket in app.kept() {
+        ticket.wait().unwrap_or_default();
+    }
+    app.publish_wait(&Label::write("tidemill:/b", 0, b"x"))
+        .unwrap();
+    assert_eq!(app.last(), number + 1);
 }

@@ -32,7 +32,7 @@ const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
-const READS: [&str; 16] = [
+const READS: [&str; 17] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -49,11 +49,14 @@ const READS: [&str; 16] = [
     "/tidemill.v1.Rules/Log",
     "/tidemill.v1.Rooms/List",
     WAIT,
+    NEXT,
 ];
 
 /// Waits for files of one user under way at once: they last, and must not keep the user from all else.
 const WAITS_EACH_MAX: usize = 256;
 const WAIT: &str = "/tidemill.v1.Rooms/Wait";
+/// So do waits for what comes.
+const NEXT: &str = "/tidemill.v1.Arrivals/Next";
 
 /// Puts a [`Gate`] before services.
 #[derive(Clone, Debug)]
@@ -141,7 +144,7 @@ where
         let inner = std::mem::replace(&mut self.inner, next);
         let turns = match speaks {
             Speaks::Reduction => self.gates.reductions.clone(),
-            _ if request.uri().path() == WAIT => self.gates.waits.clone(),
+            _ if [WAIT, NEXT].contains(&request.uri().path()) => self.gates.waits.clone(),
             _ => self.gates.turns.clone(),
         };
         Box::pin(bounded(inner, request, peer, turns))

@@ -6,6 +6,7 @@
 mod access;
 mod array;
 mod array_service;
+mod arrivals;
 mod authority;
 mod check;
 mod clock;
@@ -19,6 +20,7 @@ mod gate;
 mod headers;
 mod health;
 mod jobs;
+mod limits;
 mod lineage;
 mod local_names;
 mod locks;
@@ -42,4 +44,5 @@ pub mod simulated;
 mod token_service;
 mod tokens;
 
+pub use limits::Limits;
 pub use serve::{Config, MOVE_BYTES_PER_SEC, Server, StartError};

@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
+use crate::arrivals::ArrivalService;
 use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
 use crate::elastic::Elastic;
@@ -16,6 +17,7 @@ use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
+use crate::limits::Limits;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
@@ -53,6 +55,7 @@ use tidemill_client::turns::Turns;
 use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
+use tidemill_wire::v1::arrivals_server::ArrivalsServer;
 use tidemill_wire::v1::find_server::FindServer;
 use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
@@ -114,6 +117,8 @@ pub struct Config {
     pub queue: Place,
     /// How elements are suspended.
     pub elastic: Elastic,
+    /// What each user may have.
+    pub limits: Limits,
 }
 
 /// How often all objects of an element are read, unless something else is said.
@@ -141,6 +146,7 @@ impl Config {
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
             queue: Place::Own,
             elastic: Elastic::default(),
+            limits: Limits::default(),
         }
     }
 }
@@ -259,7 +265,7 @@ impl Server {
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
         names.keep_kernels_folder(owner).await?;
-        names.shared().set_copies(config.copies);
+        tell(&names, &config);
         let settings = Settings {
             array_id: names.database().read(names::array_id)?,
             element_timeout: config.element_timeout,
@@ -498,7 +504,7 @@ impl Parts {
             names: self.names,
             access: self.access.clone(),
         };
-        let rooms = RoomService::new(&jobs.names, &self.access);
+        let (rooms, arrivals) = waits(&jobs.names, &self.access);
         let tokens = TokenService {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
@@ -511,8 +517,7 @@ impl Parts {
         let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
-        let access = self.access.clone();
-        let places = PlaceService::new(self.mover, self.manager, access);
+        let places = PlaceService::new(self.mover, self.manager, self.access.clone());
         let array = ArrayService {
             array: self.array,
             access: self.access,
@@ -542,13 +547,31 @@ impl Parts {
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
-            .add_service(RoomsServer::new(rooms))
+            .add_service(rooms)
+            .add_service(arrivals)
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(array);
         let reductions = Reductions::new(&self.files, hosts).routes();
         let routes = routes.into_axum_router().merge(reductions);
         routes.merge(self.files.routes()).into()
     }
+}
+
+/// What operations on names have to know of the settings.
+fn tell(names: &SqliteNames, config: &Config) {
+    names.shared().set_copies(config.copies);
+    names.shared().limits.set(config.limits);
+}
+
+/// What others wait at.
+fn waits(
+    names: &Arc<SqliteNames>,
+    access: &Arc<Access>,
+) -> (RoomsServer<RoomService>, ArrivalsServer<ArrivalService>) {
+    (
+        RoomsServer::new(RoomService::new(names, access)),
+        ArrivalsServer::new(ArrivalService::new(names, access)),
+    )
 }
 
 fn policies() -> Vec<String> {

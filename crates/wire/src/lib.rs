@@ -39,3 +39,17 @@ pub const USER_MESSAGE_BYTES_MAX: usize = USER_SCRIPT_BYTES_MAX + (1 << 20);
 pub mod v1 {
     tonic::include_proto!("tidemill.v1");
 }
+
+/// The same of labels of applications, which agents serve.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::too_many_lines,
+    clippy::cast_possible_truncation,
+    clippy::allow_attributes_without_reason,
+    reason = "generated"
+)]
+pub mod labels {
+    tonic::include_proto!("tidemill.labels.v1");
+}

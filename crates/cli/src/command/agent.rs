@@ -1,18 +1,23 @@
-//! `tidemill agent`: carries out the labels of a user's applications.
+//! `tidemill agent`: carries out the labels of a user's applications, and serves labels to programs in any language.
+
+mod labels;
+mod serve;
 
 use anyhow::Context as _;
 use std::fs::OpenOptions;
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use tidemill_label::agent;
 
 const EXAMPLES: &str = "Examples:
   tidemill agent                                  in the foreground
-  systemd-run --user tidemill agent               as a service of yours
+  systemd-run --user tidemill agent --stay        as a service of yours
+  tidemill agent --listen 127.0.0.1:7070          labels by gRPC on a port of this host, too, with the token in agent.token
 
 Applications start it themselves. It is one process of a user and host, does what applications have published, and ends
-30 s after the last of them. What it could not do is in `agent.log`, in the folder of its logs: see `tidemill apps`.";
+30 s after the last of them. Programs in any language reach it by gRPC at `agent.sock`, in the folder of its logs. What it could not do is in `agent.log`, in the folder of its logs: see `tidemill apps`.";
 
 /// Carry out the labels that applications of yours publish; they start it themselves
 #[derive(Debug, clap::Args)]
@@ -24,15 +29,33 @@ pub(crate) struct Args {
     /// Go on in the background, in a session of its own
     #[arg(long)]
     detach: bool,
+    /// Do not end when there has been no application for a while
+    #[arg(long)]
+    stay: bool,
+    /// Serve labels by gRPC at an address of this host, too, to whoever has the token in `agent.token`; implies --stay
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.detach {
         detach(args)?;
     } else {
+        serve::check(args.listen)?;
         // The application that started it may be ended with all of its session.
         let _ = rustix::process::setsid();
-        agent::run(args.folder.as_deref(), |what| tracing::warn!("{what}"))?;
+        let mut served = Ok(());
+        let begins = |folder: &Path| {
+            served = serve::start(folder, args.listen);
+            // What was published is carried out all the same.
+            if let Err(error) = &served {
+                tracing::warn!("labels are not served by gRPC: {error:#}");
+            }
+        };
+        let stays = args.stay || args.listen.is_some();
+        let folder = args.folder.as_deref();
+        agent::run(folder, stays, |what| tracing::warn!("{what}"), begins)?;
+        served?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -46,6 +69,12 @@ fn detach(args: &Args) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("where this program is")?;
     let mut command = Command::new(program);
     command.args(["agent", "--folder"]).arg(folder);
+    if args.stay {
+        command.arg("--stay");
+    }
+    if let Some(address) = args.listen {
+        command.arg("--listen").arg(address.to_string());
+    }
     // It keeps nothing of who started it: neither a terminal nor a folder.
     command.current_dir("/").stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(file);

@@ -24,6 +24,19 @@ const EXAMPLES: &str = "Examples:
 The folder holds the database, the socket `server.sock`, `token` (copy it to elements and mounts on other
 hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
 
+/// The environment's word for the queue.
+pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";
+
+/// Where labels wait, for whoever starts a server.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct QueueArg {
+    /// Where labels wait for their elements: journal (the server's database), or servers of NATS with `JetStream`, as
+    /// <nats://HOST:PORT>, several with commas between; ?replicas=3 at the end has each label on three. One with a password belongs into
+    /// the configuration or the environment, which other users don't see [default: journal]
+    #[arg(long, value_name = "journal|NATS", env = QUEUE, hide_env_values = true)]
+    pub(crate) queue: Option<QueueText>,
+}
+
 /// The element that stands for the server's own cores. Elements that keep data have lower ids.
 pub(crate) const HOST_ELEMENT: ElementId = ElementId(1000);
 
@@ -81,16 +94,8 @@ pub(crate) struct Args {
     /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
     move_rate: Option<Size>,
-    /// Where labels wait for their elements: journal (the server's database), or servers of NATS with `JetStream`, as
-    /// <nats://HOST:PORT>, several with commas between; ?replicas=3 at the end has each label on three. One with a password belongs into
-    /// the configuration or the environment, which other users don't see [default: journal]
-    #[arg(
-        long,
-        value_name = "journal|NATS",
-        env = "TIDEMILL_SERVER_QUEUE",
-        hide_env_values = true
-    )]
-    queue: Option<QueueText>,
+    #[command(flatten)]
+    queue: QueueArg,
     /// Suspend elements that nothing has needed for so long, such as 10m, until something needs them; off: only by `tidemill
     /// element suspend` [default: off]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
@@ -105,6 +110,12 @@ pub(crate) struct Args {
     /// How long waking an element may take [default: 5m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
     wake_limit: Option<Length>,
+    /// Jobs of one user that have not ended, at most; root has no such bound [default: 1000]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_JOBS_EACH")]
+    jobs_each: Option<u32>,
+    /// What quotas of one user's rooms may come to together, such as 10GiB: rooms then need a quota [default: no bound]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_ROOMS_EACH")]
+    rooms_each: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -185,9 +196,14 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
         config.move_bytes_per_sec = rate;
     }
-    if let Some(queue) = args.queue.as_ref().or(file.queue.as_ref()) {
+    if let Some(queue) = args.queue.queue.as_ref().or(file.queue.as_ref()) {
         config.queue = queue.place().context("--queue")?;
     }
+    if let Some(jobs) = args.jobs_each.or(file.jobs_each) {
+        config.limits.jobs_each = jobs;
+    }
+    let rooms = args.rooms_each.or(file.rooms_each);
+    config.limits.rooms_each_bytes = rooms.map(|Size(bytes)| bytes);
     let after = args.suspend_after.or(file.suspend_after);
     config.elastic.after = after.and_then(|OrOff(after)| after.map(|Length(time)| time));
     config.elastic.all = Commands {

@@ -1,6 +1,7 @@
 //! `tidemill up`: an array on this machine, each part a process of its own in the background.
 
 use super::mount;
+use crate::command::server::{QUEUE, QueueArg};
 use crate::context::Context;
 use crate::format::{QueueText, Size};
 use crate::output::Said;
@@ -57,14 +58,8 @@ pub(crate) struct Args {
     /// The server's own cores that the policies hybrid and advised may use [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
-    /// Where labels wait for their elements: journal, or servers of NATS, as of `tidemill server` [default: journal]
-    #[arg(
-        long,
-        value_name = "journal|NATS",
-        env = "TIDEMILL_SERVER_QUEUE",
-        hide_env_values = true
-    )]
-    queue: Option<QueueText>,
+    #[command(flatten)]
+    queue: QueueArg,
 }
 
 /// What was started and what was there.
@@ -180,10 +175,8 @@ impl Up<'_> {
             flags.extend(["--host-cores".into(), cores.to_string().into()]);
         }
         // Other users see arguments, and it may have a password.
-        let queue = args
-            .queue
-            .as_ref()
-            .map(|QueueText(text)| ("TIDEMILL_SERVER_QUEUE", text.as_str()));
+        let queue = args.queue.queue.as_ref();
+        let queue = queue.map(|QueueText(text)| (QUEUE, text.as_str()));
         self.start("server", flags, queue)
     }
 

@@ -1,4 +1,6 @@
-//! `tidemill watch`: a job as it goes on. Bars on a terminal, a line per change elsewhere.
+//! `tidemill watch`: a job as it goes on. Bars on a terminal, a line per change elsewhere. Or files as they come.
+
+mod arrivals;
 
 use super::jobs;
 use crate::context::Context;
@@ -17,23 +19,45 @@ const EXAMPLES: &str = "Examples:
   tidemill watch                    your newest job
   tidemill watch 3
   tidemill --json watch 3 | jq -r '.changed[] | .name + \" \" + .state'
+  tidemill watch '/run/step-*'      files of that name, of anybody whose files you may read, as they are closed or renamed
+  tidemill watch '/run/**' --count 1
+  tidemill --json watch '/run/step-*' --from 1764122400000000
 
-Exit code 0 when the job ended well, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the job.";
+Exit code 0 when the job ended well, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the job.
+Of files, --json says a cursor with each: --from goes on behind it, and misses nothing that came meanwhile.";
 
 /// How often a lost server is tried again, once a second.
 const RECONNECTS_MAX: u32 = 60;
 
-/// Follow a job until it ends
+/// Follow a job until it ends, or files as they come
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job [default: your newest]
-    job: Option<u64>,
+    /// The job [default: your newest], or a pattern of paths from the root
+    #[arg(value_name = "JOB|PATTERN")]
+    what: Option<String>,
+    /// Files that came after a cursor, too
+    #[arg(long, value_name = "CURSOR", requires = "what")]
+    from: Option<String>,
+    /// End after so many files
+    #[arg(long, value_name = "N", requires = "what")]
+    count: Option<u64>,
 }
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let job = jobs::named_or_newest(&server, args.job).await?;
+    let job = args.what.as_deref().map(str::parse);
+    let files = args.what.as_deref().filter(|_| !matches!(job, Some(Ok(_))));
+    if let Some(pattern) = files {
+        let from = (args.from.as_deref(), args.count);
+        return arrivals::follow(&server, pattern, from, context).await;
+    }
+    anyhow::ensure!(
+        args.from.is_none() && args.count.is_none(),
+        "--from and --count are about files: give a pattern, such as '/run/*'"
+    );
+    let job = job.transpose()?;
+    let job = jobs::named_or_newest(&server, job).await?;
     follow(&server, job, context).await
 }
 

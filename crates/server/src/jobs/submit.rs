@@ -36,8 +36,6 @@ use tidemill_wire::v1::{Kind, State};
 
 /// How long elements are waited for when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
-/// Jobs of one ordinary user that have not ended.
-const JOBS_EACH_MAX: i64 = 1000;
 /// How often, and with which pause, a job that has a word is looked for while another one has claimed its outputs.
 const ONCE_LOOKS: u32 = 50;
 const ONCE_PAUSE: Duration = Duration::from_millis(20);
@@ -225,8 +223,9 @@ async fn read(
     let full = what.bounded && !has_room(names, what.caller.uid)?;
     let too_many = || {
         one(format!(
-            "{}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some",
-            called(&what)
+            "{}: you have {} jobs under way already: wait until some have ended, or cancel some",
+            called(&what),
+            names.shared().limits.get().jobs_each
         ))
     };
     let (mut writing, mut asked) = (RefCell::default(), Asked::default());
@@ -361,7 +360,7 @@ fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     let jobs: i64 = names
         .database()
         .read(|db| Ok(db.query_row(sql, rusqlite::params![running, uid], |row| row.get(0))?))?;
-    Ok(jobs < JOBS_EACH_MAX)
+    Ok(jobs < i64::from(names.shared().limits.get().jobs_each))
 }
 
 /// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
@@ -855,6 +854,7 @@ pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
 
     #[tokio::test]
     async fn a_user_with_very_many_jobs_waits_and_others_do_not() {
@@ -863,11 +863,15 @@ mod tests {
         let insert = |db: &rusqlite::Connection| {
             let sql = "INSERT INTO job(name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
                        cache, replacing) VALUES ('', '', '/', 7, 7, '[]', '', ?1, 0, 0, '', 0, 0)";
-            for _ in 0..JOBS_EACH_MAX {
+            for _ in 0..5 {
                 db.execute(sql, [store::state_number(State::Running)])?;
             }
             Ok(())
         };
+        names.shared().limits.set(Limits {
+            jobs_each: 5,
+            ..Limits::default()
+        });
         assert!(has_room(&names, 7).unwrap());
         names.database().write(insert).await.unwrap();
         assert!(!has_room(&names, 7).unwrap());

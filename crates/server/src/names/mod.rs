@@ -5,6 +5,7 @@
 //! noted in the table `removal`, for others to carry out.
 
 mod apply;
+pub(crate) mod arrivals;
 pub(crate) mod attribute;
 pub(crate) mod changes;
 pub(crate) mod claims;

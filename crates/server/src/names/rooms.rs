@@ -47,6 +47,10 @@ pub(crate) enum Refusal {
         "room {0} has no member {1}: it has left, or was not heard of for 30 s, or is not yours"
     )]
     NoMember(String, u64),
+    #[error(
+        "quotas of your rooms may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"
+    )]
+    Quota { used: u64, max: u64 },
     #[error("/rooms is no folder of the array's owner: have it renamed")]
     NoFolder,
 }
@@ -79,6 +83,9 @@ impl Tx<'_> {
         }
         if self.are_too_many_rooms()? {
             return Ok(Err(Refusal::TooMany));
+        }
+        if let Some(refusal) = self.is_beyond_quota(op.quota_bytes)? {
+            return Ok(Err(refusal));
         }
         let Some(above) = self.rooms_folder()? else {
             return Ok(Err(Refusal::NoFolder));
@@ -117,6 +124,22 @@ impl Tx<'_> {
         let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
         let (all, own): (u32, u32) = self.db.query_row(sql, [self.caller.uid], counts)?;
         Ok(all >= ROOMS_MAX || (own >= ROOMS_EACH_MAX && !self.caller.above()))
+    }
+
+    /// Whether a room with such a quota is more than the caller may have.
+    fn is_beyond_quota(&self, quota_bytes: u64) -> Result<Option<Refusal>, Fault> {
+        let max = self.shared.limits.get().rooms_each_bytes;
+        let Some(max) = max.filter(|_| !self.caller.above()) else {
+            return Ok(None);
+        };
+        let sql = "SELECT coalesce(sum(quota), 0) FROM room CROSS JOIN inode ON inode.ino = room.ino WHERE uid = ?1";
+        let used: i64 = self
+            .db
+            .query_row(sql, [self.caller.uid], |row| row.get(0))?;
+        let used = used.cast_unsigned();
+        let rest = max.saturating_sub(used);
+        let fits = quota_bytes != 0 && quota_bytes <= rest;
+        Ok((!fits).then_some(Refusal::Quota { used, max }))
     }
 
     /// The folder of all rooms, made if it is not there; `None`: something else is.

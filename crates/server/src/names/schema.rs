@@ -69,6 +69,7 @@ const MIGRATIONS: &[&str] = &[
     ONCE,
     ROOMS,
     SLEEP,
+    ARRIVALS,
 ];
 
 const NAMES: &str = "
@@ -318,6 +319,13 @@ const SLEEP: &str = "
 CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);
 CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL, basis TEXT NOT NULL);
+";
+
+// What has come, in order. Numbers are microseconds since the Unix epoch, or follow each other where those do not; the counter has
+// the last one that was forgotten, so that cursors of an earlier database are known to be too old.
+const ARRIVALS: &str = "
+CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
+INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -1,6 +1,7 @@
 //! What namespace operations need to know of the array beyond the database: room on elements, the key
 //! that signs capabilities, and which objects are in use.
 
+use super::arrivals::Kept;
 use super::claims::Claims;
 use super::leaving::Leaving;
 use super::lent::Lent;
@@ -8,6 +9,7 @@ use super::quota::Quotas;
 use crate::clock;
 use crate::elastic::Sleepers;
 use crate::headers::Wake;
+use crate::limits::Allowed;
 use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -63,6 +65,10 @@ pub(crate) struct Shared {
     pub(crate) quotas: Quotas,
     /// What fires when a version is sealed.
     pub(crate) rules: Rules,
+    /// How much is remembered of what has come.
+    pub(crate) arrivals: Kept,
+    /// What each user may have.
+    pub(crate) limits: Allowed,
     /// There are headers to be read.
     pub(crate) headers: Wake,
 }
@@ -145,6 +151,8 @@ impl Shared {
             leaving: Leaving::default(),
             quotas: Quotas::default(),
             rules: Rules::default(),
+            arrivals: Kept::default(),
+            limits: Allowed::default(),
             headers: Wake::default(),
         }
     }

@@ -320,6 +320,7 @@ impl Tx<'_> {
         let folder = parent.ino;
         self.add_entry(parent, &op.name, &node)?;
         self.fire_for_moved(&node, folder, &op.name)?;
+        self.arrived_in(&node, folder, &op.name)?;
         self.want_header(&node, &op.name)?;
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Moved);
@@ -433,6 +434,7 @@ impl Tx<'_> {
             self.moved_folder_rules()?;
         }
         self.fire_for_moved(&node, op.new_parent, &op.new_name)?;
+        self.arrived_in(&node, op.new_parent, &op.new_name)?;
         self.want_header(&node, &op.new_name)?;
         self.changes_zarr(op.parent, &op.name, &node)?;
         if node.is_dir() && op.parent != op.new_parent {
@@ -440,6 +442,7 @@ impl Tx<'_> {
         }
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
             self.fire_for_moved(other, op.parent, &op.name)?;
+            self.arrived_in(other, op.parent, &op.name)?;
             self.want_header(other, &op.name)?;
         }
         self.changes.push(Change::Moved);

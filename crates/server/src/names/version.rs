@@ -519,6 +519,7 @@ impl Tx<'_> {
         if self.shared.rules.any() && node.version != 0 {
             self.fire_for(node, &path)?;
         }
+        self.arrived(node, &path)?;
         self.want_header(node, &path)?;
         if wanted.copies > 1 {
             self.want_copies(node, wanted.now)?;

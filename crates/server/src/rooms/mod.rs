@@ -43,7 +43,9 @@ impl From<Refusal> for Status {
             Refusal::Exists(_) => Self::already_exists(text),
             Refusal::Unknown(_) | Refusal::NoMember(..) => Self::not_found(text),
             Refusal::NoFolder => Self::failed_precondition(text),
-            Refusal::TooMany | Refusal::TooManyMembers(_) => Self::resource_exhausted(text),
+            Refusal::TooMany | Refusal::TooManyMembers(_) | Refusal::Quota { .. } => {
+                Self::resource_exhausted(text)
+            }
         }
     }
 }
@@ -281,7 +283,12 @@ mod tests {
             let root = Caller::root();
             work(&mut Tx::new(db, &shared, &root, 0, seconds * SECOND_NS))
         };
-        names.database().write_here(false, work).unwrap().value
+        // Apart from the runtime of the test: it may have to wait for whoever writes.
+        let written = std::thread::scope(|scope| {
+            let database = names.database();
+            scope.spawn(move || database.write_here(false, work)).join()
+        });
+        written.unwrap().unwrap().value
     }
 
     /// A second's work of what ends rooms; whether there is more.
@@ -363,6 +370,47 @@ mod tests {
         // Its name is free again, its number is not.
         create(&names, "person", 0);
         assert!(join(&names, "person", 0, (0, true)).unwrap() > person);
+    }
+
+    #[test]
+    fn quotas_of_a_users_rooms_are_bounded_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        names.shared().limits.set(crate::limits::Limits {
+            rooms_each_bytes: Some(100),
+            ..crate::limits::Limits::default()
+        });
+        let make = |uid, name: &str, quota_bytes| {
+            let (shared, name) = (names.shared().clone(), name.to_owned());
+            let work = move |db: &Connection| {
+                let caller = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                let room = v1::CreateRoomRequest {
+                    name,
+                    mode: 0o700,
+                    quota_bytes,
+                    ..v1::CreateRoomRequest::default()
+                };
+                Tx::new(db, &shared, &caller, 0, 0).create_room(&room)
+            };
+            let made = names.database().write_here(false, work).unwrap().value;
+            made.map(drop).map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(make(7, "a", 60), Ok(()));
+        for too_much in [0, 41, u64::MAX] {
+            let why = make(7, "b", too_much).unwrap_err();
+            assert!(why.contains("100 bytes together, and come to 60"), "{why}");
+        }
+        assert_eq!(make(7, "b", 40), Ok(()));
+        assert!(make(7, "c", 1).is_err());
+        assert_eq!(make(8, "c", 100), Ok(()));
+        assert_eq!(make(0, "d", 0), Ok(()));
+        at(&names, 0, |tx| tx.end_room("a")).unwrap();
+        while sweep(&names, 1) {}
+        assert_eq!(make(7, "e", 60), Ok(()));
     }
 
     #[test]

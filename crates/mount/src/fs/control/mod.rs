@@ -6,7 +6,8 @@
 //! | `<user>/cancel` | write the handle of a job to it |
 //! | `<user>/joblist` | one line a job: script, handle |
 //! | `<user>/<handle>-status` | the job's tasks |
-//! | `<user>/last-error` | why the last submission was refused |
+//! | `<user>/arrivals` | write a question to it and read who comes: see [`arrivals`] |
+//! | `<user>/last-error` | why the last submission, or question, was refused |
 //! | `<user>/new-files` | write small files to it that are to be made, many at once |
 //! | `elements/<n>/status` | one element |
 //! | `status` | this mount: what was closed and is not sealed yet |
@@ -15,6 +16,7 @@
 //! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the
 //! root, so that copying a tree does not copy it.
 
+mod arrivals;
 mod new_files;
 mod submit;
 mod text;
@@ -48,6 +50,7 @@ enum Special {
     User(u32),
     /// What lines are written to.
     Order(Order, u32),
+    Arrivals(u32),
     NewFiles(u32),
     JobList(u32),
     LastError(u32),
@@ -76,6 +79,7 @@ pub(crate) struct Control {
     numbers: Mutex<Numbers>,
     users: Mutex<BTreeSet<u32>>,
     errors: Mutex<BTreeMap<u32, String>>,
+    waiting: arrivals::Waiting,
     open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
     /// Questions of the server for which the kernel's queue is heard out, and whether it was.
     pub(super) asked: Mutex<BTreeMap<u64, bool>>,
@@ -186,7 +190,9 @@ impl Special {
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
             Self::User(uid) => (Kind::Directory, 0o500, uid),
-            Self::Order(_, uid) | Self::NewFiles(uid) => (Kind::File, 0o600, uid),
+            Self::Order(_, uid) | Self::Arrivals(uid) | Self::NewFiles(uid) => {
+                (Kind::File, 0o600, uid)
+            }
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
@@ -220,6 +226,7 @@ impl Fs {
             Special::User(uid) => match text {
                 Some("submit") => Some(Special::Order(Order::Submit, uid)),
                 Some("cancel") => Some(Special::Order(Order::Cancel, uid)),
+                Some("arrivals") => Some(Special::Arrivals(uid)),
                 Some("joblist") => Some(Special::JobList(uid)),
                 Some("last-error") => Some(Special::LastError(uid)),
                 Some("new-files") => Some(Special::NewFiles(uid)),
@@ -358,6 +365,7 @@ impl Fs {
                 let mut entries = vec![
                     named("submit".into(), Special::Order(Order::Submit, uid)),
                     named("cancel".into(), Special::Order(Order::Cancel, uid)),
+                    named("arrivals".into(), Special::Arrivals(uid)),
                     named("joblist".into(), Special::JobList(uid)),
                     named("last-error".into(), Special::LastError(uid)),
                     named("new-files".into(), Special::NewFiles(uid)),
@@ -413,7 +421,11 @@ impl Fs {
         write: bool,
     ) -> Result<u64, Error> {
         let special = self.control.special(number)?;
-        if write && !matches!(special, Special::Order(..) | Special::NewFiles(_)) {
+        let written = matches!(
+            special,
+            Special::Order(..) | Special::Arrivals(_) | Special::NewFiles(_)
+        );
+        if write && !written {
             return Err(Errno::ACCESS.into());
         }
         let handle = self.handle_number();
@@ -446,7 +458,15 @@ impl Fs {
         // Reading from the start shows the state as it is then; of new files it is what the last call has left.
         let told = matches!(open.special, Special::NewFiles(_));
         if content.is_none() || offset == 0 && !told {
-            *content = Some(self.content(open.caller, open.special)?);
+            let asked = open.opener.as_ref();
+            let asked = asked.filter(|_| matches!(open.special, Special::Arrivals(_)));
+            *content = Some(match asked {
+                Some(opener) => {
+                    let question = open.input.lock().clone();
+                    self.arrivals(opener, &question)?
+                }
+                None => self.content(open.caller, open.special)?,
+            });
         }
         let bytes = content.as_deref().unwrap_or_default();
         let start = usize::try_from(offset)
@@ -534,12 +554,19 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit` or `cancel`, of which each finished line counts, or files that are to be made.
+    /// Takes text written to `submit` or `cancel`, of which each finished line counts, a question, or files that are to be made.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::NewFiles(_), Some(opener)) = (open.special, &open.opener) {
             pace.wait()?;
             return self.control_make(&open, opener, bytes);
+        }
+        if matches!(open.special, Special::Arrivals(_)) {
+            if bytes.len() > arrivals::QUESTION_BYTES_MAX {
+                return Err(Errno::NAMETOOLONG.into());
+            }
+            *open.input.lock() = bytes.to_vec();
+            return Ok(());
         }
         let (Special::Order(order, uid), Some(opener)) = (open.special, &open.opener) else {
             return Err(Errno::ACCESS.into());

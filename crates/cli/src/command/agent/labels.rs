@@ -1,0 +1,497 @@
+//! The gRPC service of labels: an application of each client that has registered, as the C library has one of its process.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tidemill_label::{Analysis, App, Error, Intent, Label, Settings, Ticket};
+use tidemill_wire::labels::label::Type;
+use tidemill_wire::labels::{self as said, labels_server};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// How long one wait takes at most.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Pause before it is looked for room again.
+const ROOM_PAUSE: Duration = Duration::from_millis(2);
+/// Who waits looks so often whether the application is still there.
+const SLICE: Duration = Duration::from_secs(1);
+/// Those who wait at once, or publish: each holds a thread.
+const BUSY_MAX: usize = 256;
+/// Applications of clients at once.
+const APPS_MAX: usize = 256;
+/// Labels that one request may name.
+const NAMED_MAX: usize = 65_536;
+/// Bytes that are read, or results, in one answer, unless one alone has more.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Mode bits that files do not have if the client does not say.
+const UMASK: u32 = 0o022;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Labels {
+    folder: PathBuf,
+    apps: Arc<Mutex<HashMap<String, Arc<Client>>>>,
+    busy: Arc<Semaphore>,
+}
+
+/// A client's application.
+#[derive(Debug)]
+struct Client {
+    app: App,
+    /// Labels that it may ask for.
+    tickets: Mutex<HashMap<u64, Arc<Ticket>>>,
+    /// One publishes at a time.
+    publishes: Mutex<()>,
+    gone: AtomicBool,
+}
+
+/// Ends an application with the call that has registered it.
+#[derive(Debug)]
+struct Registration {
+    labels: Labels,
+    key: String,
+    client: Arc<Client>,
+    sends: mpsc::Sender<Result<said::Registered, Status>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What panics has changed nothing by halves.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn refused(error: &Error) -> Status {
+    let text = error.to_string();
+    match error {
+        Error::Full { .. } | Error::Quota(_) => Status::resource_exhausted(text),
+        Error::Mount(_) | Error::Agent { .. } => Status::failed_precondition(text),
+        Error::Failed { .. } => Status::unavailable(text),
+        Error::Log { .. } | Error::Damaged { .. } => Status::internal(text),
+        _ => Status::invalid_argument(text),
+    }
+}
+
+impl Labels {
+    pub(super) fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            apps: Arc::default(),
+            busy: Arc::new(Semaphore::new(BUSY_MAX)),
+        }
+    }
+
+    fn client(&self, key: &str) -> Result<Arc<Client>, Status> {
+        let apps = lock(&self.apps);
+        apps.get(key).cloned().ok_or_else(|| {
+            Status::not_found(format!("no application has registered with the key {key:?}, or it has ended: register first"))
+        })
+    }
+
+    /// Does what may take long on a thread for it.
+    async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let Ok(place) = self.busy.clone().try_acquire_owned() else {
+            return Err(Status::resource_exhausted(format!(
+                "{BUSY_MAX} wait or publish, as many as may: try again later"
+            )));
+        };
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(place);
+            done
+        });
+        done.await
+            .unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+    }
+
+    fn register(&self, request: &said::RegisterRequest) -> Result<Arc<Client>, Status> {
+        let intent = u32::try_from(request.intent).ok().and_then(Intent::of);
+        let unknown = || Status::invalid_argument(format!("{} is no intent", request.intent));
+        let settings = Settings {
+            mount: (!request.mount.is_empty()).then(|| request.mount.clone().into()),
+            capacity: request.room,
+            folder: Some(self.folder.clone()),
+            intent: intent.ok_or_else(unknown)?,
+            umask: Some(request.umask.unwrap_or(UMASK)),
+            // This is it.
+            no_agent: true,
+        };
+        // Whoever had it before is the same client, whose connection was lost.
+        if let Some(before) = lock(&self.apps).remove(&request.key) {
+            before.gone.store(true, Ordering::Relaxed);
+        }
+        let app = App::register_by_key(&request.name, &request.key, &settings);
+        let app = app.map_err(|error| refused(&error))?;
+        let kept = app.kept().into_iter();
+        let tickets = kept.map(|ticket| (ticket.number(), Arc::new(ticket)));
+        let client = Arc::new(Client {
+            tickets: Mutex::new(tickets.collect()),
+            app,
+            publishes: Mutex::default(),
+            gone: AtomicBool::new(false),
+        });
+        let mut apps = lock(&self.apps);
+        if apps.len() >= APPS_MAX {
+            return Err(Status::resource_exhausted(format!(
+                "{APPS_MAX} applications have registered, as many as may"
+            )));
+        }
+        apps.insert(request.key.clone(), client.clone());
+        Ok(client)
+    }
+}
+
+impl Registration {
+    /// Until the client has gone, or the same has registered anew.
+    async fn last(self) {
+        loop {
+            tokio::select! {
+                () = self.sends.closed() => break,
+                () = tokio::time::sleep(SLICE) => {}
+            }
+            if self.client.gone.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        self.client.gone.store(true, Ordering::Relaxed);
+        let mut apps = lock(&self.labels.apps);
+        if apps
+            .get(&self.key)
+            .is_some_and(|now| Arc::ptr_eq(now, &self.client))
+        {
+            apps.remove(&self.key);
+        }
+    }
+}
+
+fn own(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+impl Client {
+    fn ticket(&self, number: u64) -> Option<Arc<Ticket>> {
+        lock(&self.tickets).get(&number).cloned()
+    }
+
+    /// Publishes a batch; gives the last number that is kept.
+    fn publish(&self, batch: &said::Batch) -> Result<u64, Status> {
+        let _alone = lock(&self.publishes);
+        for label in &batch.labels {
+            let last = self.app.last();
+            if label.number <= last && label.number != 0 {
+                continue;
+            }
+            if label.number != last + 1 {
+                return Err(Status::invalid_argument(format!(
+                    "label {} does not follow the last one, {last}: they are numbered one by one",
+                    label.number
+                )));
+            }
+            self.publish_one(label, batch.nowait)?;
+        }
+        Ok(self.app.last())
+    }
+
+    fn publish_one(&self, label: &said::Label, nowait: bool) -> Result<(), Status> {
+        let invalid =
+            |what: &str| Status::invalid_argument(format!("label {}: {what}", label.number));
+        let most = self.app.label_max();
+        if label.data.len() as u64 > most || label.r#type() == Type::Read && label.size > most {
+            return Err(invalid(&format!(
+                "it is of more than {most} bytes: make it several"
+            )));
+        }
+        let analysis = label.analysis.clone().unwrap_or_default();
+        let [args, inputs, outputs] =
+            [&analysis.args, &analysis.inputs, &analysis.outputs].map(|texts| borrowed(texts));
+        let analysis = Analysis {
+            kernel: &analysis.kernel,
+            args: &args,
+            inputs: &inputs,
+            outputs: &outputs,
+            stdin: own(&analysis.standard_input),
+            stdout: own(&analysis.standard_output),
+            policy: own(&analysis.policy),
+        };
+        let mut asked = asked(label, &analysis);
+        let after = self.after(label)?;
+        asked = match (&after, label.if_done, label.if_failed) {
+            (None, false, false) => asked,
+            (Some(after), false, false) => asked.after(after),
+            (Some(after), true, false) => asked.if_done(after),
+            (Some(after), false, true) => asked.if_failed(after),
+            _ => {
+                return Err(invalid(
+                    "if_done, or if_failed, needs a label that it is after",
+                ));
+            }
+        };
+        if label.durable {
+            asked = asked.durable();
+        }
+        if label.truncate {
+            asked = asked.truncate();
+        }
+        if label.forget {
+            asked = asked.forgotten();
+        }
+        let ticket = self.kept(&asked.impatient(), nowait)?;
+        if !label.forget {
+            lock(&self.tickets).insert(ticket.number(), Arc::new(ticket));
+        }
+        Ok(())
+    }
+
+    /// Publishes when there is room; as long as anybody is there who has sent it.
+    fn kept(&self, asked: &Label<'_>, nowait: bool) -> Result<Ticket, Status> {
+        loop {
+            match self.app.publish(asked) {
+                Err(Error::Full { needed, capacity }) if !nowait && needed <= capacity => {
+                    if self.gone.load(Ordering::Relaxed) {
+                        return Err(Status::cancelled("the application has ended"));
+                    }
+                    std::thread::sleep(ROOM_PAUSE);
+                }
+                published => return published.map_err(|error| refused(&error)),
+            }
+        }
+    }
+
+    /// The label that another is after, if it has to wait for it.
+    fn after(&self, label: &said::Label) -> Result<Option<Arc<Ticket>>, Status> {
+        if label.after == 0 {
+            return Ok(None);
+        }
+        let known = self.ticket(label.after);
+        let known = known.or_else(|| self.app.ticket(label.after).map(Arc::new));
+        match known {
+            Some(known) => Ok(Some(known)),
+            None if label.after < label.number && !label.if_done && !label.if_failed => Ok(None),
+            None => Err(Status::invalid_argument(format!(
+                "label {}: there is no label {} before it, or what became of it was asked for and is not kept",
+                label.number, label.after
+            ))),
+        }
+    }
+
+    fn named(&self, labels: &[u64]) -> Result<Vec<Arc<Ticket>>, Status> {
+        if labels.len() > NAMED_MAX {
+            return Err(Status::invalid_argument(format!(
+                "a request names at most {NAMED_MAX} labels, not {}",
+                labels.len()
+            )));
+        }
+        let found = labels.iter().map(|number| {
+            self.ticket(*number).ok_or_else(|| {
+                Status::not_found(format!(
+                    "label {number} was not published, or was asked for, or forgotten"
+                ))
+            })
+        });
+        found.collect()
+    }
+
+    /// Waits, and takes what has ended.
+    fn wait(&self, request: &said::WaitRequest) -> Result<said::WaitReply, Status> {
+        let tickets = self.named(&request.labels)?;
+        let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
+        loop {
+            let slice = until.min(Instant::now() + SLICE);
+            match tidemill_label::wait_some(&tickets, !request.any, Some(slice)) {
+                Err(Error::Timeout) if self.gone.load(Ordering::Relaxed) => {
+                    return Err(Status::cancelled("the application has ended"));
+                }
+                Err(Error::Timeout) if slice < until => {}
+                Ok(()) | Err(Error::Timeout) => break,
+                Err(error) => return Err(refused(&error)),
+            }
+        }
+        let mut reply = said::WaitReply::default();
+        let mut bytes = 0;
+        for ticket in tickets.iter().filter(|ticket| ticket.test()) {
+            let outcome = outcome(ticket);
+            bytes += outcome.data.len();
+            lock(&self.tickets).remove(&outcome.label);
+            reply.outcomes.push(outcome);
+            if request.any || bytes >= ANSWER_BYTES_MAX {
+                break;
+            }
+        }
+        Ok(reply)
+    }
+}
+
+/// What is to be done, but for what it is after.
+fn asked<'a>(label: &'a said::Label, analysis: &'a Analysis<'a>) -> Label<'a> {
+    let (path, to) = (label.path.as_str(), label.to.as_str());
+    match label.r#type() {
+        Type::Fence => Label::fence(),
+        Type::Write => Label::write(path, label.offset, &label.data),
+        Type::Append => Label::append(path, &label.data),
+        Type::Read => Label::read(path, label.offset, label.size),
+        Type::Delete => Label::delete(path),
+        Type::Rename => Label::rename(path, to),
+        Type::Copy => Label::copy(path, to),
+        Type::Analyse => match analysis.outputs.first() {
+            Some(output) if label.size > 0 => Label::analyse(analysis).result(output, label.size),
+            _ => Label::analyse(analysis),
+        },
+        Type::Job => Label::job(&label.script).result(path, label.size),
+        Type::Await => Label::arrival(path).since(to),
+    }
+}
+
+fn borrowed(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+fn outcome(ticket: &Ticket) -> said::Outcome {
+    let label = ticket.number();
+    match ticket.take() {
+        Ok(data) => said::Outcome {
+            label,
+            data,
+            ..said::Outcome::default()
+        },
+        Err(error) => said::Outcome {
+            label,
+            errno: error.errno(),
+            error: error.to_string(),
+            data: Vec::new(),
+        },
+    }
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl labels_server::Labels for Labels {
+    type RegisterStream = Answers<said::Registered>;
+    type PublishStream = Answers<said::Published>;
+
+    async fn register(
+        &self,
+        request: Request<said::RegisterRequest>,
+    ) -> Result<Response<Self::RegisterStream>, Status> {
+        let (labels, request) = (self.clone(), request.into_inner());
+        let key = request.key.clone();
+        let client = self.apart(move || labels.register(&request)).await?;
+        let (sends, receives) = mpsc::channel(1);
+        let registered = said::Registered {
+            published: client.app.last(),
+            mount: client.app.mount().display().to_string(),
+        };
+        // There is room for one.
+        let _ = sends.send(Ok(registered)).await;
+        let labels = self.clone();
+        let registration = Registration {
+            labels,
+            key,
+            client,
+            sends,
+        };
+        tokio::spawn(registration.last());
+        Ok(Response::new(Box::pin(ReceiverStream::new(receives))))
+    }
+
+    async fn publish(
+        &self,
+        request: Request<Streaming<said::Batch>>,
+    ) -> Result<Response<Self::PublishStream>, Status> {
+        let (labels, mut batches) = (self.clone(), request.into_inner());
+        let (sends, receives) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                // A client that goes away in the middle of a batch has not sent it.
+                let batch = match batches.message().await {
+                    Ok(Some(batch)) => Ok(batch),
+                    Ok(None) => return,
+                    Err(status) => Err(status),
+                };
+                let published =
+                    match batch.and_then(|batch| Ok((labels.client(&batch.key)?, batch))) {
+                        Ok((client, batch)) => labels.apart(move || client.publish(&batch)).await,
+                        Err(status) => Err(status),
+                    };
+                let failed = published.is_err();
+                let published = published.map(|published| said::Published { published });
+                if sends.send(published).await.is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receives))))
+    }
+
+    async fn wait(
+        &self,
+        request: Request<said::WaitRequest>,
+    ) -> Result<Response<said::WaitReply>, Status> {
+        let request = request.into_inner();
+        let client = self.client(&request.key)?;
+        let reply = self.apart(move || client.wait(&request)).await?;
+        Ok(Response::new(reply))
+    }
+
+    async fn test(
+        &self,
+        request: Request<said::LabelsRequest>,
+    ) -> Result<Response<said::TestReply>, Status> {
+        let request = request.into_inner();
+        let tickets = self.client(&request.key)?.named(&request.labels)?;
+        let yes = tickets.iter().map(|ticket| ticket.test()).collect();
+        Ok(Response::new(said::TestReply { yes }))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<said::LabelsRequest>,
+    ) -> Result<Response<said::TestReply>, Status> {
+        let request = request.into_inner();
+        let tickets = self.client(&request.key)?.named(&request.labels)?;
+        let yes = tickets.iter().map(|ticket| ticket.cancel()).collect();
+        Ok(Response::new(said::TestReply { yes }))
+    }
+
+    async fn forget(
+        &self,
+        request: Request<said::LabelsRequest>,
+    ) -> Result<Response<said::Nothing>, Status> {
+        let request = request.into_inner();
+        let client = self.client(&request.key)?;
+        client.named(&request.labels)?;
+        let mut tickets = lock(&client.tickets);
+        for number in &request.labels {
+            tickets.remove(number);
+        }
+        Ok(Response::new(said::Nothing {}))
+    }
+
+    async fn applications(
+        &self,
+        _: Request<said::Nothing>,
+    ) -> Result<Response<said::ApplicationsReply>, Status> {
+        let known = tidemill_label::apps::list(Some(&self.folder));
+        let known = known.map_err(|error| refused(&error))?;
+        let applications = known.applications.into_iter().map(|app| said::Application {
+            name: app.name,
+            pid: app.pid,
+            runs: app.runs,
+            mount: app.mount.display().to_string(),
+            labels: app.labels,
+            bytes: app.bytes,
+            failed: app.failed,
+            used: app.used,
+            capacity: app.capacity,
+        });
+        Ok(Response::new(said::ApplicationsReply {
+            applications: applications.collect(),
+        }))
+    }
+}

@@ -1,0 +1,148 @@
+//! Where the agent serves labels to programs in any language: a socket of the user's, and a port of this host if one is asked for.
+
+use super::labels::Labels;
+use anyhow::Context as _;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::fs::{OpenOptions, Permissions};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tidemill_wire::labels::labels_server::LabelsServer;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+/// The socket, and the token of who comes by TCP, in the folder of labels.
+const SOCKET: &str = "agent.sock";
+const TOKEN: &str = "agent.token";
+/// Largest message that is taken, in bytes.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Requests of one connection at once, and streams among them.
+const REQUESTS_MAX: u32 = 256;
+/// Random bytes of a token.
+const TOKEN_BYTES: usize = 32;
+
+/// Refuses to serve anybody but this host.
+pub(super) fn check(listen: Option<SocketAddr>) -> anyhow::Result<()> {
+    let own = listen.is_none_or(|address| address.ip().is_loopback());
+    anyhow::ensure!(
+        own,
+        "--listen: labels are served to this host only, as what is said to this port is not encrypted: give 127.0.0.1:PORT or [::1]:PORT"
+    );
+    Ok(())
+}
+
+/// Serves until the process ends.
+///
+/// # Errors
+/// If there is no socket to be had, or no port.
+pub(super) fn start(folder: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("labels")
+        .enable_all()
+        .build()
+        .context("can't start threads")?;
+    let labels = Labels::new(folder);
+    let guard = runtime.enter();
+    let socket = bind(&folder.join(SOCKET))?;
+    let user = rustix::process::geteuid().as_raw();
+    let own = InterceptedService::new(service(labels.clone()), move |request: Request<()>| {
+        of_user(user, request)
+    });
+    let server = Server::builder()
+        .max_concurrent_streams(REQUESTS_MAX)
+        .add_service(own);
+    runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(socket)));
+    if let Some(address) = listen {
+        let token: Arc<str> = new_token(&folder.join(TOKEN))?.into();
+        let listener = std::net::TcpListener::bind(address);
+        let listener = listener.with_context(|| format!("--listen {address}"))?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        tracing::info!("labels are served at {}", listener.local_addr()?);
+        let own = InterceptedService::new(service(labels), move |request: Request<()>| {
+            with_token(&token, request)
+        });
+        let server = Server::builder()
+            .max_concurrent_streams(REQUESTS_MAX)
+            .add_service(own);
+        runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    }
+    drop(guard);
+    // It lives as long as the process does.
+    std::mem::forget(runtime);
+    Ok(())
+}
+
+fn service(labels: Labels) -> LabelsServer<Labels> {
+    LabelsServer::new(labels)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// A socket for this user alone, in place of that of an agent that has ended.
+fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
+    let at = || path.display().to_string();
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(at);
+        }
+        _ => {}
+    }
+    // The folder is closed to all others; so is the socket, from its first moment on.
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let socket = bound.with_context(at)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).with_context(at)?;
+    Ok(socket)
+}
+
+/// A token that only this user can read.
+fn new_token(path: &PathBuf) -> anyhow::Result<String> {
+    let mut bytes = [0_u8; TOKEN_BYTES];
+    // So few come at once.
+    getrandom(&mut bytes, GetRandomFlags::empty()).context("no random bytes")?;
+    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let at = || path.display().to_string();
+    let _ = std::fs::remove_file(path);
+    let mut how = OpenOptions::new();
+    let opened = how.write(true).create_new(true).mode(0o600).open(path);
+    let mut file = opened.with_context(at)?;
+    file.write_all(token.as_bytes()).with_context(at)?;
+    Ok(token)
+}
+
+fn of_user(user: u32, request: Request<()>) -> Result<Request<()>, Status> {
+    let peer = request.extensions().get::<UdsConnectInfo>();
+    let peer = peer.and_then(|peer| peer.peer_cred).map(|peer| peer.uid());
+    match peer {
+        Some(peer) if peer == user || peer == 0 => Ok(request),
+        _ => Err(Status::permission_denied(format!(
+            "these are labels of user {user}"
+        ))),
+    }
+}
+
+fn with_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> {
+    let said = request.metadata().get("authorization");
+    let said = said.and_then(|said| said.to_str().ok()?.strip_prefix("Bearer "));
+    match said {
+        Some(said) if same(said.as_bytes(), token.as_bytes()) => Ok(request),
+        _ => Err(Status::unauthenticated(format!(
+            "send the token in {TOKEN}, in the folder of labels, as `authorization: Bearer TOKEN`"
+        ))),
+    }
+}
+
+/// Compares in a time that does not say where the first difference is.
+fn same(said: &[u8], is: &[u8]) -> bool {
+    let differs = said.iter().zip(is).fold(0, |all, (a, b)| all | (a ^ b));
+    said.len() == is.len() && differs == 0
+}

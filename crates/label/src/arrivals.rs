@@ -1,0 +1,383 @@
+//! Files of others as they come: what labels that wait for them ask the array, and a stream of all of them.
+//!
+//! The mount's control folder has a file for it, [`FILE`]: a question is written, and reading waits for the answer.
+
+use crate::agent::Tell;
+use crate::analysis::TEXT_MAX;
+use crate::app::{App, Label, Settings, Ticket};
+use crate::error::Error;
+use crate::jobs::CONTROL;
+use crate::log::{Log, Record, Status};
+use crate::root::{Root, is_away};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const FILE: &str = "arrivals";
+/// Most labels of an application that wait for files at the same time.
+pub(crate) const AWAITED_MAX: usize = 64;
+/// Arrivals of one answer: as many as the array gives.
+const MANY: u64 = 0;
+/// Room for the answer to a label: one path, or all that the array gives at once.
+pub(crate) const ONE_BYTES: u64 = 4096 + 64;
+const MANY_BYTES: u64 = 64 << 10;
+/// Room for labels of a stream.
+const CAPACITY: u64 = 1 << 20;
+/// Pause before somebody is asked again who had no place, or was away.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A file that has come: a version that was closed under that name, or has got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// As an address: `tidemill:/…`.
+    pub path: String,
+    /// How often the file was closed with something new.
+    pub version: u64,
+    /// In bytes.
+    pub size: u64,
+    /// What comes after it: see [`App::subscribe`].
+    pub cursor: String,
+}
+
+/// All that comes, in order, from a cursor on: by labels of an application of its own, so that it holds up no others.
+#[derive(Debug)]
+pub struct Subscription {
+    app: App,
+    pattern: String,
+    cursor: String,
+    asked: Option<Ticket>,
+    ready: VecDeque<Arrival>,
+}
+
+/// What the array answers.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Answer {
+    cursor: String,
+    missed: bool,
+    arrivals: Vec<Arrival>,
+}
+
+impl Answer {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let mut parts = text.strip_suffix('\0')?.split('\0');
+        let cursor = parts.next()?.to_owned();
+        let missed = parts.next()? == "1";
+        let mut arrivals = Vec::new();
+        while let Some(path) = parts.next() {
+            arrivals.push(Arrival {
+                path: format!("tidemill:{path}"),
+                cursor: parts.next()?.to_owned(),
+                version: parts.next()?.parse().ok()?,
+                size: parts.next()?.parse().ok()?,
+            });
+        }
+        Some(Self {
+            cursor,
+            missed,
+            arrivals,
+        })
+    }
+}
+
+/// Asks, and waits for the answer.
+fn ask(mut file: File, limit: u64, since: &str, pattern: &str) -> std::io::Result<Vec<u8>> {
+    file.write_all(format!("{limit}\0{since}\0{pattern}").as_bytes())?;
+    file.rewind()?;
+    let mut answer = vec![0; usize::try_from(MANY_BYTES).unwrap_or(0)];
+    let mut read = 0;
+    loop {
+        match file.read(&mut answer[read..])? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    answer.truncate(read);
+    Ok(answer)
+}
+
+fn folder() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    format!("{CONTROL}/{user}").into()
+}
+
+/// The cursor of now, from the array that is mounted there. Says what is wrong with the pattern.
+pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Error> {
+    let folder = mount.join(folder());
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        .open(folder.join(FILE));
+    let answer = opened.and_then(|file| ask(file, MANY, "", pattern));
+    let answer = answer.map_err(|source| {
+        let said = std::fs::read_to_string(folder.join("last-error"));
+        match said {
+            Ok(said) if source.kind() == std::io::ErrorKind::InvalidInput && !said.is_empty() => {
+                Error::Invalid(said.trim().to_owned())
+            }
+            _ => Error::Failed {
+                what: "can't wait for",
+                path: pattern.to_owned(),
+                source,
+            },
+        }
+    })?;
+    let answer = Answer::of(&answer);
+    let strange = || Error::Invalid("the mount is of another release".into());
+    answer.map(|answer| answer.cursor).ok_or_else(strange)
+}
+
+/// What is kept of a label that waits: whether it was given up, so that nobody writes where it was.
+type Given = Arc<Mutex<bool>>;
+
+/// A label that waits.
+struct Awaited {
+    record: Record,
+    up: Given,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// The labels of an application that wait for files.
+#[derive(Default)]
+pub(crate) struct Awaiting(Vec<Awaited>);
+
+impl Awaiting {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a label has to wait for one that waits for a file.
+    pub(crate) fn hold_up(&self, record: &Record) -> bool {
+        let after = |one: &Awaited| one.record.as_after() == record.after;
+        self.0.iter().any(after) || record.is_await() && self.0.len() >= AWAITED_MAX
+    }
+
+    /// Forgets those that have ended, and ends those that were taken back; all if the application has ended.
+    pub(crate) fn look(&mut self, log: &Log, all: bool) {
+        let mut told = false;
+        self.0.retain(|one| {
+            let mut up = one.up.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*up && (all || log.status(one.record.at).0 == Status::Stopping) {
+                *up = true;
+                log.settle_as(one.record.at, Status::Cancelled, 0);
+                told = true;
+            }
+            !*up && !one.thread.is_finished()
+        });
+        if told {
+            log.told();
+        }
+    }
+
+    /// Has somebody wait for a file.
+    pub(crate) fn start(&mut self, log: &Arc<Log>, root: &Arc<Root>, record: &Record, tell: Tell) {
+        let (log, root, record) = (log.clone(), root.clone(), *record);
+        let up = Given::default();
+        let thread = std::thread::spawn({
+            let up = up.clone();
+            move || wait(&log, &root, &record, (&up, tell))
+        });
+        self.0.push(Awaited { record, up, thread });
+    }
+}
+
+/// Waits until something has come, somebody has given the label up, or it can't be waited for.
+fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
+    let texts = String::from_utf8_lossy(log.paths(record)).into_owned();
+    let (pattern, since) = texts.split_once('\0').unwrap_or((&texts, ""));
+    let mut since = since.to_owned();
+    loop {
+        if *up.lock().unwrap_or_else(PoisonError::into_inner) {
+            return;
+        }
+        let file = root.open_file(&folder().join(FILE), OFlags::RDWR);
+        let outcome = match file.and_then(|file| ask(file, record.offset, &since, pattern)) {
+            Ok(bytes) => match Answer::of(&bytes) {
+                Some(answer) if answer.arrivals.is_empty() && !answer.missed => {
+                    since = answer.cursor;
+                    continue;
+                }
+                Some(answer) => told(record, answer, bytes),
+                None => Err((Errno::IO, "the mount is of another release".into())),
+            },
+            Err(error) if is_away(&error) || error.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Err(error) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                Err((errno, why(root, pattern, &error)))
+            }
+        };
+        settle(log, record, up, outcome, tell);
+        return;
+    }
+}
+
+/// Why a question was refused, in the array's words if it has said any.
+fn why(root: &Root, pattern: &str, error: &std::io::Error) -> String {
+    let said = || {
+        let mut said = String::new();
+        let file = root.open_file(&folder().join("last-error"), OFlags::RDONLY);
+        file.ok()?.take(TEXT_MAX).read_to_string(&mut said).ok()?;
+        Some(said.trim().to_owned())
+    };
+    let said = said().filter(|_| error.kind() == std::io::ErrorKind::InvalidInput);
+    let said = said.filter(|said| !said.is_empty());
+    said.unwrap_or_else(|| format!("{pattern}: {error}"))
+}
+
+/// What a label gives.
+fn told(record: &Record, answer: Answer, bytes: Vec<u8>) -> Result<Vec<u8>, (Errno, String)> {
+    if record.offset == MANY {
+        return Ok(bytes);
+    }
+    if answer.missed {
+        let why = "what came first is not known any more: the array remembers a bounded number of arrivals";
+        return Err((Errno::OVERFLOW, why.into()));
+    }
+    let first = answer.arrivals.into_iter().next();
+    Ok(first.map(|one| one.path.into_bytes()).unwrap_or_default())
+}
+
+fn settle(
+    log: &Log,
+    record: &Record,
+    up: &Given,
+    outcome: Result<Vec<u8>, (Errno, String)>,
+    tell: Tell,
+) {
+    let mut up = up.lock().unwrap_or_else(PoisonError::into_inner);
+    if *up {
+        return;
+    }
+    *up = true;
+    let answer = log.answer(record);
+    let put = |answer: &mut [u8], bytes: &[u8]| {
+        let length = bytes.len().min(answer.len());
+        answer[..length].copy_from_slice(&bytes[..length]);
+        length as u64
+    };
+    match outcome {
+        Ok(bytes) => {
+            let length = put(answer, &bytes);
+            log.settle(record.at, Ok(length));
+        }
+        Err((errno, why)) => {
+            tell(&format!("{}: label {}: {why}", log.name(), record.id));
+            answer.fill(0);
+            let most = usize::try_from(TEXT_MAX).unwrap_or(0).min(why.len());
+            put(answer, &why.as_bytes()[..most]);
+            log.settle(record.at, Err(errno.raw_os_error()));
+        }
+    }
+    drop(up);
+    log.told();
+    // Labels may wait for it.
+    log.wake();
+}
+
+impl App {
+    /// All files whose path matches, as they come: versions that are closed, and what gets such a name. From now on, or from a cursor
+    /// that an [`Arrival`] or [`Subscription::cursor`] gave: then nothing is missed that came meanwhile.
+    ///
+    /// # Errors
+    /// If the pattern is wrong, or the array can't be asked.
+    pub fn subscribe(&self, pattern: &str, since: Option<&str>) -> Result<Subscription, Error> {
+        let settings = Settings {
+            capacity: CAPACITY,
+            ..self.settings()
+        };
+        let within = self.pattern(pattern)?;
+        let cursor = match since {
+            Some(since) => since.to_owned(),
+            None => now(self.mount(), within)?,
+        };
+        Ok(Subscription {
+            app: Self::register(&self.name(), &settings)?,
+            pattern: pattern.to_owned(),
+            cursor,
+            asked: None,
+            ready: VecDeque::new(),
+        })
+    }
+}
+
+impl Subscription {
+    /// The next that has come; waits for it, for as long as that if a limit is given.
+    ///
+    /// # Errors
+    /// With [`Error::Timeout`], then it can be asked again; with [`Error::Missed`] once, if what came first is not known any more:
+    /// then it goes on with what is.
+    pub fn next(&mut self, limit: Option<Duration>) -> Result<Arrival, Error> {
+        loop {
+            if let Some(arrival) = self.ready.pop_front() {
+                self.cursor.clone_from(&arrival.cursor);
+                return Ok(arrival);
+            }
+            let asked = match self.asked.take() {
+                Some(asked) => asked,
+                None => self.app.publish(&Label::arrivals(
+                    &self.pattern,
+                    &self.cursor,
+                    (MANY, MANY_BYTES),
+                ))?,
+            };
+            let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+            if let Err(error) = asked.wait_until(until) {
+                self.asked = Some(asked);
+                return Err(error);
+            }
+            let answer = asked.outcome()?;
+            let strange = || Error::Invalid("the mount is of another release".into());
+            let answer = Answer::of(&answer).ok_or_else(strange)?;
+            self.ready = answer.arrivals.into();
+            if self.ready.is_empty() {
+                self.cursor = answer.cursor;
+            }
+            if answer.missed {
+                return Err(Error::Missed);
+            }
+        }
+    }
+
+    /// What comes after the last that was given.
+    #[must_use]
+    pub fn cursor(&self) -> &str {
+        &self.cursor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_and_nonsense_is_not() {
+        let one = "7\x000\0/a b\x006:/a b\x003\x0012\0";
+        let answer = Answer::of(one.as_bytes()).unwrap();
+        assert_eq!((answer.cursor.as_str(), answer.missed), ("7", false));
+        let arrival = &answer.arrivals[0];
+        assert_eq!(
+            (arrival.path.as_str(), arrival.version, arrival.size),
+            ("tidemill:/a b", 3, 12)
+        );
+        assert_eq!(arrival.cursor, "6:/a b");
+        assert!(Answer::of(b"7\x001\0").unwrap().missed);
+        for wrong in [
+            &b""[..],
+            b"7",
+            b"7\0",
+            b"7\x000\0/a\0",
+            b"7\x000\0/a\x001\0x\x001\0",
+            b"\xff\0",
+        ] {
+            assert_eq!(Answer::of(wrong), None, "{wrong:?}");
+        }
+    }
+}

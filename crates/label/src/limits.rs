@@ -1,0 +1,158 @@
+//! What the host's administrator allows the logs of each user. The library keeps to it; a log is the user's own file, so a program that does
+//! not use the library is bound only by what the system bounds.
+
+use crate::error::Error;
+use crate::folder::Folder;
+use crate::log::HEADER;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::path::Path;
+
+/// Lines of `room-max = SIZE` and `sum-max = SIZE`.
+pub(crate) const FILE: &str = "/etc/tidemill/labels.conf";
+/// Held while a log is made, so that two of them don't both take the rest.
+const LOCK: &str = "register.lock";
+const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+
+/// See the module. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Of one application.
+    room: u64,
+    /// Of all of a user together.
+    sum: u64,
+}
+
+impl Limits {
+    /// Those that a file says; none if it is not there.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let mut limits = Self {
+            room: u64::MAX,
+            sum: u64::MAX,
+        };
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(limits),
+            text => text.map_err(|source| Error::Log {
+                path: path.to_owned(),
+                source,
+            })?,
+        };
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let said = line.split_once('=');
+            match said.map(|(name, value)| (name.trim(), bytes(value.trim()))) {
+                Some(("room-max", Some(bytes))) => limits.room = bytes,
+                Some(("sum-max", Some(bytes))) => limits.sum = bytes,
+                None if line.is_empty() => {}
+                _ => {
+                    let (path, line) = (path.display(), number + 1);
+                    return Err(Error::Invalid(format!(
+                        "{path}:{line}: not `room-max = SIZE` or `sum-max = SIZE`, such as 256MiB; the administrator of this host can mend it"
+                    )));
+                }
+            }
+        }
+        Ok(limits)
+    }
+
+    /// Room for labels of an application that asks for so much, 0 for `default`. What this gives is to be held until its log is there.
+    pub(crate) fn allow(
+        &self,
+        folder: &Folder,
+        asked: u64,
+        default: u64,
+    ) -> Result<(u64, Option<File>), Error> {
+        let room = if asked == 0 {
+            default.min(self.room)
+        } else {
+            asked
+        };
+        let refused = |what: &str, max: u64| {
+            Error::Quota(format!(
+                "{room} bytes of room for labels: on this host {what} {max} bytes ({FILE})"
+            ))
+        };
+        if room > self.room {
+            return Err(refused("an application has at most", self.room));
+        }
+        if self.sum == u64::MAX {
+            return Ok((room, None));
+        }
+        let at = |source| Error::Log {
+            path: folder.path().to_owned(),
+            source,
+        };
+        let mut how = File::options();
+        let how = how.write(true).create(true).truncate(false);
+        let lock = how.open(folder.path().join(LOCK)).map_err(at)?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(|errno| at(errno.into()))?;
+        let mut used = room;
+        for log in folder.logs().map_err(at)? {
+            // It may have gone meanwhile.
+            let length = log.metadata().map_or(0, |is| is.len());
+            used = used.saturating_add(length.saturating_sub(HEADER));
+        }
+        if used > self.sum {
+            return Err(refused(
+                "applications of a user have together at most",
+                self.sum,
+            ));
+        }
+        Ok((room, Some(lock)))
+    }
+}
+
+/// A size: a number, perhaps with a unit.
+fn bytes(text: &str) -> Option<u64> {
+    let unit = UNITS
+        .into_iter()
+        .find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
+    let (number, unit) = unit.unwrap_or((text, 1));
+    number.trim().parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn an_administrators_limits_are_kept_and_nonsense_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(place.path(), mode).unwrap();
+        let folder = Folder::open(Some(place.path())).unwrap();
+        let file = place.path().join("labels.conf");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Limits::read(&file)
+        };
+        let none = Limits::read(&place.path().join("none")).unwrap();
+        assert_eq!(none.allow(&folder, 1 << 36, 1 << 20).unwrap().0, 1 << 36);
+        for wrong in [
+            "room-max",
+            "room-max = many",
+            "room = 1",
+            "room-max = -1",
+            "sum-max = 99999999999GiB",
+        ] {
+            let why = read(&format!("# limits\n{wrong}")).unwrap_err().to_string();
+            assert!(why.contains("labels.conf:2"), "{why}");
+        }
+        let limits = read("room-max = 1MiB # each\n\nsum-max=2560 KiB\n").unwrap();
+        let allow = |asked| limits.allow(&folder, asked, 64 << 20).map(|(room, _)| room);
+        assert_eq!(allow(0).unwrap(), 1 << 20);
+        assert_eq!(allow((1 << 20) + 1).unwrap_err().errno(), 122);
+        for name in ["a.labels", "b.labels"] {
+            let log = File::create(place.path().join(name)).unwrap();
+            log.set_len(HEADER + (1 << 20)).unwrap();
+        }
+        assert_eq!(allow(512 << 10).unwrap(), 512 << 10);
+        assert!(
+            allow(0)
+                .unwrap_err()
+                .to_string()
+                .contains("together at most 2621440 bytes")
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! What comes, for programs that know no more of the array than its mount: `<user>/arrivals`. What is written to it asks, and reading
+//! it waits for the answer. Labels that wait for files do so by it.
+//!
+//! A question is one write: how many arrivals at most (0: as many as fit), a cursor (empty: that of now is the answer) and a pattern,
+//! with a zero between. The answer is a cursor to go on with, and `1` if something before is not known any more, else `0`; then path,
+//! cursor, version and size of each arrival; each with a zero behind it. There may be none after [`WAIT`]: then it is asked again.
+
+use super::super::Fs;
+use super::submit::Opener;
+use crate::error::Error;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::time::Duration;
+use tidemill_client::Error as ClientError;
+use tidemill_wire::v1;
+
+/// How long a read waits at most: a part of what an operation may.
+const WAIT: Duration = Duration::from_secs(20);
+/// Reads of one user, and of all, that wait at once: each holds a thread of the mount.
+const EACH_MAX: usize = 64;
+const ALL_MAX: usize = 256;
+/// Longest question, in bytes.
+pub(super) const QUESTION_BYTES_MAX: usize = 8 << 10;
+
+/// How many wait, by user.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Mutex<HashMap<u32, usize>>);
+
+/// A place among those who wait.
+struct Place<'a> {
+    waiting: &'a Waiting,
+    uid: u32,
+}
+
+impl Waiting {
+    fn enter(&self, uid: u32) -> Option<Place<'_>> {
+        let mut users = self.0.lock();
+        if users.values().sum::<usize>() >= ALL_MAX {
+            return None;
+        }
+        let own = users.entry(uid).or_default();
+        if *own >= EACH_MAX {
+            return None;
+        }
+        *own += 1;
+        Some(Place { waiting: self, uid })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut users = self.waiting.0.lock();
+        if let Some(own) = users.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                users.remove(&self.uid);
+            }
+        }
+    }
+}
+
+impl Fs {
+    /// The answer to a question.
+    pub(super) fn arrivals(&self, opener: &Opener, question: &[u8]) -> Result<Vec<u8>, Error> {
+        let question = std::str::from_utf8(question).map_err(|_| Errno::INVAL)?;
+        let mut parts = question.splitn(3, '\0');
+        let (Some(limit), Some(since), Some(pattern)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(Errno::INVAL.into());
+        };
+        let request = v1::ArrivalsRequest {
+            credentials: Some(opener.credentials()),
+            pattern: pattern.to_owned(),
+            since: since.to_owned(),
+            wait_ns: u64::try_from(WAIT.as_nanos()).unwrap_or(u64::MAX),
+            limit: limit.parse().map_err(|_| Errno::INVAL)?,
+        };
+        let uid = opener.credentials().uid;
+        let waiting = &self.control.waiting;
+        let _place = waiting.enter(uid).ok_or(Errno::AGAIN)?;
+        let server = &self.backend.server;
+        let asked = self.backend.ask_once(async {
+            let reply = server.arrivals().next(request).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        });
+        match asked {
+            Ok(reply) => Ok(answer(&reply)),
+            Err(error) if error.is_lost() => Err(error.into()),
+            Err(error) => {
+                let errno = refused(&error);
+                let mut errors = self.control.errors.lock();
+                errors.insert(uid, format!("{error}\n"));
+                Err(errno.into())
+            }
+        }
+    }
+}
+
+/// What is too much now may be asked again, what is wrong may not.
+fn refused(error: &ClientError) -> Errno {
+    match Errno::from_raw_os_error(error.errno()) {
+        Errno::NOSPC => Errno::AGAIN,
+        _ => Errno::INVAL,
+    }
+}
+
+fn answer(reply: &v1::ArrivalsReply) -> Vec<u8> {
+    let mut answer = Vec::new();
+    let mut say = |text: &str| {
+        answer.extend_from_slice(text.as_bytes());
+        answer.push(0);
+    };
+    say(&reply.cursor);
+    say(if reply.missed { "1" } else { "0" });
+    for one in &reply.arrivals {
+        say(&one.path);
+        say(&one.cursor);
+        say(&one.version.to_string());
+        say(&one.size.to_string());
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_takes_no_more_than_their_places() {
+        let waiting = Waiting::default();
+        let own: Vec<_> = (0..EACH_MAX).map(|_| waiting.enter(7).unwrap()).collect();
+        assert!(waiting.enter(7).is_none() && waiting.enter(8).is_some());
+        let others: Vec<_> = (8..).map_while(|user| waiting.enter(user)).collect();
+        assert_eq!(own.len() + others.len(), ALL_MAX);
+        drop(own);
+        assert!(waiting.enter(7).is_some());
+    }
+}

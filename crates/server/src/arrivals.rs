@@ -1,0 +1,257 @@
+//! The gRPC service of what comes. Who waits is woken by what matches, not by every change: one task looks at what was committed, for all.
+
+use crate::access::Access;
+use crate::clock;
+use crate::names::arrivals::{self, ANSWER_MAX, Cursor, Page};
+use crate::names::changes::Changes;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Change, SqliteNames};
+use crate::namespace_service::refused;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::rule::Pattern;
+use tidemill_wire::v1;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+/// How long one call waits: who asks goes on with the cursor that it is given.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Those who wait at once.
+const WAITING_MAX: usize = 1024;
+/// Rows that are looked at at once for those who wait.
+const ROWS: i64 = 4096;
+const MICROSECOND_NS: i64 = 1000;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct ArrivalService {
+    names: Arc<SqliteNames>,
+    access: Arc<Access>,
+    feed: Arc<Feed>,
+    room: Arc<Semaphore>,
+}
+
+/// All who wait.
+#[derive(Debug, Default)]
+struct Feed(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    all: HashMap<u64, (Pattern, Arc<Notify>)>,
+    /// Looks at what comes as long as anybody waits.
+    listener: Option<AbortHandle>,
+}
+
+/// Somebody who waits.
+#[derive(Debug)]
+struct Waiter {
+    feed: Arc<Feed>,
+    number: u64,
+    bell: Arc<Notify>,
+}
+
+impl Feed {
+    /// One more waits: from now on what comes is looked at.
+    fn enter(
+        self: &Arc<Self>,
+        names: &Arc<SqliteNames>,
+        pattern: &Pattern,
+    ) -> Result<Waiter, Status> {
+        let mut waiting = self.0.lock();
+        if waiting.listener.is_none() {
+            let changes = names.teller().changes();
+            let last = names.database().read(arrivals::last);
+            let last = last.map_err(|fault| refused(&fault))?;
+            let listen = listen(changes, names.clone(), last, self.clone());
+            waiting.listener = Some(tokio::spawn(listen).abort_handle());
+        }
+        waiting.next += 1;
+        let (number, bell) = (waiting.next, Arc::new(Notify::new()));
+        waiting.all.insert(number, (pattern.clone(), bell.clone()));
+        let feed = self.clone();
+        Ok(Waiter { feed, number, bell })
+    }
+
+    fn ring(&self, row: &arrivals::Row) {
+        let Ok(path) = std::str::from_utf8(&row.path) else {
+            return;
+        };
+        for (pattern, bell) in self.0.lock().all.values() {
+            let concerns = match row.object {
+                0 => arrivals::reaches(pattern, path),
+                _ => pattern.matches(path.trim_start_matches('/')),
+            };
+            if concerns {
+                bell.notify_one();
+            }
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut waiting = self.feed.0.lock();
+        waiting.all.remove(&self.number);
+        if waiting.all.is_empty()
+            && let Some(listener) = waiting.listener.take()
+        {
+            listener.abort();
+        }
+    }
+}
+
+/// Looks at what was committed, once for all.
+async fn listen(mut changes: Changes, names: Arc<SqliteNames>, mut last: i64, feed: Arc<Feed>) {
+    loop {
+        let came = match changes.next().await {
+            Ok(changed) => {
+                let came = |change: &Change| matches!(change, Change::Sealed(_) | Change::Moved);
+                changed.changes.iter().any(came)
+            }
+            Err(RecvError::Lagged(_)) => true,
+            Err(RecvError::Closed) => return,
+        };
+        if !came {
+            continue;
+        }
+        loop {
+            let rows = names
+                .database()
+                .read(|db| arrivals::rows(db, last, ROWS))
+                .unwrap_or_default();
+            let Some(newest) = rows.last() else { break };
+            last = newest.number;
+            rows.iter().for_each(|row| feed.ring(row));
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl ArrivalService {
+    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+        Self {
+            names: names.clone(),
+            access: access.clone(),
+            feed: Arc::default(),
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
+    }
+
+    fn cursor(&self, since: &str) -> Result<Option<Cursor>, Status> {
+        if since.is_empty() {
+            return Ok(None);
+        }
+        let cursor = since.parse::<Cursor>().map_err(|()| {
+            Status::invalid_argument(format!(
+                "{since:?} is no cursor: give one that the array gave, or none to begin now"
+            ))
+        })?;
+        let now = clock::now_ns() / MICROSECOND_NS;
+        let last = self.names.database().read(arrivals::last);
+        let last = last.map_err(|fault| refused(&fault))?;
+        if cursor.number > last.max(now) {
+            return Err(Status::invalid_argument(format!(
+                "cursor {since} is of a time that has not come: is it of another array?"
+            )));
+        }
+        Ok(Some(cursor))
+    }
+
+    /// What came, from the cursor on to the first arrivals or to the end.
+    async fn look(
+        &self,
+        caller: &Caller,
+        pattern: &Pattern,
+        since: Cursor,
+        limit: usize,
+    ) -> Result<Page, Status> {
+        let mut since = since;
+        loop {
+            let names = &self.names;
+            let look = |db: &Connection| {
+                let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+                tx.arrivals(pattern, &since, limit)
+            };
+            let page = names.database().read(look);
+            let page = page.map_err(|fault| refused(&fault))?;
+            if page.missed || !page.arrivals.is_empty() || !page.more {
+                return Ok(page);
+            }
+            since = page.cursor;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn awaited(
+        &self,
+        caller: &Caller,
+        pattern: &Pattern,
+        since: Cursor,
+        (limit, until): (usize, Instant),
+    ) -> Result<Page, Status> {
+        let waiter = self.feed.enter(&self.names, pattern)?;
+        let mut since = since;
+        loop {
+            let page = self.look(caller, pattern, since, limit).await?;
+            if page.missed || !page.arrivals.is_empty() {
+                return Ok(page);
+            }
+            let heard = tokio::time::timeout_at(until, waiter.bell.notified()).await;
+            if heard.is_err() {
+                return Ok(page);
+            }
+            since = page.cursor;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::arrivals_server::Arrivals for ArrivalService {
+    async fn next(
+        &self,
+        request: Request<v1::ArrivalsRequest>,
+    ) -> Result<Response<v1::ArrivalsReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let request = request.into_inner();
+        let text = request.pattern.trim_start_matches('/');
+        let pattern = Pattern::new(text).map_err(|error| {
+            Status::invalid_argument(format!("pattern {:?}: {error}", request.pattern))
+        })?;
+        let Some(since) = self.cursor(&request.since)? else {
+            let last = self.names.database().read(arrivals::last);
+            let last = last.map_err(|fault| refused(&fault))?;
+            return Ok(Response::new(v1::ArrivalsReply {
+                cursor: last.to_string(),
+                ..v1::ArrivalsReply::default()
+            }));
+        };
+        let Ok(_room) = self.room.try_acquire() else {
+            return Err(Status::resource_exhausted(format!(
+                "{WAITING_MAX} wait for what comes, as many as may: try again later"
+            )));
+        };
+        let limit = usize::try_from(request.limit).unwrap_or(ANSWER_MAX);
+        let limit = if limit == 0 {
+            ANSWER_MAX
+        } else {
+            limit.min(ANSWER_MAX)
+        };
+        let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
+        let page = self
+            .awaited(&caller, &pattern, since, (limit, until))
+            .await?;
+        Ok(Response::new(v1::ArrivalsReply {
+            arrivals: page.arrivals,
+            cursor: page.cursor.to_string(),
+            missed: page.missed,
+        }))
+    }
+}

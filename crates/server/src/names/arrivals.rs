@@ -1,0 +1,604 @@
+//! What comes: versions that are closed under a name, and what gets another name, in the order in which that is committed. It is
+//! remembered for who wants to hear of it, so that nobody who was away for a while has missed anything.
+
+use super::fault::Fault;
+use super::node::{Caller, Node, READ, SEARCH};
+use super::transaction::Tx;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicI64, Ordering};
+use tidemill_core::id::Inode;
+use tidemill_core::rule::Pattern;
+use tidemill_wire::v1::{self, Kind};
+
+/// Arrivals that are remembered.
+pub(crate) const KEPT_MAX: i64 = 1 << 18;
+/// The oldest are forgotten so many at once.
+const FORGOTTEN: i64 = 1024;
+/// Rows looked at in one transaction.
+const PAGE: i64 = 1024;
+/// Names below a folder that got another name that are looked at.
+const WALK_MAX: usize = 1 << 14;
+/// Arrivals of one answer, and bytes of their paths and cursors: so that it fits into a label's.
+pub(crate) const ANSWER_MAX: usize = 256;
+const ANSWER_BYTES_MAX: usize = 32 << 10;
+const MICROSECOND_NS: i64 = 1000;
+
+/// How many are remembered: counted once, then kept.
+#[derive(Debug)]
+pub(crate) struct Kept(AtomicI64);
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self(AtomicI64::new(-1))
+    }
+}
+
+/// What somebody has heard of: all arrivals up to a number, and of the next one, which is a folder, the files up to a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    pub(crate) number: i64,
+    within: Option<String>,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.within {
+            Some(path) => write!(f, "{}:{path}", self.number),
+            None => write!(f, "{}", self.number),
+        }
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (number, within) = match text.split_once(':') {
+            Some((number, path)) => (number, Some(path.to_owned())),
+            None => (text, None),
+        };
+        let number = number.parse().ok().filter(|number| *number >= 0);
+        let number = number.ok_or(())?;
+        Ok(Self { number, within })
+    }
+}
+
+/// What of the next rows somebody is told.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    pub(crate) arrivals: Vec<v1::Arrival>,
+    pub(crate) cursor: Cursor,
+    /// Something before is not known any more, or is too much to be looked at.
+    pub(crate) missed: bool,
+    /// There may be more rows.
+    pub(crate) more: bool,
+    bytes: usize,
+}
+
+impl Page {
+    fn is_full(&self, limit: usize) -> bool {
+        self.arrivals.len() >= limit || self.bytes >= ANSWER_BYTES_MAX
+    }
+
+    fn push(&mut self, path: &str, node: &Node, cursor: &Cursor) {
+        let cursor = cursor.to_string();
+        self.bytes += path.len() + cursor.len();
+        self.arrivals.push(v1::Arrival {
+            path: path.to_owned(),
+            ino: node.ino,
+            version: node.version,
+            object: node.object,
+            size: node.size,
+            mtime: node.mtime,
+            uid: node.uid,
+            cursor,
+        });
+    }
+}
+
+/// An arrival: object 0 is a folder.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) number: i64,
+    ino: u64,
+    pub(crate) object: u64,
+    pub(crate) path: Vec<u8>,
+}
+
+impl Tx<'_> {
+    /// A version has come under a name, or a file or folder has got one.
+    pub(crate) fn arrived(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
+        let sealed = node.kind == Kind::File && node.object != 0 && node.version != 0;
+        if path.is_empty() || !sealed && !node.is_dir() {
+            return Ok(());
+        }
+        let object = if sealed { node.object } else { 0 };
+        // No number is given twice, also where what was committed last is lost with the power.
+        let sql = "INSERT INTO arrival VALUES (max(?1, 1 + coalesce((SELECT max(number) FROM arrival), 0), \
+                   1 + (SELECT next FROM counter WHERE name = 'arrival')), ?2, ?3, ?4)";
+        let now = self.now / MICROSECOND_NS;
+        let row = params![now, node.ino.cast_signed(), object.cast_signed(), path];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        self.forget_arrivals()
+    }
+
+    /// A file or folder has got a name.
+    pub(crate) fn arrived_in(&self, node: &Node, folder: u64, name: &[u8]) -> Result<(), Fault> {
+        let Some(mut path) = self.path_of(folder)? else {
+            return Ok(());
+        };
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        self.arrived(node, &path)
+    }
+
+    fn forget_arrivals(&self) -> Result<(), Fault> {
+        let Kept(kept) = &self.shared.arrivals;
+        if kept.load(Ordering::Relaxed) < 0 {
+            let sql = "SELECT count(*) FROM arrival";
+            let counted = self.db.query_row(sql, [], |row| row.get::<_, i64>(0))?;
+            kept.store(counted - 1, Ordering::Relaxed);
+        }
+        if kept.fetch_add(1, Ordering::Relaxed) < KEPT_MAX + FORGOTTEN {
+            return Ok(());
+        }
+        let sql = "SELECT number FROM arrival ORDER BY number LIMIT 1 OFFSET ?1";
+        let last: Option<i64> = self
+            .db
+            .query_row(sql, [FORGOTTEN - 1], |row| row.get(0))
+            .optional()?;
+        let Some(last) = last else { return Ok(()) };
+        let gone = self
+            .db
+            .execute("DELETE FROM arrival WHERE number <= ?1", [last])?;
+        let sql = "UPDATE counter SET next = ?1 WHERE name = 'arrival'";
+        self.db.execute(sql, [last])?;
+        kept.fetch_sub(i64::try_from(gone).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What the caller is told of the rows after a cursor, at most `limit` arrivals.
+    pub(crate) fn arrivals(
+        &self,
+        pattern: &Pattern,
+        since: &Cursor,
+        limit: usize,
+    ) -> Result<Page, Fault> {
+        let floor = floor(self.db)?;
+        let mut page = Page {
+            cursor: since.clone(),
+            missed: since.number < floor,
+            ..Page::default()
+        };
+        if page.missed {
+            page.cursor = Cursor {
+                number: floor,
+                within: None,
+            };
+        }
+        let from = page.cursor.number - i64::from(page.cursor.within.is_some());
+        let rows = rows(self.db, from, PAGE)?;
+        page.more = rows.len() as u64 >= PAGE.unsigned_abs();
+        for row in rows {
+            if page.is_full(limit) {
+                page.more = true;
+                break;
+            }
+            let Ok(path) = std::str::from_utf8(&row.path) else {
+                page.cursor = row.heard();
+                continue;
+            };
+            if row.object == 0 {
+                if !self.tell_below(&row, path, pattern, limit, &mut page)? {
+                    page.more = true;
+                    break;
+                }
+            } else if pattern.matches(&path[1..])
+                && let Some(node) = self.seen_at(path, pattern)?
+                && (node.ino, node.object) == (row.ino, row.object)
+            {
+                page.push(path, &node, &row.heard());
+            }
+            page.cursor = row.heard();
+        }
+        Ok(page)
+    }
+
+    /// Tells of what is in a folder that got a name; whether that was all.
+    fn tell_below(
+        &self,
+        row: &Row,
+        path: &str,
+        pattern: &Pattern,
+        limit: usize,
+        page: &mut Page,
+    ) -> Result<bool, Fault> {
+        if !reaches(pattern, path) {
+            return Ok(true);
+        }
+        let heard = page.cursor.within.clone();
+        let heard = heard.filter(|_| page.cursor.number == row.number);
+        let Some(files) = self.files_below(row, path, pattern)? else {
+            page.missed = true;
+            return Ok(true);
+        };
+        for path in files {
+            if heard.as_ref().is_some_and(|heard| path <= *heard) {
+                continue;
+            }
+            if page.is_full(limit) {
+                return Ok(false);
+            }
+            page.cursor = Cursor {
+                number: row.number,
+                within: Some(path.clone()),
+            };
+            if let Some(node) = self.seen_at(&path, pattern)?
+                && node.object != 0
+                && node.version != 0
+            {
+                let cursor = page.cursor.clone();
+                page.push(&path, &node, &cursor);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The paths below a folder that match, in order; `None`: there are too many names.
+    fn files_below(
+        &self,
+        row: &Row,
+        path: &str,
+        pattern: &Pattern,
+    ) -> Result<Option<Vec<String>>, Fault> {
+        // It may have got another name since.
+        if self.path_of(row.ino)?.as_deref() != Some(path.as_bytes()) {
+            return Ok(Some(Vec::new()));
+        }
+        let (mut folders, mut files) = (vec![(row.ino, path.to_owned())], Vec::new());
+        let mut looked = 0;
+        let sql = "SELECT dirent.name, dirent.ino, inode.kind FROM dirent CROSS JOIN inode ON inode.ino = dirent.ino \
+                   WHERE dirent.parent = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        while let Some((folder, path)) = folders.pop() {
+            let mut rows = statement.query([folder.cast_signed()])?;
+            while let Some(row) = rows.next()? {
+                looked += 1;
+                if looked > WALK_MAX {
+                    return Ok(None);
+                }
+                let name: Vec<u8> = row.get(0)?;
+                let Ok(name) = String::from_utf8(name) else {
+                    continue;
+                };
+                let path = format!("{path}/{name}");
+                let kind: i32 = row.get(2)?;
+                if kind == Kind::Directory as i32 {
+                    if reaches(pattern, &path) {
+                        folders.push((row.get::<_, i64>(1)?.cast_unsigned(), path));
+                    }
+                } else if kind == Kind::File as i32 && pattern.matches(&path[1..]) {
+                    files.push(path);
+                }
+            }
+        }
+        files.sort_unstable();
+        Ok(Some(files))
+    }
+
+    /// The file of a path without links, if the caller may read it, and may list all folders that the pattern does not name.
+    fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<Node>, Fault> {
+        let caller = Caller {
+            checked: false,
+            ..self.caller.clone()
+        };
+        let mut node = Node::get(self.db, Inode::ROOT.0)?;
+        let mut walked = 0;
+        for name in path[1..].split('/') {
+            let named = walked < pattern.folder().len();
+            let needed = if named { SEARCH } else { SEARCH | READ };
+            if !node.is_dir() || !caller.may(&node, needed) {
+                return Ok(None);
+            }
+            let Some(next) = Node::child(self.db, node.ino, name.as_bytes())? else {
+                return Ok(None);
+            };
+            node = next;
+            walked += name.len() + 1;
+        }
+        let seen = node.kind == Kind::File && caller.may(&node, READ);
+        Ok(seen.then_some(node))
+    }
+}
+
+impl Row {
+    fn heard(&self) -> Cursor {
+        Cursor {
+            number: self.number,
+            within: None,
+        }
+    }
+}
+
+/// Whether files below a folder may match.
+pub(crate) fn reaches(pattern: &Pattern, folder: &str) -> bool {
+    let own = pattern.folder();
+    let folder = folder.trim_matches('/');
+    let within = |above: &str, below: &str| {
+        let rest = below.strip_prefix(above);
+        rest.is_some_and(|rest| above.is_empty() || rest.is_empty() || rest.starts_with('/'))
+    };
+    within(own, folder) || within(folder, own)
+}
+
+/// The last number that was forgotten.
+fn floor(db: &Connection) -> Result<i64, Fault> {
+    let sql = "SELECT next FROM counter WHERE name = 'arrival'";
+    Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
+}
+
+/// The last number that was given, or forgotten.
+pub(crate) fn last(db: &Connection) -> Result<i64, Fault> {
+    let sql = "SELECT max(number) FROM arrival";
+    let last: Option<i64> = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+    Ok(last.unwrap_or(0).max(floor(db)?))
+}
+
+/// The next arrivals after a number.
+pub(crate) fn rows(db: &Connection, after: i64, limit: i64) -> Result<Vec<Row>, Fault> {
+    let sql =
+        "SELECT number, ino, object, path FROM arrival WHERE number > ?1 ORDER BY number LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([after, limit], |row| {
+        Ok(Row {
+            number: row.get(0)?,
+            ino: row.get::<_, i64>(1)?.cast_unsigned(),
+            object: row.get::<_, i64>(2)?.cast_unsigned(),
+            path: row.get(3)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{SqliteNames, ids};
+
+    fn names(folder: &tempfile::TempDir) -> SqliteNames {
+        SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap()
+    }
+
+    /// Does something as root.
+    fn with<T: Send + 'static>(
+        names: &SqliteNames,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+    ) -> T {
+        let shared = names.shared().clone();
+        let work = move |db: &Connection| {
+            let root = Caller::root();
+            work(&mut Tx::new(db, &shared, &root, 0, 1))
+        };
+        names.database().write_here(false, work).unwrap().value
+    }
+
+    fn make(tx: &mut Tx<'_>, path: &str, kind: Kind, mode: u32) -> Result<u64, Fault> {
+        let (folder, name) = path.rsplit_once('/').unwrap();
+        let parent = tx.resolve(format!("{folder}/").as_bytes(), true)?.ino;
+        let ino = ids::reserve(tx.db, "inode", 1)?;
+        tx.create(&v1::Create {
+            parent,
+            name: name.as_bytes().to_vec(),
+            kind: kind.into(),
+            mode,
+            ino,
+            ..v1::Create::default()
+        })?;
+        Ok(ino)
+    }
+
+    /// A file gets a version, as by a seal.
+    fn seal(tx: &Tx<'_>, path: &str) -> Result<(), Fault> {
+        let node = tx.resolve(path.as_bytes(), true)?;
+        let sql = "UPDATE inode SET version = version + 1, object = 1000 * ino + version + 1 WHERE ino = ?1";
+        tx.db.execute(sql, [node.ino.cast_signed()])?;
+        tx.arrived(&Node::get(tx.db, node.ino)?, path.as_bytes())
+    }
+
+    fn put(names: &SqliteNames, path: &'static str, mode: u32) {
+        with(names, move |tx| {
+            make(tx, path, Kind::File, mode)?;
+            seal(tx, path)
+        });
+    }
+
+    fn rename(
+        names: &SqliteNames,
+        from: (&'static str, &'static str),
+        to: (&'static str, &'static str),
+    ) {
+        with(names, move |tx| {
+            let op = v1::Rename {
+                parent: tx.resolve(from.0.as_bytes(), true)?.ino,
+                name: from.1.into(),
+                new_parent: tx.resolve(to.0.as_bytes(), true)?.ino,
+                new_name: to.1.into(),
+                ..v1::Rename::default()
+            };
+            tx.rename(&op).map(drop)
+        });
+    }
+
+    fn page(names: &SqliteNames, uid: u32, pattern: &str, since: &Cursor, limit: usize) -> Page {
+        let caller = Caller {
+            uid,
+            gid: uid,
+            ..Caller::default()
+        };
+        let pattern = Pattern::new(pattern).unwrap();
+        let look = |db: &Connection| {
+            Tx::new(db, names.shared(), &caller, 0, 1).arrivals(&pattern, since, limit)
+        };
+        names.database().read(look).unwrap()
+    }
+
+    fn now(names: &SqliteNames) -> Cursor {
+        let number = names.database().read(last).unwrap();
+        Cursor {
+            number,
+            within: None,
+        }
+    }
+
+    fn paths(page: &Page) -> Vec<&str> {
+        page.arrivals.iter().map(|one| one.path.as_str()).collect()
+    }
+
+    /// All, one after the other, each time with the cursor that came with the one before, as text.
+    fn one_by_one(names: &SqliteNames, pattern: &str, since: &Cursor) -> Vec<String> {
+        let (mut since, mut all) = (since.clone(), Vec::new());
+        loop {
+            let page = page(names, 0, pattern, &since, 1);
+            assert!(!page.missed);
+            let Some(one) = page.arrivals.into_iter().next() else {
+                return all;
+            };
+            since = one.cursor.parse().unwrap();
+            all.push(one.path);
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_told_in_order_from_any_cursor() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = names(&folder);
+        with(&names, |tx| make(tx, "/run", Kind::Directory, 0o755));
+        let begin = now(&names);
+        for path in ["/run/step-2", "/run/step-1", "/run/other", "/run/step-3"] {
+            put(&names, path, 0o644);
+        }
+        let told = page(&names, 0, "run/step-*", &begin, 10);
+        assert_eq!(paths(&told), ["/run/step-2", "/run/step-1", "/run/step-3"]);
+        assert_eq!(told.cursor, now(&names));
+        assert_eq!(one_by_one(&names, "run/step-*", &begin), paths(&told));
+        // What was replaced is told as what replaced it, what has another name under that, what is gone not at all.
+        with(&names, |tx| seal(tx, "/run/step-1"));
+        rename(&names, ("/run", "other"), ("/run", "step-4"));
+        rename(&names, ("/run", "step-2"), ("/", "elsewhere"));
+        let told = page(&names, 0, "run/step-*", &begin, 10);
+        assert_eq!(paths(&told), ["/run/step-3", "/run/step-1", "/run/step-4"]);
+        assert_eq!(
+            told.arrivals[1].version, 3,
+            "made, closed, and closed again"
+        );
+        assert_eq!(page(&names, 0, "**", &now(&names), 10).arrivals, []);
+    }
+
+    #[test]
+    fn files_of_a_folder_that_got_another_name_come_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = names(&folder);
+        with(&names, |tx| {
+            make(tx, "/new", Kind::Directory, 0o755)?;
+            make(tx, "/new/b", Kind::Directory, 0o755)?;
+            make(tx, "/run", Kind::Directory, 0o755)
+        });
+        let begin = now(&names);
+        for path in ["/new/b/2", "/new/1", "/new/3.tmp", "/new/b/1"] {
+            put(&names, path, 0o644);
+        }
+        rename(&names, ("/", "new"), ("/run", "old"));
+        put(&names, "/run/9", 0o644);
+        let all = ["/run/old/1", "/run/old/b/1", "/run/old/b/2", "/run/9"];
+        let pattern = "run/**/[0-9]";
+        assert_eq!(paths(&page(&names, 0, pattern, &begin, 100)), all);
+        assert_eq!(one_by_one(&names, pattern, &begin), all);
+        // Once more under another name: under the first they are no more.
+        rename(&names, ("/run", "old"), ("/run", "older"));
+        let told = page(&names, 0, pattern, &begin, 100);
+        assert_eq!(
+            paths(&told),
+            ["/run/9", "/run/older/1", "/run/older/b/1", "/run/older/b/2"]
+        );
+        // Too many to look at is said.
+        with(&names, |tx| {
+            let parent = tx.resolve(b"/run/older", true)?.ino.cast_signed();
+            let sql = "WITH RECURSIVE n(i) AS (SELECT 100000 UNION ALL SELECT i + 1 FROM n WHERE i < 120000) \
+                       INSERT INTO dirent SELECT ?1, CAST(i AS BLOB), 1 FROM n";
+            Ok(tx.db.execute(sql, [parent])?)
+        });
+        assert!(page(&names, 0, pattern, &begin, 100).missed);
+    }
+
+    #[test]
+    fn nobody_hears_of_what_they_may_not_read_or_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = names(&folder);
+        with(&names, |tx| {
+            make(tx, "/open", Kind::Directory, 0o755)?;
+            make(tx, "/closed", Kind::Directory, 0o700)?;
+            make(tx, "/unlisted", Kind::Directory, 0o711)
+        });
+        let begin = now(&names);
+        put(&names, "/open/shared", 0o644);
+        put(&names, "/open/private", 0o600);
+        put(&names, "/closed/shared", 0o644);
+        put(&names, "/unlisted/shared", 0o644);
+        let all = page(&names, 0, "**", &begin, 100);
+        assert_eq!(all.arrivals.len(), 4);
+        for pattern in ["**", "unlisted/*", "closed/**", "open/*"] {
+            let told = page(&names, 7, pattern, &begin, 100);
+            let open: &[&str] = match pattern {
+                "**" | "open/*" => &["/open/shared"],
+                _ => &[],
+            };
+            assert_eq!(paths(&told), open, "{pattern}");
+            // It is over for them as well, and says nothing of how much there was.
+            assert_eq!(told.cursor, now(&names));
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_ago_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = names(&folder);
+        let begin = now(&names);
+        with(&names, |tx| {
+            let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1) \
+                       INSERT INTO arrival SELECT ?2 + i, 1, 7, CAST('/x' AS BLOB) FROM n";
+            let floor = floor(tx.db)?;
+            Ok(tx.db.execute(sql, [KEPT_MAX + FORGOTTEN, floor])?)
+        });
+        assert!(!page(&names, 0, "a", &begin, 100).missed);
+        put(&names, "/a", 0o644);
+        let told = page(&names, 0, "a", &begin, 100);
+        assert!(told.missed);
+        let known = with(&names, |tx| Ok(rows(tx.db, 0, i64::MAX)?.len()));
+        assert_eq!(known as i64, KEPT_MAX + 1);
+        // From there on nothing is.
+        let mut since = told.cursor;
+        assert_eq!(since.number, begin.number + FORGOTTEN + PAGE);
+        loop {
+            let next = page(&names, 0, "a", &since, 100);
+            assert!(!next.missed);
+            if !next.more {
+                assert_eq!(paths(&next), ["/a"]);
+                break;
+            }
+            assert_eq!(next.arrivals, []);
+            since = next.cursor;
+        }
+        // An array that was made anew knows nothing of what came before.
+        let later = tempfile::tempdir().unwrap();
+        let later = self::names(&later);
+        let old = Cursor {
+            number: begin.number - 10_000_000,
+            within: None,
+        };
+        assert!(page(&later, 0, "a", &old, 1).missed);
+    }
+}

@@ -1,0 +1,75 @@
+"""Labels by gRPC, as any language can publish them: what crates/wire/proto/labels.proto says.
+
+    pip install grpcio grpcio-tools
+    python3 -m grpc_tools.protoc -I crates/wire/proto --python_out=. --grpc_python_out=. labels.proto
+    python3 by_grpc.py
+
+Publishes steps, and waits for the last. The agent, or the connection, may be lost at any time: what is not known to be kept is sent
+again, and each label is done once.
+"""
+
+import os
+import subprocess
+import time
+import uuid
+
+import grpc
+import labels_pb2 as pb
+import labels_pb2_grpc as service
+
+FOLDER = os.environ.get("TIDEMILL_LABELS", f"/dev/shm/tidemill-labels-{os.getuid()}")
+
+
+def connect():
+    """A connection to this user's agent, which is started if none runs."""
+    for _ in range(100):
+        # Else it would name the path of the socket as the host, which is none.
+        channel = grpc.insecure_channel(f"unix:{FOLDER}/agent.sock", options=[("grpc.default_authority", "localhost")])
+        try:
+            grpc.channel_ready_future(channel).result(timeout=1)
+            return service.LabelsStub(channel)
+        except grpc.FutureTimeoutError:
+            channel.close()
+            subprocess.run([os.environ.get("TIDEMILL", "tidemill"), "agent", "--detach"], check=True)
+    raise SystemExit("no agent comes up: see agent.log in " + FOLDER)
+
+
+def publish_all(key, labels):
+    """Publishes labels and waits for the last, which has no other way to be done than after those that it is `after`."""
+    kept = 0
+    while True:
+        try:
+            stub = connect()
+            # As long as this call is open, the application is there.
+            registered = stub.Register(pb.RegisterRequest(name="example", key=key))
+            known = next(registered).published
+            if known < kept:
+                raise SystemExit(f"nobody came back for a minute: what was published is done, label {kept} and perhaps some behind it")
+            kept = known
+            batches = (pb.Batch(key=key, labels=[label]) for label in labels[kept:])
+            for answer in stub.Publish(batches):
+                kept = answer.published
+            last = labels[-1].number
+            while True:
+                reply = stub.Wait(pb.WaitRequest(key=key, labels=[last], wait_ns=60_000_000_000))
+                for outcome in reply.outcomes:
+                    registered.cancel()
+                    return outcome
+        except (grpc.RpcError, StopIteration) as error:
+            code = error.code() if isinstance(error, grpc.RpcError) else None
+            if code not in (None, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                raise
+            time.sleep(0.1)
+
+
+def main():
+    steps = [pb.Label(number=n, type=pb.Label.APPEND, path="tidemill:/steps", data=b"step %d\n" % n, forget=True) for n in range(1, 101)]
+    steps.append(pb.Label(number=101, type=pb.Label.READ, path="tidemill:/steps", size=1 << 20))
+    outcome = publish_all(uuid.uuid4().hex, steps)
+    if outcome.errno:
+        raise SystemExit(outcome.error)
+    print(outcome.data.decode(), end="")
+
+
+if __name__ == "__main__":
+    main()

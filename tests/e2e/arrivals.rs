@@ -1,0 +1,186 @@
+//! Files as they come: `subscribe`, labels that wait for files, `tidemill watch`. Semantics: docs/labels.md.
+
+use crate::apps::{Labels, USER, line};
+use crate::array::{Array, Options, OtherMount, wait};
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+
+const SUBSCRIBES: &str = "
+files = app.subscribe('tidemill:/**')
+print(files.cursor, flush=True)
+for path in files:
+    print(path, flush=True)
+    if path.endswith('/end'): break
+";
+
+const FOLLOWS: &str = "
+import threading
+later = App('later')
+step = later.arrival('tidemill:/w/step-*')
+lines = later.analyse('wc', ['-l', 'step-1'], inputs=['tidemill:/w/step-1'], outputs=['tidemill:/w/lines'], stdout='tidemill:/w/lines', result=9, flags=IF_DONE, after=step)
+called, rung = [], threading.Event()
+app.arrival('tidemill:/w/**/end').on_done(lambda path: (called.append(path), rung.set()))
+back = app.arrival('tidemill:/w/never')
+print('ready', flush=True)
+# Others of the same application go on meanwhile.
+mine = app.arrival('tidemill:/w/own-?')
+app.write('tidemill:/w/own-1', 0, b'x').wait()
+assert mine.wait() == b'tidemill:/w/own-1'
+app.flush()
+assert not step.test() and not lines.test() and not called
+print('waits', flush=True)
+assert step.wait() == b'tidemill:/w/step-1'
+assert lines.wait() == b'2 step-1\\n'
+rung.wait()
+assert called == [b'tidemill:/w/below/end'], called
+follows = app.write('tidemill:/w/follows', 0, b'x', flags=IF_DONE, after=back)
+assert back.cancel()
+for label in back, follows:
+    try: label.wait(); print('done')
+    except OSError as error: print(error)
+for pattern, since in ('tidemill:/w/[', None), ('tidemill:/../x', None), ('tidemill:/w/*', 'x'), ('tidemill:/w/*', '9' * 18), ('tidemill:/w/*', '1'):
+    try: app.arrival(pattern, since).wait(); print('done')
+    except OSError as error: print(error)
+left = app.arrival('tidemill:/w/never')
+print('left', flush=True)
+";
+
+fn again(array: &Array, folder: &Path) -> Labels {
+    Labels::again(array, USER, folder.to_owned())
+}
+
+/// A thousand files in one moment, beside files that the user may not read, while agent and server are killed: each is told once, in the
+/// order of the array, and by a cursor once more.
+#[test]
+fn all_files_come_once_in_order_whoever_is_killed() {
+    let Some(mut array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir run && chmod 755 run && mkdir closed && chmod 700 closed");
+    let folder = array.path(&format!("labels-{USER}"));
+    let (mut program, mut out, begin) = {
+        let labels = Labels::of(&array, USER);
+        let mut program = labels.python(SUBSCRIBES);
+        let mut out = program.stdout.take().unwrap();
+        let begin = line(&mut out);
+        (program, out, begin)
+    };
+    let make = "for i in $(seq 500); do echo $i > run/step-$i; echo > closed/$i; done; (umask 077; echo > run/private)";
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| array.sh(make));
+        while !made.is_finished() {
+            // Its end is that of the agent; who waits starts another.
+            drop(again(&array, &folder));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    });
+    array.kill_server();
+    drop(again(&array, &folder));
+    array.start_server();
+    array.sh("mkdir new; for i in $(seq 500); do echo $i > new/step-$i; done; mv new run/late; echo > run/end");
+    let mut told = String::new();
+    out.read_to_string(&mut told).unwrap();
+    assert!(program.wait().unwrap().success());
+    let told: Vec<&str> = told.lines().collect();
+    let mut sorted: Vec<&str> = told
+        .iter()
+        .map(|path| path.strip_prefix("tidemill:/run/").unwrap_or(path))
+        .collect();
+    sorted.sort_unstable();
+    // Before it was renamed the folder was told of as well, as far as anybody came to that in time.
+    sorted.retain(|path| !path.starts_with("tidemill:/new/step-"));
+    let mut expected: Vec<String> = (1..=500)
+        .flat_map(|i| [format!("step-{i}"), format!("late/step-{i}")])
+        .collect();
+    expected.push("end".into());
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    // From the beginning, by the command line as root: what there is now, in the same order.
+    let user = |path: &&str| !path.starts_with("/closed/") && *path != "/run/private";
+    let known = array.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
+    let known: Vec<&str> = known.out.lines().filter(user).collect();
+    let own: Vec<&str> = told
+        .iter()
+        .filter(|path| !path.starts_with("tidemill:/new/"))
+        .map(|path| path.strip_prefix("tidemill:").unwrap())
+        .collect();
+    assert_eq!(own, known);
+    // Who was away has missed nothing, who was away for too long is told so.
+    let later = again(&array, &folder).said_by(&format!(
+        "
+files = app.subscribe('tidemill:/run/step-*', '{begin}')
+print(len([files.next() for n in range(500)]))
+try: files.next(.2)
+except TimeoutError: print('no more')
+files = app.subscribe('tidemill:/run/end', '1')
+try: files.next()
+except OSError as error: print(error)
+print(files.next())
+"
+    ));
+    let later: Vec<&str> = later.lines().collect();
+    assert_eq!(
+        (later[0], later[1], later[3]),
+        ("500", "no more", "tidemill:/run/end")
+    );
+    assert!(later[2].contains("not known any more"), "{}", later[2]);
+}
+
+/// What is done after a file of others has come, and what is not if that is taken back.
+#[test]
+fn labels_follow_files_of_others() {
+    let Some(array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.sh("mkdir w own && chmod 777 w && chmod 700 own && echo old > w/step-0 && mkdir w/below");
+    let other = OtherMount::start(&array, "m1");
+    let labels = Labels::of(&array, USER);
+    let mut program = labels.python(FOLLOWS);
+    let mut out = program.stdout.take().unwrap();
+    assert_eq!(line(&mut out), "ready");
+    assert_eq!(line(&mut out), "waits");
+    let there = other.path.join("w");
+    // Not under a name that matches before it is whole, and not in a folder that the user may not enter.
+    array.sh(&format!(
+        "cd {}; echo > ../own/step-9; printf '1\\n2\\n' > part; mv part step-1; echo > below/end",
+        there.display()
+    ));
+    let mut said = String::new();
+    out.read_to_string(&mut said).unwrap();
+    assert!(program.wait().unwrap().success(), "{said}");
+    let said: Vec<&str> = said.lines().collect();
+    assert!(
+        said[..2].iter().all(|line| line.contains("cancelled")),
+        "{said:?}"
+    );
+    for (line, why) in said[2..].iter().zip([
+        "never closed",
+        "without ..",
+        "no cursor",
+        "has not come",
+        "not known any more",
+        "left",
+    ]) {
+        assert!(line.contains(why), "{why}: {line}");
+    }
+    // What waits for an application that has ended is given up.
+    labels.wait_until_done();
+    assert!(!array.at("w/follows").exists());
+    // By the command line.
+    let mut watch = array.tidemill();
+    let watch = watch.args(["--json", "watch", "/w/late", "--count", "1"]);
+    let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    wait("it watches", || {
+        array.sh("rm -f w/late; echo > w/late");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::fs::read_to_string(format!("/proc/{}/stat", watch.id()))
+            .is_ok_and(|stat| stat.contains(") Z "))
+    });
+    let said = watch.wait_with_output().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(
+        (&said["path"], &said["uid"]),
+        (&"/w/late".into(), &0.into())
+    );
+}

@@ -1,0 +1,419 @@
+//! Labels by gRPC, for programs in any language. Semantics: docs/labels.md.
+
+use crate::apps::{Labels, USER};
+use crate::array::{Array, Options, wait};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::labels::label::Type;
+use tidemill_wire::labels::labels_client::LabelsClient;
+use tidemill_wire::labels::{
+    Batch, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered, WaitRequest,
+};
+use tokio::sync::Semaphore;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+
+type Client = LabelsClient<Channel>;
+
+const KEY: &str = "simulation-1";
+
+async fn try_connect(labels: &Labels) -> Option<Client> {
+    let socket = format!("unix:{}", labels.folder.join("agent.sock").display());
+    let channel = Endpoint::from_shared(socket)
+        .unwrap()
+        .connect()
+        .await
+        .ok()?;
+    Some(LabelsClient::new(channel).max_encoding_message_size(64 << 20))
+}
+
+/// A connection to an agent, which is started if none runs.
+async fn connect(labels: &Labels) -> Client {
+    for attempt in 0..1000 {
+        if let Some(client) = try_connect(labels).await {
+            return client;
+        }
+        if attempt % 100 == 0 {
+            labels.start_agent();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no agent comes up");
+}
+
+async fn register(
+    client: &mut Client,
+    key: &str,
+) -> Result<(Registered, Streaming<Registered>), Status> {
+    let request = RegisterRequest {
+        name: "grpc".into(),
+        key: key.into(),
+        room: 1 << 20,
+        ..RegisterRequest::default()
+    };
+    let mut stream = client.register(request).await?.into_inner();
+    let first = stream.message().await?;
+    Ok((first.unwrap(), stream))
+}
+
+/// Publishes one batch; gives the last number that is kept.
+async fn publish(client: &mut Client, labels: Vec<Label>) -> Result<u64, Status> {
+    let batch = Batch {
+        key: KEY.into(),
+        labels,
+        nowait: true,
+    };
+    let mut stream = client
+        .publish(tokio_stream::once(batch))
+        .await?
+        .into_inner();
+    Ok(stream.message().await?.unwrap().published)
+}
+
+async fn outcomes(client: &mut Client, labels: &[u64]) -> BTreeMap<u64, Outcome> {
+    let request = WaitRequest {
+        key: KEY.into(),
+        labels: labels.to_vec(),
+        any: false,
+        wait_ns: 30_000_000_000,
+    };
+    let reply = client.wait(request).await.unwrap().into_inner();
+    let outcomes = reply.outcomes.into_iter();
+    outcomes.map(|outcome| (outcome.label, outcome)).collect()
+}
+
+fn named(labels: &[u64]) -> LabelsRequest {
+    LabelsRequest {
+        key: KEY.into(),
+        labels: labels.to_vec(),
+    }
+}
+
+fn label(number: u64, r#type: Type, path: &str) -> Label {
+    Label {
+        number,
+        r#type: r#type.into(),
+        path: path.into(),
+        ..Label::default()
+    }
+}
+
+fn write(number: u64, path: &str, data: &[u8]) -> Label {
+    Label {
+        data: data.to_vec(),
+        ..label(number, Type::Write, path)
+    }
+}
+
+fn append(number: u64) -> Label {
+    Label {
+        data: format!("{number:09}\n").into_bytes(),
+        forget: true,
+        ..label(number, Type::Append, "tidemill:/w/log")
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Runtime::new().unwrap()
+}
+
+fn array() -> Option<Array> {
+    let array = Array::with(Options::default())?;
+    array.sh("mkdir w own && chmod 777 w && chmod 700 own");
+    Some(array)
+}
+
+/// The words of the library, and what can't be meant; what is sent by others, or is too much, changes nothing.
+#[test]
+fn labels_are_published_waited_for_and_refused() {
+    let Some(array) = array() else { return };
+    let labels = Labels::of(&array, USER);
+    runtime().block_on(async {
+        let mut client = connect(&labels).await;
+        for key in ["short", "with spaces", "../../etc/passwd"] {
+            let refused = register(&mut client, key).await.unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument, "{key}");
+        }
+        let unknown = publish(&mut client, vec![append(1)]).await.unwrap_err();
+        assert_eq!(unknown.code(), Code::NotFound);
+        let (registered, _stream) = register(&mut client, KEY).await.unwrap();
+        assert_eq!(registered.published, 0);
+        let read = Label {
+            size: 100,
+            ..label(2, Type::Read, "tidemill:/w/f")
+        };
+        let follows = |number, after, if_done| Label {
+            after,
+            if_done,
+            if_failed: !if_done,
+            ..write(number, &format!("tidemill:/w/{number}"), b"x")
+        };
+        let gone = label(3, Type::Delete, "tidemill:/w/none");
+        let all = vec![
+            write(1, "tidemill:/w/f", b"hello"),
+            read,
+            gone,
+            follows(4, 3, true),
+            follows(5, 3, false),
+            label(6, Type::Await, "tidemill:/w/come-*"),
+            label(7, Type::Await, "tidemill:/w/never"),
+            write(8, "tidemill:/own/f", b"x"),
+        ];
+        assert_eq!(publish(&mut client, all.clone()).await.unwrap(), 8);
+        // What is kept is not published again.
+        assert_eq!(publish(&mut client, all).await.unwrap(), 8);
+        let ended = outcomes(&mut client, &[1, 2, 3, 4, 5, 8]).await;
+        let errnos: Vec<i32> = ended.values().map(|outcome| outcome.errno).collect();
+        assert_eq!(errnos, [0, 0, 2, 125, 0, 13], "{ended:?}");
+        assert_eq!(ended[&2].data, b"hello");
+        assert!(ended[&8].error.contains("/own/f: Permission denied"));
+        let again = client.test(named(&[1])).await.unwrap_err();
+        assert_eq!(again.code(), Code::NotFound);
+        let tested = client.test(named(&[6, 7])).await.unwrap().into_inner();
+        assert_eq!(tested.yes, [false, false]);
+        let cancelled = client.cancel(named(&[7])).await.unwrap().into_inner();
+        assert_eq!(cancelled.yes, [true]);
+        array.sh("echo > w/come-1");
+        let ended = outcomes(&mut client, &[6, 7]).await;
+        assert_eq!(ended[&6].data, b"tidemill:/w/come-1");
+        assert_eq!(ended[&7].errno, 125);
+        refused_or_full(&mut client).await;
+    });
+    strangers(&labels);
+    assert!(!array.at("w/4").exists() && array.at("w/5").exists());
+}
+
+/// What can't be published, though all before was; and what nobody asks for, until somebody does.
+async fn refused_or_full(client: &mut Client) {
+    for (wrong, code) in [
+        (write(11, "tidemill:/w/x", b"x"), Code::InvalidArgument),
+        (write(9, "/etc/passwd", b"x"), Code::InvalidArgument),
+        (
+            write(9, "tidemill:/w/x", &vec![0; 5 << 20]),
+            Code::InvalidArgument,
+        ),
+        (
+            write(9, "tidemill:/w/x", &vec![0; 20 << 20]),
+            Code::OutOfRange,
+        ),
+        (
+            Label {
+                if_done: true,
+                ..write(9, "tidemill:/w/x", b"x")
+            },
+            Code::InvalidArgument,
+        ),
+    ] {
+        let refused = publish(client, vec![wrong]).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused:?}");
+    }
+    // Results that nobody asks for fill the room, until somebody does.
+    let mut number = 9;
+    let full = loop {
+        match publish(client, vec![write(number, "tidemill:/w/x", &[7; 100_000])]).await {
+            Ok(_) => number += 1,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((full.code(), number > 12), (Code::ResourceExhausted, true));
+    let left: Vec<u64> = (9..number).collect();
+    client.forget(named(&left)).await.unwrap();
+    wait_until("there is room again", async || {
+        publish(
+            &mut client.clone(),
+            vec![write(number, "tidemill:/w/x", &[7; 100_000])],
+        )
+        .await
+        .is_ok()
+    })
+    .await;
+    let known = client.applications(Nothing {}).await.unwrap().into_inner();
+    assert_eq!(
+        (
+            known.applications.len(),
+            known.applications[0].name.as_str()
+        ),
+        (1, "grpc")
+    );
+}
+
+async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {
+    for _ in 0..1000 {
+        if ready().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}");
+}
+
+/// Another user at the socket, though folder and socket were opened to all; and what is no message.
+fn strangers(labels: &Labels) {
+    let socket = labels.folder.join("agent.sock");
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&labels.folder), mode(&socket)), (0o700, 0o600));
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 70_000]] {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        let _ = stream.write_all(garbage);
+    }
+    let open =
+        |path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    open(&labels.folder, 0o711);
+    open(&socket, 0o666);
+    let told = std::thread::scope(|scope| {
+        let stranger = scope.spawn(|| {
+            let user = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let own = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            own.block_on(async {
+                let mut client = try_connect(labels).await.unwrap();
+                client.applications(Nothing {}).await.unwrap_err()
+            })
+        });
+        stranger.join().unwrap()
+    });
+    assert_eq!(told.code(), Code::PermissionDenied);
+    open(&labels.folder, 0o700);
+}
+
+/// The agent is killed again and again, and the client goes away in the middle of a stream: what is kept is said, and each label is
+/// done once.
+#[test]
+fn each_label_is_done_once_whoever_goes_away() {
+    const LABELS: u64 = 4000;
+    let Some(array) = array() else { return };
+    let labels = Labels::of(&array, USER);
+    let log = || std::fs::read_to_string(array.at("w/log")).unwrap_or_default();
+    runtime().block_on(async {
+        let (mut published, mut ends) = (0, 0);
+        while published < LABELS {
+            let mut client = connect(&labels).await;
+            let Ok((registered, stream)) = register(&mut client, KEY).await else {
+                continue;
+            };
+            assert!(
+                registered.published >= published,
+                "{registered:?} < {published}"
+            );
+            published = registered.published;
+            let (sends, receives) = tokio::sync::mpsc::channel(4);
+            let from = published + 1;
+            // As many batches as nobody has answered yet.
+            let window = Arc::new(Semaphore::new(4));
+            let unanswered = window.clone();
+            let sending = tokio::spawn(async move {
+                for first in (from..=LABELS).step_by(20) {
+                    let batch = Batch {
+                        key: KEY.into(),
+                        labels: (first..=LABELS.min(first + 19)).map(append).collect(),
+                        nowait: false,
+                    };
+                    unanswered.acquire().await.unwrap().forget();
+                    if sends.send(batch).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            let answers = client.publish(ReceiverStream::new(receives)).await;
+            let Ok(answers) = answers else { continue };
+            let mut answers = answers.into_inner();
+            let mut batches = 0;
+            while let Ok(Some(answer)) = answers.message().await {
+                published = answer.published;
+                window.add_permits(1);
+                batches += 1;
+                if batches == 30 {
+                    match ends % 2 {
+                        0 => labels.kill_agent(),
+                        _ => break,
+                    }
+                }
+            }
+            ends += 1;
+            // Whatever is under way is not heard of any more.
+            sending.abort();
+            drop((answers, stream, client));
+        }
+        assert!(ends >= 5, "they have gone away too seldom: {ends}");
+    });
+    labels.start_agent();
+    wait("all is done", || log().len() as u64 == LABELS * 10);
+    let expected: String = (1..=LABELS)
+        .map(|number| format!("{number:09}\n"))
+        .collect();
+    assert_eq!(log(), expected);
+}
+
+/// On a port of the host for who has the token; on no other address.
+#[test]
+fn a_port_is_for_who_has_the_token() {
+    let Some(array) = array() else { return };
+    let labels = Labels::of(&array, USER);
+    let agent = |address: &str| {
+        let mut command = labels.command(env!("CARGO_BIN_EXE_tidemill"));
+        command.args(["agent", "--listen", address]);
+        command
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut agent = agent(&format!("127.0.0.1:{port}"));
+    runtime().block_on(async {
+        let url = format!("http://127.0.0.1:{port}");
+        wait_until("it listens", async || {
+            let endpoint = Endpoint::from_shared(url.clone()).unwrap();
+            endpoint.connect().await.is_ok()
+        })
+        .await;
+        let channel = Endpoint::from_shared(url.clone())
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
+        let mut client = LabelsClient::new(channel);
+        let file = labels.folder.join("agent.token");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let token = std::fs::read_to_string(file).unwrap();
+        for (said, code) in [
+            (None, Code::Unauthenticated),
+            (Some("Bearer x".to_owned()), Code::Unauthenticated),
+            (Some(format!("Bearer {token}")), Code::Ok),
+        ] {
+            let mut request = Request::new(Nothing {});
+            if let Some(said) = said {
+                request
+                    .metadata_mut()
+                    .insert("authorization", said.parse().unwrap());
+            }
+            let told = client
+                .applications(request)
+                .await
+                .map_or_else(|status| status.code(), |_| Code::Ok);
+            assert_eq!(told, code);
+        }
+    });
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    let mut command = labels.command(env!("CARGO_BIN_EXE_tidemill"));
+    let refused = command
+        .args(["agent", "--listen", "0.0.0.0:7070"])
+        .output()
+        .unwrap();
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && why.contains("this host only"),
+        "{why}"
+    );
+}

@@ -13,6 +13,7 @@ mod broker;
 mod by_grpc;
 mod by_url;
 mod chance;
+mod channels;
 mod components;
 mod copies;
 mod dry_run;

@@ -118,6 +118,7 @@ pub(crate) enum Command {
     Rebuild(command::rebuild::Args),
     Token(command::token::Args),
     Room(command::room::Args),
+    Channel(command::channel::Args),
     Completions(command::completions::Args),
     Man(command::man::Args),
 }

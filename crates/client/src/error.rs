@@ -79,6 +79,11 @@ pub enum Error {
     /// The element a file is on is not part of the array or is down.
     #[error("element {0} is down: the file can be had again when it is back (`tidemill status`)")]
     ElementDown(tidemill_core::id::ElementId),
+    /// A channel holds as much as it may.
+    #[error(
+        "channel {0} is full: its readers have to read what it holds, or be forgotten (`tidemill channel list ROOM`)"
+    )]
+    ChannelFull(String),
     /// A local file.
     #[error("{path}: {source}")]
     Local {
@@ -104,6 +109,7 @@ impl Error {
             Self::Refused(status) if status.code() == tonic::Code::ResourceExhausted => {
                 Errno::NOSPC.raw_os_error()
             }
+            Self::ChannelFull(_) => Errno::AGAIN.raw_os_error(),
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
             Self::ElementDown(_) | Self::Element { .. } | Self::Waking(_) => {
                 Errno::HOSTUNREACH.raw_os_error()

@@ -408,7 +408,7 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 
-    async fn send(
+    pub(crate) async fn send(
         &self,
         remote: &Remote,
         request: hyper::http::request::Builder,
@@ -470,7 +470,7 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
 }
 
 /// An element's URL with the name that its certificate must have; see [`Connector`].
-fn address(remote: &Remote) -> String {
+pub(crate) fn address(remote: &Remote) -> String {
     match remote.url.strip_prefix("https://") {
         Some(rest) => format!("https://{}@{rest}", tls::element(remote.element)),
         None => remote.url.to_string(),
@@ -489,7 +489,7 @@ fn refusal(status: StatusCode, body: &[u8]) -> String {
     }
 }
 
-fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -> Error {
+pub(crate) fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -> Error {
     let reason = match Problem::of(error) {
         Some(problem) => problem.to_string(),
         None => deepest(error),

@@ -184,6 +184,11 @@ fn on_message(node: &Arc<Node>, message: Message) {
                 Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
             });
         }
+        Message::Channels(channels) => {
+            let channels_here = Arc::clone(&node.parts().channels);
+            channels_here.on_told(&channels);
+            tokio::task::spawn_blocking(move || channels_here.sweep());
+        }
         Message::Revoke(revoke) => node.revoked.on_revoke(&revoke, now().0),
         Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),
     }

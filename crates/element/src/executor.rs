@@ -4,6 +4,7 @@
 //! Which label is next, and that how it ended is kept and reported, is in [`crate::labels`]; what one label does is
 //! in [`crate::task`].
 
+use crate::channels::Channels;
 use crate::copies;
 use crate::db::Db;
 use crate::error::Error;
@@ -40,6 +41,8 @@ pub struct Parts {
     pub folder: PathBuf,
     /// Objects.
     pub store: Arc<dyn Store>,
+    /// Channels of rooms.
+    pub(crate) channels: Arc<Channels>,
     /// Rows.
     pub db: Db,
     /// Objects of other elements.

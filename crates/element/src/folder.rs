@@ -512,6 +512,24 @@ impl Store for FolderStore {
         }
     }
 
+    fn take_room(&self, bytes: u64) -> Result<(), StoreError> {
+        self.quota
+            .as_ref()
+            .map_or(Ok(()), |quota| quota.take(bytes))
+    }
+
+    fn count_room(&self, bytes: u64) {
+        if let Some(quota) = &self.quota {
+            quota.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn give_room(&self, bytes: u64) {
+        if let Some(quota) = &self.quota {
+            quota.give_back(bytes);
+        }
+    }
+
     fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);

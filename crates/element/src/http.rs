@@ -5,6 +5,7 @@
 
 use crate::asleep::counted;
 use crate::bytes_out::{self, Pool};
+use crate::channels::{self, ChannelError};
 use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
@@ -42,7 +43,7 @@ use tidemill_wire::route::{
     SealResult,
 };
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 /// Bytes written or read at once.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -65,12 +66,16 @@ const CONNECTIONS_EACH_MAX: usize = 256;
 /// Bodies of one user that are held in memory at once.
 const BODIES_EACH_MAX: usize = 4;
 
+/// Receives of one user, and waits for room, at once: they last.
+const WAITS_EACH_MAX: usize = 64;
+
 /// What handlers work with.
 #[derive(Clone, Debug)]
-struct Context {
+pub(crate) struct Context {
     node: Arc<Node>,
     pool: Arc<Pool>,
     bodies: Arc<Turns>,
+    waits: Arc<Turns>,
     reducers: Arc<Reducers>,
 }
 
@@ -121,6 +126,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         node,
         pool: Arc::default(),
         bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
+        waits: Arc::new(Turns::with_patience(WAITS_EACH_MAX, Duration::ZERO)),
     };
     axum::Router::new()
         .route("/objects/{id}", get(read).head(head).put(write))
@@ -146,6 +152,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/status", get(status))
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
+        .merge(channels::http::routes())
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(context.clone(), gate))
         .with_state(context)
@@ -172,7 +179,7 @@ async fn gate(
 
 /// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+pub(crate) enum Refused {
     #[error("{0}")]
     Bad(&'static str),
     #[error("the request has no capability (header {CAPABILITY_HEADER}); ask the server for one")]
@@ -206,6 +213,8 @@ enum Refused {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
     Db(#[from] DbError),
     #[error("the request's body broke off: {0}")]
     Body(#[from] axum::Error),
@@ -226,6 +235,12 @@ impl Refused {
             }
             Self::Store(StoreError::Sealed { .. }) | Self::OtherHash => StatusCode::CONFLICT,
             Self::Damaged(..) => StatusCode::GONE,
+            Self::Channel(error) => match error {
+                ChannelError::None => StatusCode::GONE,
+                ChannelError::Refused(_) => StatusCode::CONFLICT,
+                ChannelError::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            },
             Self::Reduce(trouble) => match trouble {
                 ReduceTrouble::Malformed | ReduceTrouble::Request(_) => StatusCode::BAD_REQUEST,
                 ReduceTrouble::Data(..) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -271,11 +286,16 @@ impl IntoResponse for Refused {
 /// Requests that fail.
 static FAILED: Sparse = Sparse::new();
 
-type Answer = Result<Response, Refused>;
+pub(crate) type Answer = Result<Response, Refused>;
 
 impl Context {
     /// The object of a path, if the request's capability allows `wanted` on it.
-    fn authorize(&self, shown: &Capability, id: &str, wanted: u32) -> Result<ObjectId, Refused> {
+    pub(crate) fn authorize(
+        &self,
+        shown: &Capability,
+        id: &str,
+        wanted: u32,
+    ) -> Result<ObjectId, Refused> {
         let object =
             route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
         if wanted & rights::WRITE != 0 && !object.is_data() {
@@ -283,6 +303,20 @@ impl Context {
         }
         self.check(shown, object, wanted)?;
         Ok(object)
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// A turn to send a body that is held in memory.
+    pub(crate) async fn body_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
+        self.bodies.take(uid).await
+    }
+
+    /// A turn to wait for others.
+    pub(crate) async fn wait_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
+        self.waits.take(uid).await
     }
 
     fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), Refused> {
@@ -931,7 +965,7 @@ async fn read_rows<T: Send + 'static>(
 }
 
 /// Takes a body into memory, whose sender has a turn meanwhile and may not keep it for long.
-async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
+pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
     let mut body = body.into_data_stream();
     let all = async {
         let mut all = BytesMut::new();

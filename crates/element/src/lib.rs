@@ -11,6 +11,7 @@
 mod asleep;
 mod attach;
 mod bytes_out;
+mod channels;
 pub mod config;
 mod copies;
 pub mod db;
@@ -49,6 +50,7 @@ pub use config::Config;
 pub use error::Error;
 pub use node::Node;
 
+use crate::channels::Channels;
 use crate::db::Db;
 use crate::executor::{Executor, Parts};
 use crate::flash_model::FlashModel;
@@ -225,10 +227,13 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         path: pulled,
         source,
     })?;
+    let store: Arc<dyn store::Store> = Arc::new(store);
+    let channels = Channels::open(&config.folder, Arc::clone(&store))?;
     Ok(Parts {
         element: config.element,
         folder: config.folder.clone(),
-        store: Arc::new(store),
+        store,
+        channels: Arc::new(channels),
         db,
         pulls: Arc::new(pulls),
         runner: Runner::new(config)?,

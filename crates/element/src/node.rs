@@ -286,6 +286,9 @@ impl Node {
         if !known.is_empty() || self.labels().counts() != (0, 0) {
             return Err("it has labels".into());
         }
+        if self.parts().channels.any() {
+            return Err("it keeps channels of rooms".into());
+        }
         match self.traffic.quiet() {
             None => Err("it is being read or written".into()),
             Some(since) if since < quiet => Err(format!("it was used {} s ago", since.as_secs())),

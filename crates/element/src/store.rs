@@ -59,6 +59,18 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::create`].
     fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
+    /// Takes room for what is no object, where room is counted.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`].
+    fn take_room(&self, bytes: u64) -> Result<(), StoreError>;
+
+    /// Counts what is there of that, be there room or not.
+    fn count_room(&self, bytes: u64);
+
+    /// Gives room back that was taken so.
+    fn give_room(&self, bytes: u64);
+
     /// Makes the bytes of an object, sealed or not, and its name survive power loss.
     ///
     /// # Errors

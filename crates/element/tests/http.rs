@@ -13,6 +13,7 @@ use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_element::{Element, config::Config};
 use tidemill_wire::capability::rights;
 use tidemill_wire::route::SealItem;
+use tidemill_wire::v1;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const ALL: u32 = rights::READ | rights::WRITE | rights::REMOVE | rights::ATTRIBUTES;
@@ -639,5 +640,135 @@ async fn who_shows_no_right_is_refused_before_the_body_comes() {
             assert_eq!(&start[9..], b"403", "{method} {path}");
         }
     }
+    element.stop().await;
+}
+
+/// A channel is there only by the server's word, for those only who may, and takes nothing but messages; it goes by the server's
+/// word, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn channels_take_messages_from_those_who_may() {
+    let (folder, element, connection) = started(|_| ()).await;
+    let told = |channels: Vec<(u64, u64)>| {
+        let channels = channels.into_iter();
+        let channels = channels.map(|(object, capacity_bytes)| v1::KeptChannel {
+            object,
+            capacity_bytes,
+        });
+        v1::to_element::Message::Channels(v1::Channels {
+            channels: channels.collect(),
+        })
+    };
+    let all = capability(1, 7, rights::SEND | rights::RECEIVE | rights::CREATE);
+    let ask = async |method: &str, path: &str, right: Option<&[u8]>, body: &[u8]| {
+        let path = format!("/channels/0000000000000007{path}");
+        request(&element, method, &path, right, "", body).await
+    };
+    assert_eq!(ask("GET", "", Some(&all), b"").await.status, 410);
+    connection.send(told(vec![(7, 1 << 16), (8, 1 << 62)]));
+    assert_eq!(
+        ask("GET", "", Some(&all), b"").await.status,
+        410,
+        "nobody has made it"
+    );
+    for _ in 0..2 {
+        assert_eq!(ask("POST", "", Some(&all), b"").await.status, 204);
+    }
+    // More than there is takes nothing.
+    let large = capability(1, 8, rights::CREATE);
+    let path = "/channels/0000000000000008";
+    let full = request(&element, "POST", path, Some(&large), "", b"").await;
+    assert!(full.status >= 500, "{}", full.text());
+    let files = || {
+        std::fs::read_dir(folder.path().join("channels"))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(files(), 1);
+
+    let one = [&3_u32.to_le_bytes()[..], b"one"].concat();
+    let two = [&one[..], &0_u32.to_le_bytes()].concat();
+    let long = [&(1_u32 << 20).to_le_bytes()[..], &vec![0; 1 << 20]].concat();
+    let longer = [
+        &((1_u32 << 20) + 1).to_le_bytes()[..],
+        &vec![0; (1 << 20) + 1],
+    ]
+    .concat();
+    let longest = vec![0; (4 << 20) + 1];
+    let send = |sequence: u64| format!("/messages?producer=9&sequence={sequence}");
+    for (body, status) in [
+        (&b""[..], 400),
+        (b"x", 400),
+        (&one[..6], 400),
+        (&[0xff; 4], 413),
+        (&long, 409),
+        (&longer, 413),
+        (&longest, 413),
+        (&vec![0; 4 * 16_385], 400),
+        (&two, 200),
+        (&two, 200),
+    ] {
+        let said = ask("POST", &send(0), Some(&all), body).await;
+        assert_eq!(said.status, status, "{} bytes: {}", body.len(), said.text());
+    }
+    // What was sent twice is there once; what leaves something out is nothing.
+    for (sequence, status) in [(1, 409), (3, 409), (2, 200)] {
+        let said = ask("POST", &send(sequence), Some(&all), &one).await;
+        assert_eq!(said.status, status, "{}", said.text());
+    }
+    let sent = [&two[..], &one].concat();
+    let read = async |query: &str, right: &[u8]| {
+        ask("GET", &format!("/messages{query}"), Some(right), b"").await
+    };
+    let got = read("", &all).await;
+    assert_eq!((&got.body[..8], &got.body[8..]), (&[0; 8][..], &sent[..]));
+    let got = read("?from=1", &all).await;
+    assert_eq!((got.body[0], &got.body[8..]), (1, &sent[7..]));
+    assert!(read("?from=3&wait_ms=20", &all).await.body.is_empty());
+
+    // Each right for itself, none of another object, element or user's making.
+    let only_read = capability(1, 7, rights::RECEIVE);
+    let only_send = capability(1, 7, rights::SEND);
+    let other = capability(1, 8, rights::SEND | rights::RECEIVE);
+    let elsewhere = capability(2, 7, rights::SEND | rights::RECEIVE);
+    let file = capability(1, 7, ALL);
+    let mut forged = all.clone();
+    *forged.last_mut().unwrap() ^= 1;
+    let post = send(3);
+    for (method, path, right, status) in [
+        ("POST", &*post, Some(&only_read), 403),
+        ("GET", "/messages?reader=r", Some(&only_read), 403),
+        ("POST", "/readers/r?read=0", Some(&only_read), 403),
+        ("DELETE", "/readers/r", Some(&only_send), 403),
+        ("GET", "/messages", Some(&only_send), 403),
+        ("GET", "/room?bytes=1&wait_ms=0", Some(&only_read), 403),
+        ("POST", "", Some(&only_read), 403),
+        ("POST", &*post, Some(&other), 403),
+        ("POST", &*post, Some(&elsewhere), 403),
+        ("POST", &*post, Some(&file), 403),
+        ("GET", "/messages", Some(&file), 403),
+        ("GET", "", Some(&forged), 403),
+        ("GET", "", None, 403),
+        ("GET", "/messages", Some(&only_read), 200),
+        ("GET", "/messages?reader=.r", Some(&all), 400),
+        ("GET", "/messages?reader=r&read=9", Some(&all), 409),
+        ("DELETE", "/readers/none", Some(&all), 409),
+    ] {
+        let said = ask(method, path, right.map(Vec::as_slice), &one).await;
+        assert_eq!(said.status, status, "{method} {path}: {}", said.text());
+    }
+    // It is no object: nobody reads, writes or seals its file as one.
+    let as_object = request(&element, "GET", &self::path(7), Some(&all), "", b"").await;
+    assert_eq!(as_object.status, 403);
+
+    // Who waits is told that it has ended.
+    let waits = read("?from=3&wait_ms=30000", &all);
+    let ends = async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        connection.send(told(Vec::new()));
+    };
+    let (waited, ()) = tokio::join!(waits, ends);
+    assert_eq!(waited.status, 410, "{}", waited.text());
+    assert_eq!(files(), 0);
+    assert_eq!(ask("POST", &post, Some(&all), &one).await.status, 410);
     element.stop().await;
 }

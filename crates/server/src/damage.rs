@@ -3,6 +3,7 @@
 
 use crate::copies::reprieve;
 use crate::jobs::store::json;
+use crate::names::channels;
 use crate::names::copies::{CURRENT, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
@@ -76,12 +77,14 @@ pub(crate) fn forgotten(
         look_again(db, object.cast_unsigned(), now)?;
         reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
+    let channels = channels::lose(db, element)?;
     // Nothing is left there to be removed.
     db.execute("DELETE FROM removal WHERE element = ?1", [element])?;
     tracing::error!(
         element,
         objects = lost.len(),
         written,
+        channels,
         "an element in memory came back without its memory: what only it had is lost, see `tidemill health --all`"
     );
     Ok(tx.changes)

@@ -48,6 +48,7 @@ const READS: [&str; 17] = [
     "/tidemill.v1.Rules/Test",
     "/tidemill.v1.Rules/Log",
     "/tidemill.v1.Rooms/List",
+    "/tidemill.v1.Rooms/Channels",
     WAIT,
     NEXT,
 ];

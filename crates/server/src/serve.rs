@@ -381,7 +381,8 @@ fn keep_up(
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
-    tokio::spawn(lent::run(names.shared().clone(), array));
+    tokio::spawn(lent::run(names.shared().clone(), array.clone()));
+    tokio::spawn(rooms::channels::run(names.clone(), array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
     tokio::spawn(rooms::run(names.clone()));
@@ -504,7 +505,7 @@ impl Parts {
             names: self.names,
             access: self.access.clone(),
         };
-        let (rooms, arrivals) = waits(&jobs.names, &self.access);
+        let (rooms, arrivals) = waits(&jobs.names, &self.access, &self.array);
         let tokens = TokenService {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
@@ -567,9 +568,10 @@ fn tell(names: &SqliteNames, config: &Config) {
 fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
+    array: &Arc<Array>,
 ) -> (RoomsServer<RoomService>, ArrivalsServer<ArrivalService>) {
     (
-        RoomsServer::new(RoomService::new(names, access)),
+        RoomsServer::new(RoomService::new(names, access, array)),
         ArrivalsServer::new(ArrivalService::new(names, access)),
     )
 }

@@ -324,7 +324,8 @@ impl Element {
                     }
                 });
             }
-            To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) => {}
+            To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) | To::Channels(_) => {
+            }
         }
     }
 

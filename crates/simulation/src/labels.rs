@@ -32,6 +32,7 @@ fn brief(message: &To) -> String {
         To::Probe(_) => "a question for load".into(),
         To::Suspend(_) => "sleep".into(),
         To::Wake(_) => "wake".into(),
+        To::Channels(channels) => format!("{} channels", channels.channels.len()),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
 }

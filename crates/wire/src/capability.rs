@@ -27,6 +27,12 @@ pub mod rights {
     pub const ATTRIBUTES: u32 = 8;
     /// Read the object's bytes before it is sealed, too: those of a file that several mounts write.
     pub const UNSEALED: u32 = 16;
+    /// Send to a channel, and be a reader that holds up those who send.
+    pub const SEND: u32 = 32;
+    /// Receive what was sent to a channel.
+    pub const RECEIVE: u32 = 64;
+    /// Make the channel's file.
+    pub const CREATE: u32 = 128;
 }
 
 /// The key that signs and checks.

@@ -19,11 +19,18 @@
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
+//! | `POST /channels/{id}` | makes a channel that the server has told of; idempotent |
+//! | `GET /channels/{id}` | [`ChannelState`] |
+//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer has sent something else last, or it never fits |
+//! | `GET /channels/{id}/room` | waits until a request of so many bytes fits ([`ChannelRoom`]); answers whether it does |
+//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and the messages as they are sent; nothing if none came |
+//! | `POST /channels/{id}/readers/{name}?read=N` | the reader has read what is before message `N` |
+//! | `DELETE /channels/{id}/readers/{name}` | it reads no more |
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! An object that is damaged, or lost below the element, is answered with `410`.
+//! An object that is damaged, or lost below the element, is answered with `410`; so is a channel that is not there.
 //!
 //! Object ids are 16 hexadecimal digits. Every request carries a capability in the header [`CAPABILITY_HEADER`], else
 //! nothing of it is read: that of its object; a task is asked for with one for its task collection, `GET /status` and
@@ -176,6 +183,66 @@ pub struct SealResult {
     pub status: u16,
     /// Why it was refused; empty otherwise.
     pub message: String,
+}
+
+/// What `POST /channels/{id}/messages` asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ChannelSending {
+    /// Who sends: a random number.
+    pub producer: u64,
+    /// How many messages the producer had sent before.
+    pub sequence: u64,
+}
+
+/// What became of messages that were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Sent {
+    /// The number of the first, the others follow; `None`: the channel is full.
+    pub first: Option<u64>,
+}
+
+/// What `GET /channels/{id}/room` asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ChannelRoom {
+    /// Bytes of the body.
+    pub bytes: u64,
+    /// How long to wait, a minute at most.
+    pub wait_ms: u64,
+}
+
+/// What `GET /channels/{id}/messages` asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ChannelReading {
+    /// From this message on, or the first after it that is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
+    /// As this reader, which goes on where it has read, unless `from` says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader: Option<String>,
+    /// It has read what is before this message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<u64>,
+    /// Bytes of an answer that has more than what was sent with one request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// How long to wait, a minute at most.
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// A channel as its element sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ChannelState {
+    /// Number of the first message that it holds.
+    pub first: u64,
+    /// Number of the next one that is sent.
+    pub next: u64,
+    /// Bytes of what it holds.
+    pub held_bytes: u64,
+    /// Bytes that it can hold.
+    pub capacity_bytes: u64,
+    /// Readers, and the number of the message that each reads next.
+    pub readers: std::collections::BTreeMap<String, u64>,
 }
 
 /// The answer to a seal.

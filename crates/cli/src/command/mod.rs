@@ -5,6 +5,7 @@ pub(crate) mod apps;
 pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cat;
+pub(crate) mod channel;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod down;
@@ -102,6 +103,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Mount(args) => mount::run(args, &context).await,
         Command::Preload(args) => preload::run(args, &context).await,
         Command::Rule(args) => rule::run(args, &context).await,
+        Command::Channel(args) => channel::run(args, &context).await,
         Command::Room(args) => room::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),

@@ -1,4 +1,4 @@
-//! Rooms.
+//! Rooms and their channels.
 
 use super::{View, table, write_table};
 use crate::format;
@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
 use tidemill_core::shown::line;
+use tidemill_wire::route::ChannelState;
 use tidemill_wire::v1;
 
 /// What `tidemill room list` shows.
@@ -51,6 +52,67 @@ impl View for RoomsView {
     fn json(&self) -> Value {
         self.0.iter().map(room_json).collect()
     }
+}
+
+/// What `tidemill channel list` shows: channels, and how each stands if its element says so.
+#[derive(Debug)]
+pub(crate) struct ChannelsView(pub(crate) Vec<(v1::Channel, Option<ChannelState>)>);
+
+impl View for ChannelsView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "CHANNEL", "OWNER", "ELEMENT", "CAPACITY", "HELD", "FIRST", "NEXT", "READERS",
+        ];
+        let mut rows = table(&header, &[3, 4, 5, 6]);
+        for (channel, state) in &self.0 {
+            let medium = if channel.memory { " (memory)" } else { "" };
+            let said = |say: fn(&ChannelState) -> String| match state {
+                Some(state) => say(state),
+                None => "-".into(),
+            };
+            rows.add_row([
+                line(&channel.channel),
+                users::name(channel.uid),
+                match channel.lost {
+                    true => "lost".into(),
+                    false => format!("{}{medium}", channel.element),
+                },
+                format::bytes(channel.capacity_bytes),
+                said(|state| format::bytes(state.held_bytes)),
+                said(|state| state.first.to_string()),
+                said(|state| state.next.to_string()),
+                said(|state| {
+                    let readers = state.readers.iter();
+                    let readers = readers.map(|(name, next)| format!("{name} at {next}"));
+                    readers.collect::<Vec<_>>().join(", ")
+                }),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        let json = |(channel, state): &(_, Option<ChannelState>)| {
+            let mut json = channel_json(channel);
+            json["state"] = serde_json::to_value(state).unwrap_or_default();
+            json
+        };
+        self.0.iter().map(json).collect()
+    }
+}
+
+/// A channel as JSON.
+pub(crate) fn channel_json(channel: &v1::Channel) -> Value {
+    json!({
+        "room": channel.room,
+        "channel": channel.channel,
+        "uid": channel.uid,
+        "element": channel.element,
+        "memory": channel.memory,
+        "lost": channel.lost,
+        "capacity_bytes": channel.capacity_bytes,
+        "created": channel.created,
+    })
 }
 
 /// A room as JSON.

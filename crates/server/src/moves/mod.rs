@@ -10,6 +10,7 @@ pub(crate) mod files;
 pub(crate) mod labels;
 
 use crate::elastic::store;
+use crate::names::channels;
 use crate::names::copies::{CURRENT, DRAIN, MOVES, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -391,6 +392,7 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
     db.execute(sql, params![element, now, CURRENT])?;
     store::forget(db, element)?;
+    channels::lose(db, element)?;
     db.execute("INSERT INTO removed VALUES (?1, ?2)", params![element, now])?;
     for sql in [
         "DELETE FROM copy WHERE element = ?1",

@@ -8,6 +8,7 @@ mod apply;
 pub(crate) mod arrivals;
 pub(crate) mod attribute;
 pub(crate) mod changes;
+pub(crate) mod channels;
 pub(crate) mod claims;
 pub(crate) mod commit;
 pub(crate) mod copies;

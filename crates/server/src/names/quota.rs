@@ -44,7 +44,7 @@ impl Quotas {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// A room has ended.
+    /// A room has ended, or is to be counted anew.
     pub(crate) fn forget(&self, room: u64) {
         self.used.lock().remove(&room);
     }
@@ -118,11 +118,11 @@ impl Tx<'_> {
     }
 }
 
-/// Bytes and number of the files below a folder.
+/// Bytes and number of the files below a folder, and with the bytes what the channels of a room may hold.
 pub(super) fn used(db: &Connection, folder: u64) -> Result<(u64, u64), Fault> {
     let sql = "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
                CROSS JOIN dirent ON dirent.parent = below.ino) \
-               SELECT coalesce(sum(size), 0), count(*) FROM below CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2";
+               SELECT coalesce(sum(size), 0) + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE room = ?1), count(*) FROM below CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2";
     let row = params![folder.cast_signed(), Kind::File as i32];
     let number = |row: &rusqlite::Row<'_>, at| row.get::<_, i64>(at).map(i64::cast_unsigned);
     let mut statement = db.prepare_cached(sql)?;

@@ -48,6 +48,28 @@ pub(crate) enum Refusal {
     )]
     NoMember(String, u64),
     #[error(
+        "{0:?} is no name of a channel: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+    )]
+    ChannelName(String),
+    #[error("room {0} has a channel {1} already: `tidemill channel list {0}`")]
+    ChannelExists(String, String),
+    #[error("there is no channel {0} in the room: `tidemill channel list ROOM`")]
+    NoChannel(String),
+    #[error(
+        "what was in channel {0} is lost with the memory, or the element {1}, that it was kept in: remove it, and make it anew"
+    )]
+    ChannelLost(String, u32),
+    #[error("a channel of {0} bytes can't be: give 64 KiB at least and 4 GiB at most")]
+    Capacity(u64),
+    #[error("a channel of {0} bytes is more than the {1} bytes that are left of the room's quota")]
+    NoQuota(u64, u64),
+    #[error(
+        "no element that is up has {0} bytes for a channel, and 16 MiB beside them: `tidemill status`"
+    )]
+    NoElement(u64),
+    #[error("a room has 64 channels at most, and an array 4096: remove some")]
+    TooManyChannels,
+    #[error(
         "quotas of your rooms may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"
     )]
     Quota { used: u64, max: u64 },
@@ -172,7 +194,7 @@ impl Tx<'_> {
     }
 
     /// A room's folder, if it does not end.
-    fn found_room(&self, name: &str) -> Result<Option<Node>, Fault> {
+    pub(super) fn found_room(&self, name: &str) -> Result<Option<Node>, Fault> {
         let Some(above) = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
             return Ok(None);
         };
@@ -384,6 +406,8 @@ impl Tx<'_> {
         for ino in gone.collect::<Result<Vec<_>, _>>()? {
             self.shared.quotas.forget(ino.cast_unsigned());
             let sql = "DELETE FROM room_member WHERE room = ?1";
+            self.db.execute(sql, [ino])?;
+            let sql = "DELETE FROM channel WHERE room = ?1";
             self.db.execute(sql, [ino])?;
         }
         Ok(())

@@ -70,6 +70,7 @@ const MIGRATIONS: &[&str] = &[
     ROOMS,
     SLEEP,
     ARRIVALS,
+    CHANNELS,
 ];
 
 const NAMES: &str = "
@@ -326,6 +327,13 @@ CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, c
 const ARRIVALS: &str = "
 CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
 INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
+";
+
+// Channels of rooms, and which element keeps each.
+const CHANNELS: &str = "
+CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, element INTEGER NOT NULL,
+  capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX channel_name ON channel(room, name);
 ";
 
 /// Opens the database for writing, making or migrating it first.

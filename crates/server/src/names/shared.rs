@@ -21,6 +21,7 @@ use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{PlacementError, Room, to_wake};
 use tidemill_wire::capability::{Capability, Key, rights};
+use tokio::sync::Notify;
 
 /// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
@@ -63,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) leaving: Leaving,
     /// What rooms take.
     pub(crate) quotas: Quotas,
+    /// A channel was made or removed.
+    pub(crate) channel_news: Notify,
     /// What fires when a version is sealed.
     pub(crate) rules: Rules,
     /// How much is remembered of what has come.
@@ -150,6 +153,7 @@ impl Shared {
             sleepers: Arc::default(),
             leaving: Leaving::default(),
             quotas: Quotas::default(),
+            channel_news: Notify::new(),
             rules: Rules::default(),
             arrivals: Kept::default(),
             limits: Allowed::default(),

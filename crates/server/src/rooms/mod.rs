@@ -1,8 +1,10 @@
 //! The gRPC service of rooms, and their end.
 
+pub(crate) mod channels;
 mod waits;
 
 use crate::access::Access;
+use crate::array::Array;
 use crate::clock;
 use crate::names::rooms::{Done, Found, Refusal, SILENCE};
 use crate::names::transaction::Tx;
@@ -33,26 +35,36 @@ pub(crate) struct RoomService {
     access: Arc<Access>,
     waits: Arc<Waits>,
     room: Arc<Semaphore>,
+    array: Arc<Array>,
 }
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let text = refusal.to_string();
         match refusal {
-            Refusal::Name(_) => Self::invalid_argument(text),
-            Refusal::Exists(_) => Self::already_exists(text),
-            Refusal::Unknown(_) | Refusal::NoMember(..) => Self::not_found(text),
-            Refusal::NoFolder => Self::failed_precondition(text),
-            Refusal::TooMany | Refusal::TooManyMembers(_) | Refusal::Quota { .. } => {
-                Self::resource_exhausted(text)
+            Refusal::Name(_) | Refusal::ChannelName(_) | Refusal::Capacity(_) => {
+                Self::invalid_argument(text)
             }
+            Refusal::Exists(_) | Refusal::ChannelExists(..) => Self::already_exists(text),
+            Refusal::Unknown(_) | Refusal::NoMember(..) | Refusal::NoChannel(_) => {
+                Self::not_found(text)
+            }
+            Refusal::NoFolder => Self::failed_precondition(text),
+            Refusal::ChannelLost(..) => Self::data_loss(text),
+            Refusal::TooMany
+            | Refusal::TooManyMembers(_)
+            | Refusal::TooManyChannels
+            | Refusal::NoQuota(..)
+            | Refusal::NoElement(_)
+            | Refusal::Quota { .. } => Self::resource_exhausted(text),
         }
     }
 }
 
 impl RoomService {
-    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>, array: &Arc<Array>) -> Self {
         Self {
+            array: array.clone(),
             names: names.clone(),
             access: access.clone(),
             waits: Arc::default(),
@@ -67,6 +79,12 @@ impl RoomService {
     ) -> Result<T, Status> {
         let done = write(&self.names, caller, work).await;
         Ok(done.map_err(|fault| refused(&fault))??)
+    }
+
+    /// A channel with the address of its element.
+    fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
+        channel.url = self.array.url(channel.element).unwrap_or_default();
+        Response::new(channel)
     }
 
     fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<Found, Status> {
@@ -195,6 +213,56 @@ impl v1::rooms_server::Rooms for RoomService {
         self.write(caller, move |tx| tx.leave_room(&op)).await?;
         sweep(&self.names).await.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn create_channel(
+        &self,
+        request: Request<v1::CreateChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let made = self.write(caller, move |tx| tx.create_channel(&op)).await?;
+        self.names.shared().channel_news.notify_one();
+        Ok(self.addressed(made))
+    }
+
+    async fn channels(
+        &self,
+        request: Request<v1::RoomRequest>,
+    ) -> Result<Response<v1::ChannelsReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let (names, now, name) = (&self.names, clock::now_ns(), &request.get_ref().name);
+        let shown =
+            |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).channels_shown(name);
+        let channels = names.database().read(shown);
+        let channels = channels.map_err(|fault| refused(&fault))??;
+        Ok(Response::new(v1::ChannelsReply { channels }))
+    }
+
+    async fn open_channel(
+        &self,
+        request: Request<v1::ChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        // Where changes of rights are made, too: none of them overtakes this.
+        let opened = self.write(caller, move |tx| tx.open_channel(&op)).await?;
+        Ok(self.addressed(opened))
+    }
+
+    async fn remove_channel(
+        &self,
+        request: Request<v1::ChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let gone = self.write(caller, move |tx| tx.remove_channel(&op)).await?;
+        self.names.shared().channel_news.notify_one();
+        Ok(Response::new(gone))
     }
 
     async fn wait(

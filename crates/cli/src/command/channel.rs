@@ -1,0 +1,380 @@
+//! `tidemill channel`: messages in one order, by way of a room.
+
+use crate::context::{Context, credentials};
+use crate::format::{self, Length, Size};
+use crate::output::Said;
+use crate::output::room::{ChannelsView, channel_json};
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tidemill_client::channel::{Channel, Message};
+use tidemill_client::{Error, Server};
+use tidemill_core::channel::{BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX, is_name};
+use tidemill_wire::route::{self, ChannelReading};
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill channel create m51 steps --capacity 64MiB         in the room m51
+  tidemill channel send m51 steps step.dat --wait 1m         a file as a message; waits for room
+  ./simulate | tidemill channel send m51 steps --lines       each line is a message
+  tidemill channel receive m51 steps --from 7                message 7, or the first after it
+  tidemill channel receive m51 steps --reader plot --wait 1h waits for the next one of this reader
+  tidemill channel receive m51 steps --reader plot -n 100 --json
+  tidemill channel list m51
+  tidemill channel forget m51 steps plot                     it reads no more, and holds up nobody
+
+A message is let go when all readers, by their names, have received it. Without readers all are kept.";
+
+/// How long whoever sends or receives is patient with an element that is away, if not told to wait longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of lines that are sent at once.
+const LINES_BYTES: u64 = 256 << 10;
+
+/// Send messages through a room, and receive them in the order in which they were sent
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: ChannelCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ChannelCommand {
+    /// Make a channel in a room
+    Create {
+        /// The room
+        room: String,
+        /// Its name
+        channel: String,
+        /// What it may hold, which is taken from the room's quota and from an element at once [default: 16MiB]
+        #[arg(long, value_name = "SIZE")]
+        capacity: Option<Size>,
+    },
+    /// List the channels of a room
+    List {
+        /// The room
+        room: String,
+    },
+    /// Send files, or standard input, as messages
+    Send(Send),
+    /// Write messages to standard output
+    Receive(Receive),
+    /// Have a reader be none any more
+    Forget {
+        /// The room
+        room: String,
+        /// The channel
+        channel: String,
+        /// The reader
+        reader: String,
+    },
+    /// Remove a channel, with what it holds
+    Remove {
+        /// The room
+        room: String,
+        /// The channel
+        channel: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Send {
+    /// The room
+    room: String,
+    /// The channel
+    channel: String,
+    /// Files of up to 1 MiB, each a message [default: standard input]
+    files: Vec<PathBuf>,
+    /// Each line of standard input is a message
+    #[arg(long, conflicts_with = "files")]
+    lines: bool,
+    /// How long to wait for room, as 30s [default: not at all]
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Length>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Receive {
+    /// The room
+    room: String,
+    /// The channel
+    channel: String,
+    /// As this reader, which goes on where it was, and has received what is written
+    #[arg(long, value_name = "NAME")]
+    reader: Option<String>,
+    /// From this message on, or the first after it that is there; a reader goes on there
+    #[arg(long, value_name = "NUMBER")]
+    from: Option<u64>,
+    /// How many messages
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1)]
+    count: u64,
+    /// End each message with a line feed, as it was sent with --lines
+    #[arg(long)]
+    lines: bool,
+    /// How long to wait for each, as 30s [default: not at all]
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Length>,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    match args.command {
+        ChannelCommand::Create {
+            room,
+            channel,
+            capacity,
+        } => {
+            let capacity = capacity.map_or(0, |Size(bytes)| bytes);
+            let names = (room.as_str(), channel.as_str());
+            let made = Channel::create(&server, credentials(), names, capacity).await;
+            let (_, made) = made?;
+            let kept = if made.memory { "in memory" } else { "on disk" };
+            let text = format!(
+                "channel {channel} is there, {kept} of element {}",
+                made.element
+            );
+            context.output.show(&Said::new(text, channel_json(&made)))?;
+        }
+        ChannelCommand::List { room } => list(&room, context, &server).await?,
+        ChannelCommand::Send(args) => send(args, context, &server).await?,
+        ChannelCommand::Receive(args) => receive(&args, context, &server).await?,
+        ChannelCommand::Forget {
+            room,
+            channel,
+            reader,
+        } => {
+            need_name(&reader)?;
+            let mut used = Channel::new(&server, credentials(), &room, &channel);
+            used.forget(&reader).await?;
+            let text = format!("{reader} is no reader of {channel} any more");
+            let said = json!({ "room": room, "channel": channel, "reader": reader });
+            context.output.show(&Said::new(text, said))?;
+        }
+        ChannelCommand::Remove { room, channel } => {
+            let request = v1::ChannelRequest {
+                credentials: Some(credentials()),
+                room,
+                channel,
+            };
+            let gone = server.rooms().remove_channel(request).await;
+            let gone = gone.map_err(|status| server.explain(status))?.into_inner();
+            let text = format!("channel {} is removed", gone.channel);
+            context.output.show(&Said::new(text, channel_json(&gone)))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn need_name(reader: &str) -> anyhow::Result<()> {
+    if !is_name(reader) {
+        bail!(
+            "{reader:?} is no name of a reader: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+        );
+    }
+    Ok(())
+}
+
+async fn list(room: &str, context: &Context, server: &Server) -> anyhow::Result<()> {
+    let request = v1::RoomRequest {
+        credentials: Some(credentials()),
+        name: room.to_owned(),
+    };
+    let listed = server.rooms().channels(request).await;
+    let listed = listed.map_err(|status| server.explain(status))?;
+    let mut all = Vec::new();
+    for channel in listed.into_inner().channels {
+        let mut used = Channel::new(server, credentials(), room, &channel.channel);
+        let state = match channel.lost {
+            true => None,
+            // One that is away says nothing of how it stands.
+            false => used.state().await.ok(),
+        };
+        all.push((channel, state));
+    }
+    context.output.show(&ChannelsView(all))?;
+    Ok(())
+}
+
+/// A channel that is sent to, and how long it is waited for.
+struct Sender {
+    channel: Channel,
+    wait: Duration,
+    sent: Option<(u64, u64)>,
+}
+
+impl Sender {
+    async fn send(&mut self, messages: &[Bytes]) -> anyhow::Result<()> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let first = self.channel.send(messages, self.wait).await?;
+        let last = first + messages.len() as u64 - 1;
+        self.sent = Some((self.sent.map_or(first, |(first, _)| first), last));
+        Ok(())
+    }
+}
+
+async fn send(args: Send, context: &Context, server: &Server) -> anyhow::Result<()> {
+    let mut sender = Sender {
+        channel: Channel::new(server, credentials(), &args.room, &args.channel),
+        wait: args.wait.map_or(Duration::ZERO, |Length(wait)| wait),
+        sent: None,
+    };
+    if args.lines {
+        send_lines(&mut sender).await?;
+    } else if args.files.is_empty() {
+        let message = read(std::io::stdin().lock(), "standard input")?;
+        sender.send(&[message]).await?;
+    }
+    for path in &args.files {
+        let shown = path.display().to_string();
+        let file = std::fs::File::open(path).with_context(|| shown.clone())?;
+        sender.send(&[read(file, &shown)?]).await?;
+    }
+    let text = match sender.sent {
+        None => "there was nothing to send".to_owned(),
+        Some((first, last)) if first == last => format!("message {first}"),
+        Some((first, last)) => format!("messages {first} to {last}, if nobody else sent between"),
+    };
+    let (first, last) = sender.sent.unzip();
+    let said = json!({
+        "room": args.room,
+        "channel": args.channel,
+        "first": first,
+        "last": last,
+    });
+    context.output.show(&Said::new(text, said))?;
+    Ok(())
+}
+
+/// A message, as far as it may be one.
+fn read(from: impl Read, what: &str) -> anyhow::Result<Bytes> {
+    let mut message = Vec::new();
+    let mut from = from.take(MESSAGE_BYTES_MAX + 1);
+    from.read_to_end(&mut message)
+        .with_context(|| what.to_owned())?;
+    need_short(&message, what)?;
+    Ok(message.into())
+}
+
+fn need_short(message: &[u8], what: &str) -> anyhow::Result<()> {
+    if message.len() as u64 > MESSAGE_BYTES_MAX {
+        bail!(
+            "{what} is longer than a message may be, {}: put it into a file of the room, and send the file's name",
+            format::bytes(MESSAGE_BYTES_MAX)
+        );
+    }
+    Ok(())
+}
+
+/// Sends lines as they come, as many at once as there are.
+async fn send_lines(sender: &mut Sender) -> anyhow::Result<()> {
+    let mut lines = BufReader::with_capacity(1 << 16, std::io::stdin().lock());
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    loop {
+        let mut line = Vec::new();
+        let mut one = (&mut lines).take(MESSAGE_BYTES_MAX + 2);
+        let ended = one.read_until(b'\n', &mut line).context("standard input")? == 0;
+        if line.last() == Some(&b'\n') {
+            line.pop();
+        }
+        if !ended {
+            need_short(&line, "a line")?;
+            bytes += line.len() as u64 + 4;
+            batch.push(Bytes::from(line));
+        }
+        let full = bytes >= LINES_BYTES || batch.len() as u64 >= BATCH_MESSAGES_MAX.into();
+        if ended || full || lines.buffer().is_empty() {
+            sender.send(&batch).await?;
+            (batch, bytes) = (Vec::new(), 0);
+        }
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::Result<()> {
+    if let Some(reader) = &args.reader {
+        need_name(reader)?;
+    }
+    let mut channel = Channel::new(server, credentials(), &args.room, &args.channel);
+    let wait = args.wait.map_or(Duration::ZERO, |Length(wait)| wait);
+    let mut reading = ChannelReading {
+        from: args.from,
+        reader: args.reader.clone(),
+        ..ChannelReading::default()
+    };
+    let mut left = args.count;
+    while left > 0 {
+        let received = patient(&mut channel, &reading, wait).await?;
+        if received.is_empty() {
+            let got = args.count - left;
+            bail!(
+                "channel {} has no further message for you yet, after {}",
+                args.channel,
+                format::count(got, "message")
+            );
+        }
+        let many = usize::try_from(left).unwrap_or(usize::MAX);
+        let taken = &received[..received.len().min(many)];
+        write(taken, args.lines, context.global.json)?;
+        left -= taken.len() as u64;
+        let next = taken.last().map_or(0, |message| message.number + 1);
+        match &args.reader {
+            // What was written is not written again.
+            Some(reader) if left == 0 => {
+                channel
+                    .acknowledge(reader, next, wait.max(PATIENCE))
+                    .await?;
+            }
+            Some(_) => (reading.from, reading.read) = (None, Some(next)),
+            None => reading.from = Some(next),
+        }
+    }
+    Ok(())
+}
+
+/// Receives, though the element may be away for a moment.
+async fn patient(
+    channel: &mut Channel,
+    reading: &ChannelReading,
+    wait: Duration,
+) -> Result<Vec<Message>, Error> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match channel.receive(reading, wait).await {
+            Err(error) if error.is_lost() && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+fn write(messages: &[Message], lines: bool, as_json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for message in messages {
+        if as_json {
+            let content = match std::str::from_utf8(&message.bytes) {
+                Ok(text) => json!({ "number": message.number, "text": text }),
+                Err(_) => json!({ "number": message.number, "hex": route::hex(&message.bytes) }),
+            };
+            writeln!(out, "{content}")?;
+        } else {
+            out.write_all(&message.bytes)?;
+            if lines {
+                out.write_all(b"\n")?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+// A batch of lines is one request.
+const _: () = assert!(LINES_BYTES + MESSAGE_BYTES_MAX + 8 < BATCH_BYTES_MAX);

@@ -1,0 +1,354 @@
+//! Channels of rooms: messages that programs send each other, in one order, by way of the element that keeps them.
+//!
+//! The server says where that is and gives the right; after that it is not asked. What was sent has its numbers when [`Channel::send`]
+//! returns, and survives the kill of every process; a request whose answer was lost is repeated, and is there once.
+
+use crate::error::Error;
+use crate::objects::{Objects, Remote, address, lost};
+use crate::server::Server;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::{Method, Request};
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::{Duration, Instant};
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, Sent, hex};
+use tidemill_wire::v1;
+
+/// Pause before whoever is away is asked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// How long one request waits.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long an answer may be late.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// A message that was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its number: those of a channel begin with 0 and leave none out.
+    pub number: u64,
+    /// What was sent.
+    pub bytes: Bytes,
+}
+
+/// A channel of a room, as one sender or receiver uses it.
+#[derive(Debug)]
+pub struct Channel {
+    server: Server,
+    objects: Objects,
+    request: v1::ChannelRequest,
+    remote: Option<Remote>,
+    producer: u64,
+    sequence: u64,
+    /// It is not known what became of the last request to send.
+    unsure: bool,
+}
+
+/// Bytes that messages take in a request: each has its length before it.
+#[must_use]
+pub fn framed(messages: &[Bytes]) -> Bytes {
+    let all: usize = messages.iter().map(|message| 4 + message.len()).sum();
+    let mut frames = BytesMut::with_capacity(all);
+    for message in messages {
+        let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+        frames.extend_from_slice(&length.to_le_bytes());
+        frames.extend_from_slice(message);
+    }
+    frames.freeze()
+}
+
+/// The messages of an answer.
+fn messages(mut body: Bytes) -> Option<Vec<Message>> {
+    if body.is_empty() {
+        return Some(Vec::new());
+    }
+    let mut number = u64::from_le_bytes(*body.first_chunk()?);
+    let _ = body.split_to(8);
+    let mut messages = Vec::new();
+    while !body.is_empty() {
+        let length = u32::from_le_bytes(*body.first_chunk()?);
+        let length = usize::try_from(length).ok()?;
+        let _ = body.split_to(4);
+        if body.len() < length {
+            return None;
+        }
+        let bytes = body.split_to(length);
+        messages.push(Message { number, bytes });
+        number += 1;
+    }
+    Some(messages)
+}
+
+impl Channel {
+    /// A channel that is there. Nothing is asked before it is used.
+    #[must_use]
+    pub fn new(server: &Server, credentials: v1::Credentials, room: &str, channel: &str) -> Self {
+        Self {
+            objects: server.objects(),
+            server: server.clone(),
+            request: v1::ChannelRequest {
+                credentials: Some(credentials),
+                room: room.to_owned(),
+                channel: channel.to_owned(),
+            },
+            remote: None,
+            producer: 0,
+            sequence: 0,
+            unsure: true,
+        }
+    }
+
+    /// Makes a channel that holds so many bytes (0: 16 MiB), in memory if its room's folder asks for that and there is some.
+    ///
+    /// # Errors
+    /// If there is one of that name or too many, the room has not so much left, or no element has. Nothing of it stays then.
+    pub async fn create(
+        server: &Server,
+        credentials: v1::Credentials,
+        (room, channel): (&str, &str),
+        capacity_bytes: u64,
+    ) -> Result<(Self, v1::Channel), Error> {
+        let request = v1::CreateChannelRequest {
+            credentials: Some(credentials.clone()),
+            room: room.to_owned(),
+            channel: channel.to_owned(),
+            capacity_bytes,
+        };
+        let made = server.rooms().create_channel(request).await;
+        let made = made.map_err(|status| server.explain(status))?.into_inner();
+        let mut channel = Self::new(server, credentials, room, channel);
+        let remote = remote(&made);
+        if let Err(error) = channel.ask(&remote, (Method::POST, ""), Bytes::new()).await {
+            let removed = server.rooms().remove_channel(channel.request.clone()).await;
+            if let Err(status) = removed {
+                tracing::warn!(%status, "a channel that could not be made is still listed");
+            }
+            return Err(error);
+        }
+        channel.remote = Some(remote);
+        Ok((channel, made))
+    }
+
+    async fn ask(
+        &self,
+        remote: &Remote,
+        (method, path): (Method, &str),
+        body: Bytes,
+    ) -> Result<Bytes, Error> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!(
+                "{}/channels/{:016x}{path}",
+                address(remote),
+                remote.object.0
+            ))
+            .header(CAPABILITY_HEADER, hex(&remote.capability));
+        let answer = async {
+            let response = self.objects.send(remote, request, body).await?;
+            let body = response.into_body().collect().await;
+            Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
+        };
+        let late = |_| Error::Element {
+            url: remote.url.to_string(),
+            reason: "it does not answer".to_owned(),
+        };
+        let answer = tokio::time::timeout(WAIT_MAX + ANSWER_MAX, answer).await;
+        answer.map_err(late)?
+    }
+
+    /// Asks the element, also after it or the server was away, until a time.
+    async fn asked(
+        &mut self,
+        until: Instant,
+        question: (Method, &str),
+        body: &Bytes,
+    ) -> Result<Bytes, Error> {
+        let mut renewed = false;
+        loop {
+            let asked = match self.opened().await {
+                Ok(remote) => self.ask(&remote, question.clone(), body.clone()).await,
+                Err(error) => Err(error),
+            };
+            match asked {
+                // The right has expired, or was taken back.
+                Err(Error::ElementRefused { status: 403, .. }) if !renewed => {
+                    renewed = true;
+                    self.remote = None;
+                }
+                Err(error) if error.is_lost() && Instant::now() < until => {
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    // An element that was started anew may be elsewhere. Without a server the right is good as long as it is.
+                    if matches!(error, Error::Element { .. })
+                        && let Ok(remote) = self.open().await
+                    {
+                        self.remote = Some(remote);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Remote, Error> {
+        let opened = self.server.rooms().open_channel(self.request.clone()).await;
+        let opened = opened.map_err(|status| self.server.explain(status))?;
+        Ok(remote(&opened.into_inner()))
+    }
+
+    async fn opened(&mut self) -> Result<Remote, Error> {
+        if let Some(remote) = &self.remote {
+            return Ok(remote.clone());
+        }
+        let remote = self.open().await?;
+        self.remote = Some(remote.clone());
+        Ok(remote)
+    }
+
+    /// Sends messages, all or none, waiting for room; gives the number of the first, which the others follow.
+    ///
+    /// # Errors
+    /// [`Error::ChannelFull`] if there is no room in time. If neither the element nor the server can be reached in time it is not
+    /// known whether they were kept.
+    pub async fn send(&mut self, messages: &[Bytes], wait: Duration) -> Result<u64, Error> {
+        if std::mem::replace(&mut self.unsure, true) {
+            // What became of the request before must not be taken for what becomes of this one.
+            self.producer = RandomState::new().hash_one((std::process::id(), Instant::now()));
+            self.sequence = 0;
+        }
+        let until = Instant::now() + wait;
+        let frames = framed(messages);
+        let path = format!(
+            "/messages?producer={}&sequence={}",
+            self.producer, self.sequence
+        );
+        loop {
+            let body = self.asked(until, (Method::POST, &path), &frames).await?;
+            let sent: Sent = serde_json::from_slice(&body).map_err(|_| Error::Answer("send"))?;
+            if let Some(first) = sent.first {
+                self.sequence += messages.len() as u64;
+                self.unsure = false;
+                return Ok(first);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                self.unsure = false;
+                return Err(Error::ChannelFull(self.request.channel.clone()));
+            }
+            let (bytes, wait_ms) = (frames.len(), millis(left));
+            let path = format!("/room?bytes={bytes}&wait_ms={wait_ms}");
+            self.asked(until, (Method::GET, &path), &Bytes::new())
+                .await?;
+        }
+    }
+
+    /// Receives messages in their order, waiting for what is still to come; none if there were none in time.
+    ///
+    /// # Errors
+    /// If neither the element nor the server can be reached in time, or the channel is no more.
+    pub async fn receive(
+        &mut self,
+        reading: &ChannelReading,
+        wait: Duration,
+    ) -> Result<Vec<Message>, Error> {
+        let until = Instant::now() + wait;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut path = format!("/messages?wait_ms={}", millis(left));
+            let numbers = [
+                ("from", reading.from),
+                ("read", reading.read),
+                ("bytes", reading.bytes),
+            ];
+            for (name, number) in numbers {
+                if let Some(number) = number {
+                    path.push_str(&format!("&{name}={number}"));
+                }
+            }
+            if let Some(reader) = &reading.reader {
+                path.push_str(&format!("&reader={reader}"));
+            }
+            let body = self
+                .asked(until, (Method::GET, &path), &Bytes::new())
+                .await?;
+            let received = messages(body).ok_or(Error::Answer("receive"))?;
+            if !received.is_empty() || Instant::now() >= until {
+                return Ok(received);
+            }
+        }
+    }
+
+    /// A reader has read what is before a message, which it reads next. What all readers have read is let go.
+    ///
+    /// # Errors
+    /// If there is no such reader, or nothing can be reached in time.
+    pub async fn acknowledge(
+        &mut self,
+        reader: &str,
+        next: u64,
+        wait: Duration,
+    ) -> Result<(), Error> {
+        let path = format!("/readers/{reader}?read={next}");
+        let until = Instant::now() + wait;
+        self.asked(until, (Method::POST, &path), &Bytes::new())
+            .await
+            .map(drop)
+    }
+
+    /// A reader reads no more, and holds up nobody.
+    ///
+    /// # Errors
+    /// If there is no such reader, or nothing can be reached.
+    pub async fn forget(&mut self, reader: &str) -> Result<(), Error> {
+        let path = format!("/readers/{reader}");
+        self.asked(Instant::now(), (Method::DELETE, &path), &Bytes::new())
+            .await
+            .map(drop)
+    }
+
+    /// How it stands.
+    ///
+    /// # Errors
+    /// If it can't be reached, or is no more.
+    pub async fn state(&mut self) -> Result<ChannelState, Error> {
+        let body = self
+            .asked(Instant::now(), (Method::GET, ""), &Bytes::new())
+            .await?;
+        serde_json::from_slice(&body).map_err(|_| Error::Answer("channel"))
+    }
+}
+
+fn remote(channel: &v1::Channel) -> Remote {
+    Remote {
+        element: ElementId(channel.element),
+        url: channel.url.as_str().into(),
+        object: ObjectId(channel.object),
+        capability: channel.capability.clone(),
+    }
+}
+
+fn millis(wait: Duration) -> u64 {
+    u64::try_from(wait.min(WAIT_MAX).as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_framed_is_read_and_what_is_cut_off_is_nothing() {
+        let sent = [Bytes::from("one"), Bytes::new(), Bytes::from(vec![7; 300])];
+        let mut body = 41_u64.to_le_bytes().to_vec();
+        body.extend(framed(&sent));
+        let read = messages(body.clone().into()).unwrap();
+        let numbers: Vec<u64> = read.iter().map(|message| message.number).collect();
+        assert_eq!(numbers, [41, 42, 43]);
+        let bytes: Vec<Bytes> = read.into_iter().map(|message| message.bytes).collect();
+        assert_eq!(bytes, sent);
+        assert_eq!(messages(Bytes::new()), Some(Vec::new()));
+        let whole = [8, 8 + 4 + 3, 8 + 4 + 3 + 4, body.len()];
+        for end in 1..=body.len() {
+            let cut = messages(body[..end].to_vec().into());
+            assert_eq!(cut.is_some(), whole.contains(&end), "{end}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Tells elements which channels they are to keep.
+
+use crate::array::Array;
+use crate::names::SqliteNames;
+use crate::names::channels::kept;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::v1::{self, to_element::Message as To};
+
+/// How often it is looked for elements that have come back, and for channels that went with their rooms.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What each element was told last, on which of its connections.
+type Told = BTreeMap<u32, (u64, Vec<v1::KeptChannel>)>;
+
+/// For as long as the server runs. A channel that is made or removed is told at once.
+pub(crate) async fn run(names: Arc<SqliteNames>, array: Arc<Array>) {
+    let mut told = Told::new();
+    loop {
+        let news = names.shared().channel_news.notified();
+        let _ = tokio::time::timeout(LOOK, news).await;
+        match names.database().read(kept) {
+            Ok(kept) => tell(&array, kept, &mut told),
+            Err(fault) => tracing::warn!(%fault, "elements are not told of channels for now"),
+        }
+    }
+}
+
+fn tell(array: &Array, mut kept: BTreeMap<u32, Vec<v1::KeptChannel>>, told: &mut Told) {
+    let mut now = Told::new();
+    for element in array.up() {
+        let Some(epoch) = array.epoch(element) else {
+            continue;
+        };
+        let channels = kept.remove(&element).unwrap_or_default();
+        let word = (epoch, channels);
+        if told.get(&element) == Some(&word) {
+            now.insert(element, word);
+            continue;
+        }
+        let channels = word.1.clone();
+        if array.send(element, To::Channels(v1::Channels { channels })) {
+            now.insert(element, word);
+        }
+    }
+    *told = now;
+}

@@ -159,7 +159,8 @@ impl Log {
 
     /// A channel as it was kept: where its first record lies and which number that has, readers and producers, and `record`,
     /// which says what lies at a place of the ring, if that is a whole record. What was sent and is not a whole record was
-    /// never acknowledged.
+    /// never acknowledged. Where its first record lies now, and its producers, are to be kept before it is used: they may be known
+    /// by records only that are let go next.
     #[must_use]
     pub fn recover(
         capacity: u64,
@@ -225,6 +226,11 @@ impl Log {
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.records.iter().map(|record| record.bytes).sum()
+    }
+
+    /// What each producer has sent last.
+    pub fn producers(&self) -> impl Iterator<Item = &Producer> {
+        self.producers.values()
     }
 
     /// Its readers.
@@ -425,11 +431,16 @@ mod tests {
             }
         }
 
-        fn recover(&self, capacity: u64) -> Log {
+        fn recover(&mut self, capacity: u64) -> Log {
             let readers = self.readers.values().cloned();
             let producers = self.producers.values().copied();
             let record = |at| self.ring.get(&at).copied();
-            Log::recover(capacity, self.head, readers, producers, record)
+            let log = Log::recover(capacity, self.head, readers, producers, record);
+            self.head = log.head();
+            for producer in log.producers() {
+                self.producers.insert(producer.slot, *producer);
+            }
+            log
         }
     }
 

@@ -93,8 +93,13 @@ impl Kept {
         let mut buffer = Vec::new();
         let record = |at| read_record(&file, (at, capacity), &mut buffer);
         let head = (long(&head[..8]), long(&head[8..16]));
-        let log = Log::recover(capacity, head, readers, producers, record);
+        let log = Log::recover(capacity, head, readers, producers.clone(), record);
         let kept = Self { file, log };
+        for producer in kept.log.producers() {
+            if !producers.contains(producer) {
+                kept.keep_producer(*producer)?;
+            }
+        }
         // What is freed may be written over from now on.
         kept.keep_head()?;
         Ok(kept)
@@ -113,6 +118,16 @@ impl Kept {
         row.extend(name.as_bytes());
         row.resize(8 + 1 + NAME_BYTES_MAX, 0);
         let at = READERS_AT + READER_BYTES * reader.slot as u64;
+        write_checked(&self.file, at, row)
+    }
+
+    fn keep_producer(&self, Producer { slot, first, batch }: Producer) -> io::Result<()> {
+        let mut row = Vec::with_capacity(64);
+        for number in [batch.producer, batch.sequence, first] {
+            row.extend(number.to_le_bytes());
+        }
+        row.extend(batch.count.to_le_bytes());
+        let at = PRODUCERS_AT + PRODUCER_BYTES * slot as u64;
         write_checked(&self.file, at, row)
     }
 
@@ -138,13 +153,7 @@ impl Kept {
         bytes.extend(frames);
         self.file.write_all_at(&bytes, RING_AT + record.at)?;
         let producer = self.log.kept(record);
-        let mut row = Vec::with_capacity(64);
-        for number in [batch.producer, batch.sequence, producer.first] {
-            row.extend(number.to_le_bytes());
-        }
-        row.extend(batch.count.to_le_bytes());
-        let at = PRODUCERS_AT + PRODUCER_BYTES * producer.slot as u64;
-        write_checked(&self.file, at, row)?;
+        self.keep_producer(producer)?;
         Ok(Sent::As(record.first, true))
     }
 

@@ -5,7 +5,8 @@
 
 Two processes take turns, told by a pipe: one writes a file (or SET), the other reads it as soon as it is closed (or GET). `small`: the time from before the put to after the
 get, 4 KiB, p50 of all; `large`: bytes per second of 1 MiB; `mapped`: the same, where the reader maps the file and takes one sum over it, against a GET that does. The peer's
-protocol is spoken by hand over its socket, so that no client library counts. Alternating; ratios of medians. Prints JSON lines. Needs root and redis-server.
+protocol is spoken by hand over its socket, so that no client library counts. `channel`: `tidemill bench channel`, a message of 4 KiB from the begin of its send until another connection
+has received it, and messages per second, 16 at once, received and acknowledged; the peer's are its streams, XADD (16 at once) and XREAD, between two processes of this script. Alternating; ratios of medians. Prints JSON lines. Needs root and redis-server.
 """
 import argparse
 import json
@@ -85,6 +86,102 @@ class Redis:
         assert self.socket.recv(4) == b":1\r\n"
 
 
+def filled(peer, size):
+    while len(peer.have) < size:
+        got = peer.socket.recv(1 << 20)
+        assert got
+        peer.have += got
+
+
+def line(peer):
+    while b"\r\n" not in peer.have:
+        got = peer.socket.recv(1 << 20)
+        assert got
+        peer.have += got
+    end = peer.have.index(b"\r\n")
+    text = bytes(peer.have[:end])
+    del peer.have[:end + 2]
+    return text
+
+
+def value(peer):
+    """One answer of the peer, whatever it is."""
+    first = line(peer)
+    kind, rest = first[:1], first[1:]
+    if kind == b"*":
+        return [value(peer) for _ in range(max(int(rest), 0))]
+    if kind == b"$":
+        size = int(rest)
+        if size < 0:
+            return None
+        filled(peer, size + 2)
+        text = bytes(peer.have[:size])
+        del peer.have[:size + 2]
+        return text
+    assert kind != b"-", rest
+    return rest
+
+
+def words(*words):
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def stream_reader(store, count, answers):
+    peer = store.connect()
+    peer.have = bytearray()
+    last, got = b"0", 0
+    while got < count:
+        peer.socket.sendall(words(b"XREAD", b"COUNT", b"1024", b"BLOCK", b"30000", b"STREAMS", b"s", last))
+        entries = value(peer)[0][1]
+        last, got = entries[-1][0], got + len(entries)
+        os.write(answers, len(entries).to_bytes(8, "little"))
+    os._exit(0)
+
+
+def streamed(store, size, turns, messages, batch):
+    """Seconds from send to receive, and messages per second, of the peer's streams."""
+    answers = os.pipe()
+    child = os.fork()
+    if child == 0:
+        stream_reader(store, turns + messages, answers[1])
+    peer, content, times = store.connect(), os.urandom(size), []
+    peer.have = bytearray()
+    time.sleep(0.2)
+    add = words(b"XADD", b"s", b"*", b"m", content)
+    for _ in range(turns):
+        began = time.perf_counter()
+        peer.socket.sendall(add)
+        value(peer)
+        os.read(answers[0], 8)
+        times.append(time.perf_counter() - began)
+    began, seen = time.perf_counter(), 0
+    for _ in range(messages // batch):
+        peer.socket.sendall(add * batch)
+        for _ in range(batch):
+            value(peer)
+    while seen < messages:
+        seen += int.from_bytes(os.read(answers[0], 8), "little")
+    rate = messages / (time.perf_counter() - began)
+    assert os.waitpid(child, 0)[1] == 0
+    peer.socket.sendall(words(b"DEL", b"s"))
+    value(peer)
+    for end in answers:
+        os.close(end)
+    return statistics.median(times), rate
+
+
+def channel(array, redis, rounds):
+    array.json("room", "create", "bench")
+    ours, peer = [], []
+    for _ in range(rounds):
+        got = array.json("bench", "channel", "bench", "--messages", "16000")
+        ours.append((got["p50_ns"] / 1e9, got["messages_per_s"]))
+        peer.append(streamed(redis, 4096, 2000, 16000, 16))
+    (p50, rate), (redis_p50, redis_rate) = ([statistics.median(column) for column in zip(*rows)] for rows in (ours, peer))
+    print(json.dumps({"bench": "channel", "bytes": 4096, "us": round_to(p50 * 1e6), "redis_us": round_to(redis_p50 * 1e6), "time_to_redis": round(p50 / redis_p50, 3),
+                      "messages_per_s": round_to(rate), "redis_messages_per_s": round_to(redis_rate), "rate_to_redis": round(rate / redis_rate, 3)}), flush=True)
+
+
 def touched(view):
     """Every page is looked at."""
     return sum(view[at] >= 0 for at in range(0, len(view), 4096)) * 4096
@@ -159,6 +256,7 @@ def main():
                 compare("small", stores, 4096, 500, args.rounds)
                 compare("large", stores, 1 << 20, 100, args.rounds)
                 compare("mapped", stores, 1 << 20, 100, args.rounds, mapped=True)
+                channel(array, stores["redis"], args.rounds)
             finally:
                 with undisturbed():
                     subprocess.run(["umount", "-l", memory], capture_output=True)

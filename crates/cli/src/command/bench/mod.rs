@@ -1,5 +1,6 @@
 //! `tidemill bench`: how fast are things here?
 
+mod channel;
 mod elements;
 mod kernel;
 mod subject;
@@ -10,9 +11,10 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                         all built-in kernels on this machine
-  tidemill bench kernel --elements max          on this machine and on each element";
+  tidemill bench kernel --elements max          on this machine and on each element
+  tidemill bench channel m51                    messages through the room m51";
 
-/// Measure how fast kernels are, for `tidemill plan offload`
+/// Measure how fast kernels are, for `tidemill plan offload`, or messages
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -23,10 +25,12 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum BenchCommand {
     Kernel(kernel::Args),
+    Channel(channel::Args),
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     match args.command {
         BenchCommand::Kernel(args) => kernel::run(args, context).await,
+        BenchCommand::Channel(args) => channel::run(args, context).await,
     }
 }

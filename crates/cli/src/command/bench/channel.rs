@@ -1,0 +1,149 @@
+//! `tidemill bench channel`: how fast are messages from a sender to a receiver?
+
+use crate::context::{Context, credentials};
+use crate::format;
+use crate::output::Said;
+use anyhow::Context as _;
+use bytes::Bytes;
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tidemill_client::channel::Channel;
+use tidemill_client::{Error, Server};
+use tidemill_wire::route::ChannelReading;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill bench channel m51                           in a room of yours
+  tidemill bench channel m51 --bytes 1024 --batch 64
+
+It makes a channel of its own in the room, and removes it.";
+
+/// The channel that it uses.
+const NAME: &str = "bench";
+/// What it may hold.
+const CAPACITY_BYTES: u64 = 64 << 20;
+const WAIT: Duration = Duration::from_secs(30);
+
+/// Send messages through a channel, and receive them by another connection
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The room
+    room: String,
+    /// Bytes of a message
+    #[arg(long, value_name = "COUNT", default_value_t = 4096)]
+    bytes: usize,
+    /// Messages that are sent one after the other, each when the one before was received
+    #[arg(long, value_name = "COUNT", default_value_t = 2000)]
+    turns: u32,
+    /// Messages that are then sent as fast as they are received
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
+    messages: u64,
+    /// How many of those at once
+    #[arg(long, value_name = "COUNT", default_value_t = 16)]
+    batch: usize,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let names = (args.room.as_str(), NAME);
+    let (sender, made) = Channel::create(&server, credentials(), names, CAPACITY_BYTES).await?;
+    let measured = measure(&args, &server, sender).await;
+    let request = v1::ChannelRequest {
+        credentials: Some(credentials()),
+        room: args.room.clone(),
+        channel: NAME.to_owned(),
+    };
+    let removed = server.rooms().remove_channel(request).await;
+    let (mut times, took) = measured?;
+    removed.context("the channel could not be removed")?;
+    times.sort_unstable();
+    let at = |share: usize| times.get(times.len() * share / 100).copied();
+    let (p50, p99) = (at(50).unwrap_or_default(), at(99).unwrap_or_default());
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = args.messages as f64 / took.as_secs_f64().max(1e-9);
+    let text = format!(
+        "send to receive {} (p50), {} (p99); {rate:.0} messages/s of {} bytes, {} at once",
+        format::span(u64::try_from(p50.as_nanos())?),
+        format::span(u64::try_from(p99.as_nanos())?),
+        args.bytes,
+        args.batch,
+    );
+    let said = json!({
+        "bytes": args.bytes,
+        "memory": made.memory,
+        "p50_ns": u64::try_from(p50.as_nanos())?,
+        "p99_ns": u64::try_from(p99.as_nanos())?,
+        "batch": args.batch,
+        "messages_per_s": rate,
+    });
+    context.output.show(&Said::new(text, said))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The time of each turn, and of all messages of the second part.
+async fn measure(
+    args: &Args,
+    server: &Server,
+    mut sender: Channel,
+) -> Result<(Vec<Duration>, Duration), Error> {
+    let message = Bytes::from(vec![b'm'; args.bytes]);
+    let (turns, all) = (u64::from(args.turns), args.messages);
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel::<u64>();
+    let mut receiver = Channel::new(server, credentials(), &args.room, NAME);
+    // The reader is there before anything is sent, or it would be held up by nothing.
+    let mut reading = ChannelReading {
+        reader: Some(NAME.to_owned()),
+        ..ChannelReading::default()
+    };
+    receiver.receive(&reading, Duration::ZERO).await?;
+    let receives = async move {
+        let mut next = 0;
+        while next < turns + all {
+            let received = receiver.receive(&reading, WAIT).await?;
+            let Some(last) = received.last() else {
+                return Err(Error::Answer("receive"));
+            };
+            next = last.number + 1;
+            reading.read = Some(next);
+            // Whoever waited for it is gone if this fails.
+            let _ = told.send(next);
+        }
+        Ok(())
+    };
+    let sends = async {
+        let mut times = Vec::with_capacity(args.turns as usize);
+        for turn in 1..=turns {
+            let began = Instant::now();
+            sender.send(std::slice::from_ref(&message), WAIT).await?;
+            while heard.recv().await.is_some_and(|next| next < turn) {}
+            times.push(began.elapsed());
+        }
+        let batch = vec![message.clone(); args.batch.max(1)];
+        let (began, mut sent) = (Instant::now(), 0);
+        while sent < all {
+            let left = usize::try_from(all - sent).unwrap_or(usize::MAX);
+            let now = &batch[..batch.len().min(left)];
+            sender.send(now, WAIT).await?;
+            sent += now.len() as u64;
+        }
+        while heard.recv().await.is_some_and(|next| next < turns + all) {}
+        Ok((times, began.elapsed()))
+    };
+    // The receiver has a thread of its own.
+    let receives = tokio::spawn(receives);
+    let sent = sends.await;
+    match sent {
+        Ok(sent) => {
+            let received = receives.await;
+            received
+                .map_err(|_| Error::Answer("receive"))?
+                .map(|()| sent)
+        }
+        Err(error) => {
+            receives.abort();
+            Err(error)
+        }
+    }
+}

@@ -33,6 +33,7 @@ pub(crate) struct Channels {
     /// The channels that there are to be, and the bytes of each; `None` before the server has said so.
     told: Mutex<Option<BTreeMap<ObjectId, u64>>>,
     news: Notify,
+    making: Mutex<()>,
     open: Mutex<HashMap<ObjectId, Arc<Channel>>>,
 }
 
@@ -72,6 +73,7 @@ impl Channels {
             store,
             told: Mutex::default(),
             news: Notify::new(),
+            making: Mutex::default(),
             open: Mutex::default(),
         };
         let failed = |source| StoreError::Device {
@@ -177,22 +179,23 @@ impl Channels {
     /// Makes the file of a channel that is to be; it is no error if it is there.
     fn make(&self, object: ObjectId, capacity: u64) -> Result<(), ChannelError> {
         let (path, new) = (self.path(object), self.path(object).with_extension(NEW));
-        let told = self.told.lock();
-        if !told.as_ref().is_some_and(|told| told.contains_key(&object)) {
-            return Err(ChannelError::None);
+        // It takes long in memory, where every page is cleared: who is told of channels meanwhile must not wait.
+        let making = self.making.lock();
+        if !path.exists() {
+            let bytes = RING_AT + capacity;
+            self.store.take_room(bytes)?;
+            let made = Kept::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
+            made.map_err(|source| {
+                // It takes nothing from those that are there.
+                let _ = std::fs::remove_file(&new);
+                self.store.give_room(bytes);
+                ChannelError::Store(StoreError::from_io(object, &new, source))
+            })?;
         }
-        if path.exists() {
-            return Ok(());
-        }
-        let bytes = RING_AT + capacity;
-        self.store.take_room(bytes)?;
-        let made = Kept::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
-        made.map_err(|source| {
-            // It takes nothing from those that are there.
-            let _ = std::fs::remove_file(&new);
-            self.store.give_room(bytes);
-            ChannelError::Store(StoreError::from_io(object, &new, source))
-        })
+        drop(making);
+        // It may not be wanted any more.
+        self.sweep();
+        Ok(())
     }
 
     /// A channel that is there.

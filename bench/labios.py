@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Experiments of LABIOS (§4.2): a client and elements, each on a host and a link of its own.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [anatomy] [hacc] [kmeans] [--elements 4] [--rounds 3] [--out FOLDER]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--elements 4] [--rounds 3] [--out FOLDER]
 
 `cm1` (Fig. 14): steps that compute (--compute seconds) and then put out --step-mib MiB in writes of 1 MiB: by labels that nobody waits for, by system calls through
 the mount, and to ext4 beside the client. It is the pattern of CM1, not CM1. `seen_s` is the time for which the program did not compute, `total_s` ends when all is in closed files.
 `insitu` (Fig. 17): statistics of integers, words of a text, and what lies above the third quartile of doubles of a gamma distribution, on files of --file-mib MiB, one an
 element: as a job, against the same kernels on the client that reads through its mount. `background` (Fig. 18): a client that sorts, encrypts or packs --file-mib MiB and
 writes the result, against one that writes what it has, and has the element do the rest: `exit_s` is when the program may end, `done_s` when the result is there.
+
+`montage` (Fig. 16): the mosaic of examples/montage, all on this machine: its 36 commands as they become ready, --cores at once, in a folder of the mount on --elements elements
+on disks (`mount`), in a room in memory (`room`) and in a folder of ext4 (`ext4`); and as a job of the same array whose tasks hand on in memory (`job`). `seconds` are those until mosaic.png is there
+and has been read once; the mosaic is compared with that of ext4. Ratios are times: below 1 the first is faster. The other experiments are not run with it.
 
 `anatomy` (Fig. 11): the stages of one label after the other, each of a new file, of an application that wants low latency, on this machine alone: published (the copy), taken (by the
 agent), executed (system calls on the mount), stored (closed, for all to see). `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each
@@ -18,6 +22,7 @@ Else each element has 0.25 cores and a link of 1 Gbit/s, the client --client-cor
 (`ratio` above 1: ours is faster); with --out writes fig14.svg and so on. Needs root.
 """
 import array as numbers
+import hashlib
 import itertools
 import json
 import mmap
@@ -31,7 +36,8 @@ import sys
 import tempfile
 import time
 
-from dscal import MIB, carried, figures, parser_of, testbed
+import local_array
+from dscal import HERE, MIB, carried, figures, parser_of, testbed
 
 APPLICATION = """
 import os, sys, time
@@ -241,6 +247,96 @@ def background(options, array, folder, data):
     return "fig18.svg", "Time to exit: client, and in the background (right)", groups
 
 
+def steps(data):
+    """The commands of a mosaic: what each reads, makes, and is."""
+    with open(os.path.join(data, "commands.tsv")) as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    return [(inputs.split(), outputs.split(), command.split()) for _, inputs, outputs, command in rows]
+
+
+def run_steps(data, where, cores):
+    """Runs the commands in a folder that has their inputs, each as soon as what it reads is made."""
+    left, running, made = steps(data), [], set()
+    all_made = {name for _, outputs, _ in left for name in outputs}
+    while left or running:
+        ready = [step for step in left if all(name in made or name not in all_made for name in step[0])]
+        for step in ready[:cores - len(running)]:
+            left.remove(step)
+            running.append((subprocess.Popen(step[2], cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), step[1]))
+        process, outputs = running[0]
+        while not any(one.poll() is not None for one, _ in running):
+            time.sleep(0.001)
+        for process, outputs in [one for one in running if one[0].poll() is not None]:
+            said = process.stdout.read()
+            assert process.returncode == 0 and b'stat="ERROR"' not in said, said
+            running.remove((process, outputs))
+            made.update(outputs)
+
+
+def montage(options):
+    example = os.path.join(HERE, "../examples/montage")
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        os.chmod(folder, 0o755)
+        data = os.path.join(folder, "data")
+        subprocess.run([f"{example}/get-data.sh", data], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([f"{example}/make-job.py", data, "/job"], check=True, stdout=subprocess.DEVNULL)
+        inputs = [os.path.join(data, part, name) for part in ("images", "plan") for name in os.listdir(os.path.join(data, part))]
+        os.environ["TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"] = "1GiB"
+        with local_array.Array(elements=options.elements, cores=options.cores, folder=folder, binary=options.binary) as array:
+            memory = f"{array.folder}/memory"
+            try:
+                array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
+                local_array.wait("memory", lambda: sum(e["up"] for e in array.json("status")["elements"]) == options.elements + 1)
+                os.mkdir(array.mount_point)
+                array._start("mnt", "mount", "--path", array.mount_point)
+                local_array.wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
+                show_montage(options, array, (folder, data, inputs))
+            finally:
+                for number in range(options.elements):
+                    subprocess.run(["umount", "-l", f"{array.folder}/element{number}/handed"], capture_output=True)
+                subprocess.run(["umount", "-l", memory], capture_output=True)
+
+
+def show_montage(options, array, source):
+    folder, data, inputs = source
+    script = open(os.path.join(data, "montage.conf")).read().replace("workdir =", 'intermediate = "memory"; workdir =', 1)
+    times, first = {way: [] for way in ("ext4", "mount", "room", "job")}, None
+    for _ in range(options.rounds):
+        for way in times:
+            if way == "room":
+                array.json("room", "create", "m")
+            where = {"ext4": f"{folder}/ext4", "mount": f"{array.mount_point}/mount", "room": f"{array.mount_point}/rooms/m", "job": f"{array.mount_point}/job"}[way]
+            os.makedirs(where, exist_ok=True)
+            for path in inputs:
+                shutil.copy(path, where)
+            begun = time.perf_counter()
+            if way == "job":
+                job = array.submit(script)
+                assert job["state"] == "done", job
+            else:
+                run_steps(data, where, options.cores)
+            with open(f"{where}/mosaic.png", "rb") as file:
+                file.read()
+            times[way].append(time.perf_counter() - begun)
+            with open(f"{where}/mosaic.fits", "rb") as file:
+                mosaic = hashlib.sha256(file.read()).hexdigest()
+            first = first or mosaic
+            assert mosaic == first, way
+            if way == "job":
+                report = array.json("report", str(job["job"]))["total"]
+            if way == "room":
+                array.json("room", "remove", "m")
+            else:
+                shutil.rmtree(where)
+    seconds = {way: statistics.median(all) for way, all in times.items()}
+    line = {"bench": "montage", "elements": options.elements, "cores": options.cores, "seconds": {way: round(one, 2) for way, one in seconds.items()},
+            "in_memory_mib": round(report["in_memory_bytes"] / MIB, 1)}
+    for way in ("room", "job"):
+        line[f"{way}_to_mount"] = round(seconds[way] / seconds["mount"], 3)
+        line[f"{way}_to_ext4"] = round(seconds[way] / seconds["ext4"], 3)
+    show(**line)
+
+
 def anatomy(options):
     """Looks at the application's log, which is memory that it shares with the agent (crates/label/src/log.rs)."""
     import local_array
@@ -398,10 +494,13 @@ def main():
     parser.add_argument("--compute", type=float, default=1.0)
     parser.add_argument("--step-mib", type=int, default=256)
     parser.add_argument("--file-mib", type=int, default=128)
+    parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--particles", type=int, default=200_000, help="of a rank of hacc")
     options = parser.parse_args()
     options.elements = int(options.elements)
+    if "montage" in options.what:
+        return montage(options)
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
         os.chmod(folder, 0o755)  # kernels are other users
         data = os.path.join(folder, "data")

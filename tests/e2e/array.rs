@@ -201,6 +201,12 @@ impl Array {
         detach(&self.element_folder(index));
     }
 
+    /// The same of what its tasks hand to each other in memory.
+    pub(crate) fn lose_handed(&mut self, index: usize) {
+        self.kill_element(index);
+        detach(&self.element_folder(index).join("handed"));
+    }
+
     /// One more element, with other arguments. Whichever is started later has these, too.
     pub(crate) fn add_element(&mut self, args: &[&str]) {
         self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -395,6 +401,12 @@ impl Drop for Array {
         }
         if self.in_memory() {
             detach(&self.element_folder(self.elements.len() - 1));
+        }
+        for index in 0..self.elements.len() {
+            let handed = self.element_folder(index).join("handed");
+            if handed.exists() {
+                detach(&handed);
+            }
         }
         kill_hard(self.server.take());
     }

@@ -32,6 +32,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "test \"$(sort parts/list | tr '\\n' ' ')\" = 'by-100/aa by-100/ab by-100/ac ' && test $(tail -n 1 parts/by-100/ac) = 250",
     ),
     (
+        "count",
+        "mkdir count; for i in $(seq 300); do echo word$((i % 7)); done > count/words",
+        "cd count; sort words | uniq -c | cmp - counts",
+    ),
+    (
         "train",
         "mkdir train; seq 100 | shuf > train/a",
         "cd train; seq 100 | sort | cmp - model",

@@ -25,6 +25,7 @@ mod files;
 mod find;
 mod first_day;
 mod folders;
+mod intermediate;
 mod jobs;
 mod kernels;
 mod lineage;

@@ -103,6 +103,7 @@ pub(crate) struct Element {
     pub(crate) kernels_environment: Option<Vec<String>>,
     pub(crate) medium: Option<ElementMedium>,
     pub(crate) capacity: Option<Size>,
+    pub(crate) intermediate_memory: Option<Size>,
     pub(crate) link: Option<Size>,
     pub(crate) device_rate: Option<Size>,
     pub(crate) busy_power: Option<Watts>,

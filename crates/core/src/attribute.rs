@@ -24,6 +24,8 @@ pub mod object {
     pub const MODE: u32 = 8;
     /// What it is a part of (`layout::PartOf::to_bytes`); absent if it is all of a version.
     pub const PART: u32 = 9;
+    /// It lies in the element's memory for intermediate files, and is lost with that: 1.
+    pub const MEMORY: u32 = 10;
 }
 
 /// Attributes of a task collection: its lineage and its tracker.

@@ -293,6 +293,8 @@ pub struct OutputSpec {
     pub inode: Inode,
     /// Whether it is a part of what will have the name, and has none itself.
     pub part: bool,
+    /// Whether it is to be in memory; see [`Output`](crate::label::Output).
+    pub memory: bool,
 }
 
 impl OutputSpec {
@@ -322,6 +324,7 @@ impl OutputSpec {
                 path: format!("{}/{}", self.path, one.name),
                 inode: Inode(self.inode.0 + (one.object.0 - first.0)),
                 part: self.part,
+                memory: self.memory,
             };
             let (object, size) = (one.object, one.size);
             let element = placed.element;

@@ -268,6 +268,8 @@ pub struct Output {
     pub inode: Inode,
     /// Its full path in the namespace, without a slash at its end.
     pub path: String,
+    /// Whether it is to be in memory, if its element has some for that: the job's tasks hand it on, and nobody else keeps it.
+    pub memory: bool,
 }
 
 impl Output {
@@ -325,6 +327,8 @@ pub struct Outcome {
     pub read_bytes: u64,
     /// Bytes of all its outputs.
     pub written_bytes: u64,
+    /// Those of them that are in memory only.
+    pub in_memory_bytes: u64,
     /// User and system time of the kernel.
     pub cpu: Span,
     /// Largest resident set, in bytes.
@@ -360,6 +364,7 @@ impl Outcome {
             moved_bytes: 0,
             read_bytes: 0,
             written_bytes: 0,
+            in_memory_bytes: 0,
             cpu: Span(0),
             memory_bytes: 0,
             reused: None,

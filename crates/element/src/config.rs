@@ -66,6 +66,8 @@ pub struct Config {
     pub medium: Medium,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
+    /// Memory for what tasks of jobs hand to each other, in bytes, beside what is on its disk; `None`: that goes to the disk.
+    pub intermediate_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,
     /// Rate of its device in bytes per second, for policies that prefer fast elements; `None`: nobody said.
@@ -147,6 +149,7 @@ impl Config {
             kernels_environment: Vec::new(),
             medium: Medium::Disk,
             capacity_bytes: None,
+            intermediate_bytes: None,
             link_bytes_per_sec: None,
             device_bytes_per_sec: None,
             watts_milli: None,

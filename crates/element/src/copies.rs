@@ -134,6 +134,7 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
         sealed_at: outcome.end,
         part: *part,
         hash: Some(hash),
+        memory: false,
     };
     let mut work = Work::without_effect(outcome);
     work.label = Some(Arc::clone(&live.label));

@@ -88,6 +88,7 @@ impl Executor {
             task::now,
         )?;
         scrub::settle(&parts)?;
+        scrub::settle_memory(&parts)?;
         let parts = Arc::new(parts);
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));

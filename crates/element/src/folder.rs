@@ -8,6 +8,7 @@
 //! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
 //! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
 
+use crate::handed::Handed;
 use crate::store::{Disk, Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -38,6 +39,7 @@ const UNSEALED_MODE: u32 = 0o600;
 pub struct FolderStore {
     folder: PathBuf,
     quota: Option<Quota>,
+    handed: Option<Handed>,
 }
 
 /// Counts what the objects take, for an element that is given less than its device holds.
@@ -78,6 +80,7 @@ impl FolderStore {
         let mut store = Self {
             folder: folder.to_owned(),
             quota: None,
+            handed: None,
         };
         if let Some(capacity_bytes) = capacity_bytes {
             store.quota = Some(count(&objects, capacity_bytes).map_err(|s| at(&objects, s))?);
@@ -85,7 +88,25 @@ impl FolderStore {
         Ok(store)
     }
 
+    /// Gives it memory for what tasks hand to each other.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`] if what is there can't be looked through.
+    pub(crate) fn with_memory(mut self, capacity_bytes: u64) -> Result<Self, StoreError> {
+        let handed = Handed::open(&self.folder, capacity_bytes);
+        self.handed = Some(handed.map_err(|source| StoreError::Device {
+            path: self.folder.join(crate::handed::FOLDER),
+            source,
+        })?);
+        Ok(self)
+    }
+
     fn path(&self, object: ObjectId) -> PathBuf {
+        let handed = self.handed.as_ref().and_then(|handed| handed.find(object));
+        handed.unwrap_or_else(|| self.on_disk(object))
+    }
+
+    fn on_disk(&self, object: ObjectId) -> PathBuf {
         self.folder.join(object.relative_path())
     }
 
@@ -377,7 +398,7 @@ pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Copies a file to a new one, with its holes and the time of its last change.
-fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File> {
+pub(crate) fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File> {
     use rustix::fs::SeekFrom::{Data, Hole};
     let to = OpenOptions::new()
         .write(true)
@@ -550,7 +571,31 @@ impl Store for FolderStore {
         self.seal_as(object, durable, Some(shown))
     }
 
+    fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError> {
+        let Some(handed) = &self.handed else {
+            return Ok(None);
+        };
+        let path = self.on_disk(object);
+        let error = |e| StoreError::from_io(object, &path, e);
+        let size = made.size().map_err(error)?;
+        if !handed.take(object, made.file(), size) {
+            return Ok(None);
+        }
+        made.remove().map_err(error)?;
+        // Its label may have run before, when there was no room.
+        if let Ok(metadata) = path.symlink_metadata() {
+            std::fs::remove_file(&path).map_err(error)?;
+            if let Some(quota) = &self.quota {
+                quota.give_back(metadata.len());
+            }
+        }
+        Ok(Some(size))
+    }
+
     fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError> {
+        if let Some(handed) = &self.handed {
+            handed.forget(object);
+        }
         let path = self.path(object);
         let error = |e| StoreError::from_io(object, &path, e);
         let file = made.file();
@@ -634,6 +679,19 @@ impl Store for FolderStore {
                 Err(error) => return Err(at(error)),
             }
         }
+        let handed = self.handed.as_ref();
+        let handed = handed.map(Handed::objects).unwrap_or_default();
+        let here = |object: &ObjectId| object.0 & 0xff == u64::from(folder);
+        for object in handed.into_iter().filter(here) {
+            if let Ok(metadata) = self.path(object).symlink_metadata() {
+                entries.push(Entry {
+                    object,
+                    size: metadata.len(),
+                    sealed: is_sealed(&metadata),
+                    modified: changed(&metadata),
+                });
+            }
+        }
         Ok(entries)
     }
 
@@ -654,6 +712,11 @@ impl Store for FolderStore {
     }
 
     fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
+        if let Some(handed) = &self.handed
+            && handed.forget(object)
+        {
+            return Ok(());
+        }
         let path = self.path(object);
         match std::fs::rename(&path, self.damaged_path(object)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -701,6 +764,11 @@ impl Store for FolderStore {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         self.forget_damaged(object)?;
+        if let Some(handed) = &self.handed
+            && handed.forget(object)
+        {
+            return Ok(true);
+        }
         let path = self.path(object);
         let size = self
             .quota

@@ -20,6 +20,7 @@ pub mod executor;
 pub mod flash_model;
 pub mod folder;
 mod growing;
+mod handed;
 pub mod http;
 pub mod identity;
 pub mod labels;
@@ -108,6 +109,13 @@ impl Element {
         let folder = config.folder.canonicalize().map_err(in_folder)?;
         config.folder = folder;
         let lock = lock(&config).await?;
+        if let Some(bytes) = config.intermediate_bytes {
+            memory::prepare_at(
+                &config.folder.join(handed::FOLDER),
+                bytes,
+                "--intermediate-memory",
+            )?;
+        }
         let listener = listen(&config).await?;
         let scheme = if config.tls { "https" } else { "http" };
         let url = match &config.url {
@@ -248,7 +256,10 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
 /// Opens the store. Under the id of the status object, which has no bytes, it keeps an empty file: what a task
 /// reads that has a file as input that never had a byte, and so no object of its own.
 fn open_store(config: &Config) -> Result<FolderStore, StoreError> {
-    let store = FolderStore::open(&config.folder, config.capacity_bytes)?;
+    let mut store = FolderStore::open(&config.folder, config.capacity_bytes)?;
+    if let Some(bytes) = config.intermediate_bytes {
+        store = store.with_memory(bytes)?;
+    }
     if store.stat(ObjectId::STATUS).is_err() {
         store.create(ObjectId::STATUS)?;
     }

@@ -33,28 +33,34 @@ const MEMORY: &str = "memory";
 /// # Errors
 /// [`Error::Memory`] says why there is none.
 pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
-    let refused = |why: String| Error::Memory {
+    let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
         path: config.folder.clone(),
+        why: "say how much it may take with --capacity".into(),
+    })?;
+    prepare_at(&config.folder, capacity, "--capacity")
+}
+
+/// Makes a folder in memory, of so many bytes, or finds it again; see [`prepare`].
+pub(crate) fn prepare_at(folder: &Path, capacity: u64, flag: &str) -> Result<bool, Error> {
+    let refused = |why: String| Error::Memory {
+        path: folder.to_owned(),
         why,
     };
-    let capacity = config
-        .capacity_bytes
-        .ok_or_else(|| refused("say how much it may take with --capacity".into()))?;
     let most = machine_memory_bytes();
     if !(CAPACITY_BYTES_MIN..=most).contains(&capacity) {
         return Err(refused(format!(
-            "--capacity is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
+            "{flag} is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
         )));
     }
     let own = match rustix::process::geteuid().is_root() {
-        true => own(&config.folder, capacity),
+        true => own(folder, capacity),
         false => Err(Trouble::System(Errno::PERM.into())),
     };
     let counts = match own {
         Ok(()) => Ok(false),
         // A container's root may mount nothing either.
         Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-            shared(&config.folder).map(|()| true)
+            shared(folder).map(|()| true)
         }
         Err(trouble) => Err(trouble),
     };

@@ -88,6 +88,7 @@ mod tests {
     fn seal(connection: &Connection, id: u64, inode: u64) {
         let record = ObjectRecord {
             hash: None,
+            memory: false,
             id: ObjectId(id),
             size: 1,
             owner: Owner { uid: 1, gid: 1 },

@@ -61,6 +61,8 @@ pub struct ObjectRecord {
     pub part: Option<PartOf>,
     /// What its bytes hash to, where that is known already.
     pub hash: Option<Hash>,
+    /// Whether it lies in memory.
+    pub memory: bool,
 }
 
 /// BLAKE3 of an object's bytes.
@@ -95,6 +97,7 @@ impl ObjectRecord {
             sealed_at,
             part: body.part.and_then(|part| PartOf::from_bytes(&part)),
             hash: None,
+            memory: false,
         }
     }
 }
@@ -125,6 +128,9 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     if let Some(mode) = record.mode {
         set(object::MODE, Value::Number(mode.into()))?;
     }
+    if record.memory {
+        set(object::MEMORY, Value::Number(1))?;
+    }
     if let Some(part) = record.part {
         set_attribute(
             connection,
@@ -138,6 +144,19 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
         Some(id) => set(object::TASK, Value::Number(id)),
         None => Ok(()),
     }
+}
+
+/// The objects that lie in memory.
+///
+/// # Errors
+/// If SQLite refuses.
+pub(crate) fn in_memory(connection: &Connection) -> Result<Vec<ObjectId>> {
+    let sql = "SELECT attribute.object FROM attribute JOIN object ON object.id = attribute.object
+               WHERE page = ?1 AND number = ?2 AND kind = ?3";
+    let mut rows = connection.prepare(sql)?;
+    let row = params![object::PAGE, object::MEMORY, kind::DATA];
+    let rows = rows.query_map(row, |row| row.get::<_, i64>(0))?;
+    rows.map(|id| Ok(ObjectId(id?.cast_unsigned()))).collect()
 }
 
 /// Whether an object is kept as sealed already.

@@ -428,6 +428,17 @@ pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
     }
 }
 
+/// What was in memory and is not any more went with the host: it is damaged.
+pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
+    let lost = parts.db.read(records::in_memory)?;
+    for object in lost {
+        if parts.store.stat(object).is_err() {
+            look(parts, object);
+        }
+    }
+    Ok(())
+}
+
 /// A label that compares objects.
 pub(crate) fn verify(
     parts: &Parts,

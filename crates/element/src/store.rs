@@ -104,6 +104,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError>;
 
+    /// As [`Store::adopt`], into memory that is for what tasks hand to each other; `None`: there is none, or no room, and nothing
+    /// has changed.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError>;
+
     /// Makes a sealed object of these bytes, of which nothing was kept here before. If it can't, there is none.
     ///
     /// # Errors

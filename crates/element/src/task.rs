@@ -451,7 +451,14 @@ impl Running<'_> {
         let input = Input::try_from(from);
         let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
         if let Some((path, _)) = self.local(input.object) {
-            return std::fs::hard_link(&path, own).map_err(|error| device_failure(own, &error));
+            let linked = std::fs::hard_link(&path, own).or_else(|error| match error.kind() {
+                // It is in memory.
+                std::io::ErrorKind::CrossesDevices => File::open(&path)
+                    .and_then(|file| copy_file(file, own))
+                    .map(drop),
+                _ => Err(error),
+            });
+            return linked.map_err(|error| device_failure(own, &error));
         }
         let cancelled = || self.live.control.is_cancelled();
         let pulled = self
@@ -479,6 +486,7 @@ impl Running<'_> {
             sealed_at: now(),
             part: None,
             hash: None,
+            memory: false,
         }
     }
 
@@ -569,6 +577,7 @@ impl Running<'_> {
             object: ObjectId(0),
             inode: Inode(0),
             path: String::new(),
+            memory: false,
         };
         let analysis = Analysis {
             kernel: Kernel::Builtin("decode".to_owned()),
@@ -747,10 +756,27 @@ impl Running<'_> {
                 if total > limit {
                     return Err(over(limit));
                 }
-                let adopted = self.parts.store.adopt(object, &made);
-                let size = adopted.map_err(|error| store_failure(&error))?;
+                let handed = match output.memory {
+                    true => self.parts.store.hand_on(object, &made),
+                    false => Ok(None),
+                };
+                let handed = handed.map_err(|error| store_failure(&error))?;
+                let size = match handed {
+                    Some(size) => size,
+                    None => {
+                        let adopted = self.parts.store.adopt(object, &made);
+                        adopted.map_err(|error| store_failure(&error))?
+                    }
+                };
                 self.outcome.written_bytes = total;
-                self.made.push(self.made_by(analysis, &output, size));
+                let memory = handed.is_some();
+                if memory {
+                    self.outcome.in_memory_bytes += size;
+                }
+                self.made.push(ObjectRecord {
+                    memory,
+                    ..self.made_by(analysis, &output, size)
+                });
                 sealed.push(Sealed { object, size, name });
             }
         }
@@ -824,6 +850,7 @@ impl Running<'_> {
             sealed_at: now(),
             part,
             hash: Some(hash),
+            memory: false,
         });
         scrub::forget_damaged(self.parts, to.object);
         Ok(vec![Sealed::file(to.object, size)])
@@ -999,6 +1026,7 @@ fn below(output: &Output, object: ObjectId, name: &str) -> Output {
         object,
         inode: Inode(output.inode.0 + (object.0 - output.object.0)),
         path: format!("{}/{name}", output.path),
+        memory: output.memory,
     }
 }
 

@@ -470,8 +470,10 @@ impl Launcher {
             });
             readable.push(opened?);
         }
-        if run.inputs_as == InputsAs::Symlink {
-            for input in &run.inputs {
+        for input in &run.inputs {
+            let link = run.folder.join(&input.name);
+            // One that is on another file system has a symbolic link in any case.
+            if run.inputs_as == InputsAs::Symlink || link.is_symlink() {
                 readable.push(open(&input.path)?);
             }
         }

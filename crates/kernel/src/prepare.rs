@@ -151,7 +151,13 @@ fn link_inputs(
                     let (name, path) = (input.name.clone(), input.path.clone());
                     return Err(PrepareError::WritableInput { name, path });
                 }
-                fs::hard_link(&input.path, &link).map_err(error)?;
+                match fs::hard_link(&input.path, &link) {
+                    // It is in memory, in a folder that kernels pass through.
+                    Err(other) if other.kind() == std::io::ErrorKind::CrossesDevices => {
+                        symlink(&input.path, &link).map_err(error)?;
+                    }
+                    linked => linked.map_err(error)?,
+                }
             }
             InputsAs::Symlink => symlink(&input.path, &link).map_err(error)?,
         }

@@ -430,6 +430,7 @@ impl Short {
                 object: self.kept.object,
                 inode: Inode(self.ino),
                 path: self.path.clone(),
+                memory: false,
             },
             part: self.part,
         }

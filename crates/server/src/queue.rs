@@ -230,6 +230,7 @@ mod tests {
                     object: ObjectId(100 + id),
                     inode: Inode(9),
                     path: "/f".into(),
+                    memory: false,
                 },
                 part: None,
             },

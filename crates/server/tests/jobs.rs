@@ -315,7 +315,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
          DROP TABLE publication; ALTER TABLE writing DROP COLUMN told; DROP TABLE drain; DROP TABLE move; DROP TABLE removed; DROP TABLE sleep; DROP TABLE energy; DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
          CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL); \
          CREATE INDEX removal_element ON removal(element); ALTER TABLE version DROP COLUMN copies; \
-         DROP INDEX job_once; ALTER TABLE job DROP COLUMN once; ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; \
+         DROP INDEX job_once; ALTER TABLE job DROP COLUMN once; ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; ALTER TABLE task DROP COLUMN in_memory_bytes; \
          ALTER TABLE task_input DROP COLUMN selection; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \

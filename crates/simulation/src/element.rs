@@ -499,6 +499,7 @@ pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
         sealed_at: outcome.end,
         part: None,
         hash: Some(crate::rot::hash(bytes)),
+        memory: false,
     };
     let mut did = did(live, outcome, vec![(to.object.0, bytes)]);
     did.work.made = vec![record];
@@ -562,6 +563,7 @@ fn made(
             sealed_at: outcome.end,
             part: None,
             hash: None,
+            memory: false,
         })
         .collect()
 }

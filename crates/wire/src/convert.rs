@@ -178,6 +178,7 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         object: output.object.0,
         ino: output.inode.0,
         path: output.path.clone(),
+        memory: output.memory,
     };
     v1::Analyse {
         task: analysis.task.0,
@@ -310,6 +311,7 @@ impl TryFrom<&v1::Label> for core::Label {
                     object: ObjectId(copy.to),
                     inode: Inode(copy.ino),
                     path: copy.path.clone(),
+                    memory: false,
                 },
                 part: copy.part.as_ref().map(part_of),
             },
@@ -406,6 +408,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             object: ObjectId(output.object),
             inode: Inode(output.ino),
             path: output.path.clone(),
+            memory: output.memory,
         };
         Ok(Self {
             task: TaskId(analyse.task),
@@ -475,6 +478,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             moved_bytes: outcome.moved_bytes,
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
+            in_memory_bytes: outcome.in_memory_bytes,
             cpu_ns: outcome.cpu.0,
             memory_bytes: outcome.memory_bytes,
             kernel_hash: outcome.kernel_hash.clone(),
@@ -511,6 +515,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             moved_bytes: outcome.moved_bytes,
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
+            in_memory_bytes: outcome.in_memory_bytes,
             cpu: Span(outcome.cpu_ns),
             memory_bytes: outcome.memory_bytes,
             reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
@@ -713,6 +718,8 @@ impl From<&Decision> for v1::Decision {
             reused_job: 0,
             inputs: Vec::new(),
             selections: Vec::new(),
+            in_memory_bytes: 0,
+            handed_on: 0,
         }
     }
 }
@@ -773,6 +780,7 @@ mod tests {
                 object: ObjectId(6),
                 inode: Inode(7),
                 path: "/w/out".into(),
+                memory: true,
             }],
             stdin: Some("in".into()),
             stdout: None,

@@ -102,6 +102,14 @@ pub(crate) struct Args {
     /// What it may hold, such as 500G; in memory: what it may take of it [default: all that its file system has]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
+    /// Memory for what tasks of jobs with intermediate = "memory" hand to each other, beside its disk, 64 MiB at least [default:
+    /// none, it goes to the disk]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"
+    )]
+    intermediate_memory: Option<Size>,
     /// Bytes per second that it pulls from other elements [default: measured]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_LINK")]
     link: Option<Size>,
@@ -240,6 +248,10 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     config.kernels_environment = variables.collect::<Result<_, _>>()?;
     config.hidden = context.private();
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
+    let intermediate = args.intermediate_memory.or(file.intermediate_memory);
+    // One that is in memory has it all there.
+    let intermediate = intermediate.filter(|_| config.medium == Medium::Disk);
+    config.intermediate_bytes = intermediate.map(|Size(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
     let device = args.device_rate.or(file.device_rate);
     config.device_bytes_per_sec = device.map(|Size(rate)| rate);

@@ -44,6 +44,7 @@ impl View for ExplainView {
                 "  moved  {} pulled from other elements (measured)",
                 format::bytes(decision.moved_bytes)
             )?;
+            write_handed_on(out, decision)?;
             if decision.estimates.is_empty() {
                 writeln!(out)?;
                 continue;
@@ -96,6 +97,23 @@ fn write_selections(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<
     Ok(())
 }
 
+/// Where what it handed to other tasks of the job was, if that was to be in memory.
+fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let outputs = format::count(decision.handed_on, "output");
+    match (decision.handed_on, decision.in_memory_bytes) {
+        (0, _) => Ok(()),
+        (_, 0) => writeln!(
+            out,
+            "  handed {outputs} for other tasks of the job, not in memory: the element had none for it, or no room"
+        ),
+        (_, bytes) => writeln!(
+            out,
+            "  handed {outputs} for other tasks of the job, {} of it in the memory of the element",
+            format::bytes(bytes)
+        ),
+    }
+}
+
 fn decision_json(decision: &v1::Decision) -> Value {
     let estimate = |estimate: &v1::Estimate| {
         json!({
@@ -117,6 +135,8 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "reused_task": (decision.reused_task != 0).then_some(decision.reused_task),
         "reused_job": (decision.reused_task != 0).then_some(decision.reused_job),
         "moved_bytes": decision.moved_bytes,
+        "handed_on": decision.handed_on,
+        "in_memory_bytes": decision.in_memory_bytes,
         "inputs": decision.inputs,
         "selections": decision.selections,
         "estimates": decision.estimates.iter().map(estimate).collect::<Vec<_>>(),

@@ -344,6 +344,8 @@ fn task_json(task: &v1::Task) -> Value {
         "read_bytes": task.read_bytes,
         "written_bytes": task.written_bytes,
         "moved_bytes": task.moved_bytes,
+        "handed_on": task.handed_on,
+        "in_memory_bytes": task.in_memory_bytes,
         "cpu_ns": task.cpu_ns,
         "memory_bytes": task.memory_bytes,
         "reused_task": (task.reused_task != 0).then_some(task.reused_task),

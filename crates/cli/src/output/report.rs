@@ -16,6 +16,9 @@ pub(crate) struct KernelSum {
     read_bytes: u64,
     written_bytes: u64,
     moved_bytes: u64,
+    /// Outputs for other tasks of the job that were to be in memory, and the bytes of those that were.
+    handed_on: u64,
+    in_memory_bytes: u64,
 }
 
 /// What `tidemill report` shows. Made from the records that elements kept of each task.
@@ -190,6 +193,8 @@ impl KernelSum {
         self.read_bytes += task.read_bytes;
         self.written_bytes += task.written_bytes;
         self.moved_bytes += task.moved_bytes;
+        self.handed_on += task.handed_on;
+        self.in_memory_bytes += task.in_memory_bytes;
     }
 
     fn json(&self) -> Value {
@@ -200,6 +205,8 @@ impl KernelSum {
             "read_bytes": self.read_bytes,
             "written_bytes": self.written_bytes,
             "moved_bytes": self.moved_bytes,
+            "handed_on": self.handed_on,
+            "in_memory_bytes": self.in_memory_bytes,
         })
     }
 }
@@ -247,6 +254,16 @@ impl View for ReportView {
             self.to_host_bytes,
             "pulled by elements of role host",
         )?;
+        if self.total.handed_on > 0 {
+            line(
+                "handed on in memory",
+                self.total.in_memory_bytes,
+                &format!(
+                    "of {} between tasks; the rest lay on disks",
+                    format::count(self.total.handed_on, "file")
+                ),
+            )?;
+        }
         line(
             "results, if you read them all",
             self.results.bytes,

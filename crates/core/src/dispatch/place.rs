@@ -635,6 +635,7 @@ impl Dispatcher {
                 object,
                 inode: output.inode,
                 path: output.path.clone(),
+                memory: output.memory,
             });
         let analysis = Analysis {
             task: issued.task,

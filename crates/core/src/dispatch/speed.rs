@@ -92,6 +92,7 @@ fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
             path: format!("/out/{id}"),
             inode: Inode(id),
             part: false,
+            memory: false,
         }],
         stdin: None,
         stdout: None,

@@ -4,7 +4,8 @@
 use super::error::Errors;
 use super::path::above;
 use super::read::within;
-use super::{Dag, Input, Problem, Source, Task};
+use super::{Dag, Input, Lifetime, Problem, Source, Task};
+use crate::event::Share;
 use crate::folder;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -17,6 +18,29 @@ pub(super) fn detect(tasks: &mut [Task], errors: &mut Errors) -> Dag {
     let makers = first_pass(tasks, errors);
     second_pass(tasks, &makers, errors);
     order(tasks, errors)
+}
+
+/// What tasks read of each other, and is removed when it was read, is to be in memory. Parts of a file that components make are
+/// that file, which may stay.
+pub(super) fn hand_on(tasks: &mut [Task]) {
+    let handed: BTreeSet<(usize, usize)> = tasks
+        .iter()
+        .flat_map(|task| {
+            let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
+            task.inputs.iter().chain(kernels)
+        })
+        .filter_map(|input| match input.source {
+            Source::Task(maker, number) => Some((maker, number)),
+            Source::Outside => None,
+        })
+        .collect();
+    for (maker, number) in handed {
+        let task = &mut tasks[maker];
+        let used = matches!(task.lifetime, Lifetime::Used | Lifetime::Handed);
+        if let Some(output) = task.outputs.get_mut(number) {
+            output.memory = used && !output.part && task.share == Share::All;
+        }
+    }
 }
 
 fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {

@@ -80,6 +80,8 @@ pub struct Job {
     pub cache: bool,
     /// A word of its owner's for this submission: a second with the same word is not another job.
     pub once: Option<String>,
+    /// Whether what tasks hand to each other is to be in memory.
+    pub intermediate_memory: bool,
     /// Its tasks in the script's order.
     pub tasks: Vec<Task>,
     /// Which of them needs which.
@@ -215,6 +217,8 @@ pub struct Output {
     pub path: String,
     /// Whether it is a part of the file of this path.
     pub part: bool,
+    /// Whether it is to be in memory: other tasks of the job read it, after which it is removed.
+    pub memory: bool,
     /// Where it stands in the script.
     pub at: Position,
 }
@@ -235,6 +239,8 @@ pub enum Lifetime {
     Keep,
     /// Until the last task of the job that reads them has ended well. What no task reads is kept.
     Used,
+    /// As `Used`, but only what is to be in memory: the rest of a task's outputs is kept.
+    Handed,
     /// This long after they were sealed.
     After(Span),
 }
@@ -288,6 +294,9 @@ impl Job {
         }
         let mut job = read::job(file, &group, &mut errors);
         job.dag = dag::detect(&mut job.tasks, &mut errors);
+        if job.intermediate_memory {
+            dag::hand_on(&mut job.tasks);
+        }
         if errors.is_empty() {
             Ok(job)
         } else {

@@ -22,7 +22,7 @@ use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-const JOB_SETTINGS: [&str; 17] = [
+const JOB_SETTINGS: [&str; 18] = [
     "name",
     "workdir",
     "tasks",
@@ -31,6 +31,7 @@ const JOB_SETTINGS: [&str; 17] = [
     "replace",
     "cache",
     "once",
+    "intermediate",
     "retries",
     "lifetime",
     "limits",
@@ -70,6 +71,8 @@ const TASK_SETTINGS: [&str; 26] = [
     "folders",
 ];
 const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
+/// What a job's intermediate files are kept in.
+const MEDIA: [&str; 2] = ["disk", "memory"];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
@@ -103,11 +106,17 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     let strict = fields.boolean("strict", errors).unwrap_or(false);
     let replace = fields.boolean("replace", errors).unwrap_or(false);
     let cache = fields.boolean("cache", errors).unwrap_or(true);
+    let intermediate_memory = fields.choice("intermediate", &MEDIA, errors) == Some("memory");
+    // Memory is for what is in use.
+    let unsaid = match intermediate_memory {
+        true => Lifetime::Handed,
+        false => Lifetime::default(),
+    };
     let defaults = Defaults {
         workdir,
         retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
         usage: usage(&fields, &Usage::default(), errors),
-        lifetime: lifetime(&fields, errors).unwrap_or_default(),
+        lifetime: lifetime(&fields, errors).unwrap_or(unsaid),
         surroundings: surroundings(&fields, &Surroundings::default(), errors),
     };
     let tasks = tasks(&fields, &defaults, errors);
@@ -120,6 +129,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         replace,
         cache,
         once: once.map(|once| once.value.to_owned()),
+        intermediate_memory,
         tasks,
         dag: Dag::default(),
     }
@@ -536,6 +546,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
                         None => named.path,
                     },
                     part: part.is_some(),
+                    memory: false,
                     at: text.at,
                 });
             }

@@ -581,6 +581,7 @@ fn spec(
         name: output.name.clone(),
         path: output.path.clone(),
         part: output.part,
+        memory: output.memory,
         // What is there was found to be replaceable.
         inode: match view.look(&output.path) {
             Look::Sealed(found) if !output.is_folder() && !output.part => found.inode,

@@ -860,6 +860,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
             path: format!("/t{id}/out"),
             inode: Inode(100 + id),
             part: false,
+            memory: false,
         }],
         stdin: None,
         stdout: None,

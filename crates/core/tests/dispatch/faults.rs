@@ -89,6 +89,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
                 name,
                 inode: Inode(task_id),
                 part: false,
+                memory: false,
             });
         }
         want(&mut world.dice, &mut spec);

@@ -373,6 +373,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
             object: ObjectId(8),
             inode: Inode(9),
             path: "/f".into(),
+            memory: false,
         },
         part: None,
     };
@@ -435,6 +436,7 @@ fn an_element_has_many_small_copies_before_it_and_few_large_ones() {
                 object: ObjectId(object),
                 inode: Inode(9),
                 path: "/f".into(),
+                memory: false,
             },
             part: None,
         };

@@ -405,6 +405,7 @@ impl Build for v1::Label {
             object,
             ino: 100 + object,
             path: format!("/scratch/{name}"),
+            memory: false,
         });
         self
     }

@@ -157,6 +157,7 @@ impl<'a> Simulation<'a> {
                 path: String::new(),
                 inode: Inode(0),
                 part: false,
+                memory: false,
             };
             tasks.push(TaskSpec {
                 task: TaskId(id),

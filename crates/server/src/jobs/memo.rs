@@ -77,7 +77,7 @@ impl Memo {
                 _ => Vec::new(),
             };
             let done = matches!(task.ended, Some(Ended::Done(_)));
-            let made = memo.take(&task.outputs, &files);
+            let made = memo.take((&task.outputs, *lifetime), &files);
             let outputs = task.outputs.clone();
             let lifetime = *lifetime;
             let task_memo = TaskMemo {
@@ -112,8 +112,9 @@ impl Memo {
     /// A task ended well with these outputs. Gives the outputs (inode and object) that were kept only as
     /// long as somebody was to read them, and that nobody will any more.
     pub(crate) fn on_done(&mut self, id: TaskId, files: &Files) -> Vec<(u64, u64)> {
-        let outputs = self.tasks.get(&id).map(|task| task.outputs.clone());
-        let made = self.take(&outputs.unwrap_or_default(), files);
+        let of = |task: &TaskMemo| (task.outputs.clone(), task.lifetime);
+        let (outputs, lifetime) = self.tasks.get(&id).map(of).unwrap_or_default();
+        let made = self.take((&outputs, lifetime), files);
         let Some(task) = self.tasks.get_mut(&id) else {
             return Vec::new();
         };
@@ -139,8 +140,12 @@ impl Memo {
             .collect()
     }
 
-    /// Takes note of the files that a task with these outputs has made.
-    fn take(&mut self, outputs: &[OutputSpec], files: &Files) -> Vec<(u64, ObjectId)> {
+    /// Takes note of the files that a task with these outputs has made; gives those that go when they were read.
+    fn take(
+        &mut self,
+        (outputs, lifetime): (&[OutputSpec], Lifetime),
+        files: &Files,
+    ) -> Vec<(u64, ObjectId)> {
         self.pins
             .extend(files.iter().map(|(_, placed)| placed.object));
         for output in outputs.iter().filter(|output| output.is_folder()) {
@@ -153,7 +158,19 @@ impl Memo {
                 self.folders.put(folder, &output.name, files);
             }
         }
-        let made = files.iter();
+        let handed = |name: &str| {
+            let mut handed = outputs.iter().filter(|output| output.memory);
+            handed.any(|output| match output.is_folder() {
+                true => name.starts_with(&output.name),
+                false => name == output.name,
+            })
+        };
+        let goes = |file: &OutputSpec| match lifetime {
+            Lifetime::Handed => handed(&file.name),
+            Lifetime::Used => true,
+            Lifetime::Keep | Lifetime::After(_) => false,
+        };
+        let made = files.iter().filter(|(file, _)| goes(file));
         made.map(|(file, placed)| (file.inode.0, placed.object))
             .collect()
     }
@@ -206,7 +223,7 @@ impl Folders {
 
 impl TaskMemo {
     fn unused(&self) -> bool {
-        self.lifetime == Lifetime::Used && self.done && self.read_by_any && self.readers_left == 0
+        self.done && self.read_by_any && self.readers_left == 0
     }
 }
 

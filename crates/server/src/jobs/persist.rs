@@ -263,7 +263,7 @@ impl Writer<'_> {
     fn measured(&self, task: TaskId, element: ElementId, outcome: &Outcome) -> Result<(), Fault> {
         let sql = "UPDATE task SET element = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
                    written_bytes = ?7, moved_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
-                   changed = ?12, stdout = ?13, stderr = ?14, reused = ?15, hash_ns = ?16 WHERE task = ?1";
+                   changed = ?12, stdout = ?13, stderr = ?14, reused = ?15, hash_ns = ?16, in_memory_bytes = ?17 WHERE task = ?1";
         self.db.prepare_cached(sql)?.execute(params![
             task.0.cast_signed(),
             element.0,
@@ -281,6 +281,7 @@ impl Writer<'_> {
             outcome.stderr,
             outcome.reused.map_or(0, |task| task.0.cast_signed()),
             outcome.hashing.0.cast_signed(),
+            outcome.in_memory_bytes.cast_signed(),
         ])?;
         Ok(())
     }

@@ -259,6 +259,7 @@ impl Planner<'_> {
             object: object(spec.task, at),
             inode: output.inode,
             path: output.path.clone(),
+            memory: output.memory,
         });
         let inputs: Vec<Input> = spec.inputs.iter().map(input).collect();
         let job = &self.read.accepted.spec;

@@ -104,6 +104,7 @@ struct StoredStage {
 enum StoredLifetime {
     Keep,
     Used,
+    Handed,
     AfterNs(u64),
 }
 
@@ -140,6 +141,9 @@ pub(crate) struct StoredOutput {
     /// Whether it is a part of what has the path.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) part: bool,
+    /// Whether it is to be in memory.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) memory: bool,
 }
 
 /// What a stored task is called when it is damaged.
@@ -177,6 +181,7 @@ impl StoredTask {
             lifetime: match lifetime {
                 Lifetime::Keep => StoredLifetime::Keep,
                 Lifetime::Used => StoredLifetime::Used,
+                Lifetime::Handed => StoredLifetime::Handed,
                 Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
             },
             surroundings: task.surroundings.clone(),
@@ -225,6 +230,7 @@ impl StoredTask {
         match self.lifetime {
             StoredLifetime::Keep => Lifetime::Keep,
             StoredLifetime::Used => Lifetime::Used,
+            StoredLifetime::Handed => Lifetime::Handed,
             StoredLifetime::AfterNs(ns) => Lifetime::After(Span(ns)),
         }
     }
@@ -378,6 +384,7 @@ fn output_to_store(output: &OutputSpec) -> StoredOutput {
         path: output.path.clone(),
         ino: output.inode.0,
         part: output.part,
+        memory: output.memory,
     }
 }
 
@@ -387,5 +394,6 @@ fn output_from_store(output: &StoredOutput) -> OutputSpec {
         path: output.path.clone(),
         inode: Inode(output.ino),
         part: output.part,
+        memory: output.memory,
     }
 }

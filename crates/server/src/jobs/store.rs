@@ -219,6 +219,7 @@ pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
             name: row.get(3)?,
             path: String::new(),
             part: false,
+            memory: false,
             inode: Inode(row.get::<_, i64>(4)?.cast_unsigned()),
         };
         Ok((output, placed(row)?))

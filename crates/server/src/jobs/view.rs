@@ -127,7 +127,7 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
                moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
-               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns FROM task \
+               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, in_memory_bytes FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -160,6 +160,8 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         .filter(|input| waiting && matches!(input.origin, StoredOrigin::Awaited))
         .map(|input| input.path.clone())
         .filter(|path| unresolved.contains(path));
+    let handed_on = stored.outputs.iter().filter(|output| output.memory);
+    let handed_on = handed_on.count() as u64;
     Ok(v1::Task {
         task: id,
         state,
@@ -191,6 +193,8 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         reused_task: long(17)?,
         reused_job: long(18)?,
         hash_ns: long(19)?,
+        in_memory_bytes: long(20)?,
+        handed_on,
         ..v1::Task::default()
     })
 }
@@ -242,18 +246,19 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
         .into_iter()
         .map(|task| (task.task, task))
         .collect();
-    let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0) FROM decision \
+    let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0), iif(task.label = decision.label, in_memory_bytes, 0) FROM decision \
                JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.cast_signed()], |row| {
         Ok((
             row.get::<_, Vec<u8>>(0)?,
             row.get::<_, i64>(1)?.cast_unsigned(),
+            row.get::<_, i64>(2)?.cast_unsigned(),
         ))
     })?;
     let mut decisions = Vec::new();
     for row in rows {
-        let (body, moved_bytes) = row?;
+        let (body, moved_bytes, in_memory_bytes) = row?;
         let mut decision = v1::Decision::decode(body.as_slice())
             .map_err(|error| Fault::Damaged(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
@@ -264,8 +269,10 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             }
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
+            decision.handed_on = task.handed_on;
         }
         decision.moved_bytes = moved_bytes;
+        decision.in_memory_bytes = in_memory_bytes;
         decisions.push(decision);
     }
     Ok(decisions)

@@ -69,8 +69,9 @@ const MIGRATIONS: &[&str] = &[
     ONCE,
     ROOMS,
     SLEEP,
-    ARRIVALS,
     CHANNELS,
+    IN_MEMORY,
+    ARRIVALS,
 ];
 
 const NAMES: &str = "
@@ -322,18 +323,21 @@ CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since I
 CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL, basis TEXT NOT NULL);
 ";
 
-// What has come, in order. Numbers are microseconds since the Unix epoch, or follow each other where those do not; the counter has
-// the last one that was forgotten, so that cursors of an earlier database are known to be too old.
-const ARRIVALS: &str = "
-CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
-INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
-";
-
 // Channels of rooms, and which element keeps each.
 const CHANNELS: &str = "
 CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, element INTEGER NOT NULL,
   capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0);
 CREATE UNIQUE INDEX channel_name ON channel(room, name);
+";
+
+// What of a task's outputs was sealed in memory.
+const IN_MEMORY: &str = "ALTER TABLE task ADD COLUMN in_memory_bytes INTEGER NOT NULL DEFAULT 0;";
+
+// What has come, in order. Numbers are microseconds since the Unix epoch, or follow each other where those do not; the counter has
+// the last one that was forgotten, so that cursors of an earlier database are known to be too old.
+const ARRIVALS: &str = "
+CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
+INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -132,15 +132,26 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         .map_err(|e| at(e.into()))?;
     let mut kept = rows(&db, path).map_err(at)?;
     if folder {
+        let handed = handed(path);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
             // One that is damaged has a name all the same.
             let damaged = path.join("damaged").join(format!("{:016x}", object.id));
-            path.join(id.relative_path()).is_file() || damaged.exists()
+            let handed = handed.contains(&object.id);
+            path.join(id.relative_path()).is_file() || handed || damaged.exists()
         };
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
     Ok(kept)
+}
+
+/// What an element has in memory for intermediate files (`element/src/handed.rs`), which is named by the object and a secret.
+fn handed(element: &Path) -> BTreeSet<u64> {
+    let files = std::fs::read_dir(element.join("handed"));
+    let names = files.into_iter().flatten().flatten();
+    let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
+    let object = |name: String| u64::from_str_radix(name.split_once('-')?.0, 16).ok();
+    names.filter_map(object).collect()
 }
 
 fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {

@@ -1,0 +1,137 @@
+//! What the tasks of a job hand to each other in memory.
+
+use crate::array::{Array, Options, wait};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+fn start() -> Option<Array> {
+    Array::with(Options {
+        elements: 1,
+        element_args: vec!["--intermediate-memory".into(), "64MiB".into()],
+        ..Options::default()
+    })
+}
+
+/// Bytes of what an element has in memory, and of its objects on the disk.
+fn bytes(array: &Array) -> (u64, u64) {
+    fn all(folder: &Path) -> u64 {
+        let entries = std::fs::read_dir(folder).unwrap().flatten();
+        entries
+            .map(|entry| match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => all(&entry.path()),
+                Ok(metadata) => metadata.len(),
+                Err(_) => 0,
+            })
+            .sum()
+    }
+    let folder = array.element_folder(0);
+    (all(&folder.join("handed")), all(&folder.join("objects")))
+}
+
+fn job(middle: u64) -> String {
+    format!(
+        r#"name = "j"; workdir = "/w"; intermediate = "memory"; cache = false; tasks = (
+            {{ name = "make"; kernel = "/bin/sh"; args = ["-c", "head -c {middle} /dev/zero | tr '\\0' m > middle; echo made > kept"];
+               output = ["middle", "kept"]; }},
+            {{ name = "said"; kernel = "/bin/sh"; args = ["-c", "wc -c < middle > said"]; input = ["middle"]; output = ["said"];
+               lifetime = "keep"; }},
+            {{ name = "use"; kernel = "/bin/sh"; args = ["-c", "cat middle go | cksum > out"]; input = ["middle", "go"];
+               output = ["out"]; }} );"#
+    )
+}
+
+fn expected(array: &Array, middle: u64) -> String {
+    array.sh(&format!(
+        "(head -c {middle} /dev/zero | tr '\\0' m; echo go) | cksum"
+    ))
+}
+
+/// It is in memory and nowhere else, read as all files are, made again when its host's end has lost it, and removed when it was used.
+#[test]
+fn what_tasks_hand_on_is_in_memory_until_it_was_used_and_is_made_again_if_it_is_lost() {
+    let Some(mut array) = start() else { return };
+    array.sh("mkdir w");
+    let middle = 20 * MIB;
+    let id = array.submit(&job(middle));
+    wait("it was made and read once", || array.at("w/said").exists());
+    let (memory, disk) = bytes(&array);
+    assert!(memory == middle && disk < MIB, "{memory} {disk}");
+    assert_eq!(
+        array.sh("head -c 5 w/middle; cat w/said w/kept"),
+        format!("mmmmm{middle}\nmade\n")
+    );
+    // A kill loses nothing.
+    array.kill_element(0);
+    array.start_element(0);
+    array.wait_for_elements(1);
+    assert_eq!(bytes(&array).0, middle);
+    assert_eq!(array.sh("head -c 5 w/middle"), "mmmmm");
+    array.lose_handed(0);
+    array.start_element(0);
+    array.wait_for_elements(1);
+    wait("what is lost is known", || {
+        let health = array.run(&["health", "--all"]);
+        health.out.contains("/w/middle") || !array.try_sh("cat w/middle > /dev/null").ok
+    });
+    assert_eq!(array.sh("cat w/said w/kept"), format!("{middle}\nmade\n"));
+    array.sh("echo go > w/go");
+    let done = array.done(id);
+    let task = |name: &str| {
+        let mut tasks = done["tasks"].as_array().unwrap().iter();
+        tasks.find(|task| task["name"] == name).unwrap()
+    };
+    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
+    assert_eq!(task("make")["in_memory_bytes"], middle);
+    assert_eq!(
+        (&task("make")["handed_on"], &task("use")["handed_on"]),
+        (&1.into(), &0.into())
+    );
+    let report = array.json(&["report", &id.to_string()]);
+    assert_eq!(report["total"]["in_memory_bytes"], middle);
+    let explained = array.run(&["explain", &id.to_string()]).out;
+    assert!(
+        explained.contains("20 MiB of it in the memory"),
+        "{explained}"
+    );
+    wait("it is gone", || {
+        bytes(&array).0 == 0 && !array.at("w/middle").exists()
+    });
+    assert_eq!(array.sh("ls w"), "go\nkept\nout\nsaid\n");
+    assert!(array.run(&["check", "--age", "0"]).ok);
+}
+
+/// Memory that is full is no failure, and none at all is none either.
+#[test]
+fn what_does_not_fit_goes_to_the_disk() {
+    let Some(array) = start() else { return };
+    array.sh("mkdir w; echo go > w/go");
+    let middle = 80 * MIB;
+    let id = array.submit(&job(middle));
+    array.done(id);
+    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
+    let report = array.json(&["report", &id.to_string()]);
+    assert_eq!(
+        (
+            &report["total"]["in_memory_bytes"],
+            &report["total"]["handed_on"]
+        ),
+        (&0.into(), &1.into())
+    );
+    let explained = array.run(&["explain", &id.to_string()]).out;
+    assert!(explained.contains("not in memory"), "{explained}");
+    wait("it is gone", || !array.at("w/middle").exists());
+    let wrong = job(1).replace("\"memory\"", "\"memry\"");
+    let said = array.try_submit(&wrong);
+    assert!(!said.ok && said.err.contains("memory"), "{}", said.err);
+    let small = array.try_sh(&format!(
+        "{:?} element --id 7 --folder {:?} --intermediate-memory 1MiB",
+        array.tidemill(),
+        array.path("seven")
+    ));
+    assert!(
+        !small.ok && small.err.contains("--intermediate-memory"),
+        "{}",
+        small.err
+    );
+}

@@ -377,16 +377,26 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
     assert!(!labels.has_scripts());
 }
 
-/// Whatever dies at whatever step, each job is there once, and its label says how it ended.
-#[test]
-fn an_analysis_is_one_job_whoever_is_killed_and_is_cancelled() {
-    let Some(mut array) = Array::with(Options::default()) else {
-        return;
-    };
-    array.sh("mkdir w && chmod 777 w");
-    let labels = Labels::of(&array, USER);
-    labels.said_by(
-        "
+/// What an application's analyses drew is what their jobs did.
+fn check_energy(array: &Array, labels: &Labels<'_>, runs: usize) {
+    let app = labels.known()["applications"][0]["energy"].clone();
+    assert_eq!(
+        (&app["runs"], &app["runs_unknown"]),
+        (&runs.into(), &0.into()),
+        "{app}"
+    );
+    let jobs = array.json(&["jobs", "--all"]);
+    let drew = |job: &serde_json::Value| job["energy"]["joules_above_idle"].as_f64().unwrap();
+    let jobs: f64 = jobs.as_array().unwrap().iter().map(drew).sum();
+    let app = app["joules_above_idle"].as_f64().unwrap();
+    assert!(
+        app > 0.0 && (app - jobs).abs() < 0.001 * 10.0,
+        "{app} {jobs}"
+    );
+}
+
+/// Ten analyses, whose agent is killed at as many steps.
+const ANALYSES: &str = "
 import time
 def kill():
     try: os.kill(int(open(os.environ['TIDEMILL_LABELS'] + '/agent.lock').read()), 9)
@@ -398,8 +408,28 @@ for n in range(10):
     time.sleep(n * n * 0.001)
     kill()
     assert label.wait() == b'%d' % n
-",
-    );
+print('done', flush=True)
+time.sleep(600)
+";
+
+/// Whatever dies at whatever step, each job is there once, its label says how it ended, and what it drew counts once.
+#[test]
+fn an_analysis_is_one_job_whoever_is_killed_and_is_cancelled() {
+    let Some(mut array) = Array::with(Options {
+        element_args: ["--busy-power=100 W", "--idle-power=50 W"]
+            .map(str::to_owned)
+            .into(),
+        ..Options::default()
+    }) else {
+        return;
+    };
+    array.sh("mkdir w && chmod 777 w");
+    let labels = Labels::of(&array, USER);
+    let mut program = labels.python(ANALYSES);
+    assert_eq!(line(program.stdout.as_mut().unwrap()), "done");
+    check_energy(&array, &labels, 10);
+    program.kill().unwrap();
+    program.wait().unwrap();
     let jobs = || {
         array
             .sh(&format!("cat .tidemill/{USER}/joblist"))

@@ -293,7 +293,25 @@ pub struct Power {
     pub suspended_milli: u64,
 }
 
+/// A run draws no more than that above idle, in millionths of a joule, whatever processor time is said to have gone into it.
+pub const RUN_MICROJOULES_MAX: u64 = 1 << 52;
+
 impl Power {
+    /// What so much processor time draws above what the element draws with nothing to do, in millionths of a joule: each core
+    /// has its share of the difference. `None` where nobody said what it draws busy and idle.
+    #[must_use]
+    pub fn above_idle(&self, cpu: Span, cores: u32) -> Option<u64> {
+        if self.busy_milli == 0 || self.idle_milli == 0 {
+            return None;
+        }
+        let more = self.busy_milli.saturating_sub(self.idle_milli);
+        let micro = u128::from(more) * u128::from(cpu.0) / u128::from(cores.max(1)) / 1_000_000;
+        Some(
+            u64::try_from(micro)
+                .map_or(RUN_MICROJOULES_MAX, |micro| micro.min(RUN_MICROJOULES_MAX)),
+        )
+    }
+
     /// While so many of its cores run kernels; `None` where nobody said what it draws busy and idle.
     #[must_use]
     pub fn at(&self, running: u32, cores: u32) -> Option<u64> {
@@ -315,6 +333,19 @@ pub struct Worker {
     pub power: Option<Power>,
     /// How long it takes to wake; nothing if it is awake.
     pub wake: Span,
+}
+
+impl Worker {
+    /// One whose work is time of cores.
+    #[must_use]
+    pub fn of_cores(cores: u32, power: Power, wake: Span) -> Self {
+        let known = power.busy_milli > 0 && power.suspended_milli > 0;
+        Self {
+            rate: u64::from(cores) * 1_000_000_000,
+            power: known.then_some(power),
+            wake,
+        }
+    }
 }
 
 /// What comes of waking some.

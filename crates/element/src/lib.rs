@@ -50,6 +50,7 @@ pub use asleep::until_woken;
 pub use config::Config;
 pub use error::Error;
 pub use node::Node;
+pub use tracker::status_json;
 
 use crate::channels::Channels;
 use crate::db::Db;

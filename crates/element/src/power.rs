@@ -2,10 +2,11 @@
 //! (RAPL), where they can be read.
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// How long what was read is believed.
 const FRESH: Duration = Duration::from_secs(10);
 /// Bytes of what a command prints.
-const SAID_BYTES_MAX: u64 = 256;
+const SAID_BYTES_MAX: usize = 256;
+/// More than that no package of processors draws: a counter that seems to say so has begun anew.
+const PACKAGE_WATTS_MAX: u64 = 5000;
 /// Where Linux shows the counters.
 const POWERCAP: &str = "/sys/class/powercap";
 
@@ -92,25 +95,42 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
         .spawn()
         .map_err(|error| named(&format!("can't be run: {error}")))?;
     let pid = rustix::process::Pid::from_child(&child);
-    let (sender, said) = std::sync::mpsc::channel();
-    if let Some(pipe) = child.stdout.take() {
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            // What is not a number is told below.
-            let _ = pipe.take(SAID_BYTES_MAX).read_to_string(&mut text);
-            let _ = sender.send(text);
-        });
-    }
-    let said = said.recv_timeout(limit);
+    let said = child.stdout.take().map(|pipe| until_end(pipe, limit));
     // It has said all that is wanted, or takes too long.
     let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     let _ = child.wait();
-    let said = said.map_err(|_| named("says nothing"))?;
+    let said = said
+        .flatten()
+        .ok_or_else(|| named("does not end in time, or says nothing"))?;
     let watts: f64 = said
         .trim()
         .parse()
         .map_err(|_| named("does not print a number of watts"))?;
     milli(watts).ok_or_else(|| named("prints no power"))
+}
+
+/// What comes out of a pipe until its end, or until that is more than anybody wants. `None`: it did not end in time, as where
+/// something that has left its process group has it open.
+fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
+    let end = Instant::now() + limit;
+    let mut said = Vec::new();
+    let mut piece = [0; SAID_BYTES_MAX];
+    while said.len() < SAID_BYTES_MAX {
+        let left = end.checked_duration_since(Instant::now())?;
+        let left = rustix::event::Timespec::try_from(left).ok()?;
+        let mut asked = [PollFd::new(&pipe, PollFlags::IN)];
+        match rustix::event::poll(&mut asked, Some(&left)) {
+            Ok(0) => return None,
+            Ok(_) => match pipe.read(&mut piece).ok()? {
+                0 => break,
+                more => said.extend_from_slice(&piece[..more]),
+            },
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+    // What is not a number is told elsewhere.
+    Some(String::from_utf8_lossy(&said).into_owned())
 }
 
 #[expect(
@@ -127,21 +147,34 @@ fn milli(watts: f64) -> Option<u64> {
 /// What the packages' counters, in microjoules, say since they were read before.
 fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
     let packages = packages(folder);
+    let number = |package: &PathBuf, name| {
+        let text = std::fs::read_to_string(package.join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
     let counters: Option<Vec<u64>> = packages
         .iter()
-        .map(|package| {
-            let text = std::fs::read_to_string(package.join("energy_uj")).ok()?;
-            text.trim().parse().ok()
-        })
+        .map(|package| number(package, "energy_uj"))
         .collect();
     let counters = counters.filter(|counters| !counters.is_empty())?;
     let (at, earlier) = before.replace((Instant::now(), counters.clone()))?;
-    let micros = at.elapsed().as_micros();
-    // A counter that has begun anew is left out until the next time.
-    let each = counters.iter().zip(&earlier);
-    let joules: Option<Vec<u64>> = each.map(|(now, then)| now.checked_sub(*then)).collect();
+    if earlier.len() != counters.len() {
+        return None;
+    }
+    let micros = u64::try_from(at.elapsed().as_micros()).ok()?.max(1);
+    let each = packages.iter().zip(counters.iter().zip(&earlier));
+    let joules: Option<Vec<u64>> = each
+        .map(|(package, (now, then))| match now.checked_sub(*then) {
+            Some(more) => Some(more),
+            // It goes round. One that has begun anew is left out until the next time.
+            None => {
+                let round = number(package, "max_energy_range_uj")?;
+                let more = round.checked_sub(*then)?.checked_add(*now)?;
+                (more / micros <= PACKAGE_WATTS_MAX).then_some(more)
+            }
+        })
+        .collect();
     let sum: u64 = joules?.iter().sum();
-    u64::try_from(u128::from(sum) * 1000 / micros.max(1)).ok()
+    u64::try_from(u128::from(sum) * 1000 / u128::from(micros)).ok()
 }
 
 /// `intel-rapl:0` and its like, not the parts of packages.
@@ -174,30 +207,62 @@ mod tests {
             "echo nan",
             "exit 1",
             "sleep 1000",
+            // It has left its process group, and keeps what it was given open.
+            "setsid sleep 2 & echo 5",
+            "printf '5 6'",
+            "echo 1e300",
             "yes",
         ] {
             assert!(read(line).is_err(), "{line}");
         }
     }
 
-    #[test]
-    fn counters_of_processors_are_summed_and_one_that_begins_anew_is_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let set = |package: &str, energy: &str| {
-            let package = folder.path().join(package);
+    /// Counters of packages: what each says, and where it goes round.
+    struct Counters(tempfile::TempDir);
+
+    impl Counters {
+        fn set(&self, package: &str, energy: &str) {
+            let package = self.0.path().join(package);
             std::fs::create_dir_all(&package).unwrap();
             std::fs::write(package.join("energy_uj"), energy).unwrap();
-        };
+            std::fs::write(package.join("max_energy_range_uj"), "262143328850").unwrap();
+        }
+
+        fn read(&self, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
+            std::thread::sleep(Duration::from_millis(2));
+            rapl(self.0.path(), before)
+        }
+    }
+
+    #[test]
+    fn counters_of_processors_are_summed_and_one_that_begins_anew_is_left_out() {
+        let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
-        assert_eq!(rapl(folder.path(), &mut before), None);
-        set("intel-rapl:0", "1000");
-        set("intel-rapl:1", "1000");
-        set("intel-rapl:0:0", "7");
-        assert_eq!(rapl(folder.path(), &mut before), None);
-        std::thread::sleep(Duration::from_millis(2));
-        set("intel-rapl:0", "900000001000");
-        assert!(rapl(folder.path(), &mut before).unwrap() > 0);
-        set("intel-rapl:1", "5");
-        assert_eq!(rapl(folder.path(), &mut before), None);
+        assert_eq!(counters.read(&mut before), None);
+        counters.set("intel-rapl:0", "1000");
+        counters.set("intel-rapl:1", "1000");
+        counters.set("intel-rapl:0:0", "7");
+        assert_eq!(counters.read(&mut before), None);
+        counters.set("intel-rapl:0", "900000001000");
+        assert!(counters.read(&mut before).unwrap() > 0);
+        // Begun anew, then come in the middle, then nonsense.
+        counters.set("intel-rapl:1", "5");
+        assert_eq!(counters.read(&mut before), None);
+        counters.set("intel-rapl:2", "5");
+        assert_eq!(counters.read(&mut before), None);
+        counters.set("intel-rapl:2", "many");
+        assert_eq!(counters.read(&mut before), None);
+    }
+
+    #[test]
+    fn a_counter_that_goes_round_goes_on() {
+        let counters = Counters(tempfile::tempdir().unwrap());
+        let mut before = None;
+        counters.set("intel-rapl:0", "262143328800");
+        assert_eq!(counters.read(&mut before), None);
+        counters.set("intel-rapl:0", "150");
+        // 200 microjoules in more than 2 ms.
+        let milliwatts = counters.read(&mut before).unwrap();
+        assert!(milliwatts <= 100, "{milliwatts}");
     }
 }

@@ -130,7 +130,7 @@ pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
 }
 
 /// What an element is and does.
-pub(crate) fn status_json(element: &v1::Element) -> Value {
+pub fn status_json(element: &v1::Element) -> Value {
     let history: BTreeMap<&str, Value> = element
         .history
         .iter()

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::folder::Folder;
+pub use crate::log::Drew;
 use crate::log::Log;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,8 @@ pub struct Application {
     pub used: u64,
     /// Bytes that it may have.
     pub capacity: u64,
+    /// What the kernels of its labels that analyse drew.
+    pub drew: Drew,
 }
 
 /// What is known of a user's applications.
@@ -70,6 +73,7 @@ pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
             failed,
             used: log.published().saturating_sub(log.freed()),
             capacity: log.capacity(),
+            drew: log.drawn(),
         });
     }
     for entry in std::fs::read_dir(folder.path()).map_err(read)? {

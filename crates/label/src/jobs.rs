@@ -2,7 +2,7 @@
 
 use crate::agent::Tell;
 use crate::analysis::{Paths, TEXT_MAX, quoted};
-use crate::log::{Log, Record, Status};
+use crate::log::{Drew, Log, Record, Status};
 use crate::root::{Root, patiently};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -213,6 +213,9 @@ impl Control {
                 }
                 Err(error) => return End::Failed(failed(&error, &format!("job {job}"))),
             };
+            if matches!(state(&text), "done" | "cancelled" | "failed") {
+                log.drew(record.at, drew(&text));
+            }
             match state(&text) {
                 "done" => return self.done(log, record, (job, result)),
                 "cancelled" => return End::Cancelled,
@@ -270,6 +273,18 @@ fn state(text: &str) -> &str {
     line.unwrap_or_default().trim()
 }
 
+/// What its runs drew, which stands in a line of its own once one has run.
+fn drew(text: &str) -> Drew {
+    let line = text.lines().find_map(|line| line.strip_prefix("energy "));
+    let mut numbers = line.into_iter().flat_map(str::split_whitespace);
+    let mut number = || numbers.find_map(|word| word.parse().ok()).unwrap_or(0);
+    Drew {
+        microjoules: number(),
+        runs: number(),
+        unknown: number(),
+    }
+}
+
 /// The error of the first task that has one: what stands below the word in the head of the table.
 fn error(text: &str) -> String {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("task "));
@@ -294,6 +309,7 @@ mod tests {
     #[test]
     fn what_a_jobs_file_says_is_read() {
         let text = "job      3\nname     state x\nstate    failed\n\n\
+                    energy   1250 microjoules above idle in 3 runs, reckoned; 1 runs not known\n\
                     task    kernel  state   element  ms  read  written  error\n\
                     error   k       done    0        1   0     0\n\
                     ä       k       failed  0        1   0     0        exit status 3\n";
@@ -301,6 +317,12 @@ mod tests {
             (state(text), error(text).as_str()),
             ("failed", "exit status 3")
         );
+        let expected = Drew {
+            microjoules: 1250,
+            runs: 3,
+            unknown: 1,
+        };
+        assert_eq!((drew(text), drew("")), (expected, Drew::default()));
         assert_eq!((state(""), error("").as_str()), ("", "it failed"));
     }
 }

@@ -148,6 +148,21 @@ struct Head {
     enough: AtomicU64,
     /// Not 0: whoever knows its name may take it up again, so it stays for a while when it is left.
     keyed: AtomicU32,
+    /// What the runs of its jobs' kernels drew, as [`Drew`] has it.
+    microjoules: AtomicU64,
+    runs: AtomicU64,
+    unknown: AtomicU64,
+}
+
+/// What runs of kernels drew above what their elements draw with nothing to do, as the array reckons it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drew {
+    /// Millionths of a joule, of the runs of which that is known.
+    pub microjoules: u64,
+    /// Those.
+    pub runs: u64,
+    /// Runs of which it is not known.
+    pub unknown: u64,
 }
 
 #[repr(C)]
@@ -790,6 +805,35 @@ impl Log {
         let head = self.head();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&head.labels), of(&head.bytes), of(&head.failed))
+    }
+
+    /// What the jobs of its labels that have ended drew.
+    pub(crate) fn drawn(&self) -> Drew {
+        let head = self.head();
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Drew {
+            microjoules: of(&head.microjoules),
+            runs: of(&head.runs),
+            unknown: of(&head.unknown),
+        }
+    }
+
+    /// Counts what the job of a record drew. Once, whoever finds it ended: if an agent is killed between the two steps it is left
+    /// out.
+    pub(crate) fn drew(&self, at: u64, drew: Drew) {
+        if self.noted(at).is_some() {
+            return;
+        }
+        self.note(at, 0);
+        let head = self.head();
+        let add = |count: &AtomicU64, more| {
+            let sum = |count: u64| Some(count.saturating_add(more));
+            // It always gives a sum.
+            let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        };
+        add(&head.microjoules, drew.microjoules);
+        add(&head.runs, drew.runs);
+        add(&head.unknown, drew.unknown);
     }
 
     /// Something was published: wakes the agent if it sleeps, unless it gathers.

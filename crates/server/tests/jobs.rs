@@ -316,6 +316,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
          CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL); \
          CREATE INDEX removal_element ON removal(element); ALTER TABLE version DROP COLUMN copies; \
          DROP INDEX job_once; ALTER TABLE job DROP COLUMN once; ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; ALTER TABLE task DROP COLUMN in_memory_bytes; \
+         ALTER TABLE task DROP COLUMN microjoules; ALTER TABLE task DROP COLUMN reckoned; ALTER TABLE task DROP COLUMN unreckoned; \
          ALTER TABLE task_input DROP COLUMN selection; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
@@ -399,6 +400,81 @@ async fn a_lost_elements_tasks_run_elsewhere() {
     let mut first = FakeElement::attach(&client, 0, vec![label]).await;
     assert!(matches!(first.next().await, To::Abort(abort) if abort.label == label));
     worker.abort();
+}
+
+fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Element {
+    v1::Element {
+        watts_milli,
+        idle_milli,
+        ..array::status(0)
+    }
+}
+
+/// Kernels' clocks are years off here, servers and elements start anew, elements draw something else then, say what they said
+/// twice, and lie.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_drew_is_counted_once_by_what_their_element_said_when_they_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut running = Running::start(dir.path()).await;
+    let mut client = running.client().await;
+    let mut element = FakeElement::attach_as(&client, drawing(100_000, 50_000), vec![]).await;
+    mkdir(&client, "/w", 1000).await;
+    write_file(&client, "/w/in", 100, 1000).await;
+    let reckoned = |microjoules, runs, unknown| v1::Reckoned {
+        microjoules,
+        runs,
+        unknown,
+    };
+    let most = tidemill_core::elastic::RUN_MICROJOULES_MAX;
+    let lie = i64::MAX.cast_unsigned();
+    let second = 1_000_000_000;
+    for (round, (draws, cpu_ns, last)) in [
+        (
+            drawing(200_000, 50_000),
+            4 * second,
+            reckoned(300_000_000, 1, 0),
+        ),
+        (drawing(200_000, 0), 4 * second, reckoned(0, 0, 1)),
+        (drawing(u64::MAX / 2, 1), lie, reckoned(most, 1, 0)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let script = CHAIN.replace("out\"", &format!("out{round}\""));
+        let script = script.replace("mid", &format!("mid{round}"));
+        let reply = submit(&client, 1000, &script).await;
+        let mut labels = element.labels().await;
+        while labels.len() < 2 {
+            labels.extend(element.labels().await);
+        }
+        let ran = |analyse: &v1::Analyse, cpu_ns| v1::LabelOutcome {
+            cpu_ns,
+            ..success(analyse, 5)
+        };
+        let (first, analyse) = &labels[0];
+        for _ in 0..2 {
+            element.finished(*first, ran(analyse, second)).await;
+        }
+        let before = until(&client, reply.job, |job| job.tasks[0].energy.is_some()).await;
+        running.stop().await;
+        running = Running::start(dir.path()).await;
+        client = running.client().await;
+        let (label, analyse) = &labels[1];
+        element = FakeElement::attach_as(&client, draws, vec![*label]).await;
+        element.finished(*label, ran(analyse, cpu_ns)).await;
+        let done = ended(&client, reply.job).await;
+        let (before, after) = (before.tasks[0].energy.unwrap(), done.tasks[0].energy);
+        assert_eq!((Some(before), done.tasks[1].energy), (after, Some(last)));
+        let sum = reckoned(
+            before.microjoules + last.microjoules,
+            before.runs + last.runs,
+            before.unknown + last.unknown,
+        );
+        assert_eq!(done.energy, Some(sum));
+        if round == 0 {
+            assert_eq!(before, reckoned(25_000_000, 1, 0));
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

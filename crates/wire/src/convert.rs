@@ -720,6 +720,7 @@ impl From<&Decision> for v1::Decision {
             selections: Vec::new(),
             in_memory_bytes: 0,
             handed_on: 0,
+            energy: None,
         }
     }
 }

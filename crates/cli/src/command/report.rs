@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             Err(error) => return Err(error.into()),
         }
     }
-    let report = ReportView::new(job, &sizes, &hosts).with_power(&elements);
+    let report = ReportView::new(job, &sizes, &hosts);
     context.output.show(&report)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,11 +1,12 @@
 //! Applications that publish labels.
 
-use super::{View, table, write_table};
+use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_core::shown::line;
-use tidemill_label::apps::Applications;
+use tidemill_label::apps::{Application, Applications};
+use tidemill_wire::v1;
 
 /// What `tidemill apps` shows.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ impl View for AppsView {
             "NOT DONE",
             "ROOM",
             "MOUNT",
+            "ENERGY",
         ];
         let mut rows = table(&header, &[1, 3, 4, 5, 6, 7]);
         for app in &self.0.applications {
@@ -36,9 +38,17 @@ impl View for AppsView {
                 format::bytes(app.used),
                 format::bytes(app.capacity),
                 line(&app.mount.display().to_string()),
+                energy::short(drew(app).as_ref()).unwrap_or_else(|| "-".into()),
             ]);
         }
         write_table(out, &rows)?;
+        if self.0.applications.iter().any(|app| app.drew.runs > 0) {
+            writeln!(
+                out,
+                "ENERGY is of the kernels of labels that analyse, {}.",
+                energy::RECKONED
+            )?;
+        }
         if self.0.agent.is_none() && !self.0.applications.is_empty() {
             writeln!(
                 out,
@@ -58,7 +68,7 @@ impl View for AppsView {
     }
 
     fn json(&self) -> Value {
-        let of = |app: &tidemill_label::apps::Application| {
+        let of = |app: &Application| {
             json!({
                 "name": app.name,
                 "pid": app.pid,
@@ -69,6 +79,7 @@ impl View for AppsView {
                 "used": app.used,
                 "capacity": app.capacity,
                 "mount": app.mount,
+                "energy": energy::value(drew(app).as_ref()),
             })
         };
         json!({
@@ -78,4 +89,15 @@ impl View for AppsView {
             "damaged": self.0.damaged,
         })
     }
+}
+
+/// `None`: no kernel ran for it.
+fn drew(app: &Application) -> Option<v1::Reckoned> {
+    let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    let reckoned = v1::Reckoned {
+        microjoules: app.drew.microjoules,
+        runs: count(app.drew.runs),
+        unknown: count(app.drew.unknown),
+    };
+    (reckoned.runs > 0 || reckoned.unknown > 0).then_some(reckoned)
 }

@@ -1,6 +1,6 @@
 //! The array as a whole: its elements, its server, its running jobs.
 
-use super::{View, table, write_table};
+use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -145,7 +145,7 @@ impl ArrayView {
     fn energy_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for element in &self.status.elements {
             if let Some(drawn) = &element.drawn {
-                let (id, joules) = (element.element, joules(drawn.microjoules));
+                let (id, joules) = (element.element, energy::joules(drawn.microjoules));
                 let span = format::span(drawn.counted_ns);
                 let by = &drawn.by;
                 writeln!(
@@ -260,15 +260,10 @@ fn energy_json(element: &v1::Element) -> Value {
         return Value::Null;
     };
     json!({
-        "joules": joules(drawn.microjoules),
+        "joules": energy::joules(drawn.microjoules),
         "counted_ns": drawn.counted_ns,
         "by": drawn.by,
     })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn joules(micro: u64) -> f64 {
-    (micro as f64 / 1e6 * 1000.0).round() / 1000.0
 }
 
 fn sleep_json(element: &v1::Element) -> Value {
@@ -326,49 +321,43 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
 }
 
 fn element_json(element: &v1::Element) -> Value {
-    let history = element.history.iter().map(|(kernel, history)| {
-        let history = json!({
-            "runs": history.runs,
-            "total_ns": history.total_ns,
-            "input_bytes": history.input_bytes,
-        });
-        (kernel.clone(), history)
-    });
-    json!({
-        "element": element.element,
-        "role": element.role,
-        "medium": if element.medium.is_empty() { "disk" } else { &element.medium },
-        "up": element.up,
-        "emptied": element.emptied,
-        "sleep": sleep_json(element),
-        "energy": energy_json(element),
-        "measured_milliwatts": (!element.measured_by.is_empty()).then_some(element.measured_milli),
-        "idle_milliwatts": element.idle_milli,
-        "suspended_milliwatts": element.suspended_milli,
-        "url": element.url,
-        "host": element.host,
-        "folder": element.folder,
-        "cores": element.cores,
-        "memory_bytes": element.memory_bytes,
-        "resources": element.resources,
-        "running": element.running,
-        "queued": element.queued,
-        "capacity_bytes": element.capacity_bytes,
-        "free_bytes": element.free_bytes,
-        "bytes_written": element.bytes_written,
-        "bytes_read": element.bytes_read,
-        "link_bytes_per_sec": element.link_bytes_per_sec,
-        "device_bytes_per_sec": element.device_bytes_per_sec,
-        "watts_milli": element.watts_milli,
-        "speed_class": speed_class(element.device_bytes_per_sec),
-        "energy_class": energy_class(element.watts_milli),
-        "load_milli": element.load_milli,
-        "heard": element.heard,
-        "trouble": element.trouble,
-        "sandbox": element.sandbox,
-        "history": history.collect::<serde_json::Map<_, _>>(),
-        "flash_model": element.flash_model.as_ref().map(tidemill_element::flash_model::json),
-    })
+    let mut value = tidemill_element::status_json(element);
+    let known_by_the_server = [
+        ("medium", medium(element).into()),
+        ("up", element.up.into()),
+        ("emptied", element.emptied.into()),
+        ("sleep", sleep_json(element)),
+        ("energy", energy_json(element)),
+        ("measured_milliwatts", measured(element)),
+        ("idle_milliwatts", element.idle_milli.into()),
+        ("suspended_milliwatts", element.suspended_milli.into()),
+        ("host", element.host.clone().into()),
+        ("folder", element.folder.clone().into()),
+        (
+            "speed_class",
+            speed_class(element.device_bytes_per_sec).into(),
+        ),
+        ("energy_class", energy_class(element.watts_milli).into()),
+        ("heard", element.heard.into()),
+        ("trouble", element.trouble.clone().into()),
+    ];
+    for (name, known) in known_by_the_server {
+        value[name] = known;
+    }
+    value
+}
+
+fn medium(element: &v1::Element) -> &str {
+    match element.medium.as_str() {
+        "" => "disk",
+        medium => medium,
+    }
+}
+
+/// What its meter says, if it has one.
+fn measured(element: &v1::Element) -> Value {
+    let has_meter = !element.measured_by.is_empty();
+    has_meter.then_some(element.measured_milli).into()
 }
 
 /// The name of a state that came over the network.

@@ -1,6 +1,6 @@
 //! Why tasks ran where they did.
 
-use super::{View, table, write_table};
+use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -39,11 +39,7 @@ impl View for ExplainView {
                     decision.reused_task, decision.reused_job
                 )?;
             }
-            writeln!(
-                out,
-                "  moved  {} pulled from other elements (measured)",
-                format::bytes(decision.moved_bytes)
-            )?;
+            write_costs(out, decision)?;
             write_handed_on(out, decision)?;
             if decision.estimates.is_empty() {
                 writeln!(out)?;
@@ -85,6 +81,18 @@ impl View for ExplainView {
 
     fn json(&self) -> Value {
         json!({ "decisions": self.0.iter().map(decision_json).collect::<Vec<_>>() })
+    }
+}
+
+fn write_costs(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let moved = format::bytes(decision.moved_bytes);
+    writeln!(
+        out,
+        "  moved  {moved} pulled from other elements (measured)"
+    )?;
+    match energy::text(decision.energy.as_ref()) {
+        Some(energy) => writeln!(out, "  energy {energy}"),
+        None => Ok(()),
     }
 }
 
@@ -137,6 +145,7 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "moved_bytes": decision.moved_bytes,
         "handed_on": decision.handed_on,
         "in_memory_bytes": decision.in_memory_bytes,
+        "energy": energy::value(decision.energy.as_ref()),
         "inputs": decision.inputs,
         "selections": decision.selections,
         "estimates": decision.estimates.iter().map(estimate).collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 //! Jobs and their tasks.
 
 use super::array::state;
-use super::{View, table, write_table};
+use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -34,6 +34,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
         "USER",
         "SUBMITTED (UTC)",
         "TIME",
+        "ENERGY",
         "NOTE",
     ];
     let mut rows = table(&header, &[0, 3, 5, 7]);
@@ -47,6 +48,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
             job.uid.to_string(),
             format::time(job.submitted),
             lasted(job.submitted, job.ended),
+            energy::short(job.energy.as_ref()).unwrap_or_else(|| "-".into()),
             waits(job).unwrap_or_default(),
         ]);
     }
@@ -75,6 +77,9 @@ impl View for JobView {
             lasted(job.submitted, job.ended),
             format::bytes(job.moved_bytes),
         )?;
+        if let Some(energy) = energy::text(job.energy.as_ref()) {
+            writeln!(out, "energy {energy}\n")?;
+        }
         let header = [
             "TASK", "KERNEL", "STATE", "ELEMENT", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE",
         ];
@@ -320,6 +325,7 @@ pub(crate) fn job_json(job: &v1::Job) -> Value {
         "tasks_total": job.tasks_total,
         "tasks_by_state": job.tasks_by_state.iter().collect::<std::collections::BTreeMap<_, _>>(),
         "moved_bytes": job.moved_bytes,
+        "energy": energy::value(job.energy.as_ref()),
         "awaited": job.awaited,
         "awaited_total": job.awaited_total,
         "held_up": job.held_up,
@@ -348,6 +354,7 @@ fn task_json(task: &v1::Task) -> Value {
         "in_memory_bytes": task.in_memory_bytes,
         "cpu_ns": task.cpu_ns,
         "memory_bytes": task.memory_bytes,
+        "energy": energy::value(task.energy.as_ref()),
         "reused_task": (task.reused_task != 0).then_some(task.reused_task),
         "reused_job": (task.reused_task != 0).then_some(task.reused_job),
         "error": task.error,

@@ -4,6 +4,7 @@
 pub(crate) mod apps;
 pub(crate) mod array;
 pub(crate) mod check;
+pub(crate) mod energy;
 pub(crate) mod explain;
 pub(crate) mod files;
 pub(crate) mod find;

@@ -1,6 +1,6 @@
 //! What a job cost: per kernel, and in bytes moved against the same job run on one client.
 
-use super::{View, table, write_table};
+use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,15 +32,6 @@ pub(crate) struct ReportView {
     /// Of files whose size was asked for: inputs that no task made, outputs that no task reads.
     inputs: FileSum,
     results: FileSum,
-    energy: Option<Energy>,
-}
-
-/// What the job's tasks drew above what elements draw with nothing to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Energy {
-    millijoules: u64,
-    /// Tasks on elements of which nobody said what they draw.
-    unknown: u64,
 }
 
 /// Files and what is known of their sizes today.
@@ -109,44 +100,8 @@ impl ReportView {
             to_host_bytes,
             inputs: sum(&inputs),
             results: sum(&results),
-            energy: None,
             job,
         }
-    }
-
-    /// Reckons energy by what elements said that they draw, if one that tasks ran on did: processor time, times the
-    /// difference between busy and idle, shared out over their cores.
-    pub(crate) fn with_power(mut self, elements: &[v1::Element]) -> Self {
-        let mut energy = Energy::default();
-        for task in self.job.tasks.iter().filter(|task| task.cpu_ns > 0) {
-            let known = elements.iter().find(|one| one.element == task.element);
-            let power = known.filter(|one| one.watts_milli > 0 && one.idle_milli > 0);
-            let Some(power) = power else {
-                energy.unknown += 1;
-                continue;
-            };
-            let more = power.watts_milli.saturating_sub(power.idle_milli);
-            let nano = u128::from(more) * u128::from(task.cpu_ns) / u128::from(power.cores.max(1));
-            energy.millijoules += u64::try_from(nano / 1_000_000_000).unwrap_or(0);
-        }
-        let tasks = self.job.tasks.iter().filter(|task| task.cpu_ns > 0);
-        self.energy = (tasks.count() as u64 > energy.unknown).then_some(energy);
-        self
-    }
-
-    fn energy_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Some(energy) = self.energy else {
-            return Ok(());
-        };
-        let unknown = match energy.unknown {
-            0 => String::new(),
-            unknown => format!("; {} not counted", format::count(unknown, "task")),
-        };
-        let (joules, milli) = (energy.millijoules / 1000, energy.millijoules % 1000);
-        writeln!(
-            out,
-            "\nIts tasks drew {joules}.{milli:03} J above idle, reckoned by processor time and configured power{unknown}."
-        )
     }
 
     /// What one client would move that keeps nothing: all inputs of every task, all outputs back.
@@ -289,7 +244,9 @@ impl View for ReportView {
             out,
             "\nOffline is the same job run on one client: computed from the tasks' records, not run."
         )?;
-        self.energy_text(out)?;
+        if let Some(energy) = energy::text(self.job.energy.as_ref()) {
+            writeln!(out, "\nIts tasks drew {energy}.")?;
+        }
         if self.offline() > 0 && self.offline_cached() > 0 {
             writeln!(
                 out,
@@ -319,11 +276,7 @@ impl View for ReportView {
             "left_bytes": self.left(),
             "offline_bytes": self.offline(),
             "offline_cached_bytes": self.offline_cached(),
-            "energy": self.energy.map(|energy| json!({
-                "millijoules_above_idle": energy.millijoules,
-                "tasks_unknown": energy.unknown,
-                "by": "reckoned by processor time and configured power",
-            })),
+            "energy": energy::value(self.job.energy.as_ref()),
         })
     }
 }
@@ -377,31 +330,6 @@ mod tests {
         let (inputs, results) = edges(&job());
         assert_eq!(inputs, ["/w/a", "/w/b", "/w/h"].map(String::from).into());
         assert_eq!(results, ["/w/y_log", "/w/z"].map(String::from).into());
-    }
-
-    #[test]
-    fn energy_is_told_of_tasks_whose_elements_said_what_they_draw() {
-        let mut job = job();
-        job.tasks
-            .iter_mut()
-            .for_each(|task| task.cpu_ns = 2_000_000_000);
-        let report = || ReportView::new(job.clone(), &BTreeMap::new(), &BTreeSet::new());
-        let element = |element, idle_milli| v1::Element {
-            element,
-            cores: 4,
-            watts_milli: 100_000,
-            idle_milli,
-            ..v1::Element::default()
-        };
-        assert_eq!(report().with_power(&[element(0, 0)]).energy, None);
-        let energy = report()
-            .with_power(&[element(0, 60_000), element(1, 0)])
-            .energy;
-        let expected = Energy {
-            millijoules: 20_000,
-            unknown: 2,
-        };
-        assert_eq!(energy, Some(expected));
     }
 
     #[test]

@@ -135,11 +135,7 @@ impl Array {
             let told = told.unwrap_or_default();
             Draw {
                 element: status.element,
-                power: Power {
-                    busy_milli: status.watts_milli,
-                    idle_milli: status.idle_milli,
-                    suspended_milli: status.suspended_milli,
-                },
+                power: power(status),
                 running: status.running,
                 cores: status.cores,
                 up: slot.connection.is_some(),
@@ -153,11 +149,18 @@ impl Array {
     }
 
     /// Power that an element said it draws, and its cores, whether it is up or not.
-    pub(crate) fn power(&self, element: u32) -> Option<(u64, u64, u64, u32)> {
+    pub(crate) fn power(&self, element: u32) -> Option<(Power, u32)> {
         let slots = self.slots.lock();
         let status = &slots.get(&element)?.status;
-        let (busy, idle) = (status.watts_milli, status.idle_milli);
-        Some((busy, idle, status.suspended_milli, status.cores))
+        Some((power(status), status.cores))
+    }
+}
+
+fn power(status: &v1::Element) -> Power {
+    Power {
+        busy_milli: status.watts_milli,
+        idle_milli: status.idle_milli,
+        suspended_milli: status.suspended_milli,
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_core::dispatch::Demand;
-use tidemill_core::elastic::{Action, Event, Power, WAKE_UNKNOWN, Worker, allocate};
+use tidemill_core::elastic::{Action, Event, WAKE_UNKNOWN, Worker, allocate};
 use tidemill_core::id::ElementId;
 use tidemill_core::time::Span;
 use tidemill_wire::v1::{self, to_element::Message as To};
@@ -314,17 +314,8 @@ impl Manager {
 
     /// Work is time of cores here.
     fn worker(&self, element: u32, wake: Span) -> Option<Worker> {
-        let (busy_milli, idle_milli, suspended_milli, cores) = self.array.power(element)?;
-        let power = Power {
-            busy_milli,
-            idle_milli,
-            suspended_milli,
-        };
-        Some(Worker {
-            rate: u64::from(cores) * 1_000_000_000,
-            power: (busy_milli > 0 && suspended_milli > 0).then_some(power),
-            wake,
-        })
+        let (power, cores) = self.array.power(element)?;
+        Some(Worker::of_cores(cores, power, wake))
     }
 
     /// Somebody wants an element to sleep now. Waits until it does.

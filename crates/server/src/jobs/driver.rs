@@ -893,10 +893,14 @@ impl Driver {
                 damaged: outcome.damaged.clone(),
             };
             if let Some(task) = task {
+                let power = self.array.power(element.0);
+                let above_idle =
+                    power.and_then(|(power, cores)| power.above_idle(outcome.cpu, cores));
                 steps.push(Step::Measured {
                     task,
                     element,
                     outcome,
+                    above_idle,
                 });
             }
             steps.push(Step::Settle {

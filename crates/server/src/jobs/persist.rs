@@ -16,11 +16,12 @@ use crate::{copies, damage, moves, removal, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
+use tidemill_core::elastic::RUN_MICROJOULES_MAX;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, Operation, Outcome};
 use tidemill_core::object::Placed;
-use tidemill_core::time::Time;
+use tidemill_core::time::{Span, Time};
 use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, State};
 
@@ -56,6 +57,8 @@ pub(crate) enum Step {
         task: TaskId,
         element: ElementId,
         outcome: Box<Outcome>,
+        /// What it drew above idle, in millionths of a joule, where that can be reckoned.
+        above_idle: Option<u64>,
     },
     /// A version is to go, with its names.
     Expire { ino: u64, object: u64 },
@@ -178,7 +181,11 @@ impl Writer<'_> {
                 task,
                 element,
                 outcome,
-            } => self.measured(*task, *element, outcome),
+                above_idle,
+            } => {
+                self.measured(*task, *element, outcome)?;
+                self.drew(*task, outcome, *above_idle)
+            }
             Step::Expire { ino, object } => {
                 // A file that was gone got another number.
                 let sql = "SELECT ino FROM version WHERE object = ?1";
@@ -282,6 +289,22 @@ impl Writer<'_> {
             outcome.reused.map_or(0, |task| task.0.cast_signed()),
             outcome.hashing.0.cast_signed(),
             outcome.in_memory_bytes.cast_signed(),
+        ])?;
+        Ok(())
+    }
+
+    /// Every run of a task counts, also one that failed.
+    fn drew(&self, task: TaskId, outcome: &Outcome, above_idle: Option<u64>) -> Result<(), Fault> {
+        if outcome.cpu == Span::default() {
+            return Ok(());
+        }
+        let sql = "UPDATE task SET microjoules = min(microjoules + ?2, ?4), reckoned = reckoned + ?3, \
+                   unreckoned = unreckoned + 1 - ?3 WHERE task = ?1";
+        self.db.prepare_cached(sql)?.execute(params![
+            task.0.cast_signed(),
+            above_idle.unwrap_or(0).cast_signed(),
+            above_idle.is_some(),
+            RUN_MICROJOULES_MAX.cast_signed(),
         ])?;
         Ok(())
     }

@@ -76,7 +76,8 @@ pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fau
 }
 
 fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
-    let sql = "SELECT state, count(*), sum(moved_bytes) FROM task WHERE job = ?1 GROUP BY state";
+    let sql = "SELECT state, count(*), sum(moved_bytes), CAST(total(microjoules) AS INTEGER), sum(reckoned), sum(unreckoned) \
+               FROM task WHERE job = ?1 GROUP BY state";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([job.job.cast_signed()])?;
     while let Some(row) = rows.next()? {
@@ -85,6 +86,12 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         job.tasks_total += tasks;
         job.tasks_by_state.insert(state_name(state).into(), tasks);
         job.moved_bytes += row.get::<_, i64>(2)?.cast_unsigned();
+        if let Some(drew) = energy(row, 3)? {
+            let sum = job.energy.get_or_insert_default();
+            sum.microjoules = sum.microjoules.saturating_add(drew.microjoules);
+            sum.runs = sum.runs.saturating_add(drew.runs);
+            sum.unknown = sum.unknown.saturating_add(drew.unknown);
+        }
     }
     if job.state() == State::Running {
         let total = "SELECT count(DISTINCT path) FROM awaited WHERE job = ?1 AND object = -1";
@@ -107,6 +114,16 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
     Ok(job)
 }
 
+/// What runs drew above idle, of three columns; `None`: nothing ran.
+fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Reckoned>> {
+    let reckoned = v1::Reckoned {
+        microjoules: row.get::<_, i64>(at)?.cast_unsigned(),
+        runs: row.get(at + 1)?,
+        unknown: row.get(at + 2)?,
+    };
+    Ok((reckoned.runs + reckoned.unknown > 0).then_some(reckoned))
+}
+
 /// Why tasks of a job wait that no element has, where there is something to tell.
 fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     let sql = "SELECT error, count(*) FROM task WHERE job = ?1 AND state IN (?2, ?3) AND error <> '' \
@@ -127,7 +144,8 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
                moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
-               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, in_memory_bytes FROM task \
+               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, \
+               in_memory_bytes, microjoules, reckoned, unreckoned FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -195,6 +213,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         hash_ns: long(19)?,
         in_memory_bytes: long(20)?,
         handed_on,
+        energy: energy(row, 21)?,
         ..v1::Task::default()
     })
 }
@@ -246,19 +265,20 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
         .into_iter()
         .map(|task| (task.task, task))
         .collect();
-    let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0), iif(task.label = decision.label, in_memory_bytes, 0) FROM decision \
+    let sql = "SELECT body, task.label = decision.label, moved_bytes, in_memory_bytes FROM decision \
                JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.cast_signed()], |row| {
         Ok((
             row.get::<_, Vec<u8>>(0)?,
-            row.get::<_, i64>(1)?.cast_unsigned(),
+            row.get::<_, bool>(1)?,
             row.get::<_, i64>(2)?.cast_unsigned(),
+            row.get::<_, i64>(3)?.cast_unsigned(),
         ))
     })?;
     let mut decisions = Vec::new();
     for row in rows {
-        let (body, moved_bytes, in_memory_bytes) = row?;
+        let (body, is_last, moved_bytes, in_memory_bytes) = row?;
         let mut decision = v1::Decision::decode(body.as_slice())
             .map_err(|error| Fault::Damaged(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
@@ -270,9 +290,12 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
             decision.handed_on = task.handed_on;
+            decision.energy = task.energy.filter(|_| is_last);
         }
-        decision.moved_bytes = moved_bytes;
-        decision.in_memory_bytes = in_memory_bytes;
+        if is_last {
+            decision.moved_bytes = moved_bytes;
+            decision.in_memory_bytes = in_memory_bytes;
+        }
         decisions.push(decision);
     }
     Ok(decisions)

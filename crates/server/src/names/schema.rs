@@ -72,6 +72,7 @@ const MIGRATIONS: &[&str] = &[
     CHANNELS,
     IN_MEMORY,
     ARRIVALS,
+    DREW,
 ];
 
 const NAMES: &str = "
@@ -338,6 +339,14 @@ const IN_MEMORY: &str = "ALTER TABLE task ADD COLUMN in_memory_bytes INTEGER NOT
 const ARRIVALS: &str = "
 CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
 INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
+";
+
+// What the runs of tasks drew above idle. Of those before nobody knows.
+const DREW: &str = "
+ALTER TABLE task ADD COLUMN microjoules INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE task ADD COLUMN reckoned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE task ADD COLUMN unreckoned INTEGER NOT NULL DEFAULT 0;
+UPDATE task SET unreckoned = 1 WHERE cpu_ns > 0;
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -33,6 +33,13 @@ pub(super) fn job_status(job: &v1::Job) -> String {
     let _ = writeln!(text, "policy   {}", job.policy);
     let _ = writeln!(text, "state    {}", state(job.state));
     let _ = writeln!(text, "moved    {} bytes", job.moved_bytes);
+    if let Some(energy) = &job.energy {
+        let (micro, runs, unknown) = (energy.microjoules, energy.runs, energy.unknown);
+        let _ = writeln!(
+            text,
+            "energy   {micro} microjoules above idle in {runs} runs, reckoned; {unknown} runs not known"
+        );
+    }
     let header = [
         "task", "kernel", "state", "element", "ms", "read", "written", "error",
     ];

@@ -1,0 +1,70 @@
+//! What runs of kernels drew above idle, for people and programs.
+
+use crate::format;
+use serde_json::{Value, json};
+use tidemill_wire::v1;
+
+/// By what it is known.
+pub(crate) const RECKONED: &str = "reckoned by processor time and configured power";
+
+/// `1.250 J above idle; 2 runs not known`; `None` where nothing ran of which it could be told.
+pub(crate) fn short(energy: Option<&v1::Reckoned>) -> Option<String> {
+    let energy = energy.filter(|energy| energy.runs > 0)?;
+    let known = format!("{:.3} J above idle", joules(energy.microjoules));
+    Some(match energy.unknown {
+        0 => known,
+        unknown => format!("{known}; {} not known", format::count(unknown, "run")),
+    })
+}
+
+/// The same, and by what it is known, or why it is not.
+pub(crate) fn text(energy: Option<&v1::Reckoned>) -> Option<String> {
+    let ran = energy.filter(|energy| energy.runs + energy.unknown > 0)?;
+    Some(match short(Some(ran)) {
+        Some(known) => format!("{known} ({RECKONED})"),
+        None => "not known: the element had not said what it draws busy and idle".into(),
+    })
+}
+
+/// Null where nothing ran.
+pub(crate) fn value(energy: Option<&v1::Reckoned>) -> Value {
+    let Some(energy) = energy else {
+        return Value::Null;
+    };
+    json!({
+        "joules_above_idle": (energy.runs > 0).then(|| joules(energy.microjoules)),
+        "runs": energy.runs,
+        "runs_unknown": energy.unknown,
+        "by": (energy.runs > 0).then_some(RECKONED),
+    })
+}
+
+/// In joules, to the thousandth.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+pub(crate) fn joules(micro: u64) -> f64 {
+    (micro as f64 / 1e6 * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_not_told_as_nothing() {
+        let of = |microjoules, runs, unknown| v1::Reckoned {
+            microjoules,
+            runs,
+            unknown,
+        };
+        assert_eq!((text(None), value(None)), (None, Value::Null));
+        let unknown = of(0, 0, 2);
+        assert!(text(Some(&unknown)).unwrap().starts_with("not known"));
+        assert_eq!(value(Some(&unknown))["joules_above_idle"], Value::Null);
+        let some = of(1_250_900, 3, 1);
+        assert_eq!(
+            short(Some(&some)).unwrap(),
+            "1.251 J above idle; 1 run not known"
+        );
+        assert_eq!(value(Some(&some))["joules_above_idle"], 1.251);
+    }
+}

@@ -7,7 +7,9 @@ Elements take files at --rate each (a control group has no say over one disk, so
 takes part). For 25, 50, 75 and 100 % awake: `static` writes to those awake; `elastic` wakes the others first, by `tidemill
 element wake`, all at once, and writes to whoever is awake meanwhile. Wake-up is real: the element's process starts anew; --wake
 adds that many seconds to it by a wake command, as a host takes. Energy is what `tidemill status` reckons from --busy, --idle and
---suspended watts of all elements between start and end. Prints JSON lines; `elastic_pays` says of each which is better.
+--suspended watts of all elements between start and end; what hosts would draw as busy while they wake, for which the array takes
+them to sleep still, is added. Prints JSON lines; `elastic_pays` says of each which is better, `predicted` what `tidemill plan
+elastic` says of as many tasks that take as long as a file, all others woken, and `error` by how much that is off (0.1: 10 % too much).
 """
 import argparse
 import json
@@ -37,6 +39,9 @@ class Elastic(Array):
 
     def awake(self):
         return [e["element"] for e in self.json("status")["elements"] if e["up"]]
+
+    def watts(self):
+        return sum(self.options.busy if e["up"] else self.options.suspended for e in self.json("status")["elements"])
 
     def joules(self):
         return sum((e["energy"] or {"joules": 0})["joules"] for e in self.json("status")["elements"])
@@ -85,7 +90,40 @@ def measure(array, active, elastic, options):
         thread.join()
     seconds = time.monotonic() - begun
     time.sleep(1)  # what was drawn is counted twice a second
-    return {"seconds": seconds, "joules": array.joules() - drawn, "wake_s": sum(wakes) / len(wakes) if wakes else 0}
+    joules = array.joules() - drawn
+    joules -= (time.monotonic() - begun - seconds) * array.watts()
+    joules += len(wakes) * options.wake * (options.busy - options.suspended)
+    return {"seconds": seconds, "joules": joules, "wake_s": sum(wakes) / len(wakes) if wakes else 0}
+
+
+def predict(array, active, wake, options):
+    """What the planner says of so many tasks, each as long as a file takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        def path(name, text):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+            return os.path.join(folder, name)
+
+        tasks = (f'{{ name = "t{n}"; kernel = "put"; output = [ "o{n}" ]; }}' for n in range(options.files))
+        job = path("job.conf", 'name = "files"; workdir = "/"; tasks = ( ' + ", ".join(tasks) + " );")
+        span = options.size * (1 << 20) / options.rate
+        costs = path("costs.toml", f'[kernels]\nput = {{ time = {span}, output = 0 }}\n')
+        platform = path("array.ini", f"""[AFE]
+cores_per_afe = 1
+read_bandwidth = unlimited
+write_bandwidth = unlimited
+read_latency = 0
+write_latency = 0
+power_busy = {options.busy}
+power_idle = {options.idle}
+power_suspended = {options.suspended}
+wake = {wake}
+[SERVER]
+number_afes = {options.elements}
+""")
+        point = array.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--awake", str(active))["points"][0]
+        shown = lambda way: {"seconds": point[way]["makespan_ns"] / 1e9, "joules": point[way]["energy_joules"]}
+        return {"static": shown("static"), "elastic": shown("all"), "woken_if_it_pays": point["elastic"]["wakes"]}
 
 
 def main():
@@ -103,10 +141,16 @@ def main():
         for percent in (25, 50, 75, 100):
             active = max(1, options.elements * percent // 100)
             static, elastic = (measure(array, active, way, options) for way in (False, True))
+            predicted = predict(array, active, elastic["wake_s"] or options.wake, options)
+            error = {
+                way: {of: round(predicted[way][of] / measured[of] - 1, 3) for of in ("seconds", "joules")}
+                for way, measured in (("static", static), ("elastic", elastic))
+            }
             print(json.dumps({
                 "bench": "elastic", "active_percent": percent, "elements": options.elements,
                 "static": static, "elastic": elastic,
                 "elastic_pays": {"time": elastic["seconds"] < static["seconds"], "energy": elastic["joules"] < static["joules"]},
+                "predicted": predicted, "error": error,
             }), flush=True)
 
 

@@ -229,6 +229,45 @@ fn arrays_of_many_shapes_are_swept() {
     assert_eq!(table.lines().count(), 1 + 2 * 2, "{table}");
 }
 
+/// What waking elements costs is told of an array that nobody has, and nothing is told of what was not said.
+#[test]
+fn waking_elements_is_planned() {
+    let folder = job();
+    let base = ["plan", "elastic", "job.conf", "--costs", "costs.toml"];
+    let on = |platform: &str, more: &[&str]| {
+        let args = [
+            &["--json"],
+            base.as_slice(),
+            &["--platform", platform],
+            more,
+        ];
+        json(folder.path(), &args.concat())
+    };
+    let told = on("array.ini", &[]);
+    assert_eq!(told["points"][0]["static"]["energy_joules"], Value::Null);
+    let array = std::fs::read_to_string(folder.path().join("array.ini")).unwrap();
+    let power = "power_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]";
+    let array = array.replace("[SERVER]", power);
+    std::fs::write(folder.path().join("power.ini"), array).unwrap();
+    let told = on("power.ini", &["--awake", "1"]);
+    let point = &told["points"][0];
+    let joules = |way: &str| point[way]["energy_joules"].as_f64().unwrap();
+    // All four are awake for longer than it takes to wake.
+    assert!(
+        joules("all") > 4.0 * 165.0 * 8.0 && joules("static") > 0.0,
+        "{point:#}"
+    );
+    assert!(point["all"]["wakes"].as_u64() > Some(0), "{point:#}");
+    let refused = [
+        base.as_slice(),
+        &["--platform", "power.ini", "--awake", "999"],
+    ]
+    .concat();
+    let refused = plan(folder.path(), &refused);
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("--awake 999: the platform has"));
+}
+
 #[test]
 fn what_can_not_be_simulated_is_refused_with_file_and_line() {
     let folder = job();

@@ -1,9 +1,9 @@
 //! Which elements that sleep are needed, and which that are up are not.
 
-use super::element::Presence;
+use super::element::{Presence, expected_run};
 use super::task::is_end;
-use super::{Dispatcher, Line, UNKNOWN_RUN};
-use crate::id::ElementId;
+use super::{Dispatcher, EXPECTED_MAX, Line, UNKNOWN_RUN};
+use crate::id::{ElementId, TaskId};
 use crate::layout::Selection;
 use crate::object::Placed;
 use crate::time::{Span, Time};
@@ -43,9 +43,8 @@ impl Dispatcher {
         }
         for (line, tasks) in &self.lines {
             self.demand_room(*line, &mut demand);
-            let each = UNKNOWN_RUN.0.saturating_mul(tasks.len() as u64);
-            work = work.saturating_add(each);
             for &(_, task) in tasks {
+                work = work.saturating_add(self.expected_of_ready(task));
                 demand.wanted.extend(self.task(task).spec.element);
             }
         }
@@ -64,6 +63,20 @@ impl Dispatcher {
         demand.wanted.retain(asleep);
         demand.work = Span(work);
         demand
+    }
+
+    /// Time of cores that a task that waits should take, wherever it runs.
+    fn expected_of_ready(&self, id: TaskId) -> u64 {
+        let task = self.task(id);
+        let inputs = (0..task.spec.inputs.len()).filter_map(|index| {
+            let placed = self.input(id, index)?;
+            Some(self.bytes_of(placed, self.selection(id, index)))
+        });
+        let bytes = inputs.fold(0, u64::saturating_add);
+        let known = expected_run(&self.learned.of(task.kernel).pooled, bytes);
+        let run = known.unwrap_or(UNKNOWN_RUN).min(EXPECTED_MAX);
+        run.0
+            .saturating_mul(u64::from(task.spec.needs.cores.max(1)))
     }
 
     /// Who could run what stands in a line: one of them is wanted where no element that is up can.

@@ -23,6 +23,10 @@ pub(super) enum Wake {
     Flow(FlowId),
     /// The oldest message on its way in this direction arrives.
     Mail(Direction),
+    /// It is looked which elements are needed.
+    Look,
+    /// An element is awake.
+    Up(u32),
 }
 
 /// The clock.

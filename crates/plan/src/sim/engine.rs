@@ -6,6 +6,7 @@
 //! Messages between server and elements take the platform's label latency, those to elements also what it takes to keep
 //! the decision, and stay in order.
 
+mod sleep;
 mod trouble;
 
 use super::clock::{Clock, Direction, Wake};
@@ -15,7 +16,10 @@ use super::flow::Network;
 use super::platform::{Element, Platform};
 use super::quantity::whole;
 use super::report::{EventCounts, Lost, Times};
+use super::simulation::Allocation;
 use super::workflow::Workflow;
+use sleep::Night;
+pub(super) use sleep::Slept;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidemill_core::content;
 use tidemill_core::dispatch::Dispatcher;
@@ -118,6 +122,9 @@ pub(super) struct Engine<'a> {
     /// What failed last, and all that did on each node.
     why: Option<String>,
     lost: Vec<Lost>,
+    night: Night,
+    /// Programs that the job needs.
+    programs: BTreeSet<String>,
     /// What files are made of that lie in several objects.
     parted: BTreeMap<ObjectId, Layout>,
     /// What bytes are pulled as that are put together from parts, by the object, what of it is read, and the part.
@@ -140,6 +147,8 @@ pub(super) struct Finished {
     /// What failed last, and all that did on each node.
     pub(super) why: Option<String>,
     pub(super) lost: Vec<Lost>,
+    /// How storage elements slept; none if none did.
+    pub(super) slept: Vec<Slept>,
 }
 
 impl<'a> Engine<'a> {
@@ -147,7 +156,7 @@ impl<'a> Engine<'a> {
         platform: &'a Platform,
         workflow: &'a Workflow,
         dispatcher: Dispatcher,
-        seed: u64,
+        (seed, allocation): (u64, Allocation),
     ) -> Self {
         let works = works(workflow);
         // The platform's elements in order, the host's last.
@@ -176,6 +185,8 @@ impl<'a> Engine<'a> {
             told: vec![Time(0); elements_count],
             why: None,
             lost: vec![Lost::default(); elements_count],
+            night: Night::new(platform, allocation),
+            programs: BTreeSet::new(),
             parted: BTreeMap::new(),
             gathered: BTreeMap::new(),
             actions: Vec::new(),
@@ -187,12 +198,14 @@ impl<'a> Engine<'a> {
     /// Lets all elements come up, submits the job and runs until nothing is left to happen.
     pub(super) fn run(mut self, parted: Vec<(ObjectId, Layout)>, submitted: Event) -> Finished {
         let platform = self.platform;
+        self.programs = programs_of(&submitted);
         for index in 0..self.nodes.len() {
             let (id, role) = id_of(platform, index);
             let view = view(element_at(platform, index), role);
             self.feed(Event::ElementUp { element: id, view });
-            self.tell_programs(index, &submitted);
+            self.tell_programs(index);
         }
+        self.begin_night();
         self.parted = parted.iter().cloned().collect();
         self.resume(&submitted);
         for (object, layout) in parted {
@@ -204,6 +217,7 @@ impl<'a> Engine<'a> {
             }
         }
         self.feed(submitted);
+        self.begin_looks();
         loop {
             while let Some(message) = self.instant.pop_front() {
                 self.on_message(message);
@@ -225,8 +239,10 @@ impl<'a> Engine<'a> {
             times[run.task as usize] = Some(run.times);
         }
         let ends = times.iter().flatten().map(|times: &Times| times.end);
+        let end = ends.max().unwrap_or_default();
         Finished {
-            end: ends.max().unwrap_or_default(),
+            end,
+            slept: self.night.ended(end),
             state: self.ended,
             times,
             counts: self.counts,
@@ -236,15 +252,11 @@ impl<'a> Engine<'a> {
     }
 
     /// An element says which of the job's programs it has.
-    fn tell_programs(&mut self, index: usize, submitted: &Event) {
-        let Event::Submitted(job) = submitted else {
-            return;
-        };
-        let wanted = job.tasks.iter().flat_map(|task| &task.programs);
-        let wanted: BTreeSet<String> = wanted.cloned().collect();
-        if wanted.is_empty() {
+    fn tell_programs(&mut self, index: usize) {
+        if self.programs.is_empty() {
             return;
         }
+        let wanted = self.programs.clone();
         let known = element_at(self.platform, index).programs.as_ref();
         let has = |name: &String| known.is_none_or(|programs| programs.contains(name));
         let (found, missing) = wanted.into_iter().partition(has);
@@ -326,6 +338,11 @@ impl<'a> Engine<'a> {
                     self.step(label);
                 }
             }
+            Wake::Look => self.look(),
+            Wake::Up(node) => {
+                self.counts.clock += 1;
+                self.on_awake(node);
+            }
             Wake::Mail(direction) => {
                 self.counts.clock += 1;
                 if let Some(message) = self.mail[direction as usize].pop_front() {
@@ -392,6 +409,7 @@ impl<'a> Engine<'a> {
             }
         }
         self.actions = actions;
+        self.look_soon();
     }
 
     /// Takes a label in.
@@ -846,6 +864,14 @@ fn index_of(id: u64) -> u32 {
 
 fn times(span: Span, count: u32) -> Span {
     Span(span.0.saturating_mul(count.into()))
+}
+
+fn programs_of(submitted: &Event) -> BTreeSet<String> {
+    let Event::Submitted(job) = submitted else {
+        return BTreeSet::new();
+    };
+    let wanted = job.tasks.iter().flat_map(|task| &task.programs);
+    wanted.cloned().collect()
 }
 
 /// What each task has to do.

@@ -256,7 +256,7 @@ mod tests {
                         ends[label as usize] = clock.now().0 / 1_000_000;
                     }
                 }
-                Wake::Mail(_) => {}
+                Wake::Mail(_) | Wake::Look | Wake::Up(_) => {}
             }
         }
         assert!(network.resources.iter().all(|one| one.flows.is_empty()));

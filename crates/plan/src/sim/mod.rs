@@ -35,6 +35,7 @@
 
 mod clock;
 pub mod compare;
+pub mod elastic;
 mod element;
 mod engine;
 mod error;
@@ -57,6 +58,6 @@ mod workflow;
 pub use error::{InputError, Problem, SimError};
 pub use platform::{CORES_MAX, ELEMENTS_MAX, Element, LINK_ASSUMED_BYTES_PER_SEC, Platform};
 pub use report::{ElementReport, EventCounts, Report, TaskReport};
-pub use simulation::{Placement, Simulation};
+pub use simulation::{Allocation, Placement, Simulation};
 pub use source::{Source, source};
 pub use workflow::{File, Reused, StripedFile, Task, Workflow};

@@ -8,6 +8,7 @@ use super::quantity::{self, Kind, whole};
 use crate::units::significant;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
+use tidemill_core::elastic::WAKE_UNKNOWN;
 use tidemill_core::event::History;
 use tidemill_core::id::ElementId;
 use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
@@ -21,6 +22,8 @@ pub const CORES_MAX: u32 = 65_536;
 /// Rate that a policy expects of a link that has no bandwidth of its own, in bytes per second: what a running
 /// element says before it has measured one.
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
+/// Longest that an element may take to wake, and wait until it sleeps: 30 days, in seconds where that is told.
+const SLEEP_MAX: Span = Span::from_secs(30 * 86_400);
 /// Lowest id of the host's element.
 const HOST_ID_MIN: usize = 1000;
 
@@ -39,6 +42,10 @@ pub struct Platform {
     pub retries: u32,
     /// Processors of the one machine that all elements are on and share; `None`: each has its own.
     pub processors: Option<u32>,
+    /// How many storage elements sleep when the job comes, the last ones.
+    pub asleep: usize,
+    /// How long nothing must have needed an element until it is put to sleep; `None`: none is.
+    pub suspend_after: Option<Span>,
 }
 
 /// One element.
@@ -88,6 +95,10 @@ pub struct Element {
     pub power_busy_watts: f64,
     /// Power with no core busy, in watts.
     pub power_idle_watts: f64,
+    /// Power while it sleeps, in watts.
+    pub power_suspended_watts: f64,
+    /// How long it takes to wake.
+    pub wake: Span,
     /// Run times that it knows before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
     /// Names of files that others hold and of which it has copies, oldest first.
@@ -121,6 +132,8 @@ impl Default for Element {
             hash_bandwidth: None,
             power_busy_watts: 0.0,
             power_idle_watts: 0.0,
+            power_suspended_watts: 0.0,
+            wake: WAKE_UNKNOWN,
             history: BTreeMap::new(),
             copies: Vec::new(),
             last_turn: false,
@@ -155,8 +168,8 @@ impl Element {
     }
 }
 
-const ELEMENT_KEYS: [&str; 19] = [
-    "cores_per_afe",
+/// What elements and the host's cores say alike.
+const SHARED_KEYS: [&str; 17] = [
     "read_bandwidth",
     "write_bandwidth",
     "read_latency",
@@ -174,7 +187,6 @@ const ELEMENT_KEYS: [&str; 19] = [
     "memory",
     "resources",
     "programs",
-    "number_afes",
 ];
 const NEEDED_KEYS: [&str; 5] = [
     "cores_per_afe",
@@ -183,33 +195,25 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 5] = [
+const SERVER_KEYS: [&str; 7] = [
     "number_afes",
     "label_latency",
     "commit_latency",
     "retries",
     "processors",
+    "asleep",
+    "suspend_after",
 ];
-const HOST_KEYS: [&str; 18] = [
-    "cores",
-    "read_bandwidth",
-    "write_bandwidth",
-    "read_latency",
-    "write_latency",
-    "core_speed",
-    "link_bandwidth",
-    "link_latency",
-    "link_assumed",
-    "pulled",
-    "capacity",
-    "failure_rate",
-    "hash_bandwidth",
-    "power_busy",
-    "power_idle",
-    "memory",
-    "resources",
-    "programs",
-];
+/// The settings of `[AFE]`.
+fn element_keys() -> Vec<&'static str> {
+    let own = ["cores_per_afe", "power_suspended", "wake"];
+    own.into_iter().chain(SHARED_KEYS).collect()
+}
+
+/// Those of `[HOST]`.
+fn host_keys() -> Vec<&'static str> {
+    ["cores"].into_iter().chain(SHARED_KEYS).collect()
+}
 
 impl Platform {
     /// Alike elements without a host.
@@ -222,6 +226,8 @@ impl Platform {
             commit_latency: Span(0),
             retries: DEFAULT_RETRIES,
             processors: None,
+            asleep: 0,
+            suspend_after: None,
         }
     }
 
@@ -241,12 +247,7 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
-        let (base, _) = element(
-            file,
-            plain,
-            &Element::default(),
-            &ELEMENT_KEYS[..ELEMENT_KEYS.len() - 1],
-        )?;
+        let (base, _) = element(file, plain, &Element::default(), &element_keys())?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
@@ -262,7 +263,8 @@ impl Platform {
             .iter()
             .filter(|section| class_name(section).is_some())
         {
-            let (class, count) = element(file, section, &base, &ELEMENT_KEYS)?;
+            let known: Vec<_> = element_keys().into_iter().chain(["number_afes"]).collect();
+            let (class, count) = element(file, section, &base, &known)?;
             let Some(count) = count else {
                 let place = format!("[{}]", section.name);
                 return Err(missing(file, section.line, &place, "number_afes"));
@@ -284,8 +286,9 @@ impl Platform {
             let line = find("SERVER").map_or(0, |section| section.line);
             return Err(InputError::new(file, line, Problem::NoElements));
         }
+        platform.check_asleep(file, find("SERVER"))?;
         if let Some(host) = find("HOST") {
-            let (element, _) = element(file, host, &Element::default(), &HOST_KEYS)?;
+            let (element, _) = element(file, host, &Element::default(), &host_keys())?;
             if !host.keys.iter().any(|key| key.name == "cores") {
                 return Err(missing(file, host.line, "[HOST]", "cores"));
             }
@@ -303,11 +306,27 @@ impl Platform {
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "commit_latency" => self.commit_latency = latency(key).map_err(at)?,
                 "retries" => self.retries = integer(key, MAX_RETRIES).map_err(at)?,
+                "asleep" => self.asleep = number_of_elements(key).map_err(at)?,
+                "suspend_after" => self.suspend_after = Some(seconds(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
             }
         }
         Ok(count)
+    }
+
+    /// No more sleep than there are.
+    fn check_asleep(&self, file: &str, server: Option<&Section>) -> Result<(), InputError> {
+        let mut keys = server.iter().flat_map(|section| &section.keys);
+        let key = keys.find(|key| key.name == "asleep");
+        match key {
+            Some(key) if self.asleep > self.elements.len() => {
+                let (what, max) = (key.name.clone(), self.elements.len() as u64);
+                let problem = Problem::TooMany { what, max };
+                Err(InputError::new(file, key.line, problem))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The element of an id.
@@ -381,6 +400,8 @@ fn element(
                 element.programs = Some(words(&key.value));
                 Ok(())
             }
+            "power_suspended" => watts(key).map(|power| element.power_suspended_watts = power),
+            "wake" => seconds(key).map(|span| element.wake = span),
             "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
             _ => watts(key).map(|power| element.power_idle_watts = power),
         }
@@ -449,6 +470,16 @@ fn words(text: &str) -> BTreeSet<String> {
 
 fn latency(key: &Key) -> Result<Span, Problem> {
     quantity::read(&key.name, &key.value, Kind::Latency).map(|ns| Span(whole(ns)))
+}
+
+fn seconds(key: &Key) -> Result<Span, Problem> {
+    let span = quantity::read(&key.name, &key.value, Kind::Duration).map(|ns| Span(whole(ns)))?;
+    if span > SLEEP_MAX {
+        let what = key.name.clone();
+        let max = SLEEP_MAX.0 / 1_000_000_000;
+        return Err(Problem::TooMany { what, max });
+    }
+    Ok(span)
 }
 
 /// From nothing to all.

@@ -1,5 +1,6 @@
 //! What a simulation tells: when each task ran where, what moved, what it took.
 
+use super::engine::Slept;
 use super::platform::{Element, Platform};
 use super::workflow::Workflow;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,15 @@ pub struct ElementReport {
     pub pulled_bytes: u64,
     /// Bytes of its tasks' outputs.
     pub written_bytes: u64,
+    /// Time in which it slept.
+    #[serde(default)]
+    pub suspended_ns: u64,
+    /// Time in which it was being woken.
+    #[serde(default)]
+    pub waking_ns: u64,
+    /// How often it was woken.
+    #[serde(default)]
+    pub wakes: u64,
     /// Its energy in joules; 0 if the platform gives no power.
     pub energy_joules: f64,
 }
@@ -154,14 +164,14 @@ impl Report {
         setup: Setup,
         end: Time,
         times: Vec<Times>,
-        (events, failed): (EventCounts, &[Lost]),
+        (events, failed, slept): (EventCounts, &[Lost], &[Slept]),
     ) -> Self {
         let all = 0..workflow.tasks.len();
         let sum = |bytes: &dyn Fn(usize) -> u64| all.clone().map(bytes).sum();
         let input_bytes = sum(&|task| workflow.input_bytes(task));
         let output_bytes = sum(&|task| workflow.output_bytes(task));
         let moved_bytes = times.iter().map(|one| one.moved_bytes).sum();
-        let elements = elements(platform, workflow, end, &times, failed);
+        let elements = elements(platform, workflow, end, &times, (failed, slept));
         let powered = platform.elements.iter().chain(&platform.host);
         let powered = powered
             .into_iter()
@@ -226,6 +236,10 @@ impl Report {
         if self.events.failed > 0 {
             line("failed runs", self.events.failed.to_string());
         }
+        let woken: u64 = self.elements.iter().map(|one| one.wakes).sum();
+        if self.elements.iter().any(|one| one.suspended_ns > 0) {
+            line("woken", format!("{woken} times"));
+        }
         let powered = self.energy_joules.is_some();
         if let Some(joules) = self.energy_joules {
             line("energy", format!("{joules:.1} J"));
@@ -273,7 +287,7 @@ fn elements(
     workflow: &Workflow,
     end: Time,
     times: &[Times],
-    failed: &[Lost],
+    (failed, slept): (&[Lost], &[Slept]),
 ) -> Vec<ElementReport> {
     let blank = |id: u32, element: &Element| ElementReport {
         element: id,
@@ -285,6 +299,9 @@ fn elements(
         idle_ns: 0,
         pulled_bytes: 0,
         written_bytes: 0,
+        suspended_ns: 0,
+        waking_ns: 0,
+        wakes: 0,
         energy_joules: 0.0,
     };
     let stores = (0..).zip(&platform.elements);
@@ -308,22 +325,32 @@ fn elements(
         report.failed = lost.runs;
         report.busy_ns += lost.time.0;
     }
+    for (report, slept) in reports.iter_mut().zip(slept) {
+        report.suspended_ns = slept.suspended.0;
+        report.waking_ns = slept.waking.0;
+        report.wakes = slept.wakes;
+    }
     for (report, element) in reports
         .iter_mut()
         .zip(platform.elements.iter().chain(&platform.host))
     {
-        let whole = end.0.saturating_mul(u64::from(report.cores));
+        let awake = end.0.saturating_sub(report.suspended_ns + report.waking_ns);
+        let whole = awake.saturating_mul(u64::from(report.cores));
         report.idle_ns = whole.saturating_sub(report.busy_ns);
-        report.energy_joules = energy(element, end, report.busy_ns);
+        report.energy_joules = energy(element, awake, report);
     }
     reports
 }
 
-/// Idle power all the time, and for every core that is taken its part of what busy takes more.
-fn energy(element: &Element, end: Time, busy_ns: u64) -> f64 {
+/// Idle power as long as it is awake, and for every core that is taken its part of what busy takes more; busy while it wakes.
+fn energy(element: &Element, awake_ns: u64, report: &ElementReport) -> f64 {
     let more = element.power_busy_watts - element.power_idle_watts;
-    let busy = Span(busy_ns).as_secs_f64() / f64::from(element.cores.max(1));
-    element.power_idle_watts * Span(end.0).as_secs_f64() + more * busy
+    let seconds = |ns: u64| Span(ns).as_secs_f64();
+    let busy = seconds(report.busy_ns) / f64::from(element.cores.max(1));
+    element.power_idle_watts * seconds(awake_ns)
+        + more * busy
+        + element.power_busy_watts * seconds(report.waking_ns)
+        + element.power_suspended_watts * seconds(report.suspended_ns)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "display only")]

@@ -45,6 +45,18 @@ impl Placement {
     }
 }
 
+/// Which of the elements that sleep are woken (LABIOS §4.2.3). What only they have wakes them in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Allocation {
+    /// None.
+    Static,
+    /// As many as pay, as in a running array.
+    #[default]
+    Elastic,
+    /// All, at once.
+    All,
+}
+
 /// A simulation that is ready to be run, as often as wanted: the same one gives the same report every time.
 #[derive(Clone, Debug)]
 pub struct Simulation<'a> {
@@ -52,6 +64,7 @@ pub struct Simulation<'a> {
     workflow: &'a Workflow,
     policy: String,
     placement: Placement,
+    allocation: Allocation,
     seed: u64,
 }
 
@@ -65,6 +78,7 @@ impl<'a> Simulation<'a> {
             workflow,
             policy: policy.to_owned(),
             placement: Placement::RoundRobin,
+            allocation: Allocation::default(),
             seed: 0,
         }
     }
@@ -80,6 +94,13 @@ impl<'a> Simulation<'a> {
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
+        self
+    }
+
+    /// Chooses which of the elements that sleep are woken.
+    #[must_use]
+    pub fn allocation(mut self, allocation: Allocation) -> Self {
+        self.allocation = allocation;
         self
     }
 
@@ -104,7 +125,12 @@ impl<'a> Simulation<'a> {
         let submitted = self.submitted(&placed)?;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
-        let engine = Engine::new(self.platform, self.workflow, dispatcher, self.seed);
+        let engine = Engine::new(
+            self.platform,
+            self.workflow,
+            dispatcher,
+            (self.seed, self.allocation),
+        );
         let finished = engine.run(parted, submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();
@@ -124,7 +150,7 @@ impl<'a> Simulation<'a> {
             setup,
             finished.end,
             times,
-            (finished.counts, &finished.lost),
+            (finished.counts, &finished.lost, &finished.slept),
         ))
     }
 

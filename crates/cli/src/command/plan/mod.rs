@@ -1,6 +1,7 @@
 //! `tidemill plan`: what would it take, before anyone buys or moves anything? One file a question.
 
 mod compare;
+mod elastic;
 mod job;
 pub(crate) mod model;
 pub(crate) mod offload;
@@ -19,6 +20,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan run montage.trace.json --policy hybrid          a recorded run, with another policy
   tidemill plan sweep montage.trace.json --plot shapes.svg      on 1 to 8 elements of 1 to 12 cores
   tidemill plan compare 3                                       predicted against measured, for job 3
+  tidemill plan elastic job.conf --costs costs.toml --platform array.ini   does waking elements pay for it?
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
@@ -36,6 +38,7 @@ enum PlanCommand {
     Run(run::Args),
     Sweep(sweep::Args),
     Compare(compare::Args),
+    Elastic(elastic::Args),
     Model(model::Args),
     Offload(offload::Args),
 }
@@ -50,6 +53,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         PlanCommand::Run(args) => run::run(&args, context),
         PlanCommand::Sweep(args) => sweep::run(&args, context),
         PlanCommand::Compare(args) => compare::run(&args, context).await,
+        PlanCommand::Elastic(args) => elastic::run(&args, context),
         PlanCommand::Model(args) => model::run(args, context),
         PlanCommand::Offload(args) => offload::run(args, context).await,
     }

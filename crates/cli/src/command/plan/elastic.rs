@@ -1,0 +1,71 @@
+//! `tidemill plan elastic`: does it pay to wake elements that sleep for a job?
+
+use super::job::Of;
+use crate::context::Context;
+use crate::output::Said;
+use serde_json::json;
+use std::process::ExitCode;
+use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan elastic job.conf --costs costs.toml --platform array.ini    a quarter to all of its elements awake
+  tidemill plan elastic montage.trace.json --platform array.ini --awake 1,2,3
+  tidemill --json plan elastic job.conf --costs costs.toml --platform array.ini | jq '.points[].best'
+
+The platform says what elements draw (power_busy, power_idle, power_suspended), how long they take to wake (wake), and whether
+those that have nothing to do are put to sleep (suspend_after). docs/planning.md tells what is modelled.";
+
+/// Simulate a job on an array of which some elements sleep: those awake alone, all woken, and as many as pay
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    of: Of,
+    /// Numbers of elements that are awake, the first of the platform [default: quarters of it]
+    #[arg(long, value_name = "N,N…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    awake: Vec<u32>,
+    /// Who chooses elements [default: the job's, else min-wait]
+    #[arg(long, value_parser = super::policy)]
+    policy: Option<String>,
+    /// As if no kernel had ever run there: each then counts for a minute until one has
+    #[arg(long)]
+    new: bool,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let planned = args.of.read()?;
+    let elements = planned.platform.elements.len();
+    let awake: Vec<usize> = match args.awake.as_slice() {
+        [] => quarters(elements),
+        given => given.iter().map(|&one| one as usize).collect(),
+    };
+    if let Some(more) = awake.iter().find(|&&one| one > elements) {
+        anyhow::bail!("--awake {more}: the platform has {elements} elements");
+    }
+    let (workflow, placement) = (planned.workflow, planned.placement);
+    let platform = match args.new {
+        true => planned.platform,
+        false => known(planned.platform, &workflow),
+    };
+    let points = compare((&platform, &workflow), &awake, |simulation| {
+        let simulation = simulation.placement(placement).seed(args.of.seed);
+        match &args.policy {
+            Some(policy) => simulation.policy(policy),
+            None => simulation,
+        }
+    })?;
+    let told: Vec<_> = points.iter().map(point).collect();
+    let value = json!({ "elements": elements, "points": told });
+    context.output.show(&Said::new(table(&points), value))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn point(point: &Point) -> serde_json::Value {
+    json!({
+        "awake": point.awake,
+        "static": point.stays,
+        "elastic": point.elastic,
+        "all": point.all,
+        "best": point.best(),
+    })
+}

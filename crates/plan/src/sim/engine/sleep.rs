@@ -1,0 +1,262 @@
+//! Elements that sleep: who does, who is woken, and when. What is decided is `tidemill_core::elastic`'s, as in a running
+//! array, from what the dispatcher says is needed; here it is looked as often as a server does.
+
+use super::{Engine, Wake, element_at, id_of, view};
+use crate::sim::quantity::whole;
+use crate::sim::{Allocation, Platform};
+use std::collections::BTreeSet;
+use tidemill_core::dispatch::Demand;
+use tidemill_core::elastic::{self, Action, Limits, Power, Sleeper, Wakes, Worker};
+use tidemill_core::event::{Event, JobState};
+use tidemill_core::time::{Span, Time};
+
+/// How often it is looked who is needed, and who is not.
+const LOOK: Span = Span::from_millis(500);
+
+/// How long an element slept and took to wake until the job's end, and how often it was woken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::sim) struct Slept {
+    pub(in crate::sim) suspended: Span,
+    pub(in crate::sim) waking: Span,
+    pub(in crate::sim) wakes: u64,
+}
+
+/// What an element is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Awake,
+    Asleep,
+    Waking,
+}
+
+/// One storage element.
+#[derive(Debug)]
+struct Bed {
+    sleeper: Sleeper,
+    state: State,
+    since: Time,
+    slept: Slept,
+    /// Whether something needed it when it was looked last.
+    needed: bool,
+}
+
+impl Bed {
+    fn turn(&mut self, state: State, now: Time) {
+        let spent = now.since(self.since);
+        match self.state {
+            State::Awake => {}
+            State::Asleep => self.slept.suspended = self.slept.suspended + spent,
+            State::Waking => self.slept.waking = self.slept.waking + spent,
+        }
+        (self.state, self.since) = (state, now);
+    }
+}
+
+/// All storage elements; none if nobody sleeps.
+#[derive(Debug, Default)]
+pub(super) struct Night {
+    beds: Vec<Bed>,
+    allocation: Allocation,
+    /// When it is looked next.
+    next: Option<Time>,
+}
+
+impl Night {
+    pub(super) fn new(platform: &Platform, allocation: Allocation) -> Self {
+        if platform.asleep == 0 && platform.suspend_after.is_none() {
+            return Self::default();
+        }
+        let awake = platform.elements.len().saturating_sub(platform.asleep);
+        let beds = platform.elements.iter().enumerate();
+        let beds = beds.map(|(index, element)| {
+            // What a running array has learnt.
+            let wakes = Wakes {
+                count: 1,
+                total_ns: element.wake.0,
+            };
+            let (sleeper, state) = match index < awake {
+                true => (Sleeper::awake(wakes, Time(0)), State::Awake),
+                false => (Sleeper::asleep(wakes, Time(0)), State::Asleep),
+            };
+            Bed {
+                sleeper,
+                state,
+                since: Time(0),
+                slept: Slept::default(),
+                needed: true,
+            }
+        });
+        Self {
+            beds: beds.collect(),
+            allocation,
+            next: None,
+        }
+    }
+
+    /// How all slept until then.
+    pub(super) fn ended(mut self, end: Time) -> Vec<Slept> {
+        for bed in &mut self.beds {
+            let state = bed.state;
+            bed.turn(state, end);
+        }
+        self.beds.into_iter().map(|bed| bed.slept).collect()
+    }
+}
+
+impl Engine<'_> {
+    /// Those that sleep go to sleep, before the job is there.
+    pub(super) fn begin_night(&mut self) {
+        for index in 0..self.night.beds.len() {
+            if self.night.beds[index].state == State::Asleep {
+                let (element, _) = id_of(self.platform, index);
+                self.feed(Event::ElementAsleep { element });
+            }
+        }
+    }
+
+    /// From now on it is looked who is needed.
+    pub(super) fn begin_looks(&mut self) {
+        if self.night.beds.is_empty() {
+            return;
+        }
+        if self.night.allocation == Allocation::All {
+            for index in 0..self.night.beds.len() {
+                self.tell_sleeper(index, elastic::Event::Wanted);
+            }
+        }
+        self.plan_look(Span::default());
+    }
+
+    /// Something has happened: soon it is looked what that changes.
+    pub(super) fn look_soon(&mut self) {
+        if !self.night.beds.is_empty() {
+            self.plan_look(LOOK);
+        }
+    }
+
+    fn runs_on(&self) -> bool {
+        matches!(self.ended, None | Some(JobState::Running))
+    }
+
+    fn plan_look(&mut self, wait: Span) {
+        let at = self.clock.now() + wait;
+        if self.runs_on() && self.night.next.is_none_or(|next| at < next) {
+            self.night.next = Some(at);
+            self.clock.plan(at, Wake::Look);
+        }
+    }
+
+    fn tell_sleeper(&mut self, index: usize, event: elastic::Event) {
+        let now = self.clock.now();
+        let element = element_at(self.platform, index);
+        let limits = Limits {
+            wake: Span(u64::MAX),
+            ..Limits::default()
+        };
+        let bed = &mut self.night.beds[index];
+        match bed.sleeper.on(event, now, &limits) {
+            // It has nothing to do: it does so at once.
+            Some(Action::Suspend) => self.tell_sleeper(index, elastic::Event::Fell),
+            Some(Action::Keep) => {
+                bed.turn(State::Asleep, now);
+                let (element, _) = id_of(self.platform, index);
+                self.feed(Event::ElementAsleep { element });
+            }
+            Some(Action::Wake) => {
+                bed.turn(State::Waking, now);
+                bed.slept.wakes += 1;
+                let node = u32::try_from(index).unwrap_or(u32::MAX);
+                self.clock.plan(now + element.wake, Wake::Up(node));
+            }
+            Some(Action::Forget) => bed.turn(State::Awake, now),
+            Some(Action::GiveUp) | None => {}
+        }
+    }
+
+    /// An element is awake.
+    pub(super) fn on_awake(&mut self, node: u32) {
+        let index = node as usize;
+        self.tell_sleeper(index, elastic::Event::Up);
+        let (element, role) = id_of(self.platform, index);
+        let view = view(element_at(self.platform, index), role);
+        self.feed(Event::ElementUp { element, view });
+        self.tell_programs(index);
+        if let Some(status) = self.status(node) {
+            self.feed(status);
+        }
+    }
+
+    /// Looks who is needed, and who is not.
+    pub(super) fn look(&mut self) {
+        let now = self.clock.now();
+        // An earlier one was planned since, and this one then.
+        if !self.runs_on() || self.night.next != Some(now) {
+            return;
+        }
+        self.night.next = None;
+        let demand = self.dispatcher.demand(now);
+        for index in 0..self.night.beds.len() {
+            let (id, _) = id_of(self.platform, index);
+            let needed = demand.used.contains(&id) || demand.wanted.contains(&id);
+            self.look_at(index, needed);
+        }
+        if self.night.allocation == Allocation::Elastic {
+            for index in self.shared_with(&demand) {
+                self.tell_sleeper(index, elastic::Event::Wanted);
+            }
+        }
+    }
+
+    /// One that is needed is woken, one that was not for long enough is put to sleep.
+    fn look_at(&mut self, index: usize, needed: bool) {
+        let now = self.clock.now();
+        let bed = &mut self.night.beds[index];
+        let was = std::mem::replace(&mut bed.needed, needed);
+        if needed || was && bed.state == State::Awake {
+            self.tell_sleeper(index, elastic::Event::Wanted);
+        }
+        let unused = self.night.beds[index].sleeper.unused(now);
+        match unused.zip(self.platform.suspend_after) {
+            Some((unused, after)) if !needed && unused >= after => {
+                self.tell_sleeper(index, elastic::Event::Tired);
+            }
+            Some((unused, after)) if !needed => self.plan_look(Span(after.0 - unused.0)),
+            _ => {}
+        }
+    }
+
+    /// Those that are to be woken for tasks that wait for room.
+    fn shared_with(&self, demand: &Demand) -> Vec<usize> {
+        let able: BTreeSet<usize> = demand.able.iter().map(|id| id.0 as usize).collect();
+        let beds = &self.night.beds;
+        if able.iter().any(|&index| beds[index].state == State::Waking) {
+            return Vec::new();
+        }
+        let of = |state| (0..beds.len()).filter(move |&index| beds[index].state == state);
+        let awake: Vec<Worker> = of(State::Awake)
+            .map(|index| self.worker(index, Span::default()))
+            .collect();
+        let asleep = of(State::Asleep).filter(|index| able.contains(index));
+        let mut asleep: Vec<(Span, usize)> = asleep
+            .map(|index| (element_at(self.platform, index).wake, index))
+            .collect();
+        asleep.sort_unstable();
+        let workers = asleep.iter().map(|&(wake, index)| self.worker(index, wake));
+        let workers: Vec<Worker> = workers.collect();
+        let chosen = elastic::allocate(demand.work.0, &awake, &workers);
+        let chosen = asleep.iter().take(chosen.woken);
+        chosen.map(|&(_, index)| index).collect()
+    }
+
+    /// Work is time of cores, as in a running array.
+    fn worker(&self, index: usize, wake: Span) -> Worker {
+        let element = element_at(self.platform, index);
+        let milli = |watts: f64| whole(watts * 1000.0);
+        let power = Power {
+            busy_milli: milli(element.power_busy_watts),
+            idle_milli: milli(element.power_idle_watts),
+            suspended_milli: milli(element.power_suspended_watts),
+        };
+        Worker::of_cores(element.cores, power, wake)
+    }
+}

@@ -32,7 +32,8 @@ mod log;
 mod new_files;
 mod notices;
 mod root;
-mod shuffle;
+#[doc(hidden)]
+pub mod shuffle;
 
 pub use analysis::Analysis;
 pub use app::{App, Label, Settings, Ticket, wait_all, wait_any, wait_some};

@@ -23,30 +23,35 @@ const BYTES_MAX: u64 = 16 << 20;
 
 /// What a label does with its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
+pub enum Deed {
     /// Writes at its offset.
     Write,
     /// The same, after the file was cut to nothing.
     Cut,
+    /// Writes at the end.
     Append,
+    /// Reads at its offset.
     Read,
 }
 
 /// A label.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Op {
-    pub(crate) deed: Deed,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
+pub struct Op {
+    /// What it does.
+    pub deed: Deed,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub size: u64,
     /// Nothing is done at once with it, as with what was begun before and may have been done.
-    pub(crate) alone: bool,
+    pub alone: bool,
 }
 
 /// Labels that are done at once, by their places: one, or writes or appends in the order in which their bytes lie.
-pub(crate) type Step = Vec<usize>;
+pub type Step = Vec<usize>;
 
 /// Steps that are done in this order.
-pub(crate) type Supertask = Vec<Step>;
+pub type Supertask = Vec<Step>;
 
 impl Op {
     /// The bytes that it has to do with: from, and to.
@@ -73,7 +78,8 @@ impl Op {
 }
 
 /// The supertasks of a batch, those first whose first label was published first. `is_there`: the file is known to be.
-pub(crate) fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
+#[must_use]
+pub fn supertasks(ops: &[Op], is_there: bool) -> Vec<Supertask> {
     let mut spans: Vec<(u64, u64, usize)> = Vec::with_capacity(ops.len());
     for (at, op) in ops.iter().enumerate() {
         let (from, to) = op.span(is_there);

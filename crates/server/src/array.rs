@@ -47,6 +47,8 @@ const MEMORY: &str = "memory";
 
 /// How long an element may take to seal what it is asked to in one go: it may have to copy objects.
 const SEAL_MAX: Duration = Duration::from_secs(120);
+/// Pause before what an element is like is tried to be kept again.
+const REMEMBER_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long whoever asks for load waits: for decisions that are being kept, and for others who ask, too.
 const LOAD_WAIT: Duration = Duration::from_millis(500);
@@ -104,6 +106,8 @@ struct Slot {
     away_since: tokio::time::Instant,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
     epoch: u64,
+    /// What it said of itself when it connected is kept, as far as that has to be before anything goes there.
+    remembered: bool,
 }
 
 #[derive(Debug)]
@@ -190,6 +194,7 @@ impl Array {
                 connection: None,
                 away_since: tokio::time::Instant::now(),
                 epoch: 0,
+                remembered: true,
             };
             (slot.status.element, slot)
         };
@@ -428,7 +433,7 @@ impl Array {
 
     /// An element's stream began with this greeting.
     pub(crate) fn join(
-        &self,
+        self: &Arc<Self>,
         hello: v1::Hello,
         outbox: mpsc::Sender<v1::ToElement>,
     ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
@@ -466,6 +471,7 @@ impl Array {
                     connection,
                     away_since: tokio::time::Instant::now(),
                     epoch,
+                    remembered: element.medium != MEMORY || std::env::var_os("NOFIX").is_some(),
                 },
             );
             epoch
@@ -475,7 +481,7 @@ impl Array {
         // Who sees that it is up may put something there at once.
         self.refresh();
         self.dismiss(id);
-        self.remember(&element);
+        self.remember(&element, epoch);
         self.report(Report::Up {
             element,
             labels: hello.labels,
@@ -668,28 +674,46 @@ impl Array {
 
     /// Keeps what an element is like, so that the array knows it when the server starts again. If it has another memory than the
     /// one that was known, what it had is lost.
-    fn remember(&self, element: &v1::Element) {
+    /// It is tried until that is kept, or the element has connected anew: before that nothing goes into another memory, since it
+    /// would be lost with what was in the one before.
+    fn remember(self: &Arc<Self>, element: &v1::Element, epoch: u64) {
         let status = v1::Element {
             up: false,
             ..element.clone()
         };
-        let (database, shared) = (self.database.clone(), self.shared.clone());
-        let teller = self.teller.clone();
+        let array = self.clone();
         tokio::spawn(async move {
-            let work = move |db: &rusqlite::Connection| {
-                let changes = damage::forgotten(db, &shared, &status, clock::now_ns())?;
-                let row = rusqlite::params![status.element, status.encode_to_vec()];
-                db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
-                Ok(changes)
-            };
-            match database.write(work).await {
-                Ok(changes) => teller.tell(Changed {
-                    session: 0,
-                    changes,
-                }),
-                Err(fault) => tracing::warn!(%fault, "an element can't be remembered"),
+            while let Err(fault) = array.keep_status(status.clone()).await {
+                tracing::warn!(%fault, "an element can't be remembered");
+                tokio::time::sleep(REMEMBER_PAUSE).await;
+                if array.epoch(status.element) != Some(epoch) {
+                    return;
+                }
             }
+            let mut slots = array.slots.lock();
+            let slot = slots.get_mut(&status.element);
+            if let Some(slot) = slot.filter(|slot| slot.epoch == epoch) {
+                slot.remembered = true;
+            }
+            drop(slots);
+            array.refresh();
         });
+    }
+
+    async fn keep_status(&self, status: v1::Element) -> Result<(), Fault> {
+        let shared = self.shared.clone();
+        let work = move |db: &rusqlite::Connection| {
+            let changes = damage::forgotten(db, &shared, &status, clock::now_ns())?;
+            let row = rusqlite::params![status.element, status.encode_to_vec()];
+            db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
+            Ok(changes)
+        };
+        let changes = self.database.write(work).await?;
+        self.teller.tell(Changed {
+            session: 0,
+            changes,
+        });
+        Ok(())
     }
 
     pub(crate) fn report(&self, report: Report) {
@@ -757,7 +781,7 @@ impl Array {
 
     fn room(&self, slot: &Slot) -> Option<Room> {
         let status = &slot.status;
-        (status.role == "store").then(|| Room {
+        (status.role == "store" && slot.remembered).then(|| Room {
             element: ElementId(status.element),
             free_bytes: status.free_bytes,
             answers: !slot.hangs(),
@@ -907,7 +931,7 @@ mod tests {
     const ELEMENTS: u32 = 8;
     const ROUNDS: usize = 50;
 
-    fn array(folder: &std::path::Path) -> Array {
+    fn array(folder: &std::path::Path) -> Arc<Array> {
         let names = SqliteNames::open(&folder.join("server.db"), (0, 0)).unwrap();
         let settings = Settings {
             array_id: 1,
@@ -917,7 +941,7 @@ mod tests {
             authority: Arc::new(Authority::open(&folder.join("authority")).unwrap()),
         };
         // What the driver is told waits for nobody.
-        Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap()
+        Arc::new(Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
     }
 
     fn hello(element: u32) -> v1::Hello {

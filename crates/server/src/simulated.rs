@@ -16,6 +16,8 @@ use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
 use crate::mover::Mover;
+use crate::names::rooms::Done;
+use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
@@ -23,7 +25,7 @@ use crate::removal::Garbage;
 use crate::rules;
 use crate::rules::driver::Firer;
 use crate::session::Sessions;
-use crate::{copies, namespace_service, notes, scrub};
+use crate::{copies, namespace_service, notes, rooms, scrub};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -292,6 +294,7 @@ impl Simulated {
         tokio::spawn(notes::run(database, array.clone()));
         tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
+        tokio::spawn(rooms::run(names.clone()));
         let teller = names.teller().clone();
         tokio::spawn(crate::serve::forward_changes(teller, signals, told));
         Ok((array, manager, driver))
@@ -505,6 +508,68 @@ impl Simulated {
     pub fn add_rule(&self, text: &str) -> bool {
         let added = rules::service::add_for_root(&self.names, text);
         self.runtime.block_on(added).is_ok()
+    }
+
+    fn in_rooms<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+    ) -> Option<T> {
+        let written = rooms::write(&self.names, Caller::root(), work);
+        self.runtime.block_on(written).ok()?.ok()
+    }
+
+    /// Makes a room that everybody may write in; the inode of its folder, if that was possible.
+    pub fn create_room(&self, name: &str, ttl: Option<Duration>) -> Option<u64> {
+        let ttl_ns = ttl.map_or(0, |ttl| ttl.as_nanos());
+        let room = v1::CreateRoomRequest {
+            name: name.into(),
+            mode: 0o777,
+            ttl_ns: i64::try_from(ttl_ns).unwrap_or(i64::MAX),
+            ..v1::CreateRoomRequest::default()
+        };
+        let path = format!("/rooms/{name}");
+        self.in_rooms(move |tx| {
+            let made = tx.create_room(&room)?;
+            let ino = tx.resolve(path.as_bytes(), true)?.ino;
+            Ok(made.map(|_| ino))
+        })
+    }
+
+    /// Has a room removed; whether it was there.
+    pub fn end_room(&self, name: &str) -> bool {
+        let name = name.to_owned();
+        self.in_rooms(move |tx| tx.end_room(&name)).is_some()
+    }
+
+    fn member(&self, name: &str, member: u64) -> Option<u64> {
+        let join = v1::JoinRoomRequest {
+            name: name.into(),
+            member,
+            ..v1::JoinRoomRequest::default()
+        };
+        let joined = self.in_rooms(move |tx| tx.join_room(&join))?;
+        Some(joined.member)
+    }
+
+    /// A member more; its number, if the room is there.
+    pub fn join_room(&self, name: &str) -> Option<u64> {
+        self.member(name, 0)
+    }
+
+    /// A member says that it is still there; whether it is one.
+    pub fn stay_in_room(&self, name: &str, member: u64) -> bool {
+        self.member(name, member).is_some()
+    }
+
+    /// A member goes.
+    pub fn leave_room(&self, name: &str, member: u64) {
+        let leave = v1::LeaveRoomRequest {
+            name: name.into(),
+            member,
+            ..v1::LeaveRoomRequest::default()
+        };
+        // The room may have ended.
+        let _ = self.in_rooms(move |tx| tx.leave_room(&leave));
     }
 
     /// Has an element emptied, or not any more; whether that was possible.

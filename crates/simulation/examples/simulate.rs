@@ -2,7 +2,8 @@
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
 //! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files,
-//! `--sleeps` to have elements sleep while nobody needs them.
+//! `--sleeps` to have elements sleep while nobody needs them, `--warehouse` to have some in memory, whose hosts end, and rooms,
+//! `--labels` to shuffle an application's labels instead of all else.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps] [--warehouse] [--labels]"
         );
         return ExitCode::FAILURE;
     };
@@ -36,12 +37,14 @@ fn main() -> ExitCode {
         together: has("--together"),
         rules: has("--rules"),
         sleeps: has("--sleeps"),
+        warehouse: has("--warehouse"),
+        labels: has("--labels"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);
-    let mut wakes = 0;
+    let (mut wakes, mut lost, mut rooms, mut labels) = (0, 0, 0, 0);
     for seed in first..end {
         match run(seed, &options) {
             Ok(summary) => {
@@ -50,6 +53,9 @@ fn main() -> ExitCode {
                 outputs += summary.outputs;
                 reads += summary.reads;
                 wakes += summary.wakes;
+                lost += summary.lost;
+                rooms += summary.rooms;
+                labels += summary.labels;
             }
             Err(defect) => {
                 println!("{defect}");
@@ -64,7 +70,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     if defects == 0 {
         ExitCode::SUCCESS

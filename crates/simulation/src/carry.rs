@@ -167,6 +167,7 @@ impl World {
                     slot.holds = Some((opened.object, self.server_life));
                 }
                 self.reference.carried_out(ops, &results, &self.elements);
+                self.passes(ops, &results);
                 for result in &results {
                     if let (true, Some(Named::Opened(opened))) = (self.rots, &result.result) {
                         self.check_served(opened);
@@ -265,6 +266,7 @@ impl World {
                 self.reference.content(object),
                 "object {object} reads otherwise than it was sealed"
             ),
+            None if self.is_gone(object) => {}
             None => assert_ne!(
                 self.slots[number].holds,
                 Some((object, self.server_life)),

@@ -7,7 +7,7 @@ use tidemill_wire::v1::State;
 
 /// What the server's database says of one thing, as lines.
 fn lines(db: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
-    let mut statement = db.prepare(sql)?;
+    let mut statement = db.prepare_cached(sql)?;
     let columns = statement.column_count();
     let rows = statement.query_map([], |row| {
         let values = (0..columns).map(|column| Ok(format!("{:?}", row.get_ref(column)?)));
@@ -43,12 +43,6 @@ impl World {
             self.ask("SELECT * FROM firing WHERE state <= 2"),
         );
         look("a label is journaled", self.ask("SELECT * FROM label"));
-        let queued = self.broker.iter().map(|broker| broker.labels.len());
-        let queued = queued.filter(|&labels| labels > 0);
-        look(
-            "labels are in the queue",
-            queued.map(|labels| labels.to_string()).collect(),
-        );
         look(
             "a version is being written",
             self.ask("SELECT * FROM writing"),
@@ -61,13 +55,27 @@ impl World {
             "a copy is being made",
             self.ask("SELECT * FROM copy WHERE state = 0"),
         );
-        look("a copy is damaged", self.ask("SELECT * FROM damage"));
+        let lost = self.lost();
+        let lost = lost
+            .iter()
+            .map(u64::to_string)
+            .collect::<Vec<_>>()
+            .join(",");
+        let damaged = format!("SELECT * FROM damage WHERE object NOT IN ({lost})");
+        look("a copy is damaged", self.ask(&damaged));
         look("something has rotted", self.rotten());
         // What more elements would take waits for them, and what must not go to those that are emptied.
         let emptied = self.ask("SELECT element FROM drain").len();
-        let most = self.elements.len() - emptied;
+        let memories = self
+            .elements
+            .iter()
+            .filter(|one| one.store.capacity_bytes.is_some());
+        let most = self
+            .elements
+            .len()
+            .saturating_sub(memories.count() + emptied);
         let short = format!(
-            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR \
+            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
              (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
         );
         look("a version lacks copies", self.ask(&short));
@@ -93,7 +101,7 @@ impl World {
         left
     }
 
-    /// What is under way on elements, and at clients.
+    /// What is under way on elements, in the queue, in rooms, and at clients.
     fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         for element in &self.elements {
             let open = element.read(|db| {
@@ -104,6 +112,14 @@ impl World {
             });
             look(&format!("element {} has a label", element.id), open);
         }
+        look("a room is to end", self.rooms_over());
+        look("a room has a member", self.ask("SELECT * FROM room_member"));
+        let queued = self.broker.iter().map(|broker| broker.labels.len());
+        let queued = queued.filter(|&labels| labels > 0);
+        look(
+            "labels are in the queue",
+            queued.map(|labels| labels.to_string()).collect(),
+        );
         let waiting = self.slots.iter().filter(|slot| slot.running.is_some());
         look(
             "a client waits",
@@ -121,7 +137,11 @@ impl World {
                        UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                        WHERE job.ended = 0 AND task.error LIKE 'no element that is up can run it%' \
                        AND EXISTS (SELECT 1 FROM drain)";
-            let mut statement = db.prepare_cached(sql)?;
+            // What was in memory that is gone is waited for, and that is told.
+            let lost = " UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
+                        WHERE job.ended = 0 AND task.error != ''";
+            let lost = if self.warehouse.is_some() { lost } else { "" };
+            let mut statement = db.prepare_cached(&format!("{sql}{lost}"))?;
             let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
             rows.collect::<Result<Vec<_>, _>>()
         });
@@ -188,6 +208,7 @@ impl World {
 
     /// What elements hold is what the namespace knows.
     fn check_objects(&self) {
+        let named = self.check_lost();
         for element in &self.elements {
             let id = element.id;
             let sql = format!(
@@ -197,9 +218,21 @@ impl World {
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");
             let held: BTreeSet<String> = element.store.objects.keys().map(line).collect();
-            let lost: Vec<&String> = known.difference(&held).collect();
+            let is_named = |line: &&String| {
+                named
+                    .iter()
+                    .any(|&(one, object)| one == id && **line == format!("Integer({object})"))
+            };
+            let lost: Vec<&String> = known
+                .difference(&held)
+                .filter(|line| !is_named(line))
+                .collect();
             assert!(lost.is_empty(), "element {id} does not have {lost:?}");
-            let leaked: Vec<&String> = held.difference(&known).collect();
+            let left = element.store.objects.keys().copied();
+            let left = left.filter(|&object| self.was_left(element, object));
+            let left: BTreeSet<String> = left.map(|object| line(&object)).collect();
+            let leaked = held.difference(&known).filter(|line| !left.contains(*line));
+            let leaked: Vec<&String> = leaked.collect();
             assert!(
                 leaked.is_empty(),
                 "element {id} has {leaked:?}, which nobody knows"

@@ -2,7 +2,7 @@
 //! in memory and kernels that take virtual time.
 
 use crate::dice::mix;
-use crate::store::{Bytes, Refusal, Store};
+use crate::store::{Bytes, Object, Refusal, Store};
 use crate::time;
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -54,6 +54,8 @@ pub(crate) struct Element {
     pub(crate) asleep: bool,
     /// What that process wants to say.
     waiting: Vec<v1::FromElement>,
+    /// Of one in memory: which memory. 0: it keeps its objects on a disk.
+    memory: u64,
 }
 
 /// An element that runs.
@@ -101,7 +103,27 @@ impl Element {
             falling: false,
             asleep: false,
             waiting: Vec::new(),
+            memory: 0,
         }
+    }
+
+    /// One in memory, which lends no cores.
+    pub(crate) fn in_memory(id: u32, capacity_bytes: u64) -> Self {
+        let mut element = Self::new(id, 0);
+        element.memory = 1;
+        element.store.capacity_bytes = Some(capacity_bytes);
+        element
+    }
+
+    /// Its memory is gone, database and objects, which are given.
+    pub(crate) fn forget(&mut self) -> BTreeMap<u64, Object> {
+        self.kill();
+        self.memory += 1;
+        let fresh = Self::new(self.id, 0);
+        self.disk = fresh.disk;
+        // Its tables are made while there is room.
+        Db::without_thread(Arc::clone(&self.disk)).expect("an empty database is its own");
+        std::mem::take(&mut self.store.objects)
     }
 
     /// What it has for tasks; those of even numbers have a GPU.
@@ -188,6 +210,8 @@ impl Element {
             },
             link_bytes_per_sec: 125_000_000,
             scrub_bytes_per_sec: u64::from(self.scrubs),
+            medium: if self.memory > 0 { "memory" } else { "" }.into(),
+            memory_id: self.memory,
             ..v1::Element::default()
         }
     }

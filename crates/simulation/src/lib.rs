@@ -18,10 +18,12 @@ mod port;
 mod reference;
 mod rot;
 mod rules;
+mod shuffler;
 mod sleep;
 mod store;
 mod time;
 mod together;
+mod warehouse;
 mod weather;
 mod world;
 
@@ -50,6 +52,14 @@ pub struct Summary {
     pub reads: u64,
     /// How often elements that slept were woken.
     pub wakes: u64,
+    /// Versions that were lost with memory, in the end.
+    pub lost: u64,
+    /// Rooms that have ended.
+    pub rooms: u64,
+    /// Labels of applications that were carried out.
+    pub labels: u64,
+    /// Agents that were killed.
+    pub agents: u64,
     /// Lives of the server.
     pub servers: u64,
     /// Virtual time, in milliseconds.
@@ -104,6 +114,10 @@ pub struct Options {
     pub rules: bool,
     /// Elements sleep while nobody needs them, or somebody wants them to.
     pub sleeps: bool,
+    /// Some elements are in memory, whose hosts end, and rooms come and end.
+    pub warehouse: bool,
+    /// An application's labels, shuffled by an agent that is killed, instead of all else.
+    pub labels: bool,
 }
 
 /// Simulates one seed.
@@ -111,6 +125,35 @@ pub struct Options {
 /// # Errors
 /// What was not as it must be.
 pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
+    if options.labels {
+        let ran = catch_unwind(|| shuffler::run(seed));
+        return ran.map_err(|thrown| Defect {
+            seed,
+            what: what(thrown.as_ref()),
+            trace: String::new(),
+            events: 0,
+        });
+    }
+    let mut world = build(seed, options);
+    let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
+    match ran {
+        Ok(()) => Ok(world.summary()),
+        Err(thrown) => Err(Defect {
+            seed,
+            what: what(thrown.as_ref()),
+            trace: world.trace(),
+            events: world.events,
+        }),
+    }
+}
+
+fn what(thrown: &(dyn std::any::Any + Send)) -> String {
+    let text = thrown.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| thrown.downcast_ref::<&str>().map(|text| (*text).into()));
+    text.unwrap_or_else(|| "it panicked".into())
+}
+
+fn build(seed: u64, options: &Options) -> World {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
     world.copies = options.copies.max(1);
@@ -121,6 +164,9 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     world.drains = options.drains;
     world.rules = options.rules;
     world.sleeps = options.sleeps;
+    if options.warehouse {
+        world.build_warehouse(seed);
+    }
     if options.together {
         let together = together::Together::new(seed);
         if together.is_prompt() {
@@ -129,20 +175,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
         world.together = Some(together);
     }
     world.weather.leave_out(&options.without);
-    let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
-    match ran {
-        Ok(()) => Ok(world.summary()),
-        Err(thrown) => {
-            let text = thrown.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| thrown.downcast_ref::<&str>().map(|text| (*text).into()));
-            Err(Defect {
-                seed,
-                what: text.unwrap_or_else(|| "it panicked".into()),
-                trace: world.trace(),
-                events: world.events,
-            })
-        }
-    }
+    world
 }
 
 fn storm_and_calm(world: &mut World) {

@@ -4,6 +4,7 @@
 use crate::dice::mix;
 use crate::port::{Answer, Ask, OfElement, Port, Script, Task};
 use crate::store::Bytes;
+use crate::warehouse::{MEMORY, ROOMS};
 use errno::{BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -57,12 +58,8 @@ pub(crate) struct Client {
     /// Jobs of this client that were acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-}
-
-/// Where a path is.
-fn path_of(folder: u64, name: u64) -> String {
-    let folder = FOLDERS[usize::try_from(folder).unwrap_or(0) % FOLDERS.len()];
-    format!("/{folder}/f{name}")
+    /// The element in memory of its host, if there is one: it writes files there that are to be there.
+    memory: Option<u32>,
 }
 
 /// The bytes of an object after so many of its pieces.
@@ -76,7 +73,7 @@ impl Client {
     pub(crate) fn new(
         port: Port,
         (number, life): (usize, u64),
-        habits: Habits,
+        (habits, memory): (Habits, Option<u32>),
         calm: Rc<Cell<bool>>,
     ) -> Self {
         Self {
@@ -87,6 +84,7 @@ impl Client {
             calm,
             jobs: Rc::default(),
             scripts: Rc::default(),
+            memory,
         }
     }
 
@@ -100,11 +98,11 @@ impl Client {
             let habits = self.habits;
             let sum = habits.write + habits.rename + habits.unlink + habits.read + habits.submit;
             let roll = self.roll(sum + habits.chmod);
-            let path = path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES));
+            let path = self.some_path();
             if roll < habits.write {
                 self.write(&path).await;
             } else if roll < habits.write + habits.rename {
-                let to = path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES));
+                let to = self.some_path();
                 self.save(&path, &to).await;
             } else if roll < habits.write + habits.rename + habits.unlink {
                 self.unlink(&path).await;
@@ -116,6 +114,18 @@ impl Client {
                 self.chmod(attr.ino).await;
             }
         }
+    }
+
+    /// A file that may be there.
+    fn some_path(&self) -> String {
+        let usual = FOLDERS.into_iter();
+        let memory = [MEMORY].into_iter().chain(ROOMS);
+        let folders: Vec<&str> = match self.memory {
+            Some(_) => usual.chain(memory).collect(),
+            None => usual.collect(),
+        };
+        let folder = folders[usize::try_from(self.roll(folders.len() as u64)).unwrap_or(0)];
+        format!("/{folder}/f{}", self.roll(NAMES))
     }
 
     fn roll(&self, sides: u64) -> u64 {
@@ -130,9 +140,14 @@ impl Client {
     /// The answer to one operation, asked for until there is one. The error is an errno.
     async fn one(&self, op: Op) -> Result<Named, i32> {
         let mut pause = PAUSE_MIN;
+        let is_open = matches!(op, Op::Open(_));
         loop {
             if let Answer::Names(mut results) = self.port.ask(Ask::Names(vec![op.clone()])).await {
                 match results.pop().and_then(|result| result.result) {
+                    // What was in memory that is gone.
+                    Some(Named::Error(error)) if self.memory.is_some() && is_open => {
+                        return Err(error.errno);
+                    }
                     // The server can't keep anything now. What was begun is ended when it can.
                     Some(Named::Error(error)) if matches!(error.errno, IO | NOSPC) => {}
                     Some(Named::Error(error)) => return Err(error.errno),
@@ -169,15 +184,20 @@ impl Client {
     /// Writes a file, or a new version of it, and closes it: when this returns true that is acknowledged.
     async fn write(&self, path: &str) -> bool {
         let (inode, object) = self.ids().await;
-        let Some((mut attr, element)) = self.open_for_writing(path, inode, object).await else {
+        let opened = self.open_for_writing(path, inode, object).await;
+        let Some((mut attr, mut element)) = opened else {
             return false;
         };
         let ino = attr.ino;
         let pieces = 1 + self.roll(3);
         for piece in 1..=pieces {
-            if !self.put(element, object, bytes_of(object, piece)).await {
-                self.abandon(ino, object).await;
-                return false;
+            let bytes = bytes_of(object, piece);
+            if !self.put(element, object, bytes).await {
+                let Some(other) = self.spill((ino, object), element, bytes).await else {
+                    self.abandon(ino, object).await;
+                    return false;
+                };
+                element = other;
             }
             self.pause(30).await;
             if self.habits.chmod > 0 && self.roll(8) == 0 {
@@ -231,6 +251,7 @@ impl Client {
                 Ok(attr) => Op::NewVersion(v1::NewVersion {
                     ino: attr.ino,
                     object,
+                    memory: self.memory.into_iter().collect(),
                     ..v1::NewVersion::default()
                 }),
                 Err(_) => Op::Create(v1::Create {
@@ -239,6 +260,7 @@ impl Client {
                     mode: 0o644,
                     ino: inode,
                     object,
+                    memory: self.memory.into_iter().collect(),
                     ..v1::Create::default()
                 }),
             };
@@ -266,6 +288,31 @@ impl Client {
                 Answer::Refused => return false,
                 _ => self.pause(PAUSE_MAX).await,
             }
+        }
+    }
+
+    /// What finds no more room in memory goes on elsewhere: gives where.
+    async fn spill(&self, (ino, object): (u64, u64), from: u32, bytes: Bytes) -> Option<u32> {
+        if self.memory != Some(from) {
+            return None;
+        }
+        let spill = |element| {
+            Op::Spill(v1::Spill {
+                ino,
+                object,
+                element,
+                bytes: bytes.size,
+            })
+        };
+        let Ok(Named::Opened(other)) = self.one(spill(None)).await else {
+            return None;
+        };
+        if !self.put(other.element, object, bytes).await {
+            return None;
+        }
+        match self.one(spill(Some(other.element))).await {
+            Ok(Named::Opened(opened)) => Some(opened.element),
+            _ => None,
         }
     }
 
@@ -401,7 +448,7 @@ impl Client {
                     let from = &tasks[usize::try_from(self.roll(made)).unwrap_or(0)];
                     from.outputs[0].clone()
                 } else {
-                    path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES))
+                    self.some_path()
                 };
                 if !inputs.contains(&input) {
                     inputs.push(input);

@@ -44,6 +44,8 @@ pub(crate) struct Reference {
     /// What a path led to, since when.
     history: BTreeMap<String, Vec<(u64, u64)>>,
     makers: BTreeMap<String, Maker>,
+    /// What was in memory that is gone, as far as it was closed there.
+    lost: BTreeMap<u64, Bytes>,
     /// Jobs whose number was acknowledged.
     pub(crate) accepted: BTreeSet<u64>,
     /// Outputs of jobs that were seen.
@@ -72,6 +74,28 @@ impl Reference {
 
     pub(crate) fn set_now(&mut self, now: u64) {
         self.now = now;
+    }
+
+    /// An object is gone with the memory that it was in.
+    pub(crate) fn loses(&mut self, object: u64, bytes: Bytes) {
+        self.lost.insert(object, bytes);
+    }
+
+    /// The first version of a file was lost while it was written, and is the file's.
+    pub(crate) fn is_lost(&mut self, ino: u64, object: u64) {
+        if let Some(known) = self.objects.get_mut(&ino).filter(|known| **known == 0) {
+            *known = object;
+        }
+    }
+
+    /// A folder is gone with all that was in it.
+    pub(crate) fn folder_ends(&mut self, name: &str, ino: u64) {
+        let below = self.entries.keys().filter(|(parent, _)| *parent == ino);
+        for name in below.cloned().collect::<Vec<_>>() {
+            self.entries.remove(&name);
+            self.note(&name);
+        }
+        self.folders.remove(name);
     }
 
     /// A folder that was made before all else.
@@ -182,7 +206,10 @@ impl Reference {
     }
 
     fn created(&mut self, op: &v1::Create, result: &Named) {
-        let name = self.name_of(&op.name).expect("clients use known folders");
+        let Some(name) = self.name_of(&op.name) else {
+            let opened = matches!(result, Named::Opened(_));
+            return assert!(!opened, "a file is made in a folder that is not there");
+        };
         let known = self.entries.get(&name).copied();
         match result {
             Named::Opened(opened) => {
@@ -252,6 +279,7 @@ impl Reference {
             return;
         }
         let bytes = held.and_then(|element| element.store.read(op.object));
+        let bytes = bytes.or_else(|| self.lost.get(&op.object).copied());
         let bytes = bytes.unwrap_or_else(|| panic!("object {} is sealed in name only", op.object));
         assert_eq!(
             bytes.size, op.size,

@@ -43,17 +43,26 @@ pub(crate) struct Store {
     pub(crate) objects: BTreeMap<u64, Object>,
     /// Nothing more can be written.
     pub(crate) full: bool,
+    /// Clients can't write more than that.
+    pub(crate) capacity_bytes: Option<u64>,
 }
 
 impl Store {
     pub(crate) fn write(&mut self, object: u64, bytes: Bytes) -> Result<(), Refusal> {
         match self.objects.get(&object) {
             Some(known) if known.sealed => return Err(Refusal::Sealed),
-            _ if self.full => return Err(Refusal::Full),
+            _ if self.full || self.lacks_room(object, bytes) => return Err(Refusal::Full),
             _ => {}
         }
         self.objects.insert(object, Object::new(bytes, false));
         Ok(())
+    }
+
+    fn lacks_room(&self, object: u64, bytes: Bytes) -> bool {
+        let others = self.objects.iter().filter(|(known, _)| **known != object);
+        let others = || others.map(|(_, known)| known.bytes.size).sum::<u64>();
+        self.capacity_bytes
+            .is_some_and(|most| others() + bytes.size > most)
     }
 
     pub(crate) fn seal(&mut self, object: u64) -> Result<u64, Refusal> {

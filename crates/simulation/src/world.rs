@@ -11,6 +11,7 @@ use crate::rules::RULED;
 use crate::store::Refusal;
 use crate::time;
 use crate::together::Together;
+use crate::warehouse::{MEMORY, Warehouse};
 use crate::weather::Weather;
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -133,6 +134,8 @@ pub(crate) struct World {
     suspend_after_ms: Option<u64>,
     /// How often they were woken, in the end.
     pub(crate) wakes: u64,
+    /// Elements in memory, and rooms.
+    pub(crate) warehouse: Option<Warehouse>,
     /// Several mounts write the same files, instead of all else.
     pub(crate) together: Option<Together>,
     /// Where labels wait, if not in the server's database.
@@ -217,6 +220,7 @@ impl World {
             sleeps: false,
             suspend_after_ms: None,
             wakes: 0,
+            warehouse: None,
             together: None,
             broker: dice.chance(500).then(Arc::default),
             elements,
@@ -274,6 +278,7 @@ impl World {
         if self.sleeps {
             self.suspend_some();
         }
+        self.open_warehouse();
     }
 
     /// Has something happen so many milliseconds from now.
@@ -308,6 +313,8 @@ impl World {
 
     fn happen(&mut self, due: Due) {
         self.set_now(due.at);
+        // While time passed the server may have done something by itself.
+        self.take_warehouse();
         self.events += 1;
         let text = due.what.bytes();
         self.fingerprint = text.fold(mix(self.fingerprint ^ due.at), |sum, byte| {
@@ -378,6 +385,7 @@ impl World {
             });
         }
         self.take_outboxes();
+        self.take_warehouse();
         self.take_submitted();
         self.take_together();
     }
@@ -618,8 +626,10 @@ impl World {
 
     fn make_folders(&mut self) {
         let ruled = self.rules.then_some(RULED);
+        let memory = self.warehouse.is_some().then_some(MEMORY);
         let server = self.server.as_ref().expect("the server has just started");
-        for folder in FOLDERS.into_iter().chain([OUT]).chain(ruled) {
+        let folders = FOLDERS.into_iter().chain([OUT]).chain(ruled).chain(memory);
+        for folder in folders {
             let create = v1::Create {
                 name: format!("/{folder}").into_bytes(),
                 kind: v1::Kind::Directory.into(),
@@ -642,6 +652,20 @@ impl World {
             };
             let attr = entry.attr.expect("an entry has attributes");
             self.reference.folder(folder, attr.ino);
+            if folder == MEMORY {
+                let wish = Op::SetXattr(v1::SetXattr {
+                    ino: attr.ino,
+                    name: b"user.tidemill.medium".to_vec(),
+                    value: b"memory".to_vec(),
+                    ..v1::SetXattr::default()
+                });
+                let request = Request {
+                    caller: Caller::root(),
+                    ops: vec![v1::NameOp { op: Some(wish) }],
+                    ..Request::default()
+                };
+                server.apply(request).expect("a folder takes a wish");
+            }
         }
     }
 
@@ -686,7 +710,8 @@ impl World {
         let port = Port::new(self.dice.fork());
         let life = self.slots.get(number).map_or(0, |slot| slot.life) + 1;
         let (habits, calm) = (self.habits, Rc::clone(&self.calm));
-        let client = Client::new(port.clone(), (number, life), habits, calm);
+        let memory = self.memory_of(number);
+        let client = Client::new(port.clone(), (number, life), (habits, memory), calm);
         let slot = Slot {
             port,
             running: None,
@@ -779,6 +804,10 @@ impl World {
             outputs: self.reference.published,
             reads: self.together.as_ref().map_or(0, Together::reads),
             wakes: self.wakes,
+            lost: self.lost().len() as u64,
+            rooms: self.warehouse.as_ref().map_or(0, |one| one.ended),
+            labels: 0,
+            agents: 0,
             servers: self.server_life,
             time_ms: self.now,
             fingerprint: self.fingerprint,
@@ -790,6 +819,7 @@ impl World {
         if self.together.is_some() {
             return;
         }
+        self.take_warehouse();
         let Self {
             server,
             reference,

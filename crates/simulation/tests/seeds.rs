@@ -4,49 +4,33 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, whether they
-/// rot, and whether elements are emptied.
+/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, and words for what
+/// else there is.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
-    let (line, sleeps) = match line.strip_suffix(" sleeps") {
-        Some(line) => (line, true),
-        None => (line, false),
-    };
-    let (line, rules) = match line.strip_suffix(" rules") {
-        Some(line) => (line, true),
-        None => (line, false),
-    };
-    let (line, together) = match line.strip_suffix(" together") {
-        Some(line) => (line, true),
-        None => (line, false),
-    };
-    let (line, drains) = match line.strip_suffix(" drains") {
-        Some(line) => (line, true),
-        None => (line, false),
-    };
-    let (line, rot) = match line.strip_suffix(" rot") {
-        Some(line) => (line, true),
-        None => (line, false),
-    };
-    let (line, copies) = line.split_once(" copies ").unwrap_or((line, "1"));
-    let (seeds, without) = line.split_once(" without ").unwrap_or((line, ""));
-    let (first, end) = match seeds.trim().split_once("..") {
+    let mut options = Options::default();
+    let mut words = line.split_whitespace();
+    let seeds = words.next()?;
+    while let Some(word) = words.next() {
+        match word {
+            "without" => {
+                let faults = words.next()?.split(',');
+                options.without = faults.map(str::to_owned).collect();
+            }
+            "copies" => options.copies = words.next()?.parse().ok()?,
+            "rot" => options.rot = true,
+            "drains" => options.drains = true,
+            "together" => options.together = true,
+            "rules" => options.rules = true,
+            "sleeps" => options.sleeps = true,
+            "warehouse" => options.warehouse = true,
+            "labels" => options.labels = true,
+            other => panic!("nobody knows what `{other}` is: {line}"),
+        }
+    }
+    let (first, end) = match seeds.split_once("..") {
         Some((first, end)) => (first.parse().ok()?, end.parse().ok()?),
-        None => (
-            seeds.trim().parse().ok()?,
-            seeds.trim().parse::<u64>().ok()? + 1,
-        ),
-    };
-    let without = without.split(',').map(|word| word.trim().to_owned());
-    let options = Options {
-        verbose: false,
-        without: without.collect(),
-        copies: copies.trim().parse().ok()?,
-        rot,
-        drains,
-        together,
-        rules,
-        sleeps,
+        None => (seeds.parse().ok()?, seeds.parse::<u64>().ok()? + 1),
     };
     Some((first..end, options))
 }

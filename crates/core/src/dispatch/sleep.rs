@@ -1,9 +1,10 @@
 //! Which elements that sleep are needed, and which that are up are not.
 
+use super::class::ClassNumber;
 use super::element::{Presence, expected_run};
 use super::task::is_end;
 use super::{Dispatcher, EXPECTED_MAX, Line, UNKNOWN_RUN};
-use crate::id::{ElementId, TaskId};
+use crate::id::{ElementId, JobId, TaskId};
 use crate::layout::Selection;
 use crate::object::Placed;
 use crate::time::{Span, Time};
@@ -42,7 +43,7 @@ impl Dispatcher {
             }
         }
         for (line, tasks) in &self.lines {
-            self.demand_room(*line, &mut demand);
+            self.demand_room(*line, tasks, &mut demand);
             for &(_, task) in tasks {
                 work = work.saturating_add(self.expected_of_ready(task));
                 demand.wanted.extend(self.task(task).spec.element);
@@ -80,19 +81,27 @@ impl Dispatcher {
     }
 
     /// Who could run what stands in a line: one of them is wanted where no element that is up can.
-    fn demand_room(&self, line: Line, demand: &mut Demand) {
-        let (Line::Any(class) | Line::Barred(class)) = line else {
-            return;
+    fn demand_room(&self, line: Line, tasks: &BTreeSet<(JobId, TaskId)>, demand: &mut Demand) {
+        let classes: BTreeSet<ClassNumber> = match line {
+            Line::Any(class) | Line::Barred(class) => [class].into(),
+            // Of those that are up their policy chose one whose queue is full.
+            Line::At(_) => tasks
+                .iter()
+                .map(|&(_, task)| self.task(task).class)
+                .collect(),
+            Line::Fresh | Line::Pinned(_) => return,
         };
-        let asleep = self.elements.iter();
-        let asleep = asleep.filter(|(_, element)| element.presence == Presence::Asleep);
-        let mut able = asleep
-            .map(|(id, _)| id)
-            .filter(|&id| self.could_awake(class, id));
-        if matches!(line, Line::Barred(_)) {
-            demand.wanted.extend(able.next());
-        } else {
-            demand.able.extend(able);
+        for class in classes {
+            let asleep = self.elements.iter();
+            let asleep = asleep.filter(|(_, element)| element.presence == Presence::Asleep);
+            let mut able = asleep
+                .map(|(id, _)| id)
+                .filter(|&id| self.could_awake(class, id));
+            if matches!(line, Line::Barred(_)) {
+                demand.wanted.extend(able.next());
+            } else {
+                demand.able.extend(able);
+            }
         }
     }
 

@@ -132,7 +132,7 @@ impl RoomService {
 }
 
 /// Does something in a transaction, and tells mounts what changed, though whoever asked may have gone away.
-async fn write<T: Send + 'static>(
+pub(crate) async fn write<T: Send + 'static>(
     names: &Arc<SqliteNames>,
     caller: Caller,
     work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,

@@ -1,0 +1,116 @@
+//! Elements that sleep, as a planner is told of them.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
+use tidemill_plan::sim::{Allocation, Platform, Simulation, Workflow, job};
+
+/// As in LABIOS's figure: 165 W awake, 16 W asleep.
+const ARRAY: &str = "[AFE]\ncores_per_afe = 1\nread_bandwidth = unlimited\nwrite_bandwidth = unlimited\nread_latency = 0\n\
+                     write_latency = 0\npower_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]\nnumber_afes = 8\n";
+
+fn workflow(tasks: usize, inputs: bool) -> Workflow {
+    let tasks: Vec<String> = (0..tasks)
+        .map(|n| {
+            let input = if inputs {
+                format!("input = [ \"i{n}\" ]; ")
+            } else {
+                String::new()
+            };
+            format!("{{ name = \"{n}\"; kernel = \"k\"; {input}output = [ \"o{n}\" ]; }}")
+        })
+        .collect();
+    let script = format!(
+        "name = \"n\"; workdir = \"/\"; tasks = ( {} );",
+        tasks.join(", ")
+    );
+    let costs = "[kernels]\nk = { time = \"105 ms\", output = 0 }\n[files]\n";
+    let files: Vec<String> = (0..if inputs { tasks.len() } else { 0 })
+        .map(|n| format!("i{n} = 1000\n"))
+        .collect();
+    job::parse("j", &script, "c", &format!("{costs}{}", files.concat())).unwrap()
+}
+
+fn points(array: &str, workflow: &Workflow) -> Vec<Point> {
+    let platform = known(Platform::parse("a", array).unwrap(), workflow);
+    compare((&platform, workflow), &quarters(8), |one| one).unwrap()
+}
+
+#[test]
+fn waking_pays_where_few_are_awake_and_is_left_where_most_are() {
+    let points = points(ARRAY, &workflow(512, false));
+    let (few, most) = (&points[0], &points[2]);
+    assert!(few.elastic.makespan_ns < few.stays.makespan_ns, "{few:?}");
+    assert!(few.elastic.wakes > 0 && few.stays.wakes == 0, "{few:?}");
+    assert_eq!(most.elastic.wakes, 0, "{most:?}");
+    assert!(
+        most.stays.energy_joules < most.all.energy_joules,
+        "{most:?}"
+    );
+    assert!(most.all.makespan_ns < most.stays.makespan_ns, "{most:?}");
+    let all = &points[3];
+    assert_eq!((&all.stays, &all.elastic), (&all.all, &all.all));
+    // Two for 27 seconds, and six asleep.
+    let joules = few.stays.energy_joules.unwrap();
+    let reckoned = 26.88 * (2.0 * 165.0 + 6.0 * 16.0);
+    assert!(
+        (joules / reckoned - 1.0).abs() < 0.01,
+        "{joules} {reckoned}"
+    );
+    assert!(table(&points).lines().count() == 6, "{}", table(&points));
+}
+
+#[test]
+fn what_only_one_that_sleeps_has_wakes_it_and_who_has_nothing_to_do_sleeps() {
+    let points = self::points(ARRAY, &workflow(16, true));
+    assert_eq!(points[0].stays.wakes, 6, "{:?}", points[0]);
+    let array = format!("{ARRAY}suspend_after = 1\n");
+    let platform = Platform::parse("a", &array).unwrap();
+    // One task at a time: seven are put to sleep.
+    let report = Simulation::new(&platform, &workflow(1, false))
+        .run()
+        .unwrap();
+    assert_eq!(report.makespan_ns, 105_000_000);
+    let long = job::parse(
+        "j",
+        "name = \"n\"; workdir = \"/\"; tasks = ( { name = \"t\"; kernel = \"k\"; output = [ \"o\" ]; } );",
+        "c",
+        "[kernels]\nk = { time = \"100 s\", output = 0 }",
+    );
+    let report = Simulation::new(&platform, &long.unwrap()).run().unwrap();
+    let asleep = report
+        .elements
+        .iter()
+        .filter(|one| one.suspended_ns > 95_000_000_000);
+    assert_eq!(asleep.count(), 7);
+    let reckoned = 165.0 * 100.0 + 7.0 * (165.0 + 16.0 * 99.0);
+    let joules = report.energy_joules.unwrap();
+    assert!(
+        (joules / reckoned - 1.0).abs() < 0.02,
+        "{joules} {reckoned}"
+    );
+}
+
+#[test]
+fn an_array_that_sleeps_as_a_whole_wakes_for_a_job_unless_it_must_not() {
+    let workflow = workflow(4, false);
+    let platform = Platform {
+        asleep: 8,
+        ..Platform::parse("a", ARRAY).unwrap()
+    };
+    let run = |allocation| {
+        Simulation::new(&platform, &workflow)
+            .allocation(allocation)
+            .run()
+    };
+    let report = run(Allocation::Elastic).unwrap();
+    assert!(report.makespan_ns >= 2_105_000_000, "{report:?}");
+    assert_eq!(run(Allocation::All).unwrap().makespan_ns, 2_105_000_000);
+    for (line, wrong) in [
+        ("= 8", "= 8\nasleep = 9"),
+        ("wake = 2", "wake = 40 d"),
+        ("= 8", "= 8\nsuspend_after = -1"),
+    ] {
+        let array = ARRAY.replace(line, wrong);
+        assert!(Platform::parse("a", &array).is_err(), "{wrong}");
+    }
+}

@@ -1,0 +1,497 @@
+//! Labels of an application that reads and writes files by them, and the agent that carries them out and is killed again and
+//! again: whatever the shuffler made of a batch, and wherever a batch was broken off, each label has had its effect once, in
+//! the order in which they were published, and none that was published is forgotten.
+//!
+//! The shuffler is the production one. What surrounds it (what is taken at once, how a step is begun, noted, carried out and
+//! settled, what is done again) is modelled after `label/src/{agent,execute}.rs`, each part of a step by itself, so that the
+//! agent may be killed between any two.
+
+use crate::Summary;
+use crate::dice::{Dice, mix};
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_label::shuffle::{Deed, Op, supertasks};
+
+/// Labels of a run.
+const LABELS: u64 = 400;
+const FILES: u64 = 3;
+/// Bytes from which on nothing is written, but by appending.
+const LENGTH: u64 = 48;
+const SIZE_MAX: u64 = 9;
+/// Labels that may be published and not settled.
+const OPEN_MAX: usize = 60;
+
+/// What a label does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Append,
+    /// A write or append that begins the file anew.
+    Cut,
+    CutAppend,
+    Delete,
+    /// To the file with the next number.
+    Move,
+    Fence,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Pending,
+    Running,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+/// A label in the log, which outlives whoever is killed.
+#[derive(Clone, Debug)]
+struct Record {
+    kind: Kind,
+    file: u64,
+    offset: u64,
+    size: u64,
+    status: Status,
+    /// Where its bytes were about to be put.
+    noted: Option<usize>,
+    answer: Vec<u64>,
+    /// Its agent was killed in the middle of it.
+    again: bool,
+}
+
+impl Record {
+    fn appends(&self) -> bool {
+        matches!(self.kind, Kind::Append | Kind::CutAppend)
+    }
+
+    fn is_alone(&self) -> bool {
+        matches!(self.kind, Kind::Delete | Kind::Move | Kind::Fence)
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.status, Status::Pending | Status::Running)
+    }
+
+    /// What the shuffler is told of it.
+    fn op(&self) -> Op {
+        let deed = match self.kind {
+            Kind::Read => Deed::Read,
+            Kind::Cut | Kind::CutAppend => Deed::Cut,
+            Kind::Append => Deed::Append,
+            _ => Deed::Write,
+        };
+        Op {
+            deed,
+            offset: self.offset,
+            size: self.size,
+            alone: self.again || self.kind == Kind::CutAppend,
+        }
+    }
+}
+
+/// Files by their numbers; each byte says which write it is of.
+type Files = BTreeMap<u64, Vec<u64>>;
+
+/// One part of what an agent does.
+#[derive(Clone, Debug)]
+enum Part {
+    /// Notes where appends that are done at once will lie.
+    Note(Vec<usize>),
+    /// Cuts the file, or makes it.
+    Open(usize),
+    /// So many of the bytes of labels that are done at once, from one on.
+    Bytes(Vec<usize>, u64, u64),
+    Read(usize),
+    /// Puts what an agent before had begun to append where that had begun, or all of it at the end.
+    Resume(usize),
+    Names(usize),
+    Settle(usize, bool),
+}
+
+struct Shuffler {
+    dice: Dice,
+    log: Vec<Record>,
+    files: Files,
+    /// Files that the agent has open.
+    open: BTreeSet<u64>,
+    /// What lies before is settled, as far as the agent knows.
+    at: usize,
+    /// What the agent does next, the last first, of each file that it works on.
+    work: Vec<Vec<Part>>,
+    /// Groups that come after that.
+    rest: Vec<Vec<usize>>,
+    /// Labels that are published and not settled.
+    open_labels: usize,
+    done: Summary,
+}
+
+/// The bytes that a label writes.
+fn bytes(id: usize, from: u64, count: u64) -> impl Iterator<Item = u64> {
+    (from..from + count).map(move |n| mix(((id as u64) << 8) | n))
+}
+
+fn put(file: &mut Vec<u64>, at: usize, what: impl Iterator<Item = u64>) {
+    for (place, byte) in (at..).zip(what) {
+        if file.len() <= place {
+            file.resize(place + 1, 0);
+        }
+        file[place] = byte;
+    }
+}
+
+fn place(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Simulates the labels of one application.
+///
+/// # Panics
+/// If something is not as it must be.
+pub(crate) fn run(seed: u64) -> Summary {
+    let mut shuffler = Shuffler {
+        dice: Dice::new(mix(seed ^ 0x7368_7566)),
+        log: Vec::new(),
+        files: Files::new(),
+        open: BTreeSet::new(),
+        at: 0,
+        work: Vec::new(),
+        rest: Vec::new(),
+        open_labels: 0,
+        done: Summary::default(),
+    };
+    // Each seed draws how often it is killed, and how busy the application is.
+    let kill = [0, 2, 20, 100][place(shuffler.dice.roll(4))];
+    let publish = 100 + shuffler.dice.roll(800);
+    let mut left = LABELS;
+    while left > 0 || shuffler.open_labels > 0 {
+        shuffler.done.events += 1;
+        if left > 0 && shuffler.open_labels < OPEN_MAX && shuffler.dice.chance(publish) {
+            shuffler.publish();
+            left -= 1;
+        } else if shuffler.dice.chance(kill) {
+            shuffler.kill();
+        } else if shuffler.dice.chance(5) {
+            shuffler.cancel();
+        } else {
+            shuffler.go_on();
+        }
+    }
+    shuffler.check();
+    shuffler.done.labels = LABELS;
+    shuffler.done
+}
+
+impl Shuffler {
+    fn publish(&mut self) {
+        let dice = &mut self.dice;
+        let kind = match dice.roll(24) {
+            0..=9 => Kind::Write,
+            10..=14 => Kind::Read,
+            15..=18 => Kind::Append,
+            19 => Kind::Cut,
+            20 => Kind::CutAppend,
+            21 => Kind::Delete,
+            22 => Kind::Move,
+            _ => Kind::Fence,
+        };
+        let record = Record {
+            kind,
+            file: dice.roll(FILES),
+            offset: dice.roll(LENGTH),
+            size: dice.roll(SIZE_MAX),
+            status: Status::Pending,
+            noted: None,
+            answer: Vec::new(),
+            again: false,
+        };
+        self.log.push(record);
+        self.open_labels += 1;
+    }
+
+    /// The application takes a label back that is not begun.
+    fn cancel(&mut self) {
+        let back = place(self.dice.roll(OPEN_MAX as u64));
+        let Some(record) = self.log.len().checked_sub(back + 1) else {
+            return;
+        };
+        let record = &mut self.log[record];
+        if record.status == Status::Pending {
+            record.status = Status::Cancelled;
+            self.open_labels -= 1;
+        }
+    }
+
+    /// What the agent knew is gone; another one begins with what is not settled.
+    fn kill(&mut self) {
+        self.done.agents += 1;
+        self.work.clear();
+        self.rest.clear();
+        self.open.clear();
+        let settled = self.log.iter().position(Record::is_open);
+        self.at = settled.unwrap_or(self.log.len());
+    }
+
+    /// The agent does one part of something.
+    fn go_on(&mut self) {
+        self.work.retain(|parts| !parts.is_empty());
+        if !self.work.is_empty() {
+            let which = place(self.dice.roll(self.work.len() as u64));
+            if let Some(part) = self.work[which].pop() {
+                self.act(which, part);
+            }
+            return;
+        }
+        if self.rest.is_empty() {
+            self.take();
+        }
+        if let Some(group) = self.rest.pop() {
+            self.begin(&group);
+        }
+    }
+
+    /// What was published since is begun, in parts between which all that was before is done.
+    fn take(&mut self) {
+        // Now and then it closes what it has open.
+        if self.dice.chance(100) {
+            self.open.clear();
+        }
+        let most = place(1 + self.dice.roll(40));
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut taken = 0;
+        while taken < most && self.at < self.log.len() {
+            let id = self.at;
+            self.at += 1;
+            let record = &mut self.log[id];
+            match record.status {
+                Status::Pending => record.status = Status::Running,
+                Status::Running => record.again = true,
+                _ => continue,
+            }
+            taken += 1;
+            let alone = |id: usize| self.log[id].is_alone();
+            match groups.last_mut() {
+                Some(group) if !alone(id) && !alone(group[0]) => group.push(id),
+                _ => groups.push(vec![id]),
+            }
+        }
+        groups.reverse();
+        self.rest = groups;
+    }
+
+    fn begin(&mut self, group: &[usize]) {
+        if let [id] = *group
+            && self.log[id].is_alone()
+        {
+            self.work = vec![vec![Part::Names(id)]];
+            return;
+        }
+        for file in 0..FILES {
+            let ids = group.iter().copied();
+            let ids: Vec<usize> = ids.filter(|&id| self.log[id].file == file).collect();
+            if !ids.is_empty() {
+                let parts = self.parts(&ids, self.open.contains(&file));
+                self.work.push(parts);
+            }
+        }
+    }
+
+    /// All that is to be done for labels of one file, the last first.
+    fn parts(&mut self, ids: &[usize], is_there: bool) -> Vec<Part> {
+        let ops: Vec<Op> = ids.iter().map(|&id| self.log[id].op()).collect();
+        let mut parts = Vec::new();
+        for step in supertasks(&ops, is_there).into_iter().flatten() {
+            let run: Vec<usize> = step.into_iter().map(|at| ids[at]).collect();
+            let first = run[0];
+            let record = &self.log[first];
+            if record.kind == Kind::Read {
+                parts.push(Part::Read(first));
+                continue;
+            }
+            if record.again && record.appends() && record.noted.is_some() {
+                parts.extend([Part::Resume(first), Part::Settle(first, true)]);
+                continue;
+            }
+            parts.push(Part::Open(first));
+            if record.appends() {
+                parts.push(Part::Note(run.clone()));
+            }
+            let total: u64 = run.iter().map(|&id| self.log[id].size).sum();
+            // A call may take less than it is given.
+            let cut = self.dice.roll(total + 1);
+            for (from, count) in [(0, cut), (cut, total - cut)] {
+                if count > 0 {
+                    parts.push(Part::Bytes(run.clone(), from, count));
+                }
+            }
+            parts.extend(run.into_iter().map(|id| Part::Settle(id, true)));
+        }
+        parts.reverse();
+        parts
+    }
+
+    fn act(&mut self, which: usize, part: Part) {
+        match part {
+            Part::Open(id) => {
+                let record = &self.log[id];
+                let file = self.files.entry(record.file).or_default();
+                if matches!(record.kind, Kind::Cut | Kind::CutAppend) {
+                    file.clear();
+                }
+                self.open.insert(record.file);
+            }
+            Part::Note(run) => {
+                let mut end = self.files.get(&self.log[run[0]].file).map_or(0, Vec::len);
+                for id in run {
+                    self.log[id].noted = Some(end);
+                    end += place(self.log[id].size);
+                }
+            }
+            Part::Bytes(run, from, count) => self.write(&run, from, count),
+            Part::Read(id) => {
+                let record = &self.log[id];
+                let read = read(&self.files, record);
+                let is_there = read.is_some();
+                self.log[id].answer = read.unwrap_or_default();
+                self.work[which].push(Part::Settle(id, is_there));
+            }
+            Part::Resume(id) => self.resume(which, id),
+            Part::Names(id) => {
+                let record = &self.log[id];
+                self.open.remove(&record.file);
+                self.open.remove(&((record.file + 1) % FILES));
+                // The agent before may have done it.
+                let done = change_names(&mut self.files, record) || record.again;
+                self.work[which].push(Part::Settle(id, done));
+            }
+            Part::Settle(id, done) => {
+                let record = &mut self.log[id];
+                assert_eq!(
+                    record.status,
+                    Status::Running,
+                    "label {id} is settled twice"
+                );
+                record.status = if done { Status::Done } else { Status::Failed };
+                self.open_labels -= 1;
+            }
+        }
+    }
+
+    /// Some of the bytes of labels that follow each other.
+    fn write(&mut self, run: &[usize], from: u64, count: u64) {
+        let all = run.iter().flat_map(|&id| bytes(id, 0, self.log[id].size));
+        let some: Vec<u64> = all.skip(place(from)).take(place(count)).collect();
+        let first = &self.log[run[0]];
+        let file = self.files.entry(first.file).or_default();
+        let at = match first.appends() {
+            true => file.len(),
+            false => place(first.offset + from),
+        };
+        put(file, at, some.into_iter());
+    }
+
+    /// As `append_again`: what is there of it is known by where it was noted.
+    fn resume(&mut self, which: usize, id: usize) {
+        let record = self.log[id].clone();
+        let noted = record.noted.unwrap_or(0);
+        let data: Vec<u64> = bytes(id, 0, record.size).collect();
+        let file = self.files.get(&record.file);
+        let there = file.and_then(|file| file.get(noted.min(file.len())..));
+        let there: Option<Vec<u64>> =
+            there.map(|there| there.iter().copied().take(data.len()).collect());
+        let begun =
+            there.filter(|there| (data.is_empty() || !there.is_empty()) && data.starts_with(there));
+        match begun {
+            Some(there) => {
+                let file = self.files.entry(record.file).or_default();
+                put(
+                    file,
+                    noted + there.len(),
+                    data.into_iter().skip(there.len()),
+                );
+                self.open.insert(record.file);
+            }
+            None => {
+                let run = vec![id];
+                let mut parts = vec![
+                    Part::Bytes(run.clone(), 0, record.size),
+                    Part::Note(run),
+                    Part::Open(id),
+                ];
+                if record.size == 0 {
+                    parts.remove(0);
+                }
+                self.work[which].append(&mut parts);
+            }
+        }
+    }
+
+    /// One label after the other, as they were published, gives the same files and answers.
+    fn check(&mut self) {
+        let mut files = Files::new();
+        let mut sum = self.done.events;
+        for (id, record) in self.log.iter().enumerate() {
+            let done = match record.status {
+                Status::Done => true,
+                Status::Failed => false,
+                Status::Cancelled => continue,
+                Status::Pending | Status::Running => panic!("label {id} was forgotten"),
+            };
+            sum = mix(sum
+                ^ record
+                    .answer
+                    .iter()
+                    .fold(id as u64, |sum, byte| mix(sum ^ byte)));
+            let expected = match record.kind {
+                Kind::Read => {
+                    let read = read(&files, record);
+                    let is_there = read.is_some();
+                    let read = read.unwrap_or_default();
+                    assert_eq!(record.answer, read, "label {id} has read something else");
+                    is_there
+                }
+                Kind::Write | Kind::Append | Kind::Cut | Kind::CutAppend => {
+                    let file = files.entry(record.file).or_default();
+                    if matches!(record.kind, Kind::Cut | Kind::CutAppend) {
+                        file.clear();
+                    }
+                    let at = if record.appends() {
+                        file.len()
+                    } else {
+                        place(record.offset)
+                    };
+                    put(file, at, bytes(id, 0, record.size));
+                    true
+                }
+                Kind::Delete | Kind::Move | Kind::Fence => change_names(&mut files, record),
+            };
+            // What an agent that was killed may have done is taken for done.
+            assert!(
+                done == expected || record.again && record.is_alone(),
+                "label {id} ends otherwise: {record:?}"
+            );
+        }
+        assert_eq!(self.files, files, "files hold something else");
+        self.done.fingerprint = sum;
+    }
+}
+
+/// `None`: there is no such file.
+fn read(files: &Files, record: &Record) -> Option<Vec<u64>> {
+    let file = files.get(&record.file)?;
+    let from = place(record.offset).min(file.len());
+    let to = place(record.offset + record.size).min(file.len());
+    Some(file[from..to].to_vec())
+}
+
+/// Whether that could be done.
+fn change_names(files: &mut Files, record: &Record) -> bool {
+    match record.kind {
+        Kind::Delete => files.remove(&record.file).is_some(),
+        Kind::Move => {
+            let moved = files.remove(&record.file);
+            let to = (record.file + 1) % FILES;
+            moved.map(|file| files.insert(to, file)).is_some()
+        }
+        _ => true,
+    }
+}

@@ -1,0 +1,337 @@
+//! Elements in memory, and rooms. The host of one ends now and then, with its clients and all that was in its memory: what
+//! only that had is lost and named, nothing else is. Rooms come and end, and their files with them.
+
+use crate::dice::{Dice, mix};
+use crate::element::Element;
+use crate::world::World;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// The folder whose files are to be in memory.
+pub(crate) const MEMORY: &str = "m";
+/// Rooms that there may be, as clients name their folders.
+pub(crate) const ROOMS: [&str; 2] = ["rooms/r0", "rooms/r1"];
+/// Longest pause between two ends of a host, and between two things that are done with rooms, in milliseconds.
+const END_PAUSE_MS: u64 = 20_000;
+const ROOM_PAUSE_MS: u64 = 4000;
+/// Longest life that a room is given, in milliseconds.
+const TTL_MS: u64 = 30_000;
+/// Most bytes that an element in memory has room for: some files, so that others go on elsewhere.
+const CAPACITY_BYTES: u64 = 3000;
+/// What the server says of what was in memory.
+const FORGOTTEN: &str = "was in memory, which is gone with its host";
+
+/// A room as whoever made it sees it.
+#[derive(Debug)]
+struct Room {
+    ino: u64,
+    /// In milliseconds; `None`: it has no time.
+    expires: Option<u64>,
+    /// Somebody had it removed.
+    ended: bool,
+    /// Somebody has joined it: it may end when the last is not heard of.
+    joined: bool,
+    members: Vec<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Warehouse {
+    dice: Dice,
+    /// Elements from this index on are in memory.
+    first: usize,
+    rooms: BTreeMap<&'static str, Room>,
+    /// Objects that were in memory that is gone.
+    gone: BTreeSet<u64>,
+    /// Where clients were told to go on with what had no more room. One that is killed on the way there leaves what had arrived.
+    passing: BTreeSet<(u32, u64)>,
+    /// Rooms that have ended.
+    pub(crate) ended: u64,
+}
+
+impl Room {
+    /// Whether it is to end.
+    fn is_over(&self, now: u64) -> bool {
+        self.ended || self.joined || self.expires.is_some_and(|at| at <= now)
+    }
+}
+
+impl World {
+    /// Adds elements in memory to an array that does not know of any yet.
+    pub(crate) fn build_warehouse(&mut self, seed: u64) {
+        let mut dice = Dice::new(mix(seed ^ 0x7761_7265));
+        let first = self.elements.len();
+        for _ in 0..1 + dice.roll(2) {
+            let id = u32::try_from(self.elements.len()).unwrap_or(0);
+            let room = CAPACITY_BYTES / (1 + dice.roll(3));
+            self.elements.push(Element::in_memory(id, room));
+            self.attached.push(None);
+        }
+        self.warehouse = Some(Warehouse {
+            dice,
+            first,
+            rooms: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            passing: BTreeSet::new(),
+            ended: 0,
+        });
+    }
+
+    /// The element in memory that is on a client's host.
+    pub(crate) fn memory_of(&self, client: usize) -> Option<u32> {
+        let warehouse = self.warehouse.as_ref()?;
+        let memories = &self.elements[warehouse.first..];
+        Some(memories[client % memories.len()].id)
+    }
+
+    pub(crate) fn open_warehouse(&mut self) {
+        if self.warehouse.is_some() {
+            self.end_host();
+            self.do_something_with_a_room();
+        }
+    }
+
+    /// The host of an element in memory ends, after a pause.
+    fn end_host(&mut self) {
+        let calm = self.calm.get();
+        let Some(warehouse) = &mut self.warehouse else {
+            return;
+        };
+        if calm {
+            return;
+        }
+        let delay = 1 + warehouse.dice.roll(END_PAUSE_MS);
+        self.later(delay, "a host ends", |world| {
+            if !world.calm.get() {
+                world.lose_memory();
+                world.end_host();
+            }
+        });
+    }
+
+    fn lose_memory(&mut self) {
+        let Some(warehouse) = &mut self.warehouse else {
+            return;
+        };
+        let memories = self.elements.len() - warehouse.first;
+        let which = warehouse.dice.roll(memories as u64);
+        let index = warehouse.first + usize::try_from(which).unwrap_or(0);
+        let id = self.elements[index].id;
+        for client in 0..self.slots.len() {
+            if self.memory_of(client) == Some(id) {
+                self.kill_client(client);
+            }
+        }
+        self.kill_element(index);
+        self.say(&format!("the memory of element {id} is gone"));
+        let lost = self.elements[index].forget();
+        let Some(warehouse) = &mut self.warehouse else {
+            return;
+        };
+        for (object, known) in lost {
+            warehouse.gone.insert(object);
+            if known.sealed {
+                self.reference.loses(object, known.bytes);
+            }
+        }
+        // What nothing was written of yet is lost, too.
+        let written = self.numbers(&format!("SELECT object FROM writing WHERE element = {id}"));
+        if let Some(warehouse) = &mut self.warehouse {
+            warehouse.gone.extend(written);
+        }
+    }
+
+    fn numbers(&self, sql: &str) -> Vec<u64> {
+        let Some(server) = &self.server else {
+            return Vec::new();
+        };
+        let numbers = server.read(|db| {
+            let mut statement = db.prepare_cached(sql)?;
+            let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+            rows.map(|number| number.map(i64::cast_unsigned)).collect()
+        });
+        numbers.expect("the server's tables can be read")
+    }
+
+    /// Takes up what the server did by itself: first versions that are lost, and rooms that have ended.
+    pub(crate) fn take_warehouse(&mut self) {
+        let Some(warehouse) = &self.warehouse else {
+            return;
+        };
+        if self.server.is_none() {
+            return;
+        }
+        let (gone, rooms) = (!warehouse.gone.is_empty(), !warehouse.rooms.is_empty());
+        if gone {
+            self.take_lost();
+        }
+        if rooms {
+            self.take_ended();
+        }
+    }
+
+    fn take_lost(&mut self) {
+        let Some(server) = &self.server else { return };
+        let sql = "SELECT ino, object FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
+        let found = server.read(|db| {
+            let mut statement = db.prepare_cached(sql)?;
+            let rows = statement.query_map([FORGOTTEN], |row| {
+                let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+                Ok((number(0)?, number(1)?))
+            })?;
+            rows.collect::<Result<Vec<_>, _>>()
+        });
+        for (ino, object) in found.expect("the server's tables can be read") {
+            self.reference.is_lost(ino, object);
+        }
+    }
+
+    fn take_ended(&mut self) {
+        let there: BTreeSet<u64> = self.numbers("SELECT ino FROM room").into_iter().collect();
+        let now = self.now;
+        let Some(warehouse) = &mut self.warehouse else {
+            return;
+        };
+        let over: Vec<&'static str> = (warehouse.rooms.iter())
+            .filter(|(_, room)| !there.contains(&room.ino))
+            .map(|(&name, _)| name)
+            .collect();
+        for name in over {
+            let Some(room) = warehouse.rooms.remove(name) else {
+                continue;
+            };
+            let may = room.is_over(now);
+            assert!(may, "{name} ends, and nobody wants it to: {room:?}");
+            warehouse.ended += 1;
+            self.reference.folder_ends(name, room.ino);
+        }
+    }
+
+    /// Somebody makes, joins, leaves or removes a room.
+    fn do_something_with_a_room(&mut self) {
+        let now = self.now;
+        if let (Some(server), Some(warehouse)) = (&self.server, &mut self.warehouse) {
+            let dice = &mut warehouse.dice;
+            let name = ROOMS[usize::try_from(dice.roll(ROOMS.len() as u64)).unwrap_or(0)];
+            let short = name.trim_start_matches("rooms/");
+            match (warehouse.rooms.get_mut(name), dice.roll(4)) {
+                (None, _) => {
+                    let ttl = dice.chance(500).then(|| 1 + dice.roll(TTL_MS));
+                    let made = server.create_room(short, ttl.map(Duration::from_millis));
+                    if let Some(ino) = made {
+                        self.reference.folder(name, ino);
+                        let room = Room {
+                            ino,
+                            expires: ttl.map(|ttl| now + ttl),
+                            ended: false,
+                            joined: false,
+                            members: Vec::new(),
+                        };
+                        warehouse.rooms.insert(name, room);
+                    }
+                }
+                (Some(room), 0) => room.ended |= server.end_room(short),
+                (Some(room), 1) => {
+                    let joined = server.join_room(short);
+                    room.joined |= joined.is_some();
+                    room.members.extend(joined);
+                }
+                (Some(room), 2) => {
+                    if let Some(member) = room.members.pop() {
+                        server.leave_room(short, member);
+                    }
+                }
+                // The others say that they are still there.
+                (Some(room), _) => {
+                    room.members
+                        .retain(|&member| server.stay_in_room(short, member));
+                }
+            }
+        }
+        if !self.calm.get() {
+            let dice = self.warehouse.as_mut().map(|warehouse| &mut warehouse.dice);
+            let delay = 1 + dice.map_or(0, |dice| dice.roll(ROOM_PAUSE_MS));
+            self.later(delay, "rooms", World::do_something_with_a_room);
+        }
+    }
+
+    /// Whether an object was in memory that is gone.
+    pub(crate) fn is_gone(&self, object: u64) -> bool {
+        let warehouse = self.warehouse.as_ref();
+        warehouse.is_some_and(|warehouse| warehouse.gone.contains(&object))
+    }
+
+    /// Objects that the server says are lost with memory, by element.
+    fn named(&self) -> BTreeSet<(u32, u64)> {
+        let Some(server) = &self.server else {
+            return BTreeSet::new();
+        };
+        let named = server.read(|db| {
+            let mut statement =
+                db.prepare_cached("SELECT element, object FROM damage WHERE what = ?1")?;
+            let rows = statement.query_map([FORGOTTEN], |row| {
+                Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+            })?;
+            rows.collect()
+        });
+        named.expect("the server's tables can be read")
+    }
+
+    /// Those of them of which there is no other copy.
+    pub(crate) fn lost(&self) -> BTreeSet<u64> {
+        let named = self.named();
+        let held = |object: u64| {
+            let holders = self.elements.iter();
+            holders
+                .filter(|one| one.store.read(object).is_some())
+                .count()
+        };
+        let lost = named.into_iter().map(|(_, object)| object);
+        lost.filter(|&object| held(object) == 0).collect()
+    }
+
+    /// What is named as lost was in memory that is gone and is not there; gives it, by element.
+    pub(crate) fn check_lost(&self) -> BTreeSet<(u32, u64)> {
+        let named = self.named();
+        for &(id, object) in &named {
+            assert!(
+                self.is_gone(object) || self.reference.content(object).is_none(),
+                "object {object} is said to be lost, and its memory is there"
+            );
+            let element = self.elements.iter().find(|element| element.id == id);
+            assert!(
+                element.is_some_and(|element| element.store.read(object).is_none()),
+                "object {object} is said to be lost, and element {id} has it"
+            );
+        }
+        named
+    }
+
+    /// Rooms that are to end and have not.
+    pub(crate) fn rooms_over(&self) -> Vec<String> {
+        let rooms = self.warehouse.iter().flat_map(|one| &one.rooms);
+        let over = rooms.filter(|(_, room)| room.is_over(self.now));
+        over.map(|(name, room)| format!("{name} {room:?}"))
+            .collect()
+    }
+
+    /// A client was told where to go on with what has no more room.
+    pub(crate) fn passes(&mut self, ops: &[Op], results: &[v1::NameResult]) {
+        let Some(warehouse) = &mut self.warehouse else {
+            return;
+        };
+        for (op, result) in ops.iter().zip(results) {
+            if let (Op::Spill(spill), Some(Named::Opened(opened))) = (op, &result.result) {
+                warehouse.passing.insert((opened.element, spill.object));
+            }
+        }
+    }
+
+    /// Whether an object was left where a client that was killed was going on with it.
+    pub(crate) fn was_left(&self, element: &Element, object: u64) -> bool {
+        let known = element.store.objects.get(&object);
+        let passing = |warehouse: &Warehouse| warehouse.passing.contains(&(element.id, object));
+        known.is_some_and(|known| !known.sealed) && self.warehouse.as_ref().is_some_and(passing)
+    }
+}

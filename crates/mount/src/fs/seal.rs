@@ -151,6 +151,11 @@ impl Sealer {
         self.0.unsealed.wait(timeout)
     }
 
+    /// Waits until fewer than so many versions are not sealed; says whether that is so.
+    pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
+        self.0.unsealed.wait_below(most, until)
+    }
+
     /// The errno for an operation that has waited in vain for the seal of this inode.
     pub(crate) fn errno(&self, ino: u64) -> rustix::io::Errno {
         self.0.unsealed.errno(ino)

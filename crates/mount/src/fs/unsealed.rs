@@ -1,5 +1,6 @@
 //! Which versions were closed here and are not sealed yet, since when, and why not.
 
+use super::patience;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -11,8 +12,8 @@ use tidemill_client::Error as ClientError;
 #[derive(Debug, Default)]
 pub(crate) struct Unsealed {
     versions: Mutex<Versions>,
-    /// Signalled when nothing is left.
-    empty: Condvar,
+    /// Signalled when there is one less.
+    fewer: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -67,8 +68,19 @@ impl Unsealed {
         versions.by_object.remove(&object);
         if versions.by_object.is_empty() {
             versions.why.clear();
-            self.empty.notify_all();
         }
+        self.fewer.notify_all();
+    }
+
+    /// Waits until there are fewer than so many; says whether there are.
+    pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
+        let mut versions = self.versions.lock();
+        while versions.by_object.len() >= most {
+            if patience::wait(&self.fewer, &mut versions, until) {
+                return false;
+            }
+        }
+        true
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -86,7 +98,7 @@ impl Unsealed {
         let end = Instant::now() + timeout;
         let mut versions = self.versions.lock();
         while !versions.by_object.is_empty() {
-            if self.empty.wait_until(&mut versions, end).timed_out() {
+            if self.fewer.wait_until(&mut versions, end).timed_out() {
                 drop(versions);
                 return Err(self.standing());
             }
@@ -131,5 +143,20 @@ mod tests {
         assert!(!unsealed.failed(7, &why));
         unsealed.wait(Duration::ZERO).unwrap();
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);
+    }
+
+    #[test]
+    fn who_would_add_more_waits_for_one_less() {
+        let unsealed = Unsealed::default();
+        unsealed.enter(1, 10);
+        assert!(unsealed.wait_below(2, patience::now()));
+        unsealed.enter(2, 20);
+        assert!(!unsealed.wait_below(2, patience::now()));
+        std::thread::scope(|scope| {
+            let waits =
+                scope.spawn(|| unsealed.wait_below(2, patience::now() + patience::PATIENCE));
+            unsealed.done(1);
+            assert!(waits.join().unwrap());
+        });
     }
 }

@@ -29,6 +29,8 @@ const DATA_BYTES_MAX: usize = 64 << 10;
 const MODES: u32 = 0o777;
 /// Files of one call that may be refused by the server before the rest is not tried: each is a request of its own.
 const REFUSALS_MAX: usize = 8;
+/// Versions that are not sealed yet before more is made: each is an open file of the mount's process.
+const UNSEALED_MAX: usize = 4096;
 /// Files on other hosts that are written at the same time.
 const LANES: usize = 8;
 
@@ -92,6 +94,9 @@ impl Fs {
         let (caller, time) = (opener.caller(), now_ns());
         let names: Vec<_> = files.iter().map(|file| (file.folder, file.name)).collect();
         let mut outcomes = vec![Errno::AGAIN.raw_os_error(); files.len()];
+        if !self.sealer.wait_below(UNSEALED_MAX, patience::deadline()) {
+            return outcomes;
+        }
         let change = self.table.begin(&names);
         let made = self.make_names(opener, files, (change.asked, time), &mut outcomes);
         let written = self.write_all(caller, &made);

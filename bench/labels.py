@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Labels of an application: how fast they are published, and stored; one at a time; large ones.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--binary target/release/tidemill]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--folder FOLDER] [--binary target/release/tidemill]
 
 `publish`: labels of 1 KiB, kept whatever process is killed, against the copy of as many bytes within memory. `stored`: the
 same until all are in closed files, 10 000 files and one, against system calls through the same mount (open, pwrite, close; one file is opened once);
 `cpu_us` is the time of application and agent for a label. `wait`: one label and waiting for it. `large`: labels of 1 MiB as the
 application sees them, against memcpy; and until they are on the device, against `dd conv=fsync` into the file system below. `intent`: what each intent does to a label
 that nobody waits for (when it is stored), and to the agent, how often it wakes and computes for one label every millisecond.
-Prints JSON lines; medians over rounds.
+Prints JSON lines; medians over rounds. The array lies in FOLDER: give one on a file system in which few files were removed lately, since ext4 makes files
+many times slower for some minutes where as many were.
 """
 import argparse
 import json
@@ -141,9 +142,10 @@ def intents(labels):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder")
     parser.add_argument("--binary", default=BINARY)
     args = parser.parse_args()
-    with Array(elements=1, cores=2, mount=True, binary=args.binary) as array:
+    with Array(elements=1, cores=2, mount=True, folder=args.folder, binary=args.binary) as array:
         labels = Labels(array, args.binary)
         try:
             one(labels, args.rounds)

@@ -378,7 +378,7 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
 }
 
 /// What an application's analyses drew is what their jobs did.
-fn check_energy(array: &Array, labels: &Labels<'_>, runs: usize) {
+fn check_energy(array: &Array, labels: &Labels, runs: usize) {
     let app = labels.known()["applications"][0]["energy"].clone();
     assert_eq!(
         (&app["runs"], &app["runs_unknown"]),

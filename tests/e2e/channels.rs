@@ -41,6 +41,7 @@ fn state(array: &Array, name: &str) -> Value {
 
 /// Two who send at once, while the element that keeps the channel, the server and a reader are killed again and again.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story")]
 fn what_was_sent_is_there_once_and_in_one_order_whoever_is_killed() {
     let Some(mut array) = start() else { return };
     let made = array.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
@@ -158,6 +159,7 @@ impl Output for Child {
 
 /// Bounds, rights, and the ends that a channel can come to: with its room, with the memory that it was kept in.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story")]
 fn a_channel_has_bounds_and_ends_with_its_room_or_its_memory() {
     let Some(mut array) = start() else { return };
     for wrong in ["", "..", ".x", "a/b", &"a".repeat(65)] {

@@ -10,6 +10,7 @@ mod away;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;
+mod burst;
 mod by_grpc;
 mod by_url;
 mod chance;

@@ -94,6 +94,7 @@ pub(crate) enum Command {
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),
     Move(command::r#move::Args),
+    Drain(command::drain::Args),
     Rebalance(command::rebalance::Args),
     Labels(command::labels::Args),
     Apps(command::apps::Args),

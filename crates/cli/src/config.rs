@@ -68,6 +68,10 @@ pub(crate) struct Server {
     pub(crate) scrub_every: Option<OrOff<Length>>,
     pub(crate) move_rate: Option<Size>,
     pub(crate) queue: Option<QueueText>,
+    pub(crate) drain_after: Option<Length>,
+    pub(crate) drain_high: Option<u8>,
+    pub(crate) drain_low: Option<u8>,
+    pub(crate) burst_full: Option<BurstFull>,
     pub(crate) suspend_after: Option<OrOff<Length>>,
     pub(crate) suspend: Option<String>,
     pub(crate) wake: Option<String>,
@@ -114,6 +118,7 @@ pub(crate) struct Element {
     pub(crate) in_place: Option<bool>,
     pub(crate) scrub_rate: Option<OrOff<Size>>,
     pub(crate) role: Option<ElementRole>,
+    pub(crate) tier: Option<ElementTier>,
 }
 
 /// Named resources, `gpu=2,licence.x=1`.
@@ -155,6 +160,26 @@ pub(crate) enum ElementMedium {
     Disk,
     /// This machine's memory: lost with the machine
     Memory,
+}
+
+/// Whether what is written to an element stays there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ElementTier {
+    /// It does
+    Store,
+    /// New files go there first, and drain to those that store
+    Burst,
+}
+
+/// What becomes of new files when the burst tier is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BurstFull {
+    /// They wait until something has drained
+    Wait,
+    /// They go to elements that store
+    Store,
 }
 
 /// What an element is for.

@@ -5,6 +5,7 @@ use crate::objects::Remote;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -32,6 +33,9 @@ const COPYING: Duration = Duration::from_millis(100);
 
 /// How long an element that sleeps is waited for.
 const AWAKE_MAX: Duration = Duration::from_secs(30);
+
+/// How long room in the burst tier is waited for.
+const ROOM_MAX: Duration = Duration::from_secs(600);
 
 /// How often a client that writes says so: the server gives up who is silent for three times as long.
 const STILL_WRITING: Duration = Duration::from_secs(20);
@@ -479,12 +483,18 @@ impl Transfer {
         }
     }
 
-    /// What is to be placed on an element that sleeps is tried again until that is awake.
+    /// What is to be placed on an element that sleeps is tried again until that is awake, and what finds the burst tier full until
+    /// something has drained.
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
-        let end = Instant::now() + AWAKE_MAX;
+        let begun = Instant::now();
+        let patience = |error: &Error| match error {
+            Error::Waking(_) => AWAKE_MAX,
+            full if full.is(Errno::AGAIN) => ROOM_MAX,
+            _ => Duration::ZERO,
+        };
         loop {
             match self.server.one(&self.credentials, op()).await {
-                Err(Error::Waking(_)) if Instant::now() < end => {
+                Err(error) if begun.elapsed() < patience(&error) => {
                     tokio::time::sleep(COPYING).await;
                 }
                 placed => return placed,
@@ -513,7 +523,7 @@ impl Transfer {
             ..v1::Create::default()
         };
         let answer = match self.placed(|| Op::Create(create.clone())).await {
-            Err(error) if error.is(rustix::io::Errno::EXIST) => {
+            Err(error) if error.is(Errno::EXIST) => {
                 let ino = self.resolve(path).await?.ino;
                 let new = v1::NewVersion {
                     ino,

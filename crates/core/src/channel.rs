@@ -406,6 +406,7 @@ impl Log {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "of small numbers")]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -583,7 +584,6 @@ mod tests {
         assert_eq!(first(2, 60), [0, 3]);
         assert_eq!(first(3, 1), [3]);
         assert!(first(6, u64::MAX).is_empty());
-        let mut log = log;
         log.begin("a", None).unwrap();
         log.begin("late", Some(5)).unwrap();
         assert_eq!(log.acknowledge("a", 7), Err(Refusal::NotSent(6)));

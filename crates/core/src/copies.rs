@@ -60,6 +60,8 @@ pub enum CopyState {
     Coming,
     /// All of it is there.
     Current,
+    /// All of it is there, on an element of the burst tier: it is none of those that are wanted, and stays until its room is.
+    Burst,
     /// The element has been away for longer than the array waits.
     Lost,
     /// All of it is there, and is to go from there as soon as there are enough others.
@@ -85,6 +87,8 @@ pub struct Site {
     pub takes: bool,
     /// Whether what it keeps lies in memory: copies are put there only if it is named.
     pub memory: bool,
+    /// Whether it is of the burst tier: no copies are put there.
+    pub burst: bool,
 }
 
 /// An object and who has it.
@@ -146,7 +150,19 @@ impl Kept {
     /// How many copies there are that can be read, now or when their elements are up again.
     #[must_use]
     pub fn has(&self) -> usize {
-        self.of(&[CopyState::Current, CopyState::Leaving]).count()
+        let there = [CopyState::Current, CopyState::Burst, CopyState::Leaving];
+        self.of(&there).count()
+    }
+
+    /// Whether there are as many copies as there can be, beside those in the burst tier.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        self.left() >= self.enough()
+    }
+
+    /// As many as are wanted, or as there are elements for.
+    fn enough(&self) -> usize {
+        self.wanted.min(self.places).max(1)
     }
 
     /// Whether only places are to change: nothing is in danger.
@@ -178,8 +194,9 @@ impl Kept {
             let mut current = self.of(&[CopyState::Current]);
             !current.any(|element| element == *target)
         });
-        let leaving = self.of(&[CopyState::Leaving]).filter_map(site);
-        let from = up.iter().copied().chain(leaving).next();
+        let others = [CopyState::Burst, CopyState::Leaving];
+        let others = self.of(&others).filter_map(site);
+        let from = up.iter().copied().chain(others).next();
         let damaged: Vec<&Site> = self.of(&[CopyState::Damaged]).filter_map(site).collect();
         if up.len() <= self.wanted.max(1)
             && let Some(next) = self.mend(&damaged, from)
@@ -206,7 +223,7 @@ impl Kept {
         let to = match target {
             Some(target) => site(target).filter(takes),
             None => {
-                let disks = sites.iter().filter(|one| !one.memory);
+                let disks = sites.iter().filter(|one| !one.memory && !one.burst);
                 self.best(disks.filter(takes), &site)
             }
         };
@@ -226,8 +243,7 @@ impl Kept {
             .of(&[CopyState::Leaving, CopyState::LostLeaving])
             .collect();
         // What is to go goes, too, where there are not enough elements for as many copies as are wanted.
-        let enough = self.wanted.min(self.places).max(1);
-        if up.len() >= enough && !leaving.is_empty() {
+        if up.len() >= self.enough() && !leaving.is_empty() {
             return Some(Next::Remove {
                 goes: leaving,
                 first: up[0].element,
@@ -357,6 +373,7 @@ mod tests {
             free_bytes: MUCH,
             takes: true,
             memory: false,
+            burst: false,
         };
         (0..).zip(hosts).map(site).collect()
     }
@@ -385,6 +402,39 @@ mod tests {
             goes: goes.iter().copied().map(ElementId).collect(),
             first: ElementId(first),
         }
+    }
+
+    #[test]
+    fn what_is_in_the_burst_tier_is_copied_from_there_and_goes_only_when_it_is_elsewhere() {
+        use CopyState::Burst;
+        let mut some = sites(&["a", "a", "b"]);
+        some[0].burst = true;
+        some[1].burst = true;
+        assert_eq!(made(kept(1, &[(0, Burst)]).next(&some)), (0, 2));
+        let coming = kept(1, &[(0, Burst), (2, Coming)]);
+        assert_eq!(coming.next(&some), Next::Wait);
+        assert_eq!(
+            kept(1, &[(0, Leaving), (2, Coming)]).next(&some),
+            Next::Wait
+        );
+        let both = kept(1, &[(0, Burst), (2, Current)]);
+        assert_eq!(
+            (both.next(&some), both.left(), both.has()),
+            (Next::Enough, 1, 2)
+        );
+        let leaving = kept(1, &[(0, Leaving), (2, Current)]);
+        assert_eq!(leaving.next(&some), removed(&[0], 2));
+        // Never before it is elsewhere, and on an element that is up.
+        assert_eq!(made(kept(1, &[(0, Leaving)]).next(&some)), (0, 2));
+        let away = kept(1, &[(0, Leaving), (3, Current)]);
+        assert_ne!(away.next(&some), removed(&[0], 3));
+        assert_eq!(
+            kept(2, &[(0, Burst), (2, Current)]).next(&some),
+            Next::NoPlace
+        );
+        some.pop();
+        assert_eq!(kept(1, &[(0, Burst)]).next(&some), Next::NoPlace);
+        assert_eq!(kept(1, &[(0, Leaving)]).next(&some), Next::NoPlace);
     }
 
     #[test]

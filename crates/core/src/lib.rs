@@ -6,6 +6,7 @@
 
 pub mod attribute;
 pub mod balance;
+pub mod burst;
 pub mod channel;
 pub mod content;
 pub mod copies;

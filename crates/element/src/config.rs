@@ -28,6 +28,8 @@ pub struct Config {
     pub element: ElementId,
     /// What it is for.
     pub role: Role,
+    /// Whether what is written there goes on to others: it is of the burst tier.
+    pub burst: bool,
     /// Where it keeps everything. Made if need be.
     pub folder: PathBuf,
     /// Where it serves HTTP; port 0 takes any free one.
@@ -131,6 +133,7 @@ impl Config {
         Self {
             element,
             role: Role::Store,
+            burst: false,
             folder: folder.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tls: !matches!(server, Endpoint::Http(_)),

@@ -421,11 +421,20 @@ pub(crate) fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File>
 }
 
 fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<()> {
+    use rustix::fs::{SeekFrom, copy_file_range, seek, sendfile};
     let (mut read, mut written) = (start, start);
     while read < end {
         let rest = usize::try_from(end - read).unwrap_or(usize::MAX);
-        let copied =
-            rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), rest)?;
+        let copied = match copy_file_range(from, Some(&mut read), to, Some(&mut written), rest) {
+            // To another file system, such as one in memory.
+            Err(Errno::XDEV) => {
+                seek(to, SeekFrom::Start(read))?;
+                let copied = sendfile(to, from, Some(&mut read), rest)?;
+                written = read;
+                copied
+            }
+            copied => copied?,
+        };
         if copied == 0 {
             // It became shorter meanwhile.
             break;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Medium;
 use tidemill_wire::capability::Key;
-use tidemill_wire::convert::role_name;
+use tidemill_wire::convert::{BURST, role_name};
 use tidemill_wire::v1;
 use tokio::sync::watch;
 
@@ -249,6 +249,7 @@ impl Node {
                 free_bytes: space.disk.free_bytes,
             }),
             scrub_bytes_per_sec: self.config.scrub_bytes_per_sec.unwrap_or(0),
+            tier: if self.config.burst { BURST } else { "" }.into(),
             medium: match self.config.medium {
                 Medium::Disk => String::new(),
                 Medium::Memory => "memory".into(),

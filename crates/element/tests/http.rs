@@ -1,6 +1,10 @@
 //! The HTTP routes with real requests: bytes, ranges, seals, refusals, attributes, quota.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "a test that fails here has failed"
+)]
 
 mod array;
 

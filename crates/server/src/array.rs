@@ -11,6 +11,7 @@ use crate::damage;
 use crate::elastic::{energy, store};
 use crate::jobs::Incoming;
 use crate::moves::Member;
+use crate::names::burst::{self, Free};
 use crate::names::changes::Teller;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
@@ -18,12 +19,14 @@ use crate::names::{Changed, Fault, SqliteNames};
 use crate::notes::Noted;
 use parking_lot::Mutex;
 use prost::Message as _;
+use rusqlite::OptionalExtension as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
+use tidemill_core::burst::Limits;
 use tidemill_core::copies::Site;
 use tidemill_core::dispatch::{Demand, ElementLoad};
 use tidemill_core::elastic::Event as Sleep;
@@ -31,6 +34,7 @@ use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
+use tidemill_wire::convert::BURST;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -163,6 +167,10 @@ impl Slot {
         self.status.medium == MEMORY
     }
 
+    fn is_burst(&self) -> bool {
+        self.status.tier == BURST
+    }
+
     /// What is wrong with it, for people.
     fn trouble(&self) -> Option<String> {
         let id = self.status.element;
@@ -178,6 +186,17 @@ impl Slot {
     }
 }
 
+/// Tells the namespace which elements pass on what is written there.
+fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Element>) {
+    let bursts = known.into_iter().filter(|one| one.tier == BURST);
+    let bursts: BTreeSet<u32> = bursts.map(|one| one.element).collect();
+    if !bursts.is_empty() {
+        // Versions of which one copy is wanted may have two.
+        shared.leaving.set_moving();
+    }
+    shared.bursts.set(bursts);
+}
+
 impl Array {
     pub(crate) fn new(
         names: &SqliteNames,
@@ -187,6 +206,7 @@ impl Array {
         let known = names.database().read(known_elements)?;
         let slept = names.database().read(store::all)?;
         names.shared().sleepers.restore(slept);
+        tell_bursts(names.shared(), &known);
         let away = |status: v1::Element| {
             let slot = Slot {
                 status,
@@ -300,6 +320,7 @@ impl Array {
                 && !self.shared.sleepers.falls(slot.status.element)
                 && !self.shared.leaving.is_closed(slot.status.element),
             memory: slot.in_memory(),
+            burst: slot.is_burst(),
         });
         sites.collect()
     }
@@ -319,6 +340,7 @@ impl Array {
             element: slot.status.element,
             store: slot.status.role == "store",
             memory: slot.in_memory(),
+            burst: slot.is_burst(),
             up: slot.connection.is_some(),
         });
         members.collect()
@@ -327,8 +349,37 @@ impl Array {
     /// Elements that keep data on disks, whether they are up or not.
     pub(crate) fn stores(&self) -> Vec<u32> {
         let members = self.members().into_iter();
-        let stores = members.filter(|member| member.store && !member.memory);
+        let stores = members.filter(|member| member.store && !member.memory && !member.burst);
         stores.map(|member| member.element).collect()
+    }
+
+    /// Elements of the burst tier, whether they are up or not.
+    pub(crate) fn bursts(&self) -> BTreeSet<u32> {
+        let members = self.members().into_iter();
+        let bursts = members.filter(|member| member.burst);
+        bursts.map(|member| member.element).collect()
+    }
+
+    /// When the burst tier drains.
+    pub(crate) fn limits(&self) -> Limits {
+        self.shared.bursts.limits()
+    }
+
+    /// Elements of the burst tier that are up and may hold too much.
+    pub(crate) fn filling(&self) -> Vec<Free> {
+        let limits = self.shared.bursts.limits();
+        let slots = self.slots.lock();
+        let up = slots.values();
+        let up = up.filter(|slot| slot.connection.is_some() && slot.is_burst());
+        let filling = up.map(|slot| &slot.status).filter(|status| {
+            let used = status.capacity_bytes.saturating_sub(status.free_bytes);
+            limits.to_go(status.capacity_bytes, used, 0) > 0
+        });
+        let free = filling.map(|status| Free {
+            element: status.element,
+            bytes: status.free_bytes,
+        });
+        free.collect()
     }
 
     /// An element was taken out of the array, and is not let in again.
@@ -471,7 +522,7 @@ impl Array {
                     connection,
                     away_since: tokio::time::Instant::now(),
                     epoch,
-                    remembered: element.medium != MEMORY || std::env::var_os("NOFIX").is_some(),
+                    remembered: element.medium != MEMORY,
                 },
             );
             epoch
@@ -703,7 +754,9 @@ impl Array {
     async fn keep_status(&self, status: v1::Element) -> Result<(), Fault> {
         let shared = self.shared.clone();
         let work = move |db: &rusqlite::Connection| {
-            let changes = damage::forgotten(db, &shared, &status, clock::now_ns())?;
+            let (known, now) = (known(db, status.element)?, clock::now_ns());
+            let changes = damage::forgotten(db, &shared, (known.as_ref(), &status), now)?;
+            burst::met(db, (known.as_ref(), &status), now)?;
             let row = rusqlite::params![status.element, status.encode_to_vec()];
             db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
             Ok(changes)
@@ -733,6 +786,9 @@ impl Array {
 
     /// Tells the namespace what room there is.
     pub(crate) fn refresh(&self) {
+        let known = self.slots.lock();
+        tell_bursts(&self.shared, known.values().map(|slot| &slot.status));
+        drop(known);
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
@@ -754,8 +810,8 @@ impl Array {
             if !sleepers.falls(status.element) {
                 rooms.store.extend(self.room(slot));
             }
-            if slot.in_memory() {
-                // Nothing goes there unasked, so nobody is told of that room.
+            if slot.in_memory() || slot.is_burst() {
+                // Nothing goes or stays there unasked, so nobody is told of that room.
                 continue;
             }
             // Those of an earlier release don't say, and are each on a disk of their own.
@@ -787,6 +843,7 @@ impl Array {
             answers: !slot.hangs(),
             leaving: self.shared.leaving.is_closed(status.element),
             memory: slot.in_memory(),
+            burst: slot.is_burst(),
         })
     }
 
@@ -894,6 +951,14 @@ fn drawn(drawn: energy::Drawn) -> v1::Drawn {
         counted_ns: drawn.counted_ns,
         by: drawn.by,
     }
+}
+
+/// What was known of an element before it came.
+fn known(db: &rusqlite::Connection, element: u32) -> Result<Option<v1::Element>, Fault> {
+    let sql = "SELECT status FROM element WHERE element = ?1";
+    let known = db.query_row(sql, [element], |row| row.get::<_, Vec<u8>>(0));
+    let known = known.optional()?;
+    Ok(known.and_then(|status| v1::Element::decode(status.as_slice()).ok()))
 }
 
 fn known_elements(db: &rusqlite::Connection) -> Result<Vec<v1::Element>, Fault> {

@@ -6,6 +6,7 @@ use crate::check::Check;
 use crate::copies;
 use crate::ends::Ends;
 use crate::jobs::driver::Signals;
+use crate::names::burst;
 use crate::names::commit::Database;
 use crate::namespace_service::refused;
 use crate::session::Sessions;
@@ -14,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tidemill_core::label::Owner;
 use tidemill_kernel::is_builtin;
+use tidemill_wire::convert::BURST;
 use tidemill_wire::v1::{self, from_element::Message as From};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
@@ -84,6 +86,10 @@ impl v1::array_server::Array for ArrayService {
             for element in &mut elements {
                 element.history.retain(|kernel, _| is_builtin(kernel));
             }
+        }
+        for element in elements.iter_mut().filter(|one| one.tier == BURST) {
+            let staged = self.database.read(|db| burst::told(db, element.element));
+            element.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
         let rooms = self.array.rooms();
         let mut copies = self

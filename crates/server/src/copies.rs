@@ -11,6 +11,7 @@ use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::moves;
 use crate::names::Fault;
+use crate::names::burst;
 use crate::names::commit::Database;
 use crate::names::copies::{
     COMING, CURRENT, MOVES, NEW, leaves, look_again, others, remove_copy, state_of_first,
@@ -66,8 +67,8 @@ pub(crate) struct Short {
 pub(crate) enum Found {
     /// There are enough, or none are wanted any more.
     Enough,
-    /// Nothing can be done now, with so many that are current (`short.has`).
-    Rest { has: i64 },
+    /// Nothing can be done now, with so many that are current (`short.has`), which may be as many as there can be.
+    Rest { has: i64, stored: bool },
     /// What somebody wanted elsewhere is needed where it is.
     Stay,
     /// These are too many, or are to go, and this one is the first then.
@@ -190,7 +191,8 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
         return Ok(());
     };
     let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
-                UNION ALL SELECT object FROM held \
+                UNION SELECT object FROM burst WHERE element = ?1 AND object > ?2 \
+                UNION SELECT object FROM held \
                 WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(held)?;
     let row = params![look.element, after, PAGE_MAX];
@@ -223,6 +225,14 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Whether an element of the burst tier holds too much.
+fn full(database: &Database, array: &Array) -> bool {
+    array.filling().into_iter().any(|free| {
+        let to_go = database.read(|db| burst::to_go(db, array.limits(), free));
+        to_go.is_ok_and(|bytes| bytes > 0)
+    })
+}
+
 /// Has the driver look, for ever.
 pub(crate) async fn watch(
     database: Arc<Database>,
@@ -236,7 +246,7 @@ pub(crate) async fn watch(
         let now = clock::now_ns();
         let due = database.read(|db| Ok(!due(db, (now, now), &array.up(), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
-        let look = due.unwrap_or(false) || before != gone;
+        let look = due.unwrap_or(false) || before != gone || full(&database, &array);
         if look && driver.send(Incoming::Copies).is_err() {
             return;
         }
@@ -307,10 +317,13 @@ pub(crate) struct Absent {
     pub(crate) emptied: BTreeSet<u32>,
     /// Elements that could have copies.
     pub(crate) places: usize,
+    /// Elements of the burst tier.
+    pub(crate) bursts: BTreeSet<u32>,
 }
 
 impl Absent {
-    pub(crate) fn new(losses: &Losses, leaving: &Leaving, stores: &[u32]) -> Self {
+    pub(crate) fn new(losses: &Losses, leaving: &Leaving, array: &Array) -> Self {
+        let stores = array.stores();
         let mut lost = losses.lost();
         lost.append(&mut leaving.removed());
         let emptied = leaving.emptied();
@@ -320,6 +333,7 @@ impl Absent {
             lost,
             emptied,
             places,
+            bursts: array.bursts(),
         }
     }
 }
@@ -376,6 +390,9 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
             (true, false, CopyState::Current) => CopyState::Leaving,
             (true, true, _) => CopyState::LostLeaving,
             (false, true, _) => CopyState::Lost,
+            (false, false, CopyState::Current) if absent.bursts.contains(&element.0) => {
+                CopyState::Burst
+            }
             (_, false, state) => state,
         };
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
@@ -583,7 +600,10 @@ pub(crate) fn found(
             look_again(db, object.0, now)?;
             Ok(None)
         }
-        Found::Rest { has } => {
+        Found::Rest { has, stored } => {
+            if *stored {
+                burst::drained(db, object.0.cast_signed())?;
+            }
             look_later(db, object, *has, now)?;
             Ok(None)
         }
@@ -605,7 +625,7 @@ fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     ] {
         db.prepare_cached(sql)?.execute([object])?;
     }
-    Ok(())
+    burst::drained(db, object)
 }
 
 /// Has copies removed; if the first is one of them, another one is the first.

@@ -8,8 +8,7 @@ use crate::names::copies::{CURRENT, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
-use prost::Message as _;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Damaged;
 use tidemill_wire::v1;
@@ -49,13 +48,9 @@ pub(crate) fn found(
 pub(crate) fn forgotten(
     db: &Connection,
     shared: &Shared,
-    came: &v1::Element,
+    (known, came): (Option<&v1::Element>, &v1::Element),
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
-    let sql = "SELECT status FROM element WHERE element = ?1";
-    let known = db.query_row(sql, [came.element], |row| row.get::<_, Vec<u8>>(0));
-    let known = known.optional()?;
-    let known = known.and_then(|status| v1::Element::decode(status.as_slice()).ok());
     let id = known.map_or(0, |known| known.memory_id);
     if id == 0 || id == came.memory_id {
         return Ok(Vec::new());

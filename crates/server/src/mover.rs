@@ -12,6 +12,8 @@ use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::recall::Recalls;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::collections::BTreeSet;
@@ -37,14 +39,21 @@ pub(crate) struct Mover {
 pub(crate) struct PlaceService {
     mover: Mover,
     manager: Manager,
+    recalls: Recalls,
     access: Arc<Access>,
 }
 
 impl PlaceService {
-    pub(crate) fn new(mover: Mover, manager: Manager, access: Arc<Access>) -> Self {
+    pub(crate) fn new(
+        mover: Mover,
+        manager: Manager,
+        recalls: Recalls,
+        access: Arc<Access>,
+    ) -> Self {
         Self {
             mover,
             manager,
+            recalls,
             access,
         }
     }
@@ -155,6 +164,30 @@ impl Mover {
         .await
     }
 
+    /// Files that are being written, or were closed and are not sealed yet, of a file or of all below a folder.
+    fn written(&self, caller: &Caller, path: &[u8]) -> Result<Vec<u64>, Status> {
+        let now = clock::now_ns();
+        let written = self.database.read(|db| {
+            let tx = Tx::new(db, &self.shared, caller, 0, now);
+            files::written(&tx, path)
+        });
+        written.map_err(|fault| refused(&fault))
+    }
+
+    /// Has what lies in the burst tier of files drained.
+    async fn stage(
+        &self,
+        caller: Caller,
+        request: v1::StageRequest,
+    ) -> Result<v1::StageReply, Status> {
+        let now = clock::now_ns();
+        self.write(move |db, shared, _| {
+            let tx = Tx::new(db, shared, &caller, 0, now);
+            files::stage(&tx, &request)
+        })
+        .await
+    }
+
     /// Has files moved from full elements to empty ones.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
@@ -251,6 +284,23 @@ impl v1::places_server::Places for PlaceService {
         let caller = self.access.caller(&request, credentials)?;
         let moved = self.mover.move_files(caller, request.into_inner()).await?;
         Ok(Response::new(moved))
+    }
+
+    async fn stage(
+        &self,
+        request: Request<v1::StageRequest>,
+    ) -> Result<Response<v1::StageReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let request = request.into_inner();
+        // What was closed a moment ago is what is to be drained.
+        let written = self.mover.written(&caller, &request.path)?;
+        let settled = written.iter().map(|&ino| self.recalls.settle(0, ino));
+        for settled in join_all(settled).await {
+            settled.map_err(|fault| refused(&fault))?;
+        }
+        let staged = self.mover.stage(caller, request).await?;
+        Ok(Response::new(staged))
     }
 
     async fn rebalance(

@@ -52,6 +52,7 @@ use tidemill_client::guests::{Guests, Seated};
 use tidemill_client::objects::Objects;
 use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
+use tidemill_core::burst;
 use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
@@ -119,6 +120,8 @@ pub struct Config {
     pub elastic: Elastic,
     /// What each user may have.
     pub limits: Limits,
+    /// When the burst tier drains.
+    pub burst: burst::Limits,
 }
 
 /// How often all objects of an element are read, unless something else is said.
@@ -147,6 +150,7 @@ impl Config {
             queue: Place::Own,
             elastic: Elastic::default(),
             limits: Limits::default(),
+            burst: burst::Limits::default(),
         }
     }
 }
@@ -494,7 +498,7 @@ impl Parts {
         let (database, signals) = (self.names.database().clone(), self.signals.clone());
         let jobs = JobService {
             names: self.names.clone(),
-            recalls: self.recalls,
+            recalls: self.recalls.clone(),
             array: self.array.clone(),
             access: self.access.clone(),
             driver: self.driver,
@@ -518,7 +522,7 @@ impl Parts {
         let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
-        let places = PlaceService::new(self.mover, self.manager, self.access.clone());
+        let places = PlaceService::new(self.mover, self.manager, self.recalls, self.access.clone());
         let array = ArrayService {
             array: self.array,
             access: self.access,
@@ -561,6 +565,7 @@ impl Parts {
 /// What operations on names have to know of the settings.
 fn tell(names: &SqliteNames, config: &Config) {
     names.shared().set_copies(config.copies);
+    names.shared().bursts.set_limits(config.burst);
     names.shared().limits.set(config.limits);
 }
 

@@ -30,6 +30,7 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
+use tidemill_core::burst::Limits;
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::JobId;
 use tidemill_wire::v1::{self, from_element::Message as From};
@@ -123,6 +124,8 @@ pub struct Options {
     pub move_bytes_per_sec: u64,
     /// How long nothing must have needed an element for it to be suspended; `None`: that happens only when it is asked for.
     pub suspend_after: Option<Duration>,
+    /// When the burst tier drains.
+    pub burst: Limits,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -260,6 +263,7 @@ impl Simulated {
             copies: options.copies,
             now: false,
         });
+        names.shared().bursts.set_limits(options.burst);
         let array = Arc::new(Array::new(names, settings, told.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();
@@ -716,6 +720,7 @@ mod tests {
             scrub_every: Duration::from_secs(7 * 86_400),
             move_bytes_per_sec: 0,
             suspend_after: None,
+            burst: Limits::default(),
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

@@ -3,7 +3,7 @@
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
 //! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files,
 //! `--sleeps` to have elements sleep while nobody needs them, `--warehouse` to have some in memory, whose hosts end, and rooms,
-//! `--labels` to shuffle an application's labels instead of all else.
+//! `--bursts` to have some of the burst tier, `--labels` to shuffle an application's labels instead of all else.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps] [--warehouse] [--labels]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps] [--warehouse] [--bursts] [--labels]"
         );
         return ExitCode::FAILURE;
     };
@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         sleeps: has("--sleeps"),
         warehouse: has("--warehouse"),
         labels: has("--labels"),
+        bursts: has("--bursts"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));

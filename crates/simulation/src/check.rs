@@ -64,25 +64,7 @@ impl World {
         let damaged = format!("SELECT * FROM damage WHERE object NOT IN ({lost})");
         look("a copy is damaged", self.ask(&damaged));
         look("something has rotted", self.rotten());
-        // What more elements would take waits for them, and what must not go to those that are emptied.
-        let emptied = self.ask("SELECT element FROM drain").len();
-        let memories = self
-            .elements
-            .iter()
-            .filter(|one| one.store.capacity_bytes.is_some());
-        let most = self
-            .elements
-            .len()
-            .saturating_sub(memories.count() + emptied);
-        let short = format!(
-            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
-             (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
-        );
-        look("a version lacks copies", self.ask(&short));
-        // As many as are wanted, and no more.
-        let surplus = "SELECT version.* FROM version WHERE removed = 0 AND copies < \
-                       (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object)";
-        look("a version has too many copies", self.ask(surplus));
+        self.look_at_copies(&lost, &mut look);
         look(
             "what a lost element has is looked at",
             self.ask("SELECT * FROM lost"),
@@ -99,6 +81,46 @@ impl World {
         look("an object is to move", self.ask("SELECT * FROM move"));
         self.look_at_others(&mut look);
         left
+    }
+
+    /// Copies that there are to be, or not, of versions that are not lost.
+    fn look_at_copies(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
+        // What more elements would take waits for them, and what must not go to those that are emptied.
+        let emptied = self.ask("SELECT element FROM drain").len();
+        let stores = self.elements.iter().filter(|one| !one.burst);
+        let disks = stores
+            .clone()
+            .filter(|one| one.store.capacity_bytes.is_none());
+        let most = disks.count().saturating_sub(emptied);
+        let stores: Vec<String> = stores.map(|element| element.id.to_string()).collect();
+        let stores = stores.join(",");
+        // What is in the burst tier is none of those that are wanted.
+        let has = format!(
+            "(SELECT (version.element IN ({stores})) + count(*) FROM copy \
+             WHERE copy.object = version.object AND copy.element IN ({stores}))"
+        );
+        let short = format!(
+            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
+             {has} < min(copies, {most})"
+        );
+        look("a version lacks copies", self.ask(&short));
+        // As many as are wanted, and no more.
+        let surplus = format!(
+            "SELECT version.* FROM version WHERE removed = 0 AND element >= 0 AND copies < {has}"
+        );
+        look("a version has too many copies", self.ask(&surplus));
+        look(
+            "a version has not drained",
+            self.ask("SELECT * FROM burst WHERE state != 2"),
+        );
+        look(
+            "what has gone is said to be in the burst tier",
+            self.ask(
+                "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
+                 AND removed = 0 AND (held.element = burst.element OR EXISTS (SELECT 1 FROM copy \
+                 WHERE copy.object = burst.object AND copy.element = burst.element)))",
+            ),
+        );
     }
 
     /// What is under way on elements, in the queue, in rooms, and at clients.

@@ -29,6 +29,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// Statuses between two clean-ups of the label table.
 const STATUSES_PER_PRUNE: u64 = 30;
 const CAPACITY_BYTES: u64 = 1 << 40;
+/// Objects that fill one of the burst tier.
+const BURST_OBJECTS: u64 = 16;
 /// What an element has for tasks that say how much they need.
 pub(crate) const MEMORY_BYTES: u64 = 4 << 30;
 pub(crate) const GPU: &str = "gpu";
@@ -48,6 +50,8 @@ pub(crate) struct Element {
     /// Counts its lives.
     pub(crate) lives: u64,
     statuses: u64,
+    /// What is written there goes on to others.
+    pub(crate) burst: bool,
     /// It has said that it sleeps.
     pub(crate) falling: bool,
     /// It does: a process waits to be told to wake.
@@ -101,6 +105,7 @@ impl Element {
             lives: 0,
             statuses: 0,
             falling: false,
+            burst: false,
             asleep: false,
             waiting: Vec::new(),
             memory: 0,
@@ -188,6 +193,18 @@ impl Element {
         self.waiting.clear();
     }
 
+    /// One of the burst tier is full of a few objects.
+    fn free_bytes(&self) -> u64 {
+        match (self.store.full, self.burst) {
+            (true, _) => 0,
+            (false, false) => CAPACITY_BYTES / 2,
+            (false, true) => {
+                let held = self.store.objects.len() as u64 * (CAPACITY_BYTES / BURST_OBJECTS);
+                CAPACITY_BYTES.saturating_sub(held)
+            }
+        }
+    }
+
     fn status(&self, life: &Life) -> v1::Element {
         let (running, queued) = life.labels.counts();
         v1::Element {
@@ -203,11 +220,8 @@ impl Element {
             running: u32::try_from(running).unwrap_or(u32::MAX),
             queued: u32::try_from(queued).unwrap_or(u32::MAX),
             capacity_bytes: CAPACITY_BYTES,
-            free_bytes: if self.store.full {
-                0
-            } else {
-                CAPACITY_BYTES / 2
-            },
+            free_bytes: self.free_bytes(),
+            tier: if self.burst { "burst" } else { "" }.into(),
             link_bytes_per_sec: 125_000_000,
             scrub_bytes_per_sec: u64::from(self.scrubs),
             medium: if self.memory > 0 { "memory" } else { "" }.into(),

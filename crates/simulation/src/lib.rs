@@ -118,6 +118,8 @@ pub struct Options {
     pub warehouse: bool,
     /// An application's labels, shuffled by an agent that is killed, instead of all else.
     pub labels: bool,
+    /// Some elements are of the burst tier: new versions go there, and drain to the others.
+    pub bursts: bool,
 }
 
 /// Simulates one seed.
@@ -167,6 +169,7 @@ fn build(seed: u64, options: &Options) -> World {
     if options.warehouse {
         world.build_warehouse(seed);
     }
+    world.bursts = options.bursts;
     if options.together {
         let together = together::Together::new(seed);
         if together.is_prompt() {

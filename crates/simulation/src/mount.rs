@@ -5,7 +5,7 @@ use crate::dice::mix;
 use crate::port::{Answer, Ask, OfElement, Port, Script, Task};
 use crate::store::Bytes;
 use crate::warehouse::{MEMORY, ROOMS};
-use errno::{BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
+use errno::{AGAIN, BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
 use std::cell::Cell;
 use std::rc::Rc;
 use tidemill_wire::route::SealBody;
@@ -15,6 +15,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 mod errno {
     pub(super) const NOENT: i32 = 2;
     pub(super) const IO: i32 = 5;
+    pub(super) const AGAIN: i32 = 11;
     pub(super) const NOSPC: i32 = 28;
     pub(super) const BUSY: i32 = 26;
     pub(super) const HOSTUNREACH: i32 = 113;
@@ -251,7 +252,7 @@ impl Client {
                 Ok(attr) => Op::NewVersion(v1::NewVersion {
                     ino: attr.ino,
                     object,
-                    memory: self.memory.into_iter().collect(),
+                    here: self.memory.into_iter().collect(),
                     ..v1::NewVersion::default()
                 }),
                 Err(_) => Op::Create(v1::Create {
@@ -260,7 +261,7 @@ impl Client {
                     mode: 0o644,
                     ino: inode,
                     object,
-                    memory: self.memory.into_iter().collect(),
+                    here: self.memory.into_iter().collect(),
                     ..v1::Create::default()
                 }),
             };
@@ -268,7 +269,7 @@ impl Client {
                 Ok(Named::Opened(opened)) => {
                     return Some((opened.attr?, opened.element));
                 }
-                Err(HOSTUNREACH) if tries < 20 => self.pause(PAUSE_MAX).await,
+                Err(HOSTUNREACH | AGAIN) if tries < 20 => self.pause(PAUSE_MAX).await,
                 Err(NOENT | BUSY) if tries < 3 => self.pause(PAUSE_MAX).await,
                 _ => return None,
             }

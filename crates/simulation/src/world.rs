@@ -22,6 +22,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_core::burst::Limits;
+use tidemill_core::time::Span;
 use tidemill_server::names::{Caller, Request};
 use tidemill_server::queue::Queue;
 use tidemill_server::simulated::{self, Link, Options, Simulated, Submitted};
@@ -131,6 +133,9 @@ pub(crate) struct World {
     pub(crate) rules: bool,
     /// Elements sleep.
     pub(crate) sleeps: bool,
+    /// Some elements are of the burst tier.
+    pub(crate) bursts: bool,
+    burst: Limits,
     suspend_after_ms: Option<u64>,
     /// How often they were woken, in the end.
     pub(crate) wakes: u64,
@@ -218,6 +223,8 @@ impl World {
             drains: false,
             rules: false,
             sleeps: false,
+            bursts: false,
+            burst: Limits::default(),
             suspend_after_ms: None,
             wakes: 0,
             warehouse: None,
@@ -250,6 +257,9 @@ impl World {
             let automatic = self.dice.chance(700);
             self.suspend_after_ms = automatic.then(|| 500 + self.dice.roll(5000));
         }
+        if self.bursts {
+            self.make_bursts();
+        }
         self.start_server();
         self.make_folders();
         if self.rules {
@@ -279,6 +289,19 @@ impl World {
             self.suspend_some();
         }
         self.open_warehouse();
+    }
+
+    /// Has some of the elements on disks be of the burst tier, but not the first.
+    fn make_bursts(&mut self) {
+        let disks = self.elements.iter_mut().skip(1);
+        for element in disks.filter(|one| one.store.capacity_bytes.is_none()) {
+            element.burst = self.dice.chance(600);
+        }
+        self.burst = Limits {
+            after: Span::from_millis(self.dice.roll(4000)),
+            pass: self.dice.chance(300),
+            ..Limits::default()
+        };
     }
 
     /// Has something happen so many milliseconds from now.
@@ -589,6 +612,7 @@ impl World {
             scrub_every: Duration::from_millis(SCRUB_MS),
             move_bytes_per_sec: self.weather.move_bytes_per_sec,
             suspend_after: self.suspend_after_ms.map(Duration::from_millis),
+            burst: self.burst,
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

@@ -612,6 +612,9 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
+/// The tier of elements that pass on what is written there, in messages.
+pub const BURST: &str = "burst";
+
 /// Parses what [`role_name`] gives.
 ///
 /// # Errors

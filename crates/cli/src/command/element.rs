@@ -149,6 +149,10 @@ pub(crate) struct Args {
     /// What it is for: store (keeps data) or host (only lends cores) [default: store]
     #[arg(long, value_name = "ROLE", env = "TIDEMILL_ELEMENT_ROLE")]
     role: Option<config::ElementRole>,
+    /// Whether what is written to it stays there: store (it does) or burst (new files go there first, and drain to those that
+    /// store) [default: store]
+    #[arg(long, value_name = "TIER", env = "TIDEMILL_ELEMENT_TIER")]
+    tier: Option<config::ElementTier>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -179,7 +183,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         None => {}
     }
     let _running = args.foreground.enter()?;
-    let config = config(args, context)?;
+    let config = config(&args, context)?;
     if std::env::var_os(ASLEEP).is_some() {
         tokio::select! {
             ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
@@ -201,10 +205,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
 }
 
-fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Config> {
+fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_element::Config> {
     let file = &context.config.element;
     let id = args.id.or(file.id).unwrap_or(0);
-    let folder = args.folder.or_else(|| file.folder.clone());
+    let folder = args.folder.clone().or_else(|| file.folder.clone());
     let folder = folder.unwrap_or_else(|| context.array.element(id));
     let endpoint = context.endpoint()?;
     let mut config = tidemill_element::Config::new(ElementId(id), folder, endpoint);
@@ -217,12 +221,17 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = listen;
     }
-    config.url = args.url.or_else(|| file.url.clone());
+    config.url = args.url.clone().or_else(|| file.url.clone());
     if args.medium.or(file.medium) == Some(config::ElementMedium::Memory) {
         config.medium = Medium::Memory;
         // What tasks made there would lie in memory unasked.
         config.cores = 0;
     }
+    config.burst = args.tier.or(file.tier) == Some(config::ElementTier::Burst);
+    anyhow::ensure!(
+        !config.burst || (config.role == Role::Store && config.medium == Medium::Disk),
+        "--tier burst: what only lends cores has no tier, and what is in memory drains nowhere; leave out --role and --medium"
+    );
     if let Some(cores) = args.cores.or(file.cores) {
         anyhow::ensure!(
             cores > 0,
@@ -231,7 +240,7 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         config.cores = cores;
     }
     config.memory_bytes = args.memory.or(file.memory).map(|Size(bytes)| bytes);
-    let resources = args.resources.or_else(|| file.resources.clone());
+    let resources = args.resources.clone().or_else(|| file.resources.clone());
     config.resources = resources.map_or_else(Default::default, |Resources(named)| named);
     let kernels = args.kernels.or(file.kernels);
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
@@ -255,15 +264,7 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
     let device = args.device_rate.or(file.device_rate);
     config.device_bytes_per_sec = device.map(|Size(rate)| rate);
-    config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
-    config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);
-    let suspended = args.suspended_power.or(file.suspended_power);
-    config.suspended_milli = suspended.map(watts_milli);
-    let meter = args.power_meter.or_else(|| file.power_meter.clone());
-    config.meter = meter.map(|meter| match meter.as_str() {
-        "rapl" => Meter::Rapl,
-        _ => Meter::Command(meter),
-    });
+    set_power(&mut config, args, file);
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
         config.pulled_bytes_max = bytes;
     }
@@ -272,6 +273,19 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         config.scrub_bytes_per_sec = rate.map(|Size(bytes)| bytes);
     }
     Ok(config)
+}
+
+/// What it draws, as far as somebody says it.
+fn set_power(config: &mut tidemill_element::Config, args: &Args, file: &config::Element) {
+    config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
+    config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);
+    let suspended = args.suspended_power.or(file.suspended_power);
+    config.suspended_milli = suspended.map(watts_milli);
+    let meter = args.power_meter.as_ref().or(file.power_meter.as_ref());
+    config.meter = meter.map(|meter| match meter.as_str() {
+        "rapl" => Meter::Rapl,
+        _ => Meter::Command(meter.clone()),
+    });
 }
 
 /// In thousandths of a watt.

@@ -9,6 +9,7 @@ pub(crate) mod channel;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod down;
+pub(crate) mod drain;
 mod dry_run;
 pub(crate) mod element;
 pub(crate) mod explain;
@@ -82,6 +83,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,
         Command::Move(args) => r#move::run(args, &context).await,
+        Command::Drain(args) => drain::run(args, &context).await,
         Command::Rebalance(args) => rebalance::run(&args, &context).await,
         Command::Labels(args) => labels::run(&args, &context).await,
         Command::Apps(args) => apps::run(&args, &context),

@@ -1,6 +1,7 @@
 //! `tidemill server`: the server of an array, in the foreground.
 
 use super::element;
+use crate::config::BurstFull;
 use crate::context::Context;
 use crate::format::{Copies, Length, OrOff, QueueText, Size};
 use crate::process::{self, Foreground};
@@ -10,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Endpoint;
+use tidemill_core::burst::Limits;
 use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_core::time::Span;
 use tidemill_server::elastic::{Command, Commands};
 
 const EXAMPLES: &str = "Examples:
@@ -96,6 +99,8 @@ pub(crate) struct Args {
     move_rate: Option<Size>,
     #[command(flatten)]
     queue: QueueArg,
+    #[command(flatten)]
+    draining: Draining,
     /// Suspend elements that nothing has needed for so long, such as 10m, until something needs them; off: only by `tidemill
     /// element suspend` [default: off]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
@@ -118,6 +123,38 @@ pub(crate) struct Args {
     rooms_each: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
+}
+
+/// When the burst tier drains.
+#[derive(Debug, clap::Args)]
+struct Draining {
+    /// How long after it was closed a file is copied from the burst tier to elements that store, such as 5m [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_DRAIN_AFTER")]
+    drain_after: Option<Length>,
+    /// Percent of what an element of the burst tier could hold above which files that are stored go from there, the oldest first
+    /// [default: 80]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_HIGH")]
+    drain_high: Option<u8>,
+    /// Percent down to which they go [default: 60]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_LOW")]
+    drain_low: Option<u8>,
+    /// What becomes of new files when the burst tier is full: wait (until something has drained) or store (they go to elements that
+    /// store) [default: wait]
+    #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
+    burst_full: Option<BurstFull>,
+}
+
+impl Draining {
+    fn limits(&self, file: &crate::config::Server) -> anyhow::Result<Limits> {
+        let mut limits = Limits::default();
+        if let Some(Length(after)) = self.drain_after.or(file.drain_after) {
+            limits.after = Span(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX));
+        }
+        limits.high = self.drain_high.or(file.drain_high).unwrap_or(limits.high);
+        limits.low = self.drain_low.or(file.drain_low).unwrap_or(limits.low);
+        limits.pass = self.burst_full.or(file.burst_full) == Some(BurstFull::Store);
+        limits.checked().context("--drain-high, --drain-low")
+    }
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -204,6 +241,7 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     let rooms = args.rooms_each.or(file.rooms_each);
     config.limits.rooms_each_bytes = rooms.map(|Size(bytes)| bytes);
+    config.burst = args.draining.limits(file)?;
     let after = args.suspend_after.or(file.suspend_after);
     config.elastic.after = after.and_then(|OrOff(after)| after.map(|Length(time)| time));
     config.elastic.all = Commands {

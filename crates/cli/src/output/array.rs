@@ -53,6 +53,7 @@ impl View for ArrayView {
         )?;
         self.elements_text(out)?;
         self.sleep_text(out)?;
+        self.staged_text(out)?;
         self.energy_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
@@ -116,10 +117,7 @@ impl ArrayView {
         for element in &self.status.elements {
             rows.add_row([
                 element.element.to_string(),
-                match element.medium.is_empty() {
-                    true => element.role.clone(),
-                    false => format!("{}, {}", element.role, element.medium),
-                },
+                role_of(element),
                 state_of(element),
                 element.cores.to_string(),
                 match element.memory_bytes {
@@ -138,6 +136,20 @@ impl ArrayView {
         write_table(out, &rows)?;
         if self.status.elements.is_empty() {
             writeln!(out, "(none; start one with `tidemill element`)")?;
+        }
+        Ok(())
+    }
+
+    fn staged_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for element in &self.status.elements {
+            if let Some(staged) = &element.staged {
+                let (id, bytes) = (element.element, format::bytes(staged.bytes));
+                let left = format::bytes(staged.bytes_left);
+                writeln!(
+                    out,
+                    "element {id} holds {bytes} on their way, {left} of it not stored yet"
+                )?;
+            }
         }
         Ok(())
     }
@@ -320,10 +332,34 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
     })
 }
 
+/// What an element is for, and where what it keeps lies.
+fn role_of(element: &v1::Element) -> String {
+    let more = [&element.tier, &element.medium];
+    let more = more.into_iter().filter(|word| !word.is_empty());
+    let words: Vec<&str> = std::iter::once(&element.role)
+        .chain(more)
+        .map(String::as_str)
+        .collect();
+    words.join(", ")
+}
+
+fn staged_json(element: &v1::Element) -> Option<Value> {
+    let staged = element.staged?;
+    Some(json!({
+        "objects": staged.objects,
+        "bytes": staged.bytes,
+        "drained": staged.drained,
+        "bytes_left": staged.bytes_left,
+        "oldest": (staged.oldest != 0).then_some(staged.oldest),
+    }))
+}
+
 fn element_json(element: &v1::Element) -> Value {
     let mut value = tidemill_element::status_json(element);
     let known_by_the_server = [
         ("medium", medium(element).into()),
+        ("tier", tier(element).into()),
+        ("staged", staged_json(element).into()),
         ("up", element.up.into()),
         ("emptied", element.emptied.into()),
         ("sleep", sleep_json(element)),
@@ -351,6 +387,13 @@ fn medium(element: &v1::Element) -> &str {
     match element.medium.as_str() {
         "" => "disk",
         medium => medium,
+    }
+}
+
+fn tier(element: &v1::Element) -> &str {
+    match element.tier.as_str() {
+        "" => "store",
+        tier => tier,
     }
 }
 

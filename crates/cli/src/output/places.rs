@@ -221,6 +221,56 @@ impl View for RebalanceView {
     }
 }
 
+/// How far what lies in the burst tier of files has drained.
+#[derive(Debug)]
+pub(crate) struct StagedView {
+    pub(crate) path: String,
+    pub(crate) staged: v1::StageReply,
+}
+
+impl View for StagedView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (path, staged) = (line(&self.path), &self.staged);
+        match (staged.objects, staged.held) {
+            (0, 0) => write!(out, "{path}: all that is closed is stored")?,
+            (0, held) => write!(
+                out,
+                "{path}: stored; {held} still to go from the burst tier"
+            )?,
+            (objects, _) => write!(
+                out,
+                "{path}: {} ({}) still to be copied",
+                format::count(objects, "object"),
+                format::bytes(staged.bytes)
+            )?,
+        }
+        if staged.unsealed > 0 {
+            write!(
+                out,
+                ", {} being written",
+                format::count(staged.unsealed, "file")
+            )?;
+        }
+        if let Some(element) = staged.away.checked_sub(1) {
+            write!(out, "; element {element}, which has some of it, is away")?;
+        }
+        writeln!(out)
+    }
+
+    fn json(&self) -> Value {
+        let staged = &self.staged;
+        json!({
+            "path": self.path,
+            "files": staged.files,
+            "objects": staged.objects,
+            "bytes": staged.bytes,
+            "held": staged.held,
+            "unsealed": staged.unsealed,
+            "away": staged.away.checked_sub(1),
+        })
+    }
+}
+
 /// Labels that belong to no job.
 #[derive(Debug)]
 pub(crate) struct LabelsView(pub(crate) v1::MovesReply);

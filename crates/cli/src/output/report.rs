@@ -180,6 +180,15 @@ impl FileSum {
     }
 }
 
+impl ReportView {
+    /// What tasks handed to each other that was to be in memory.
+    fn handed_on(&self) -> Option<String> {
+        let files = format::count(self.total.handed_on, "file");
+        let some = self.total.handed_on > 0;
+        some.then(|| format!("of {files} between tasks; the rest lay on disks"))
+    }
+}
+
 impl View for ReportView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}\n", super::job::headline(&self.job))?;
@@ -209,15 +218,8 @@ impl View for ReportView {
             self.to_host_bytes,
             "pulled by elements of role host",
         )?;
-        if self.total.handed_on > 0 {
-            line(
-                "handed on in memory",
-                self.total.in_memory_bytes,
-                &format!(
-                    "of {} between tasks; the rest lay on disks",
-                    format::count(self.total.handed_on, "file")
-                ),
-            )?;
+        if let Some(how) = self.handed_on() {
+            line("handed on in memory", self.total.in_memory_bytes, &how)?;
         }
         line(
             "results, if you read them all",
@@ -244,9 +246,6 @@ impl View for ReportView {
             out,
             "\nOffline is the same job run on one client: computed from the tasks' records, not run."
         )?;
-        if let Some(energy) = energy::text(self.job.energy.as_ref()) {
-            writeln!(out, "\nIts tasks drew {energy}.")?;
-        }
         if self.offline() > 0 && self.offline_cached() > 0 {
             writeln!(
                 out,
@@ -254,6 +253,9 @@ impl View for ReportView {
                 percent(self.left(), self.offline()),
                 percent(self.left(), self.offline_cached()),
             )?;
+        }
+        if let Some(energy) = energy::text(self.job.energy.as_ref()) {
+            writeln!(out, "\nIts tasks drew {energy}.")?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::error::{Error, deepest};
 use crate::objects::{Objects, Remote};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tidemill_core::id::ObjectId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -170,6 +171,10 @@ async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
 async fn a_thousand_silent_peers_hold_nobody_up() {
     let authority = Authority::new();
     let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    // Both ends are this process's, and of an ordinary user it may have a thousand files open at first.
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    setrlimit(Resource::Nofile, files).unwrap();
     let mut silent = Vec::new();
     for _ in 0..1000 {
         silent.push(TcpStream::connect(&address).await.unwrap());

@@ -1187,8 +1187,8 @@ fn the_documented_examples_are_right() {
     let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
     let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 3, 3, 3, 2, 2]);
-    assert_eq!(jobs[5].dag.order, [0, 1]);
+    assert_eq!(tasks, [3, 2, 2, 3, 3, 3, 2, 2]);
+    assert_eq!(jobs[6].dag.order, [0, 1]);
 }
 
 #[test]
@@ -1222,7 +1222,7 @@ fn errors_of_the_job() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, intermediate, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,

@@ -13,7 +13,8 @@ mod tests;
 
 pub use extents::{Extent, Extents, PIECES_MAX, decode_pieces, encode_pieces};
 pub use place::{
-    Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_memory, place_stripes, to_wake,
+    Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_burst, place_in_memory,
+    place_stripes, to_wake,
 };
 pub use select::{
     RANGES_MAX, RECORD_BYTES_MAX, Records, Selected, SelectedSpan, Selection, SelectionError,

@@ -16,6 +16,15 @@ pub struct Room {
     pub leaving: bool,
     /// Whether what it keeps lies in memory: it gets new files only where that is asked for.
     pub memory: bool,
+    /// Whether what is written there goes on to others: it gets new files before they do.
+    pub burst: bool,
+}
+
+impl Room {
+    /// Whether it takes files that nobody wants anywhere.
+    fn takes_any(&self) -> bool {
+        !self.memory && !self.burst
+    }
 }
 
 /// What an element keeps objects in, as the attribute of a folder asks for it.
@@ -45,12 +54,17 @@ pub enum PlacementError {
     /// The array has no element that keeps data.
     #[error("the array has no storage element that is up; start one with `tidemill element`")]
     NoElement,
-    /// Only elements in memory are up, and the file was not to go there.
+    /// Only elements in memory or of the burst tier are up, and the file was not to go there.
     #[error(
         "the elements that are up keep what they have in memory, where files go only if their folder asks for it \
-         (user.tidemill.medium); start an element on a disk with `tidemill element`"
+         (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill element`"
     )]
-    OnlyMemory,
+    NoStore,
+    /// The elements of the burst tier that are up have no room before something has drained.
+    #[error(
+        "the elements of the burst tier are full, and drain; it is tried again, see `tidemill status` for how far they are"
+    )]
+    BurstFull,
     /// The element that was asked for is not there.
     #[error("element {0} is not part of the array or is down; see `tidemill status`")]
     Unknown(ElementId),
@@ -83,7 +97,7 @@ pub const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Chooses the element of a new file: the one that was named, else inode modulo the elements
 /// (AnalyzeThis §3.3), else the next that is not full and answers. None that is being emptied is chosen, and none in memory
-/// unless it was named.
+/// or of the burst tier unless it was named.
 ///
 /// `rooms` are the storage elements that are up, in order of their ids.
 ///
@@ -105,11 +119,11 @@ pub fn place(
     }
     let staying: Vec<Room>;
     let mut rooms = rooms;
-    let stays = |room: &&Room| !room.leaving && !room.memory;
+    let stays = |room: &&Room| !room.leaving && room.takes_any();
     if !rooms.iter().all(|room| stays(&room)) {
         staying = rooms.iter().filter(stays).copied().collect();
         if staying.is_empty() && rooms.iter().any(|room| !room.leaving) {
-            return Err(PlacementError::OnlyMemory);
+            return Err(PlacementError::NoStore);
         }
         rooms = &staying;
     }
@@ -135,14 +149,14 @@ pub fn place(
 pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
     let able = asleep
         .iter()
-        .filter(|room| !room.leaving && !room.memory && room.free_bytes >= RESERVE_BYTES);
+        .filter(|room| !room.leaving && room.takes_any() && room.free_bytes >= RESERVE_BYTES);
     let able = able.map(|room| room.element);
     match error {
         PlacementError::Unknown(named) => {
             let mut named = asleep.iter().filter(|room| room.element == named);
             named.next().map(|room| room.element).into_iter().collect()
         }
-        PlacementError::NoElement | PlacementError::OnlyMemory | PlacementError::AllFull => {
+        PlacementError::NoElement | PlacementError::NoStore | PlacementError::AllFull => {
             able.take(1).collect()
         }
         PlacementError::Width { width, able: awake } => {
@@ -153,9 +167,10 @@ pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<ElementId> {
             }
             able
         }
-        PlacementError::Asleep(_) | PlacementError::Leaving(_) | PlacementError::Full(_) => {
-            Vec::new()
-        }
+        PlacementError::Asleep(_)
+        | PlacementError::Leaving(_)
+        | PlacementError::Full(_)
+        | PlacementError::BurstFull => Vec::new(),
     }
 }
 
@@ -172,7 +187,36 @@ pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option
         .map(|room| room.element)
 }
 
-/// Chooses the elements of a striped file, none of them in memory: `width` of them, all if that is 0, one after the other from inode modulo the
+/// Chooses the element of the burst tier for a version of so many bytes: one of those `here`, on which whoever writes it can in
+/// place, else any; of these the one that has the most room. `None`: none of the tier is up.
+///
+/// # Errors
+/// [`PlacementError::BurstFull`]: some are, and none has room.
+pub fn place_in_burst(
+    here: &[ElementId],
+    bytes: u64,
+    rooms: &[Room],
+) -> Result<Option<ElementId>, PlacementError> {
+    let needed = bytes.saturating_add(RESERVE_BYTES);
+    let bursts = rooms
+        .iter()
+        .filter(|room| room.burst && room.answers && !room.leaving);
+    let able = bursts.clone().filter(|room| room.free_bytes >= needed);
+    let best = able.max_by_key(|room| {
+        (
+            here.contains(&room.element),
+            room.free_bytes,
+            std::cmp::Reverse(room.element),
+        )
+    });
+    match best {
+        Some(room) => Ok(Some(room.element)),
+        None if bursts.clone().next().is_some() => Err(PlacementError::BurstFull),
+        None => Ok(None),
+    }
+}
+
+/// Chooses the elements of a striped file, none of them in memory or of the burst tier: `width` of them, all if that is 0, one after the other from inode modulo the
 /// elements on, those before that answer.
 ///
 /// # Errors
@@ -185,9 +229,9 @@ pub fn place_stripes(
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
     }
-    let disks: Vec<Room> = rooms.iter().copied().filter(|room| !room.memory).collect();
+    let disks: Vec<Room> = rooms.iter().copied().filter(Room::takes_any).collect();
     if disks.is_empty() {
-        return Err(PlacementError::OnlyMemory);
+        return Err(PlacementError::NoStore);
     }
     let first = usize::try_from(inode.0 % disks.len() as u64).unwrap_or(0);
     let (before, from) = disks.split_at(first);
@@ -225,6 +269,7 @@ mod tests {
                 answers: true,
                 leaving: false,
                 memory: false,
+                burst: false,
             })
             .collect()
     }
@@ -288,14 +333,39 @@ mod tests {
         assert_eq!(place_in_memory(&both, 0, &some), Some(ElementId(1)));
         assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
         some.remove(0);
-        assert_eq!(
-            place(Inode(6), None, &some),
-            Err(PlacementError::OnlyMemory)
-        );
+        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoStore));
         assert_eq!(
             place_stripes(Inode(6), 0, &some),
-            Err(PlacementError::OnlyMemory)
+            Err(PlacementError::NoStore)
         );
+    }
+
+    #[test]
+    fn the_burst_tier_takes_new_files_near_whoever_writes_them_and_nothing_else_goes_there() {
+        let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
+        assert_eq!(place_in_burst(&[ElementId(0)], 0, &some), Ok(None));
+        some[1].burst = true;
+        some[2].burst = true;
+        let placed = |here: &[u32], bytes, some: &[Room]| {
+            let here: Vec<ElementId> = here.iter().copied().map(ElementId).collect();
+            place_in_burst(&here, bytes, some).map(|placed| placed.map(|element| element.0))
+        };
+        assert_eq!(placed(&[0, 1], 0, &some), Ok(Some(1)));
+        assert_eq!(placed(&[0], 0, &some), Ok(Some(2)));
+        assert_eq!(placed(&[1], 1 << 30, &some), Ok(Some(2)));
+        assert_eq!(placed(&[1], 2 << 30, &some), Err(PlacementError::BurstFull));
+        some[1].answers = false;
+        assert_eq!(placed(&[1], 0, &some), Ok(Some(2)));
+        some[2].leaving = true;
+        assert_eq!(placed(&[1], 0, &some), Ok(None));
+        for inode in 0..3 {
+            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(0)));
+            let stripes = place_stripes(Inode(inode), 0, &some);
+            assert_eq!(stripes, Ok(vec![ElementId(0)]));
+        }
+        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        some.remove(0);
+        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoStore));
     }
 
     #[test]

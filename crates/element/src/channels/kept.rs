@@ -312,9 +312,10 @@ fn read_record(file: &File, (at, capacity): (u64, u64), buffer: &mut Vec<u8>) ->
 }
 
 // Rows lie in one page each, and none is longer than its place.
-const _: () = assert!(8 + 1 + NAME_BYTES_MAX + CHECK_BYTES <= READER_BYTES as usize);
-const _: () = assert!(4096 % READER_BYTES == 0 && 4096 % PRODUCER_BYTES == 0);
-const _: () = assert!(RING_AT % 4096 == 0);
+const _: () = assert!((8 + 1 + NAME_BYTES_MAX + CHECK_BYTES) as u64 <= READER_BYTES);
+const _: () =
+    assert!(4096_u64.is_multiple_of(READER_BYTES) && 4096_u64.is_multiple_of(PRODUCER_BYTES));
+const _: () = assert!(RING_AT.is_multiple_of(4096));
 
 #[cfg(test)]
 mod tests {

@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the list of elements is believed when something is missing from it.
 const ELEMENTS_TTL: Duration = Duration::from_millis(200);
-/// How old may be what is known of elements in memory when a file is made.
-const MEMORY_TTL: Duration = Duration::from_secs(5);
+/// How old may be what is known of this host's elements when a file is made.
+const HERE_TTL: Duration = Duration::from_secs(5);
 /// Most objects that are released by one request.
 const RELEASED_MAX: usize = 1_000;
 
@@ -101,6 +101,11 @@ struct Elements {
     asked: Option<Instant>,
 }
 
+/// How long a new file waits for room in the burst tier.
+const FULL_PATIENCE: Duration = Duration::from_secs(600);
+/// Pause before it is asked for again.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+
 impl Backend {
     pub(crate) fn new(server: Server, runtime: Handle, in_place: bool) -> Self {
         Self {
@@ -163,11 +168,19 @@ impl Backend {
     }
 
     /// As [`Self::one`], for what needs an element to be placed on: waits if there is none, as after a restart
-    /// of the server.
+    /// of the server, or none that has room before something has drained from it.
     pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
         let deadline = patience::deadline();
+        let full = patience::now() + FULL_PATIENCE;
         loop {
             match self.one(caller, op.clone()) {
+                Err(error) if error.is(Errno::AGAIN) => {
+                    if patience::now() >= full {
+                        return Err(Errno::NOSPC.into());
+                    }
+                    patience::renew();
+                    patience::sleep(FULL_PAUSE);
+                }
                 Err(error) if error.is(Errno::HOSTUNREACH) && patience::now() < deadline => {
                     patience::sleep(ELEMENTS_TTL);
                 }
@@ -471,21 +484,21 @@ impl Backend {
         (!here.is_empty()).then(|| here[turn % here.len()])
     }
 
-    /// Elements in memory of this host, in which files can be written in place. One that has come is known some seconds later.
-    pub(crate) fn memory_here(self: &Arc<Self>) -> Vec<u32> {
+    /// Elements of this host, in which files can be written in place. One that has come is known some seconds later.
+    pub(crate) fn here(self: &Arc<Self>) -> Vec<u32> {
         let mut elements = self.elements.lock();
-        if elements.asked.is_none_or(|at| at.elapsed() > MEMORY_TTL) {
+        if elements.asked.is_none_or(|at| at.elapsed() > HERE_TTL) {
             elements.asked = Some(Instant::now());
             let backend = self.clone();
             self.runtime.spawn(async move {
                 let until = Some(patience::now() + patience::PATIENCE);
                 if let Err(error) = backend.refresh(until).await {
-                    tracing::debug!("elements in memory can't be asked for: {error}");
+                    tracing::debug!("the elements of this host can't be asked for: {error}");
                 }
             });
         }
         let places = elements.places.iter();
-        let here = places.filter(|(_, place)| place.memory && place.up && place.folder.is_some());
+        let here = places.filter(|(_, place)| place.up && place.folder.is_some());
         here.map(|(&element, _)| element).collect()
     }
 

@@ -191,9 +191,21 @@ impl Fs {
             return self.open_striped(caller, (&opened, layout), right, pace);
         }
         let element = opened.element;
-        if opened.object != id || missing.contains(&element) {
+        if opened.object != id {
             self.backend.released(right.release());
             return Err(Errno::NOENT.into());
+        }
+        if missing.contains(&element) {
+            // What tasks hand on in memory has no place that is known here.
+            let data = Data::Remote(self.remote(&opened, right.clone()));
+            let object = Object::new(id, element, data, right.clone());
+            return match object.read(0, 1) {
+                Ok(_) => Ok(object),
+                Err(_) => {
+                    self.backend.released(right.release());
+                    Err(Errno::NOENT.into())
+                }
+            };
         }
         let place = match self.backend.place(element, pace) {
             Ok(place) => place,
@@ -312,7 +324,7 @@ impl Fs {
         mode: u32,
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
-        let memory = self.backend.memory_here();
+        let here = self.backend.here();
         let create = |ino, object| {
             Op::Create(v1::Create {
                 parent,
@@ -324,7 +336,7 @@ impl Fs {
                 uid: caller.uid,
                 gid: caller.gid,
                 time,
-                memory: memory.clone(),
+                here: here.clone(),
                 ..v1::Create::default()
             })
         };
@@ -570,14 +582,14 @@ impl Fs {
         let attr = node.state.lock().attr;
         let reader = node.state.lock().bound_now().filter(|_| follow);
         let stays = (keep > 0 || reader.is_some()) && attr.object != 0 && !attr.parts;
-        let memory = self.backend.memory_here();
+        let here = self.backend.here();
         let new = |_, object| {
             Op::NewVersion(v1::NewVersion {
                 ino: node.ino,
                 object,
                 element: stays.then_some(attr.element),
                 near: self.backend.near(),
-                memory: memory.clone(),
+                here: here.clone(),
                 bytes: keep.min(attr.size),
                 ..v1::NewVersion::default()
             })

@@ -96,6 +96,10 @@ struct Work {
 
 /// Something on its way between server and elements.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most are reports, and a box for each would cost more than the room"
+)]
 enum Message {
     Labels(ElementId, Vec<Label>),
     Recall(LabelId),

@@ -336,6 +336,7 @@ impl Driver {
         let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(Step::List));
+        steps.extend(self.array.filling().into_iter().map(Step::MakeRoom));
         let now = clock::now_ns();
         let until = now.max(self.woken);
         let due = self
@@ -346,7 +347,7 @@ impl Driver {
             Vec::new()
         });
         let sites = self.array.sites();
-        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.array.stores());
+        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.array);
         let all = due.len() < copies::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -409,7 +410,8 @@ impl Driver {
         let rest = |kept: &Kept| {
             let has = i64::try_from(kept.has().min(COPIES_MAX as usize)).unwrap_or(0);
             let has = if kept.only_moves() { MOVES } else { has };
-            Went::Found(Found::Rest { has })
+            let stored = kept.is_stored();
+            Went::Found(Found::Rest { has, stored })
         };
         loop {
             match short.kept.next(sites) {
@@ -428,7 +430,8 @@ impl Driver {
                 Next::Later if short.kept.only_moves() => return rest(&short.kept),
                 Next::Later => {
                     let has = i64::from(COPIES_MAX);
-                    return Went::Found(Found::Rest { has });
+                    let stored = short.kept.is_stored();
+                    return Went::Found(Found::Rest { has, stored });
                 }
                 Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
                     let takes = |site: &Site| {

@@ -7,6 +7,7 @@ use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
 use crate::copies::{Found, Look};
+use crate::names::burst::{self, Free};
 use crate::names::copies::remove_copy;
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
@@ -71,6 +72,8 @@ pub(crate) enum Step {
     Copies { object: ObjectId, found: Found },
     /// What an element has is looked at: it is lost, or back.
     Look(Look),
+    /// An element of the burst tier may hold too much.
+    MakeRoom(Free),
     /// More of what an element has is put on the list of what is to move: it is being emptied.
     List(u32),
     /// A file that a user's jobs waited for is there.
@@ -197,6 +200,7 @@ impl Writer<'_> {
             Step::Remove { element, objects } => self.remove(*element, objects),
             Step::Look(look) => copies::look(self.db, *look, self.now),
             Step::List(element) => moves::list(self.db, *element, self.now),
+            Step::MakeRoom(free) => burst::make_room(self.db, self.shared, *free, self.now),
             Step::Copies { object, found } => {
                 let changed = copies::found(self.db, *object, found, self.now)?;
                 self.changes.extend(changed);

@@ -34,7 +34,9 @@ impl Rebalance {
     /// What is to move so that elements hold as much of what they could as others, within so many percent.
     pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
-        let takes = sites.iter().filter(|site| site.takes && !site.memory);
+        let takes = sites
+            .iter()
+            .filter(|site| site.takes && !site.memory && !site.burst);
         let fills = takes.map(|site| Fill {
             element: site.element,
             host: site.host.clone(),

@@ -15,6 +15,8 @@ use tidemill_wire::v1::{self, Kind};
 
 /// Files and folders of one request, at most: names can't be changed meanwhile.
 const BELOW_MAX: usize = 100_000;
+/// Files that mounts are asked about at once: others drain after they were sealed.
+const WRITTEN_MAX: usize = 1024;
 /// Rights to list a folder and to go through it.
 const READ_AND_SEARCH: u32 = 0o5;
 
@@ -88,6 +90,35 @@ pub(crate) fn to(
         put(tx, object, (first, target))?;
     }
     Ok(Ok(reply))
+}
+
+/// Has what lies in the burst tier of a file, or of all below a folder, drained now.
+pub(crate) fn stage(
+    tx: &Tx<'_>,
+    request: &v1::StageRequest,
+) -> Result<Result<v1::StageReply, Refusal>, Fault> {
+    let Some(files) = below(tx, &request.path)? else {
+        let path = String::from_utf8_lossy(&request.path).into_owned();
+        return Ok(Err(Refusal::TooMany(path, BELOW_MAX)));
+    };
+    let mut reply = v1::StageReply::default();
+    for file in files {
+        let objects = objects_of(tx, &file)?;
+        reply.files += 1;
+        if objects.is_empty() {
+            reply.unsealed += 1;
+        }
+        let objects: Vec<(u64, u64)> = objects.iter().map(|one| (one.object, one.size)).collect();
+        tx.drain_now(&objects, request.free, &mut reply)?;
+    }
+    Ok(Ok(reply))
+}
+
+/// Which files below a path mounts write, some at least.
+pub(crate) fn written(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u64>, Fault> {
+    let files = below(tx, path)?.unwrap_or_default();
+    let written = files.into_iter().filter(|file| file.writing != 0);
+    Ok(written.map(|file| file.ino).take(WRITTEN_MAX).collect())
 }
 
 /// The elements that are named, each once, if they are such as files can be moved to.
@@ -191,6 +222,9 @@ fn takes<'a>(
     let member = member.ok_or(Refusal::Unknown(element))?;
     if !member.store {
         return Err(Refusal::NoStore(element));
+    }
+    if member.burst {
+        return Err(Refusal::Burst(element));
     }
     if tx.shared.leaving.is_closed(element) {
         return Err(Refusal::Emptied(element));

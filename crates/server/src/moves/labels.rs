@@ -2,7 +2,7 @@
 
 use crate::jobs::outbox;
 use crate::names::Fault;
-use crate::names::copies::{DRAIN, MOVE};
+use crate::names::copies::{BURST, DRAIN, MOVE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use tidemill_core::copies::COPIES_MAX;
@@ -15,6 +15,7 @@ fn word(why: i64) -> &'static str {
     match why {
         DRAIN => "drain",
         MOVE => "move",
+        BURST => "room",
         _ => "rebalance",
     }
 }

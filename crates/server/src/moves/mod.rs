@@ -10,8 +10,9 @@ pub(crate) mod files;
 pub(crate) mod labels;
 
 use crate::elastic::store;
+use crate::names::burst;
 use crate::names::channels;
-use crate::names::copies::{CURRENT, DRAIN, MOVES, look_again};
+use crate::names::copies::{BURST, CURRENT, DRAIN, MOVES, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault};
@@ -41,6 +42,7 @@ pub(crate) struct Member {
     pub(crate) element: u32,
     pub(crate) store: bool,
     pub(crate) memory: bool,
+    pub(crate) burst: bool,
     pub(crate) up: bool,
 }
 
@@ -74,6 +76,8 @@ pub(crate) enum Refusal {
     Writing(u32, u64),
     #[error("element {0} keeps no data: name one that `tidemill status` lists as store")]
     NoStore(u32),
+    #[error("element {0} is of the burst tier, from which files drain: name one that stores")]
+    Burst(u32),
     #[error("element {0} is down; start it, or name another one")]
     Down(u32),
     #[error("element {0} is being emptied; name another one")]
@@ -103,7 +107,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
         Ok(Move {
             source: row.get(0)?,
             target: row.get(1)?,
-            anywhere: row.get::<_, i64>(2)? == DRAIN,
+            anywhere: matches!(row.get(2)?, DRAIN | BURST),
         })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -111,6 +115,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
 
 /// An object is not the element's any more.
 pub(crate) fn done(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
+    burst::left(db, object.cast_signed(), element)?;
     let sql = "DELETE FROM move WHERE source = ?1 AND object = ?2 RETURNING size";
     let row = params![element, object.cast_signed()];
     let size: Option<i64> = db
@@ -170,7 +175,8 @@ fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
 /// Whether no other element, on a disk, could take what this one has.
 fn is_last(shared: &Shared, element: u32, members: &[Member]) -> bool {
     let mut others = members.iter().filter(|one| one.element != element);
-    !others.any(|one| one.store && !one.memory && !shared.leaving.is_closed(one.element))
+    !others
+        .any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.element))
 }
 
 /// An element is not to be emptied any more: what it has stays, what has left it is elsewhere.
@@ -402,6 +408,7 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
         "DELETE FROM damage WHERE element = ?1",
         "DELETE FROM note WHERE element = ?1",
         "DELETE FROM lost WHERE element = ?1",
+        "DELETE FROM burst WHERE element = ?1",
         "DELETE FROM element WHERE element = ?1",
     ] {
         db.execute(sql, [element])?;

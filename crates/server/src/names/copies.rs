@@ -141,6 +141,7 @@ impl Tx<'_> {
             "DELETE FROM copy WHERE object = ?1",
             "DELETE FROM short WHERE object = ?1",
             "DELETE FROM move WHERE object = ?1",
+            "DELETE FROM burst WHERE object = ?1",
         ] {
             self.db.prepare_cached(sql)?.execute([object])?;
         }
@@ -189,6 +190,7 @@ impl Tx<'_> {
             let leaves = self.shared.leaving.is_emptied(copy.element.0);
             let state = match copy.state {
                 CopyState::Current if leaves && self.shared.is_up(copy.element.0) => "leaving",
+                CopyState::Current if self.shared.bursts.has(copy.element.0) => "burst",
                 CopyState::Coming => "coming",
                 CopyState::Lost => "lost",
                 CopyState::Damaged => "damaged",
@@ -267,6 +269,7 @@ pub(crate) const MOVES: i64 = COPIES_MAX as i64 + 1;
 pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
+pub(crate) const BURST: i64 = 3;
 
 /// Has an object that was just put on an element leave it: the element is being emptied.
 pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {

@@ -184,6 +184,7 @@ impl Fault {
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,
             Self::AttributeTooLong(_) => Errno::TOOBIG,
             Self::Placement(PlacementError::Full(_) | PlacementError::AllFull) => Errno::NOSPC,
+            Self::Placement(PlacementError::BurstFull) => Errno::AGAIN,
             Self::Placement(_) => Errno::HOSTUNREACH,
             _ if self.is_full() => Errno::NOSPC,
             Self::Database(_)

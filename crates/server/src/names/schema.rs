@@ -73,6 +73,7 @@ const MIGRATIONS: &[&str] = &[
     IN_MEMORY,
     ARRIVALS,
     DREW,
+    BURST,
 ];
 
 const NAMES: &str = "
@@ -318,6 +319,13 @@ INSERT INTO counter VALUES ('member', 1);
 ";
 
 // Elements that sleep, and how long it took to wake those that did; what elements have drawn.
+// What lies in the burst tier, by its age.
+const BURST: &str = "
+CREATE TABLE burst(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
+  state INTEGER NOT NULL);
+CREATE INDEX burst_age ON burst(element, state, at);
+";
+
 const SLEEP: &str = "
 CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);

@@ -2,6 +2,7 @@
 //! that signs capabilities, and which objects are in use.
 
 use super::arrivals::Kept;
+use super::burst::Bursts;
 use super::claims::Claims;
 use super::leaving::Leaving;
 use super::lent::Lent;
@@ -62,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) sleepers: Arc<Sleepers>,
     /// Which elements are on their way out.
     pub(crate) leaving: Leaving,
+    /// Which elements pass on what is written there.
+    pub(crate) bursts: Bursts,
     /// What rooms take.
     pub(crate) quotas: Quotas,
     /// A channel was made or removed.
@@ -152,6 +155,7 @@ impl Shared {
             claims: Claims::default(),
             sleepers: Arc::default(),
             leaving: Leaving::default(),
+            bursts: Bursts::default(),
             quotas: Quotas::default(),
             channel_news: Notify::new(),
             rules: Rules::default(),

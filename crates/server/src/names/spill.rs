@@ -12,25 +12,25 @@ use tidemill_core::layout::{Medium, PlacementError, RESERVE_BYTES, Room, place, 
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// What whoever asks for a new version says of memory.
+/// What whoever asks for a new version says of where they are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct InMemory<'a> {
-    /// Elements in memory on which they can write, and leave when these are full.
+pub(crate) struct Here<'a> {
+    /// Elements of their host on which they can write in place, and leave if these are in memory and full.
     pub(crate) here: &'a [u32],
     /// Bytes that the version begins with.
     pub(crate) bytes: u64,
 }
 
-impl<'a> From<&'a v1::Create> for InMemory<'a> {
+impl<'a> From<&'a v1::Create> for Here<'a> {
     fn from(op: &'a v1::Create) -> Self {
-        let here = &op.memory;
+        let here = &op.here;
         Self { here, bytes: 0 }
     }
 }
 
-impl<'a> From<&'a v1::NewVersion> for InMemory<'a> {
+impl<'a> From<&'a v1::NewVersion> for Here<'a> {
     fn from(op: &'a v1::NewVersion) -> Self {
-        let (here, bytes) = (&op.memory, op.bytes);
+        let (here, bytes) = (&op.here, op.bytes);
         Self { here, bytes }
     }
 }
@@ -40,7 +40,7 @@ impl Tx<'_> {
     pub(super) fn placed_in_memory(
         &self,
         dir: &Node,
-        memory: InMemory<'_>,
+        whence: Here<'_>,
         rooms: &Rooms,
     ) -> Result<Option<ElementId>, Fault> {
         if !self.shared.folder_media()
@@ -48,8 +48,8 @@ impl Tx<'_> {
         {
             return Ok(None);
         }
-        let here: Vec<ElementId> = memory.here.iter().copied().map(ElementId).collect();
-        let placed = place_in_memory(&here, memory.bytes, &rooms.store);
+        let here: Vec<ElementId> = whence.here.iter().copied().map(ElementId).collect();
+        let placed = place_in_memory(&here, whence.bytes, &rooms.store);
         if placed.is_none() {
             self.shared.on_spilled();
         }

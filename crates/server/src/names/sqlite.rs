@@ -333,6 +333,7 @@ impl SqliteNames {
         rooms.store.push(tidemill_core::layout::Room {
             leaving: false,
             memory: false,
+            burst: false,
             element,
             free_bytes: 1 << 40,
             answers: true,

@@ -5,7 +5,7 @@ use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, NOWHERE};
-use super::spill::InMemory;
+use super::spill::Here;
 use super::transaction::{Change, Tx};
 use crate::rules::ends::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -183,14 +183,16 @@ impl Tx<'_> {
             let rooms = self.shared.rooms();
             let room = rooms.store.iter().find(|room| room.element.0 == *near);
             room.is_some_and(|room| {
-                room.answers && !room.leaving && !room.memory && room.free_bytes >= RESERVE_BYTES
+                let takes = room.answers && !room.leaving && !room.memory && !room.burst;
+                takes && room.free_bytes >= RESERVE_BYTES
             })
         });
-        let element = match near {
+        let burst = self.placed_in_burst(&op.here, 0)?;
+        let element = match burst.map(|burst| burst.0).or(near) {
             Some(near) => near.into(),
             None => {
                 let folder = self.folder_of(node.ino)?;
-                self.place(Inode(node.ino), None, &folder, InMemory::default())?
+                self.place(Inode(node.ino), None, &folder, Here::default())?
             }
         };
         self.insert_part(version, count, op.object, element)?;

@@ -1,10 +1,11 @@
 //! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
 
+use super::burst;
 use super::copies;
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
 use super::parts::{self, Half};
-use super::spill::InMemory;
+use super::spill::Here;
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use crate::rules::ends::GIVEN_UP;
@@ -36,7 +37,7 @@ impl Tx<'_> {
         ino: Inode,
         named: Option<u32>,
         dir: &Node,
-        memory: InMemory<'_>,
+        here: Here<'_>,
     ) -> Result<i64, Fault> {
         let named = match named {
             Some(element) => Some(element),
@@ -47,7 +48,12 @@ impl Tx<'_> {
         };
         let rooms = self.shared.rooms();
         if named.is_none()
-            && let Some(element) = self.placed_in_memory(dir, memory, &rooms)?
+            && let Some(element) = self.placed_in_memory(dir, here, &rooms)?
+        {
+            return Ok(element.0.into());
+        }
+        if named.is_none()
+            && let Some(element) = self.placed_in_burst(here.here, here.bytes)?
         {
             return Ok(element.0.into());
         }
@@ -58,24 +64,26 @@ impl Tx<'_> {
     }
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
-    fn place_again(
-        &self,
-        node: &Node,
-        named: Option<u32>,
-        memory: InMemory<'_>,
-    ) -> Result<i64, Fault> {
+    fn place_again(&self, node: &Node, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
         // What lies in memory is placed as if it were new: there is perhaps no room for it there, and nobody has named that.
         let is_here = |named: u32| i64::from(named) == node.element;
         if u32::try_from(node.element).is_ok_and(|element| self.shared.in_memory(element))
             && named.is_none_or(is_here)
         {
-            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, memory);
+            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
         if named.is_none() && self.shared.folder_media() {
             let (dir, rooms) = (self.folder_of(node.ino)?, self.shared.rooms());
-            if let Some(element) = self.placed_in_memory(&dir, memory, &rooms)? {
+            if let Some(element) = self.placed_in_memory(&dir, here, &rooms)? {
                 return Ok(element.0.into());
             }
+        }
+        // What is stored is written anew where all is written first.
+        let stored = |element: i64| {
+            u32::try_from(element).is_ok_and(|element| !self.shared.bursts.has(element))
+        };
+        if named.is_none() && self.shared.bursts.any() && stored(node.element) {
+            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
         // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
         let goes_on = named.is_some_and(|named| {
@@ -93,7 +101,7 @@ impl Tx<'_> {
                 return Ok(node.element);
             }
         }
-        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?, memory)
+        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?, here)
     }
 
     /// A folder that a file is in; the root, if it is in none.
@@ -527,17 +535,14 @@ impl Tx<'_> {
         if !self.shared.leaving.moving() {
             return Ok(());
         }
-        let mut places = vec![(node.object, node.element)];
-        if node.has_parts() {
-            let parts = parts::parts(self.db, node.object)?.into_iter();
-            let parts = parts.flat_map(|(_, parts)| parts);
-            places = parts
-                .map(|part| (part.object, part.element.into()))
-                .collect();
-        }
-        for (object, element) in places {
-            let element = u32::try_from(element).ok();
-            if let Some(element) = element.filter(|&one| self.shared.leaving.is_emptied(one)) {
+        for (object, element) in burst::places(self.db, node)? {
+            let Ok(element) = u32::try_from(element) else {
+                continue;
+            };
+            if self.shared.bursts.has(element) {
+                self.staged(object, element)?;
+            }
+            if self.shared.leaving.is_emptied(element) {
                 copies::leaves(self.db, object, element, self.now)?;
             }
         }

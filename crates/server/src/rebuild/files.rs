@@ -92,7 +92,8 @@ impl<'a> Files<'a> {
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
         }
-        let wanted = notes.values().filter(|note| note.copies > 1);
+        // What notes of earlier releases don't say is taken for what there is.
+        let wanted = notes.values().filter(|note| note.copies > 0);
         let wanted = wanted.map(|note| (note.object, note.copies as usize));
         let wanted = wanted.collect();
         let incomplete = incomplete.into_iter().map(|gathered| &gathered.version);
@@ -349,13 +350,14 @@ impl<'a> Files<'a> {
                 _ => version.object.path.as_bytes(),
             };
             let copies = self.copies.get(&version.object.id);
-            let wanted = self.wanted.get(&version.object.id).copied().unwrap_or(1);
+            let wanted = self.wanted.get(&version.object.id).copied();
             if let Some(gathered) = self.parts.get(&version.object.id) {
-                let wanted = wanted.max(gathered.copies());
+                let wanted = wanted.unwrap_or(gathered.copies());
                 put_version(db, version, path, (NO_ELEMENT, wanted))?;
                 gathered.write(db, version.superseded, wanted)?;
             } else {
                 let copies = copies.map(Vec::as_slice).unwrap_or_default();
+                let wanted = wanted.unwrap_or(copies.len() + 1);
                 write_version(db, version, path, (copies, wanted))?;
             }
             if !version.superseded {
@@ -414,8 +416,7 @@ fn write_version(
     (copies, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {
     let object = version.object;
-    let all = wanted.max(copies.len() + 1);
-    put_version(db, version, path, (object.element.into(), all))?;
+    put_version(db, version, path, (object.element.into(), wanted))?;
     let elements = std::iter::once(object.element).chain(copies.iter().copied());
     if version.superseded {
         let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
@@ -430,7 +431,8 @@ fn write_version(
     for element in elements.skip(1) {
         insert.execute(params![object.id.cast_signed(), element, CURRENT])?;
     }
-    if copies.len() + 1 < wanted {
+    // More than are wanted may be on their way from one place to another.
+    if copies.len() + 1 != wanted {
         let has = i64::try_from(copies.len() + 1).unwrap_or(1);
         db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
             .execute(params![object.id.cast_signed(), has])?;

@@ -140,7 +140,7 @@ impl Gathered {
                 insert.execute(params![object, element, CURRENT])?;
             }
             let has = copies.len() + 1;
-            if has < wanted && !superseded {
+            if has != wanted && !superseded {
                 let has = i64::try_from(has).unwrap_or(1);
                 db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
                     .execute(params![object, has])?;

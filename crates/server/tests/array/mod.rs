@@ -205,7 +205,7 @@ impl FakeElement {
         }
     }
 
-    /// The next message that is not about other elements, names or removals.
+    /// The next message that is not about other elements, names, channels or removals.
     pub async fn next(&mut self) -> To {
         loop {
             if let Some(message) = self.hear().await {
@@ -222,7 +222,7 @@ impl FakeElement {
 
     async fn take(&mut self, message: v1::ToElement) -> Option<To> {
         match message.message {
-            Some(To::Peers(_)) => None,
+            Some(To::Peers(_) | To::Channels(_)) => None,
             Some(To::Notes(notes)) => {
                 let change = notes.notes.iter().map(|note| note.change).max();
                 let change = change.unwrap_or(0);

@@ -142,9 +142,9 @@ impl Fs {
         outcomes: &mut [i32],
     ) -> Vec<Made<'a>> {
         let mut rest: Vec<(usize, Op)> = Vec::with_capacity(files.len());
-        let memory = self.backend.memory_here();
+        let here = self.backend.here();
         for (at, file) in files.iter().enumerate() {
-            match self.create_op(opener.caller(), file, (time, &memory)) {
+            match self.create_op(opener.caller(), file, (time, &here)) {
                 Ok(op) => rest.push((at, op)),
                 Err(error) => outcomes[at] = error.errno(),
             }
@@ -198,7 +198,7 @@ impl Fs {
         &self,
         caller: Caller,
         file: &NewFile<'_>,
-        (time, memory): (i64, &[u32]),
+        (time, here): (i64, &[u32]),
     ) -> Result<Op, Error> {
         check_change(file.folder, file.name, Errno::EXIST)?;
         let folder = Key::unpack(file.folder);
@@ -216,7 +216,7 @@ impl Fs {
             uid: caller.uid,
             gid: caller.gid,
             time,
-            memory: memory.to_vec(),
+            here: here.to_vec(),
             ..v1::Create::default()
         }))
     }

@@ -1,0 +1,65 @@
+//! `tidemill drain`: what lies in the burst tier goes to where it stays.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::places::StagedView;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill drain /run/step-7.nc             begin, and say how much is still to be copied
+  tidemill drain /run --wait                until all below it is on elements that store
+  tidemill drain /run --free --wait         and gone from the burst tier
+  tidemill --json drain /run | jq .bytes
+
+Files drain by themselves some time after they were closed (--drain-after of `tidemill server`); this is for those who don't wait
+for that. It goes on after a restart of the server. What is being written for the first time does not drain before it is closed.";
+
+/// Pause before it is asked again how far it is; longer if the answer takes long.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Copy files from the burst tier to elements that store, now
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Files and folders; all below a folder drains
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Wait until it is done, and say how far it is meanwhile
+    #[arg(long)]
+    wait: bool,
+    /// Have it gone from the burst tier as soon as it is elsewhere and nobody reads it there
+    #[arg(long)]
+    free: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    for path in &args.paths {
+        let path = files::path(path)?;
+        let mut before = None;
+        loop {
+            let request = v1::StageRequest {
+                credentials: Some(credentials()),
+                path: path.clone().into_bytes(),
+                free: args.free,
+            };
+            let begun = Instant::now();
+            let staged = server.places().stage(request).await;
+            let staged = staged
+                .map_err(|status| server.explain(status))?
+                .into_inner();
+            if before != Some(staged) {
+                let path = path.clone();
+                context.output.step(&StagedView { path, staged })?;
+            }
+            if !args.wait || staged.objects + staged.held == 0 {
+                break;
+            }
+            before = Some(staged);
+            tokio::time::sleep(PERIOD.max(begun.elapsed() * 10)).await;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,103 @@
+//! The burst tier: elements that take what is written at the speed of their own device, and pass it on. When that is drained, and
+//! what may go from there then.
+
+use crate::time::Span;
+
+/// When what lies in the burst tier drains, and how much of it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How long after its seal a version is copied to elements that store.
+    pub after: Span,
+    /// Part of what an element could hold, in percent, above which drained versions go, the oldest first.
+    pub high: u8,
+    /// Part down to which they go.
+    pub low: u8,
+    /// What becomes of new files when the tier is full: true, they go to elements that store at once; false, they wait until
+    /// something has drained.
+    pub pass: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            after: Span::from_secs(30),
+            high: 80,
+            low: 60,
+            pass: false,
+        }
+    }
+}
+
+/// Limits that make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the burst tier can't be emptied from {high} % down to {low} %: give two percentages, 1 to 99, of which the second is not larger"
+)]
+pub struct LimitsError {
+    high: u8,
+    low: u8,
+}
+
+impl Limits {
+    /// They, if they make sense.
+    ///
+    /// # Errors
+    /// If what is to be left is more than what is too much, or one of them is no part.
+    pub fn checked(self) -> Result<Self, LimitsError> {
+        let Self { high, low, .. } = self;
+        match (1..=99).contains(&low) && (low..=99).contains(&high) {
+            true => Ok(self),
+            false => Err(LimitsError { high, low }),
+        }
+    }
+
+    /// Bytes that are to go from an element that could hold `capacity`, holds `used`, and from which `going` go already.
+    #[must_use]
+    pub fn to_go(&self, capacity: u64, used: u64, going: u64) -> u64 {
+        let part = |percent: u8| {
+            let part = u128::from(capacity) * u128::from(percent) / 100;
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let stays = used.saturating_sub(going);
+        match stays > part(self.high) {
+            true => stays - part(self.low),
+            false => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_brings_an_element_down_to_the_low_mark_and_nothing_goes_below_the_high_one() {
+        let limits = Limits::default();
+        assert_eq!(limits.to_go(1000, 800, 0), 0);
+        assert_eq!(limits.to_go(1000, 801, 0), 201);
+        assert_eq!(limits.to_go(1000, 900, 100), 0);
+        assert_eq!(limits.to_go(1000, 1000, 100), 300);
+        assert_eq!(limits.to_go(0, 0, 0), 0);
+        assert_eq!(limits.to_go(0, 5, 0), 5);
+        assert_eq!(
+            limits.to_go(u64::MAX, u64::MAX, 0),
+            u64::MAX - u64::MAX / 5 * 3
+        );
+        assert_eq!(limits.to_go(100, 10, 20), 0);
+    }
+
+    #[test]
+    fn limits_that_make_no_sense_are_refused() {
+        let limits = |high, low| {
+            Limits {
+                high,
+                low,
+                ..Limits::default()
+            }
+            .checked()
+            .is_ok()
+        };
+        assert!(limits(80, 60) && limits(50, 50) && limits(99, 1));
+        assert!(!limits(60, 80) && !limits(100, 50) && !limits(50, 0));
+    }
+}

@@ -283,6 +283,7 @@ def montage(options):
         inputs = [os.path.join(data, part, name) for part in ("images", "plan") for name in os.listdir(os.path.join(data, part))]
         os.environ["TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"] = "1GiB"
         with local_array.Array(elements=options.elements, cores=options.cores, folder=folder, binary=options.binary) as array:
+            os.chmod(array.folder, 0o755)  # kernels are other users, and pass through it
             memory = f"{array.folder}/memory"
             try:
                 array._start("memory", "element", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")

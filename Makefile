@@ -58,11 +58,11 @@ doc:
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
 # What sends labels is tested with the second queue, too.
 unit:
-	cargo test $(WHOLE)
-	TIDEMILL_TEST_QUEUE=memory cargo test $(WHOLE) --test ends --test jobs --test posix --test serving
+	scripts/test.sh $(WHOLE)
+	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test ends --test jobs --test posix --test serving
 
 e2e:
-	cargo test $(WHOLE) --test e2e -- --test-threads=1
+	scripts/test.sh $(WHOLE) --test e2e -- --test-threads=1
 
 # Processes killed, stopped and restarted at random, in short; longer by hand, with another seed. After `e2e`, which builds.
 faults:

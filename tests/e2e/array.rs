@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long anything may take to happen. Long, since nothing here asserts on speed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) struct Array {
     folder: tempfile::TempDir,
@@ -36,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) element_listen: String,
     /// Further arguments of `tidemill element`.
     pub(crate) element_args: Vec<String>,
+    /// Further arguments of `tidemill server`.
+    pub(crate) server_args: Vec<String>,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             flags: Vec::new(),
             element_listen: "127.0.0.1:0".into(),
             element_args: Vec::new(),
+            server_args: Vec::new(),
         }
     }
 }
@@ -160,6 +163,7 @@ impl Array {
         if self.options.host_cores > 0 {
             command.args(["--host-cores", &self.options.host_cores.to_string()]);
         }
+        command.args(&self.options.server_args);
         self.server = Some(spawn(&mut command, &self.path("server.log")));
         wait("the server answers", || {
             self.run(&["status"]).ok && !self.address().is_empty()
@@ -213,6 +217,13 @@ impl Array {
         self.elements.push(None);
         self.start_element(self.elements.len() - 1);
         self.wait_for_elements(self.elements.len());
+    }
+
+    /// Starts an element again, with other arguments.
+    pub(crate) fn restart_element(&mut self, index: usize, args: &[&str]) {
+        self.kill_element(index);
+        self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self.start_element(index);
     }
 
     pub(crate) fn wait_for_elements(&self, count: usize) {

@@ -5,8 +5,14 @@ use serde_json::Value;
 
 /// An array with two elements that store, and number 2 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
+    configured(&[], args)
+}
+
+/// The same with further arguments of the server.
+fn configured(server: &[&str], args: &[&str]) -> Option<Array> {
     let mut array = Array::with(Options {
         mount: false,
+        server_args: server.iter().map(|&arg| arg.to_owned()).collect(),
         ..Options::default()
     })?;
     let mut all = vec!["--tier", "burst"];
@@ -148,8 +154,8 @@ fn a_full_tier_that_can_drain_nowhere_holds_up_only_those_who_make_files() {
     std::fs::write(&put, b"put").unwrap();
     array.kill_server();
     array.start_server();
-    array.start_element(0);
-    array.start_element(1);
+    array.restart_element(0, &[]);
+    array.restart_element(1, &[]);
     let said = many.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "40");
     array.sh("(cd out; sha256sum --quiet -c gsums); cd d; sha256sum --quiet -c ../sum");
@@ -199,4 +205,277 @@ fn a_database_that_is_made_anew_drains_what_had_not() {
         let places = elements(&array, path);
         assert!(places.len() == 1 && places != [2], "{places:?}");
     }
+}
+
+/// `fsync` of a folder that says `drained`: what was closed below it is stored then, whoever wrote it, and whatever dies meanwhile.
+#[test]
+fn fsync_of_a_folder_that_says_so_waits_until_all_below_it_has_drained() {
+    let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
+        return;
+    };
+    array.sh(
+        "mkdir -p d/deep d/here; setfattr -n user.tidemill.durable -v drained d; setfattr -n user.tidemill.durable -v synced d/here
+         echo a > d/a; echo b > d/deep/b; echo c > d/here/c; chown 65534 d/deep/b",
+    );
+    let wrong = array.try_sh("setfattr -n user.tidemill.durable -v perhaps d");
+    assert!(!wrong.ok && wrong.err.contains("Invalid"), "{}", wrong.err);
+    // A folder below that says `synced` waits for nothing.
+    array.sh("sync d/here");
+    assert_eq!(elements(&array, "/d/here/c"), [2]);
+    // What is open for writing is not waited for, but what another mount has closed is.
+    array.sh("exec 9> d/open; echo open >&9; sync d; exec 9>&-");
+    for path in ["/d/a", "/d/deep/b", "/d/here/c"] {
+        assert_eq!(elements(&array, path).len(), 2, "{path}");
+    }
+    // Whoever syncs it waits for all of it.
+    array.sh("mkdir -m 700 d/mine; echo mine > d/mine/f; echo theirs > d/theirs; chmod 755 d");
+    array.sh("setpriv --reuid 65534 --regid 65534 --clear-groups sync d");
+    for path in ["/d/theirs", "/d/mine/f"] {
+        assert_eq!(elements(&array, path).len(), 2, "{path}");
+    }
+
+    // Nothing stores, and the server is killed while somebody waits.
+    array.kill_element(0);
+    array.kill_element(1);
+    array.sh("echo late > d/late");
+    let mut sync = std::process::Command::new("sync");
+    let mut sync = sync.arg(array.at("d")).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    array.kill_server();
+    array.start_server();
+    assert!(sync.try_wait().unwrap().is_none(), "it did not wait");
+    array.restart_element(0, &[]);
+    array.restart_element(1, &[]);
+    assert!(sync.wait().unwrap().success());
+    assert_eq!(elements(&array, "/d/late").len(), 2);
+}
+
+/// What is stored gets copies in the tier when somebody asks for it, which go first when room is wanted.
+#[test]
+fn what_is_stored_comes_to_the_burst_tier_for_who_may_read_it() {
+    let Some(mut array) = start(&["--capacity", "96MiB"]) else {
+        return;
+    };
+    array.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
+    array.run(&["drain", "/", "--free", "--wait"]);
+    let stored = elements(&array, "/in/1");
+    assert!(stored.len() == 1 && stored != [2], "{stored:?}");
+
+    array.sh("chmod 711 in; chmod 600 in/1");
+    let foreign = |path: &str| {
+        array.try_sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage {path}",
+            array.tidemill()
+        ))
+    };
+    let refused = foreign("/in/1");
+    assert!(
+        !refused.ok && refused.err.contains("/in/1"),
+        "{}",
+        refused.err
+    );
+    assert!(!foreign("/in").ok && foreign("/in/2").ok);
+    let refused = array.run(&["stage", "/in", "--element", "0"]);
+    assert!(
+        refused.err.contains("not of the burst tier"),
+        "{}",
+        refused.err
+    );
+    assert!(!array.run(&["stage", "/in", "--element", "17"]).ok);
+    std::fs::write(array.path("large"), vec![7; 100 << 20]).unwrap();
+    let large = array.path("large");
+    array.run(&["put", large.to_str().unwrap(), "/large", "--element", "0"]);
+    let refused = array.run(&["stage", "/large"]);
+    assert!(
+        !refused.ok && refused.err.contains("bytes free"),
+        "{}",
+        refused.err
+    );
+
+    // All are killed between the request and the copies.
+    let begun = array.json(&["stage", "/in"]);
+    assert_eq!(begun["files"], 4, "{begun}");
+    array.kill_server();
+    array.kill_element(2);
+    array.kill_element(0);
+    array.start_server();
+    array.restart_element(2, &["--tier", "burst", "--capacity", "96MiB"]);
+    array.restart_element(0, &[]);
+    array.wait_for_elements(3);
+    let done = array.run(&["stage", "/in", "--wait"]);
+    assert!(
+        done.ok && done.out.contains("in the burst tier"),
+        "{}{}",
+        done.out,
+        done.err
+    );
+    for path in ["/in/1", "/in/4"] {
+        let both = places(&array, path);
+        assert!(
+            both.len() == 2 && both.contains(&(2, "burst".into())),
+            "{both:?}"
+        );
+    }
+    assert_eq!(
+        array.json(&["status"])["elements"][2]["staged"]["drained"],
+        4
+    );
+    // One goes, one is changed; the others go when the tier is full of what is new.
+    array.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
+    array.sh(
+        "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
+    );
+    wait("what was staged made room", || {
+        !elements(&array, "/in/1").contains(&2)
+    });
+    array.sh("sha256sum --quiet -c sums");
+    array.run(&["drain", "/", "--wait"]);
+    let health = array.json(&["health"]);
+    assert_eq!(
+        (&health["lost"], &health["short"]),
+        (&0.into(), &0.into()),
+        "{health}"
+    );
+    let check = array.run(&["check"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+}
+
+/// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, outputs stored.
+#[test]
+fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user() {
+    let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
+        return;
+    };
+    let bin = array.path("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let write = |name: &str, text: String| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(bin.join(name), text).unwrap();
+        std::fs::set_permissions(bin.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    std::fs::set_permissions(
+        array.path(""),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    write(
+        "tidemill",
+        format!("#!/bin/sh\nexec {:?} \"$@\"\n", array.tidemill()),
+    );
+    let job = |lines: &str| {
+        write(
+            "scontrol",
+            format!("#!/bin/sh\ncat <<'E'\n#!/bin/sh\n{lines}\nE\n"),
+        )
+    };
+    let burst = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/slurm/burst.sh");
+    let run = |when: &str, user: &str| {
+        array.try_sh(&format!(
+            "PATH={}:$PATH SLURM_JOB_ID=7 SLURM_JOB_USER={user} {burst} {when}",
+            bin.display()
+        ))
+    };
+    array.sh("mkdir in run; echo in > in/f; chmod 700 in");
+    array.run(&["drain", "/in", "--free", "--wait"]);
+    job("#SBATCH -N 1\n#TM stage /in\n#TM drain /run/%j\n./simulate");
+    // A user who may not read what the job wants: it does not begin.
+    let refused = run("prolog", "nobody");
+    assert!(
+        !refused.ok && refused.err.contains("/in"),
+        "{}",
+        refused.err
+    );
+    let staged = run("prolog", "root");
+    assert!(staged.ok, "{}{}", staged.out, staged.err);
+    assert!(elements(&array, "/in/f").contains(&2));
+    array.sh("mkdir run/7; echo out > run/7/out");
+    assert!(run("epilog", "root").ok);
+    assert_eq!(elements(&array, "/run/7/out").len(), 2);
+    job("#TM release /run/%j");
+    assert!(run("epilog", "root").ok);
+    assert_eq!(elements(&array, "/run/7/out").len(), 1);
+    job("#TM steal /run");
+    let refused = run("prolog", "root");
+    assert!(
+        !refused.ok && refused.err.contains("steal"),
+        "{}",
+        refused.err
+    );
+    assert!(!run("sometimes", "root").ok);
+}
+
+/// An element is of the tier that it is started with, whatever it was before; and the tier may pass on what it has no room for.
+#[test]
+fn elements_change_their_tier_and_a_full_tier_may_pass_files_on() {
+    let Some(mut array) = configured(
+        &["--drain-after", "1h", "--burst-full", "store"],
+        &["--capacity", "64MiB"],
+    ) else {
+        return;
+    };
+    array.sh("echo a > a; echo b > b");
+    assert_eq!(elements(&array, "/a"), [2]);
+    // It stores now: what it has counts, and nothing drains from it.
+    array.restart_element(2, &[]);
+    array.wait_for_elements(3);
+    let status = array.json(&["status"]);
+    assert_eq!(status["elements"][2]["tier"], "store");
+    array.run(&["drain", "/a", "--wait"]);
+    assert_eq!(places(&array, "/a"), [(2, "current".to_owned())]);
+    // It is of the tier again: what it has drains.
+    array.restart_element(2, &["--tier", "burst", "--capacity", "64MiB"]);
+    array.wait_for_elements(3);
+    array.run(&["drain", "/", "--wait", "--free"]);
+    for path in ["/a", "/b"] {
+        let there = elements(&array, path);
+        assert!(there.len() == 1 && there != [2], "{path} {there:?}");
+    }
+    assert_eq!(array.sh("cat a b"), "a\nb\n");
+    // More than fits is not waited for, but stored at once.
+    array.sh("for i in $(seq 24); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums; sha256sum --quiet -c sums");
+    let passed = (1..=24).filter(|i| !elements(&array, &format!("/f{i}")).contains(&2));
+    assert!(passed.count() > 0);
+}
+
+/// `tidemill up` starts an element of the tier, and knows it the next time.
+#[test]
+fn up_starts_an_element_of_the_burst_tier_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let tidemill = |args: &[&str]| {
+        let args = [&["--dir", dir], args].concat();
+        crate::array::said(
+            std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"))
+                .args(args)
+                .output()
+                .unwrap(),
+        )
+    };
+    let fast = folder.path().join("fast disk");
+    let fast = fast.to_str().unwrap();
+    let up = tidemill(&["up", "--elements", "1", "--no-mount", "--burst", fast]);
+    std::fs::write(folder.path().join("f"), "burst").unwrap();
+    let put = tidemill(&["put", &format!("{dir}/f"), "/f"]);
+    let down = tidemill(&["down"]);
+    let again = tidemill(&["up", "--no-mount"]);
+    let read = tidemill(&["cat", "/f"]);
+    let layout = tidemill(&["--json", "layout", "/f"]);
+    let elsewhere = tidemill(&["up", "--no-mount", "--burst", "/somewhere/else"]);
+    let down_again = tidemill(&["down"]);
+    assert!(
+        up.ok && put.ok && down.ok && again.ok,
+        "{}{}{}",
+        up.err,
+        put.err,
+        again.err
+    );
+    assert_eq!(read.out, "burst");
+    let layout: Value = serde_json::from_str(&layout.out).unwrap();
+    assert_eq!(layout["parts"][0]["copies"][0]["element"], 998, "{layout}");
+    assert!(
+        !elsewhere.ok && elsewhere.err.contains("fast disk"),
+        "{}",
+        elsewhere.err
+    );
+    assert!(down_again.ok);
 }

@@ -95,6 +95,7 @@ pub(crate) enum Command {
     Mv(command::mv::Args),
     Move(command::r#move::Args),
     Drain(command::drain::Args),
+    Stage(command::stage::Args),
     Rebalance(command::rebalance::Args),
     Labels(command::labels::Args),
     Apps(command::apps::Args),

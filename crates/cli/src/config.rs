@@ -218,6 +218,7 @@ pub(crate) struct Submit {
 pub(crate) struct Up {
     pub(crate) elements: Option<u32>,
     pub(crate) warehouse: Option<Size>,
+    pub(crate) burst: Option<PathBuf>,
 }
 
 /// The file can't be used.

@@ -55,6 +55,11 @@ impl ArrayDir {
         self.0.join("warehouse")
     }
 
+    /// The folder of the element of the burst tier, as text, if there is one.
+    pub(crate) fn burst(&self) -> PathBuf {
+        self.0.join("burst")
+    }
+
     /// What `tidemill bench kernel` measured.
     pub(crate) fn calibration(&self) -> PathBuf {
         self.0.join("calibration.toml")

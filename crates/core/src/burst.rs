@@ -2,6 +2,30 @@
 //! what may go from there then.
 
 use crate::time::Span;
+use std::str::FromStr;
+
+/// What whoever syncs a folder waits for, as its attribute says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durable {
+    /// That what was written survives power loss, as on any file system.
+    Synced,
+    /// And that all that was closed below it has drained from the burst tier.
+    Drained,
+}
+
+impl FromStr for Durable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "synced" => Ok(Self::Synced),
+            "drained" => Ok(Self::Drained),
+            _ => Err(format!(
+                "{text:?} is nothing that fsync of a folder can wait for: give synced, or drained"
+            )),
+        }
+    }
+}
 
 /// When what lies in the burst tier drains, and how much of it stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -168,7 +168,8 @@ impl Kept {
     /// Whether only places are to change: nothing is in danger.
     #[must_use]
     pub fn only_moves(&self) -> bool {
-        self.left() < self.has() && self.has() >= self.wanted
+        let more = self.left() < self.has() || self.target.is_some();
+        more && self.has() >= self.wanted
     }
 
     /// Whether it is copied for another reason than that it is new.

@@ -14,7 +14,7 @@ use crate::names::Fault;
 use crate::names::burst;
 use crate::names::commit::Database;
 use crate::names::copies::{
-    COMING, CURRENT, MOVES, NEW, leaves, look_again, others, remove_copy, state_of_first,
+    COMING, CURRENT, MOVES, NEW, NOWHERE, leaves, look_again, others, remove_copy, state_of_first,
     switch_first,
 };
 use crate::names::leaving::Leaving;
@@ -398,6 +398,14 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
         short.kept.target = short.kept.target.or(target.map(ElementId));
     }
+    let staged = moves.iter().find(|one| one.source == NOWHERE);
+    let staged = staged.and_then(|one| one.target).map(ElementId);
+    let has = |target: &ElementId| {
+        let states = [CopyState::Current, CopyState::Burst];
+        let mut holders = short.kept.holders.iter();
+        holders.any(|(element, state)| element == target && states.contains(state))
+    };
+    short.kept.target = short.kept.target.or(staged.filter(|target| !has(target)));
     let mut going =
         db.prepare_cached("SELECT element FROM removal WHERE object = ?1 AND element >= 0")?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
@@ -577,6 +585,7 @@ pub(crate) fn ended(
     let row = params![object.0.cast_signed(), element.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
         notes::copied(db, object.0, element.0)?;
+        burst::brought(db, object.0.cast_signed(), element.0, now)?;
         if leaving.is_emptied(element.0) {
             leaves(db, object.0, element.0, now)?;
         }

@@ -165,25 +165,29 @@ impl Mover {
     }
 
     /// Files that are being written, or were closed and are not sealed yet, of a file or of all below a folder.
-    fn written(&self, caller: &Caller, path: &[u8]) -> Result<Vec<u64>, Status> {
+    fn written(&self, caller: &Caller, request: &v1::StageRequest) -> Result<Vec<u64>, Status> {
         let now = clock::now_ns();
         let written = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, caller, 0, now);
-            files::written(&tx, path)
+            files::written(&tx, request)
         });
         written.map_err(|fault| refused(&fault))
     }
 
-    /// Has what lies in the burst tier of files drained.
+    /// Has what lies in the burst tier of files drained, or what is stored of them copied there.
     async fn stage(
         &self,
         caller: Caller,
         request: v1::StageRequest,
     ) -> Result<v1::StageReply, Status> {
+        let sites = self.array.sites();
         let now = clock::now_ns();
-        self.write(move |db, shared, _| {
+        self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
-            files::stage(&tx, &request)
+            match &request.bring {
+                Some(bring) => files::bring(&tx, (&request, bring), (members, &sites)),
+                None => files::stage(&tx, &request),
+            }
         })
         .await
     }
@@ -294,7 +298,7 @@ impl v1::places_server::Places for PlaceService {
         let caller = self.access.caller(&request, credentials)?;
         let request = request.into_inner();
         // What was closed a moment ago is what is to be drained.
-        let written = self.mover.written(&caller, &request.path)?;
+        let written = self.mover.written(&caller, &request)?;
         let settled = written.iter().map(|&ino| self.recalls.settle(0, ino));
         for settled in join_all(settled).await {
             settled.map_err(|fault| refused(&fault))?;

@@ -383,11 +383,13 @@ impl Recalls {
         Ok(results)
     }
 
-    /// Asks the mount that writes a file alone to let another one write it, too. Says whether it answered.
+    /// Asks the mount that writes a file alone to let another one write it, too. Says whether it answered, or has sealed it.
     async fn invite(&self, session: u64, ino: u64) -> Result<bool, Fault> {
         if self.0.locks.are_known(ino) {
             return Ok(false);
         }
+        // Before it is looked at, so that no seal can fall between.
+        let mut changes = self.0.names.changes();
         let writers = self.0.names.written(ino)?;
         let [writer] = writers[..] else {
             return Ok(!writers.is_empty());
@@ -398,8 +400,18 @@ impl Recalls {
         let Some(mut question) = self.ask(writer, ino, true)? else {
             return Ok(false);
         };
-        let answer = tokio::time::timeout(SHARE_PATIENCE, &mut question.answer).await;
-        Ok(answer.is_ok_and(|open| open.is_ok()))
+        let deadline = Instant::now() + SHARE_PATIENCE;
+        loop {
+            // What was closed there is not answered for: its seal comes instead.
+            tokio::select! {
+                answer = &mut question.answer => return Ok(answer.is_ok()),
+                changed = change_of(&mut changes, ino) => changed?,
+                () = tokio::time::sleep_until(deadline) => return Ok(false),
+            }
+            if !self.0.names.written(ino)?.contains(&writer) {
+                return Ok(true);
+            }
+        }
     }
 
     /// Waits until it is known whether a version that mounts write is still open there; if it is not, until

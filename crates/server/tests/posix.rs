@@ -702,6 +702,33 @@ mod versions {
         assert_eq!((after.version, after.size, after.writing), (1, 10, false));
     }
 
+    /// A mount that has closed a file does not answer for it, but seals it: who waits to write it goes on then.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_wants_to_write_what_is_being_sealed_waits_for_the_seal() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let _element = running.element(0).await;
+        let client = running.client().await;
+        write_file(&client, "/f", 10, 0).await;
+        let ino = stat(&client, "/f").await.unwrap().ino;
+        let (_, first) = client.reserve(1, 2).await.unwrap();
+        let (a, mut stream) = mount(&client).await;
+        let (b, _b) = mount(&client).await;
+        opened(by(&client, a, rewrite(ino, first.0, false)).await);
+        let other = client.clone();
+        let waits =
+            tokio::spawn(async move { by(&other, b, rewrite(ino, first.0 + 1, false)).await });
+        loop {
+            let message = stream.message().await.unwrap().unwrap();
+            if message.question != 0 && message.share {
+                break;
+            }
+        }
+        by(&client, a, seal(ino, first.0, 20)).await.unwrap();
+        let begun = opened(waits.await.unwrap());
+        assert_eq!((begun.object, begun.attr.unwrap().size), (first.0 + 1, 20));
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_file_without_a_name_lives_as_long_as_it_is_open() {
         let dir = tempfile::tempdir().unwrap();

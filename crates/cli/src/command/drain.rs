@@ -35,31 +35,48 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let request = v1::StageRequest {
+        free: args.free,
+        ..v1::StageRequest::default()
+    };
+    ask(context, (&args.paths, request), args.wait).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks for something to be done with files and the burst tier, and says how far it is; again until it is done, if that is waited for.
+pub(super) async fn ask(
+    context: &Context,
+    (paths, request): (&[String], v1::StageRequest),
+    wait: bool,
+) -> anyhow::Result<()> {
     let server = context.connect().await?;
-    for path in &args.paths {
+    for path in paths {
         let path = files::path(path)?;
         let mut before = None;
         loop {
             let request = v1::StageRequest {
                 credentials: Some(credentials()),
                 path: path.clone().into_bytes(),
-                free: args.free,
+                ..request.clone()
             };
             let begun = Instant::now();
-            let staged = server.places().stage(request).await;
+            let staged = server.places().stage(request.clone()).await;
             let staged = staged
                 .map_err(|status| server.explain(status))?
                 .into_inner();
             if before != Some(staged) {
-                let path = path.clone();
-                context.output.step(&StagedView { path, staged })?;
+                context.output.step(&StagedView {
+                    path: path.clone(),
+                    brings: request.bring.is_some(),
+                    staged,
+                })?;
             }
-            if !args.wait || staged.objects + staged.held == 0 {
+            if !wait || staged.objects + staged.held == 0 {
                 break;
             }
             before = Some(staged);
             tokio::time::sleep(PERIOD.max(begun.elapsed() * 10)).await;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

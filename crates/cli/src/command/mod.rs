@@ -40,6 +40,7 @@ pub(crate) mod room;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod server;
+pub(crate) mod stage;
 pub(crate) mod status;
 pub(crate) mod stripe;
 pub(crate) mod submit;
@@ -84,6 +85,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Mv(args) => mv::run(args, &context).await,
         Command::Move(args) => r#move::run(args, &context).await,
         Command::Drain(args) => drain::run(args, &context).await,
+        Command::Stage(args) => stage::run(args, &context).await,
         Command::Rebalance(args) => rebalance::run(&args, &context).await,
         Command::Labels(args) => labels::run(&args, &context).await,
         Command::Apps(args) => apps::run(&args, &context),

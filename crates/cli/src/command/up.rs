@@ -9,6 +9,7 @@ use crate::process;
 use anyhow::Context as _;
 use serde_json::json;
 use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four elements, a mount at DIR/mnt
   tidemill up --elements 8 --cores 2 --host-cores 4
   tidemill up --warehouse 2GiB                  and an element in memory, for folders that ask for it
+  tidemill up --burst /nvme/tidemill            and one of the burst tier on a fast disk, where new files go first
   tidemill --dir /data/array up --mount /mnt/array
 
 Can be given again at any time: what runs already is left alone, what is missing is started.
@@ -35,6 +37,8 @@ const ELEMENTS: u32 = 4;
 
 /// The element in memory.
 const WAREHOUSE: u32 = 999;
+/// The element of the burst tier.
+const BURST: u32 = 998;
 
 /// Start a server, elements and a mount on this machine, in the background
 #[derive(Debug, clap::Args)]
@@ -46,6 +50,9 @@ pub(crate) struct Args {
     /// One more element, number 999, that keeps files in memory and may take so much of it [default: as before]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
     warehouse: Option<Size>,
+    /// One more element, number 998, of the burst tier: its folder, on a fast disk [default: as before]
+    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_UP_BURST")]
+    burst: Option<PathBuf>,
     /// Kernels that each element runs at once [default: the machine's cores shared out]
     #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
@@ -73,6 +80,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let mut ids = element_ids(&args, context);
     let disks = ids.len();
     let warehouse = warehouse(&args, context)?;
+    let burst = burst(&args, context)?;
     let mut up = Up {
         context,
         endpoint: Endpoint::Unix(context.array.socket()),
@@ -83,7 +91,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     up.until("the server", async |up| up.connect().await.is_some())
         .await?;
     for &id in &ids {
-        up.element(id, &args, disks)?;
+        let folder = up.context.array.element(id);
+        up.element((id, &folder), &args, disks)?;
+    }
+    if let Some(folder) = burst {
+        up.element((BURST, &folder), &args, disks)?;
+        ids.push(BURST);
     }
     if let Some(bytes) = warehouse {
         up.warehouse(bytes)?;
@@ -111,7 +124,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Those that have a folder here, since they may hold data, and as many as were asked for.
 fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
     let mut there = context.array.elements();
-    there.retain(|&id| id != WAREHOUSE);
+    there.retain(|&id| id != WAREHOUSE && id != BURST);
     let wanted = args.elements.or(context.config.up.elements);
     let count = wanted.unwrap_or(if there.is_empty() { ELEMENTS } else { 0 });
     let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
@@ -137,6 +150,35 @@ fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
     }
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim().parse().with_context(shown)?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(shown),
+    }
+}
+
+/// The folder of the element of the burst tier, if there is to be one or was before.
+fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
+    let note = context.array.burst();
+    let shown = || note.display().to_string();
+    if let Some(folder) = args.burst.as_ref().or(context.config.up.burst.as_ref()) {
+        let folder = std::path::absolute(folder)?;
+        let before = std::fs::read(&note).map(|text| PathBuf::from(OsString::from_vec(text)));
+        if let Ok(before) = before
+            && before != folder
+        {
+            anyhow::bail!(
+                "element {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
+                 (`tidemill drain / --free --wait`), stop it, take it out (`tidemill element remove {BURST}`) and remove {}",
+                before.display(),
+                folder.display(),
+                shown()
+            );
+        }
+        std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+        std::fs::write(&note, folder.as_os_str().as_bytes()).with_context(shown)?;
+        return Ok(Some(folder));
+    }
+    match std::fs::read(&note) {
+        Ok(text) => Ok(Some(PathBuf::from(OsString::from_vec(text)))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(shown),
     }
@@ -180,7 +222,12 @@ impl Up<'_> {
         self.start("server", flags, queue)
     }
 
-    fn element(&mut self, id: u32, args: &Args, elements: usize) -> anyhow::Result<()> {
+    fn element(
+        &mut self,
+        (id, folder): (u32, &Path),
+        args: &Args,
+        elements: usize,
+    ) -> anyhow::Result<()> {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = u32::try_from(all / elements.max(1)).unwrap_or(1).max(1);
         let cores = args
@@ -192,12 +239,15 @@ impl Up<'_> {
             "--id".into(),
             id.to_string().into(),
             "--folder".into(),
-            self.context.array.element(id).into(),
+            folder.into(),
             "--cores".into(),
             cores.to_string().into(),
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
+        if id == BURST {
+            flags.extend(["--tier".into(), "burst".into()]);
+        }
         flags.extend(self.memory_of_each(elements));
         self.start(&format!("element-{id}"), flags, None)
     }

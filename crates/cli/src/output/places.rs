@@ -221,10 +221,11 @@ impl View for RebalanceView {
     }
 }
 
-/// How far what lies in the burst tier of files has drained.
+/// How far what lies in the burst tier of files has drained, or what is stored of them has been copied there.
 #[derive(Debug)]
 pub(crate) struct StagedView {
     pub(crate) path: String,
+    pub(crate) brings: bool,
     pub(crate) staged: v1::StageReply,
 }
 
@@ -232,6 +233,9 @@ impl View for StagedView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (path, staged) = (line(&self.path), &self.staged);
         match (staged.objects, staged.held) {
+            (0, 0) if self.brings => {
+                write!(out, "{path}: all that is closed is in the burst tier")?
+            }
             (0, 0) => write!(out, "{path}: all that is closed is stored")?,
             (0, held) => write!(
                 out,
@@ -243,6 +247,9 @@ impl View for StagedView {
                 format::count(objects, "object"),
                 format::bytes(staged.bytes)
             )?,
+        }
+        if let Some(element) = staged.element.checked_sub(1) {
+            write!(out, " to element {element}")?;
         }
         if staged.unsealed > 0 {
             write!(
@@ -267,6 +274,7 @@ impl View for StagedView {
             "held": staged.held,
             "unsealed": staged.unsealed,
             "away": staged.away.checked_sub(1),
+            "element": staged.element.checked_sub(1),
         })
     }
 }

@@ -16,14 +16,15 @@
 //! | `locks`, `sharing` | locks, and files that mounts share by them |
 //! | `patience`, `repeat` | how long an operation waits, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
-//! | `directory` | listings |
+//! | `directory`, `drain` | listings, and waiting for what is below a folder to drain |
 //! | `watch` | what others changed |
 //! | `control` | the control folder |
 
 pub(crate) mod backend;
 pub(crate) mod control;
 pub(crate) mod directory;
-pub(crate) mod entries;
+mod drain;
+mod entries;
 pub(crate) mod file;
 mod holders;
 mod kept;

@@ -635,13 +635,13 @@ impl Filesystem for Adapter {
     }
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let (caller, special) = (caller(request), key(ino).is_special());
+        let (caller, key) = (caller(request), key(ino));
         self.serve_empty(request.pid(), reply, move |fs, pace| {
-            if special {
+            if key.is_special() {
                 return Ok(());
             }
             pace.wait()?;
-            fs.sync_names(caller)
+            fs.sync_folder(caller, key.ino)
         });
     }
 

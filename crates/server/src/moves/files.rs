@@ -19,6 +19,7 @@ const BELOW_MAX: usize = 100_000;
 const WRITTEN_MAX: usize = 1024;
 /// Rights to list a folder and to go through it.
 const READ_AND_SEARCH: u32 = 0o5;
+const READ: u32 = 0o4;
 
 /// An object of a version and the element that has it first.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,7 @@ pub(crate) fn to(
         Ok(targets) => targets,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let Some(files) = below(tx, &request.path)? else {
+    let Some(files) = below(tx, tx.resolve(&request.path, true)?, Whose::Own)? else {
         let path = String::from_utf8_lossy(&request.path).into_owned();
         return Ok(Err(Refusal::TooMany(path, BELOW_MAX)));
     };
@@ -92,14 +93,50 @@ pub(crate) fn to(
     Ok(Ok(reply))
 }
 
+/// Which files are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// Those that a path leads to, which the caller has to own.
+    Own,
+    /// Those that a path leads to, which the caller has to be able to read.
+    Readable,
+    /// All that the caller can list, whoever owns them.
+    Listed,
+}
+
+/// Of a request, the files that it is about; or what they are called, if they are too many.
+fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, String>, Fault> {
+    let (first, whose) = match (request.folder, &request.bring) {
+        (0, None) => (tx.resolve(&request.path, true)?, Whose::Own),
+        (0, Some(_)) => {
+            let first = tx.resolve(&request.path, true)?;
+            let want = if first.is_dir() {
+                READ_AND_SEARCH
+            } else {
+                READ
+            };
+            // By the name that the caller knows it by.
+            tx.need(&first, want, &String::from_utf8_lossy(&request.path))?;
+            (first, Whose::Readable)
+        }
+        (ino, _) if !tx.waits_for_drain(ino)? => return Ok(Ok(Vec::new())),
+        (ino, _) => (tx.reach(ino)?, Whose::Listed),
+    };
+    let called = first.ino;
+    Ok(match below(tx, first, whose)? {
+        Some(files) => Ok(files),
+        None => Err(tx.called(called)),
+    })
+}
+
 /// Has what lies in the burst tier of a file, or of all below a folder, drained now.
 pub(crate) fn stage(
     tx: &Tx<'_>,
     request: &v1::StageRequest,
 ) -> Result<Result<v1::StageReply, Refusal>, Fault> {
-    let Some(files) = below(tx, &request.path)? else {
-        let path = String::from_utf8_lossy(&request.path).into_owned();
-        return Ok(Err(Refusal::TooMany(path, BELOW_MAX)));
+    let files = match meant(tx, request)? {
+        Ok(files) => files,
+        Err(path) => return Ok(Err(Refusal::TooMany(path, BELOW_MAX))),
     };
     let mut reply = v1::StageReply::default();
     for file in files {
@@ -114,9 +151,94 @@ pub(crate) fn stage(
     Ok(Ok(reply))
 }
 
-/// Which files below a path mounts write, some at least.
-pub(crate) fn written(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u64>, Fault> {
-    let files = below(tx, path)?.unwrap_or_default();
+/// Has what is stored of a file, or of all below a folder, copied to an element of the burst tier.
+pub(crate) fn bring(
+    tx: &Tx<'_>,
+    (request, bring): (&v1::StageRequest, &v1::Bring),
+    (members, sites): (&[Member], &[Site]),
+) -> Result<Result<v1::StageReply, Refusal>, Fault> {
+    let files = match meant(tx, request)? {
+        Ok(files) => files,
+        Err(path) => return Ok(Err(Refusal::TooMany(path, BELOW_MAX))),
+    };
+    let mut reply = v1::StageReply::default();
+    let (mut new, mut bytes_new, mut bytes_there) = (Vec::new(), 0_u64, 0_u64);
+    for file in files {
+        let objects = objects_of(tx, &file)?;
+        reply.files += 1;
+        reply.unsealed += u64::from(objects.is_empty());
+        for one in objects {
+            if let Some(bytes) = tx.stays_in_burst(one.object)? {
+                bytes_there += bytes;
+                continue;
+            }
+            reply.objects += 1;
+            reply.bytes += one.size;
+            if !tx.shared.is_up(one.first) {
+                reply.away = reply.away.max(one.first + 1);
+            }
+            match tx.comes_to_burst(one.object)? {
+                Some(element) => reply.element = element + 1,
+                None => {
+                    bytes_new += one.size;
+                    new.push(one.object);
+                }
+            }
+        }
+    }
+    if new.is_empty() {
+        return Ok(Ok(reply));
+    }
+    let target = match burst_site(bring, members, sites) {
+        Ok(target) => target,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let element = target.element.0;
+    let needed = [bytes_new, tx.coming_to_burst(element)?, RESERVE_BYTES];
+    let needed = needed.into_iter().fold(0, u64::saturating_add);
+    let free = target.free_bytes;
+    let may_go = tx.may_go(element)?.saturating_sub(bytes_there);
+    if free.saturating_add(may_go) < needed {
+        return Ok(Err(Refusal::Full {
+            element,
+            free,
+            needed,
+        }));
+    }
+    tx.give_room(element, needed.saturating_sub(free))?;
+    tx.shared.leaving.set_moving();
+    for object in new {
+        tx.bring(object, element)?;
+    }
+    reply.element = element + 1;
+    Ok(Ok(reply))
+}
+
+/// The element of the burst tier that was named, or one on the caller's host, else the one with the most room.
+fn burst_site<'a>(
+    bring: &v1::Bring,
+    members: &[Member],
+    sites: &'a [Site],
+) -> Result<&'a Site, Refusal> {
+    if let Some(element) = bring.element.checked_sub(1) {
+        let member = members.iter().find(|one| one.element == element);
+        return match member {
+            None => Err(Refusal::Unknown(element)),
+            Some(member) if !member.burst => Err(Refusal::NotBurst(element)),
+            Some(_) => {
+                let site = sites.iter().find(|site| site.element.0 == element);
+                site.ok_or(Refusal::Down(element))
+            }
+        };
+    }
+    let tier = sites.iter().filter(|site| site.burst && site.takes);
+    let best = tier.max_by_key(|site| (site.host == bring.host, site.free_bytes));
+    best.ok_or(Refusal::NoBurst)
+}
+
+/// Which files of a request mounts write, some at least.
+pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64>, Fault> {
+    let files = meant(tx, request)?.unwrap_or_default();
     let written = files.into_iter().filter(|file| file.writing != 0);
     Ok(written.map(|file| file.ino).take(WRITTEN_MAX).collect())
 }
@@ -259,7 +381,7 @@ fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Faul
 
 /// What of these files has not been moved stays where it is.
 pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
-    let files = below(tx, path)?.unwrap_or_default();
+    let files = below(tx, tx.resolve(path, true)?, Whose::Own)?.unwrap_or_default();
     let mut reply = v1::MoveReply::default();
     for file in files {
         let mut bytes = None;
@@ -279,16 +401,22 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     Ok(reply)
 }
 
-/// A file, or those below a folder, if the caller owns them all; `None` if they are too many.
-fn below(tx: &Tx<'_>, path: &[u8]) -> Result<Option<Vec<Node>>, Fault> {
+/// A file, or those below a folder, if the caller may have done with them what is to be done; `None` if they are too many.
+fn below(tx: &Tx<'_>, first: Node, whose: Whose) -> Result<Option<Vec<Node>>, Fault> {
     let mut files = Vec::new();
-    let mut left = vec![tx.resolve(path, true)?];
+    let mut left = vec![first];
     let mut seen = 0;
     while let Some(node) = left.pop() {
         match node.kind {
             Kind::File => {
-                tx.need_owner(&node)?;
+                match whose {
+                    Whose::Own => tx.need_owner(&node)?,
+                    Whose::Readable => tx.need(&node, READ, &tx.called(node.ino))?,
+                    Whose::Listed => {}
+                }
                 files.push(node);
+            }
+            Kind::Directory if whose == Whose::Listed && !tx.caller.may(&node, READ_AND_SEARCH) => {
             }
             Kind::Directory => {
                 let called = tx.called(node.ino);

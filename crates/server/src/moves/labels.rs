@@ -2,7 +2,7 @@
 
 use crate::jobs::outbox;
 use crate::names::Fault;
-use crate::names::copies::{BURST, DRAIN, MOVE};
+use crate::names::copies::{BURST, DRAIN, MOVE, STAGE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use tidemill_core::copies::COPIES_MAX;
@@ -16,6 +16,7 @@ fn word(why: i64) -> &'static str {
         DRAIN => "drain",
         MOVE => "move",
         BURST => "room",
+        STAGE => "stage",
         _ => "rebalance",
     }
 }

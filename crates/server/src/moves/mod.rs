@@ -78,6 +78,10 @@ pub(crate) enum Refusal {
     NoStore(u32),
     #[error("element {0} is of the burst tier, from which files drain: name one that stores")]
     Burst(u32),
+    #[error("element {0} is not of the burst tier; see `tidemill status`")]
+    NotBurst(u32),
+    #[error("no element of the burst tier is up; start one with `tidemill element --tier burst`")]
+    NoBurst,
     #[error("element {0} is down; start it, or name another one")]
     Down(u32),
     #[error("element {0} is being emptied; name another one")]

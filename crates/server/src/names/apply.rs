@@ -19,6 +19,7 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
                 | Op::GetXattr(_)
                 | Op::ListXattr(_)
                 | Op::StatFs(_)
+                | Op::Drains(_)
         ) | None
     )
 }
@@ -139,6 +140,7 @@ impl Tx<'_> {
             Op::RemoveXattr(op) => self.remove_xattr(op),
             Op::StatFs(_) => Ok(self.stat_fs()),
             Op::Release(op) => self.release(op),
+            Op::Drains(op) => self.drains(op),
             Op::Publish(op) => self.publish(op),
             Op::Pieces(op) => self.pieces(op),
             Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),

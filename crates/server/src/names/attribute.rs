@@ -5,6 +5,7 @@ use super::node::{Node, SETGID, SETUID};
 use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use rusqlite::{OptionalExtension, params};
+use tidemill_core::burst::Durable;
 use tidemill_core::copies::Wanted;
 use tidemill_core::layout::Medium;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
@@ -21,6 +22,8 @@ pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
 pub(crate) const FOLDER_MEDIUM: &[u8] = b"user.tidemill.medium";
 /// The folder attribute: the text of a rule for files below this directory.
 pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
+/// The folder attribute: what `fsync` of this directory, and of those below it, waits for, `synced` or `drained`.
+pub(crate) const FOLDER_DURABLE: &[u8] = b"user.tidemill.durable";
 /// Attributes that the array answers.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
@@ -34,6 +37,7 @@ const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(node: &Node, name: &[u8]) -> bool {
     let of_folders = [
+        FOLDER_DURABLE,
         FOLDER_ELEMENT,
         FOLDER_COPIES,
         FOLDER_STRIPES,
@@ -214,6 +218,10 @@ impl Tx<'_> {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Medium>().map_err(Fault::BadMedium)?;
             self.shared.set_folder_media();
+        }
+        if op.name == FOLDER_DURABLE {
+            let text = String::from_utf8_lossy(&op.value);
+            text.trim().parse::<Durable>().map_err(Fault::BadDurable)?;
         }
         if op.name == FOLDER_RULE {
             self.set_folder_rule(&node, &op.value)?;

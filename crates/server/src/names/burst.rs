@@ -2,7 +2,8 @@
 //! room is wanted. All else is what is done for copies: an object there is none of those that are wanted
 //! ([`tidemill_core::copies::CopyState::Burst`]), so one is made elsewhere, and a row of `move` has it removed.
 
-use super::copies::{BURST, CURRENT, MOVES};
+use super::attribute::FOLDER_DURABLE;
+use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE};
 use super::fault::Fault;
 use super::node::Node;
 use super::shared::Shared;
@@ -11,11 +12,11 @@ use parking_lot::RwLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::burst::Limits;
+use tidemill_core::burst::{Durable, Limits};
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::{PlacementError, RESERVE_BYTES, place_in_burst};
 use tidemill_wire::convert::BURST as TIER;
-use tidemill_wire::v1;
+use tidemill_wire::v1::{self, name_result::Result as Answer};
 
 /// How far an object is (`burst.state`): it waits for its time, is to be copied now, is elsewhere, too.
 const WAITS: i64 = 0;
@@ -109,6 +110,93 @@ impl Tx<'_> {
         drain_at(self.db, object, at)
     }
 
+    /// Whether who syncs a folder waits for what is below it to drain.
+    pub(super) fn drains(&self, op: &v1::Drains) -> Result<Answer, Fault> {
+        let waits = self.shared.bursts.any() && self.waits_for_drain(op.ino)?;
+        let value = if waits {
+            b"drained".to_vec()
+        } else {
+            Vec::new()
+        };
+        Ok(Answer::Bytes(v1::Bytes { value }))
+    }
+
+    /// Whether a folder, or the nearest above it that says anything, says so.
+    pub(crate) fn waits_for_drain(&self, ino: u64) -> Result<bool, Fault> {
+        let folder = Node::get(self.db, ino)?;
+        let said = self.folder_attribute::<Durable>(&folder, FOLDER_DURABLE)?;
+        Ok(folder.is_dir() && said == Some(Durable::Drained))
+    }
+
+    /// Whether an object is in the burst tier: it stays there, if it was about to go. Gives the bytes that could have gone.
+    pub(crate) fn stays_in_burst(&self, object: u64) -> Result<Option<u64>, Fault> {
+        let object = object.cast_signed();
+        let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let bytes: Option<i64> = statement
+            .query_row([object, DRAINED], |row| row.get(0))
+            .optional()?;
+        if bytes.is_some() {
+            let sql = "DELETE FROM move WHERE object = ?1 AND why = ?2";
+            let row = params![object, BURST];
+            self.db.prepare_cached(sql)?.execute(row)?;
+            let sql = "UPDATE burst SET at = ?2 WHERE object = ?1 AND state = ?3";
+            let row = params![object, self.now, DRAINED];
+            self.db.prepare_cached(sql)?.execute(row)?;
+        }
+        Ok(bytes.map(i64::cast_unsigned))
+    }
+
+    /// Which element of the burst tier an object is about to be copied to.
+    pub(crate) fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
+        let sql = "SELECT target FROM move WHERE source = ?1 AND object = ?2";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let row = params![NOWHERE, object.cast_signed()];
+        Ok(statement.query_row(row, |row| row.get(0)).optional()?)
+    }
+
+    /// Has an object that is stored copied to an element of the burst tier.
+    pub(crate) fn bring(&self, object: u64, element: u32) -> Result<(), Fault> {
+        let object = object.cast_signed();
+        let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
+        let row = params![object, NOWHERE, element, STAGE];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        drain_at(self.db, object, self.now)
+    }
+
+    /// Bytes that are about to be copied to an element of the burst tier.
+    pub(crate) fn coming_to_burst(&self, element: u32) -> Result<u64, Fault> {
+        let sql = "SELECT coalesce(sum(size), 0) FROM move WHERE why = ?1 AND target = ?2";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let bytes: i64 = statement.query_row([STAGE, element.into()], |row| row.get(0))?;
+        Ok(bytes.cast_unsigned())
+    }
+
+    /// Bytes on an element of the tier that are stored, and will go if room is wanted.
+    pub(crate) fn may_go(&self, element: u32) -> Result<u64, Fault> {
+        let sql = "SELECT coalesce(sum(size), 0) FROM burst WHERE element = ?1 AND state = ?2";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let bytes: i64 = statement.query_row([i64::from(element), DRAINED], |row| row.get(0))?;
+        Ok(bytes.cast_unsigned())
+    }
+
+    /// Has the oldest of what is stored go from an element until so many bytes are free.
+    pub(crate) fn give_room(&self, element: u32, mut bytes: u64) -> Result<(), Fault> {
+        let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let oldest = statement.query_map(params![element, DRAINED, OBJECTS_MAX], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+        })?;
+        for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
+            if bytes == 0 {
+                break;
+            }
+            bytes = bytes.saturating_sub(size);
+            goes(self.db, object, element, self.now)?;
+        }
+        Ok(())
+    }
+
     /// Has what lies in the burst tier of these objects drained now, and go from there if that is wanted; counts what has still to.
     pub(crate) fn drain_now(
         &self,
@@ -162,6 +250,15 @@ fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Faul
 pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
     db.prepare_cached(sql)?.execute([object, DRAINED])?;
+    Ok(())
+}
+
+/// A copy has come to an element, perhaps because somebody wanted it in the burst tier.
+pub(crate) fn brought(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4 FROM move \
+               WHERE source = ?5 AND object = ?1 AND target = ?2";
+    let row = params![object, element, now, DRAINED, NOWHERE];
+    db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
 
@@ -253,8 +350,8 @@ pub(crate) fn met(
 
 /// What an element has counts from now on: it is no longer of the tier.
 fn stores(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "DELETE FROM move WHERE source = ?1 AND why = ?2";
-    db.execute(sql, params![element, BURST])?;
+    let sql = "DELETE FROM move WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
+    db.execute(sql, params![element, BURST, STAGE])?;
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE element = ?1 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.execute(sql, params![element, now, MOVES])?;

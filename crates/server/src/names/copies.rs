@@ -270,6 +270,9 @@ pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
 pub(crate) const BURST: i64 = 3;
+pub(crate) const STAGE: i64 = 4;
+/// Where an object comes from that is to be somewhere and to leave nothing (`move.source`).
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Has an object that was just put on an element leave it: the element is being emptied.
 pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {

@@ -109,6 +109,9 @@ pub enum Fault {
     /// A folder attribute that is no medium.
     #[error("{0}")]
     BadMedium(String),
+    /// A folder attribute that says nothing that can be waited for.
+    #[error("{0}")]
+    BadDurable(String),
     /// No layout.
     #[error(transparent)]
     BadLayout(LayoutError),
@@ -171,6 +174,7 @@ impl Fault {
             | Self::BadElement(_)
             | Self::BadCopies(_)
             | Self::BadMedium(_)
+            | Self::BadDurable(_)
             | Self::BadLayout(_)
             | Self::BadRule(_)
             | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,

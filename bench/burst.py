@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The burst tier (Active Burst-Buffer, §IV): what a program sees of its writes, and how long they take to be stored.
+
+  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [abb] [--rounds 3] [--size-mib 256]
+
+`write`: one program writes a file of --size-mib MiB in pieces of 1 MiB, in place through the mount, into an element of the tier, against ext4 beside it. `shared`: four programs on
+two mounts write one file (N-1) into four elements of the tier, against a file each (N-N). `drain`: the client writes --size-mib MiB to elements that store, each behind a link of --rate-mbit
+(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `abb` (Figs. 6 to 10): --ranks programs on
+one host write doubles each, of which a kernel is wanted (max, average, filter): with hooks on the element of the tier (ABB), with the kernels after all was written there
+(BB+ANALY), and with the kernels on a client that reads it back from the elements that store (PFS+ANALY), over links as in `drain`; bytes are those on the links of the elements that store.
+
+Rounds alternate. Prints JSON lines with medians (`ratio` is time against the peer's: below 1 is faster, but for `write` and `shared`, which give speed). Needs root.
+"""
+import array as numbers
+import json
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import local_array
+import shared
+from dscal import MIB, carried, parser_of, testbed
+from mount import Bench, write as write_file
+
+GOALS = {"write": 0.9, "shared": 0.9}
+KERNELS = {"max": ("max", "dtype=f64"), "average": ("stats", "dtype=f64 of=mean"), "filter": ("select", "dtype=f64 min=999")}
+
+
+class Local(local_array.Array):
+    """Elements of the tier and one that stores, on this machine."""
+
+    def __init__(self, bursts, options, mounts):
+        self.bursts = bursts
+        super().__init__(elements=1 + bursts, mount=mounts, folder=options.folder, binary=options.binary)
+
+    def _start(self, name, *args):
+        tier = ("--tier", "burst") if name.startswith("element") and name != "element0" else ()
+        super()._start(name, *args, *tier)
+
+
+def write(options):
+    with Local(1, options, 1) as array:
+        size, times = options.size_mib * MIB, {"ours": [], "peer": []}
+        places = {"ours": f"{array.mount_point}/f", "peer": f"{array.folder}/f"}
+        for _ in range(options.rounds + 1):
+            for side, path in places.items():
+                os.sync()
+                begun = time.perf_counter()
+                write_file(path, size, MIB)
+                times[side].append(time.perf_counter() - begun)
+                os.unlink(path)
+        times = {side: taken[1:] for side, taken in times.items()}
+        Bench.print("write in place into the burst tier, pieces of 1 MiB", "ext4", times, size, 0, GOALS["write"])
+
+
+def together(options):
+    with Local(4, options, 2) as array:
+        shared.GOAL = GOALS["shared"]
+        shared.measure(options, array.mount_points, MIB)
+
+
+class Linked:
+    """Elements that store behind slow links, and perhaps one of the tier on the client's host."""
+
+    def __init__(self, options, folder, tier):
+        self.options, self.folder, self.tier = options, folder, tier
+        self.array = testbed.Array(options, f"{folder}/array", server_flags=("--drain-after", options.drain_after))
+        try:
+            if tier:
+                element = os.path.join(folder, "array", "burst")
+                number = len(self.array.elements)
+                self.array.client.start(*self.array.program, "element", "--id", str(number), "--tier", "burst", "--folder", element, "--listen",
+                                        f"{self.array.client.address}:0", "--cores", "2", log=os.path.join(folder, "burst.log"))
+                up = lambda: sum(e["up"] for e in self.array.ask("status")["elements"]) >= number + 2
+                testbed.wait("the element of the tier", up)
+            self.array.mount()
+        except BaseException:
+            self.array.remove()
+            raise
+
+    def __enter__(self):
+        return self.array
+
+    def __exit__(self, *_):
+        self.array.remove()
+
+
+def at(array, *path):
+    return os.path.join(array.mount_point, *path)
+
+
+def stored(array):
+    array.tidemill("drain", "/", "--wait")
+
+
+def drain(options):
+    times = {"seen": [], "stored": [], "peer": []}
+    for _ in range(options.rounds):
+        for tier in (True, False):
+            with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Linked(options, folder, tier) as array:
+                begun = time.perf_counter()
+                array.client.call("sh", "-c", f"dd if=/dev/zero of={at(array, 'f')} bs=1M count={options.size_mib} status=none")
+                seen = time.perf_counter() - begun
+                array.client.call("sync", at(array, "f"))
+                stored(array)
+                whole = time.perf_counter() - begun
+                times["seen" if tier else "peer"].append(seen if tier else whole)
+                if tier:
+                    times["stored"].append(whole)
+    middle = {name: statistics.median(taken) for name, taken in times.items()}
+    print(json.dumps({"what": f"{options.size_mib} MiB to elements behind {options.rate_mbit} Mbit/s", "peer": "without the tier",
+                      "seen_s": round(middle["seen"], 3), "stored_s": round(middle["stored"], 2), "peer_s": round(middle["peer"], 2),
+                      "ratio": round(middle["seen"] / middle["peer"], 4), "ratio_stored": round(middle["stored"] / middle["peer"], 3)}), flush=True)
+
+
+def main():
+    parser = parser_of(__doc__, 3)
+    parser.set_defaults(elements="2", rate_mbit=250, element_cores=1.0, client_cores=2.0)
+    parser.add_argument("what", nargs="*", default=["write", "shared", "drain", "abb"])
+    parser.add_argument("--size-mib", type=int, default=256)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--drain-after", default="30s")
+    options = parser.parse_args()
+    options.elements = int(options.elements)
+    for what in options.what:
+        {"write": write, "shared": together, "drain": drain}[what](options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+//! Folders whose `fsync` waits until what is below them has drained from the burst tier.
+
+use super::backend::credentials;
+use super::{Caller, Fs, patience};
+use crate::error::Error;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// How long it is waited while nothing drains.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(600);
+/// Pause before it is asked again how far it is; longer if the answer takes long.
+const DRAIN_PAUSE: Duration = Duration::from_millis(100);
+
+impl Fs {
+    /// Makes everything that was acknowledged survive power loss; of a folder that says so, what is below it is to have drained from
+    /// the burst tier, too.
+    pub(crate) fn sync_folder(&self, caller: Caller, ino: u64) -> Result<(), Error> {
+        let ops = vec![Op::Drains(v1::Drains { ino })];
+        let answers = self.backend.apply(caller, ops, true)?;
+        match answers.into_iter().next() {
+            Some(Answer::Bytes(bytes)) if bytes.value == b"drained" => self.drained(caller, ino),
+            // What the caller may not reach any more has nothing that could be waited for.
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until all that was closed below a folder has drained.
+    fn drained(&self, caller: Caller, ino: u64) -> Result<(), Error> {
+        let request = v1::StageRequest {
+            credentials: Some(credentials(caller)),
+            folder: ino,
+            ..v1::StageRequest::default()
+        };
+        let server = &self.backend.server;
+        let mut before = (0, 0);
+        let mut until = patience::now();
+        loop {
+            let asked = Instant::now();
+            let staged = self.backend.ask_server(|| async {
+                let staged = server.places().stage(request.clone()).await;
+                staged.map_err(|status| server.explain(status))
+            })?;
+            let staged = staged.into_inner();
+            let left = (staged.objects, staged.bytes);
+            if staged.objects == 0 {
+                return Ok(());
+            }
+            if left != before {
+                (before, until) = (left, patience::now() + DRAIN_PATIENCE);
+            } else if patience::now() >= until {
+                tracing::warn!(
+                    ino,
+                    "a folder can't be synced: {} files in the burst tier don't drain",
+                    left.0
+                );
+                return Err(Errno::IO.into());
+            }
+            patience::renew();
+            patience::sleep(DRAIN_PAUSE.max(asked.elapsed() * 10));
+        }
+    }
+}

@@ -398,14 +398,8 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
         short.kept.target = short.kept.target.or(target.map(ElementId));
     }
-    let staged = moves.iter().find(|one| one.source == NOWHERE);
-    let staged = staged.and_then(|one| one.target).map(ElementId);
-    let has = |target: &ElementId| {
-        let states = [CopyState::Current, CopyState::Burst];
-        let mut holders = short.kept.holders.iter();
-        holders.any(|(element, state)| element == target && states.contains(state))
-    };
-    short.kept.target = short.kept.target.or(staged.filter(|target| !has(target)));
+    let staged = staged(&moves, &short.kept.holders);
+    short.kept.target = short.kept.target.or(staged);
     let mut going =
         db.prepare_cached("SELECT element FROM removal WHERE object = ?1 AND element >= 0")?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
@@ -414,6 +408,16 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         short.kept.holders.push(going);
     }
     Ok(short)
+}
+
+/// The element that is to have a copy because somebody wants one there, if it has none.
+fn staged(moves: &[moves::Move], holders: &[(ElementId, CopyState)]) -> Option<ElementId> {
+    let wanted = moves.iter().find(|one| one.source == NOWHERE)?;
+    let target = ElementId(wanted.target?);
+    let states = [CopyState::Current, CopyState::Burst];
+    let mut there = holders.iter();
+    let has = there.any(|(element, state)| *element == target && states.contains(state));
+    (!has).then_some(target)
 }
 
 impl Short {

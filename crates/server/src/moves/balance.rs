@@ -2,7 +2,7 @@
 //! are when it is asked for.
 
 use crate::names::Fault;
-use crate::names::copies::{CURRENT, MOVES, REBALANCE, look_again};
+use crate::names::copies::{CURRENT, REBALANCE, look_again, moves_at};
 use crate::names::shared::Shared;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
@@ -128,12 +128,10 @@ pub(crate) fn keep(
                WHERE object = ?1 AND removed = 0 AND element = ?2 \
                AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.element = ?3 AND state = ?5)";
     let mut insert = db.prepare_cached(sql)?;
-    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
-    let mut look = db.prepare_cached(sql)?;
     for one in moves {
         let row = params![one.object, one.source, one.target, REBALANCE, CURRENT];
         if insert.execute(row)? > 0 {
-            look.execute(params![one.object, MOVES, now])?;
+            moves_at(db, one.object, now)?;
         }
     }
     Ok(())

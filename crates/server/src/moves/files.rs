@@ -2,7 +2,7 @@
 
 use super::{Member, Refusal};
 use crate::names::Fault;
-use crate::names::copies::{self, CURRENT, DRAIN, MOVE, MOVES};
+use crate::names::copies::{self, CURRENT, DRAIN, MOVE};
 use crate::names::node::Node;
 use crate::names::parts;
 use crate::names::transaction::Tx;
@@ -372,11 +372,7 @@ fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Faul
     tx.db
         .prepare_cached(sql)?
         .execute(params![id, first, target, MOVE])?;
-    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
-    tx.db
-        .prepare_cached(sql)?
-        .execute(params![id, MOVES, tx.now])?;
-    Ok(())
+    copies::moves_at(tx.db, id, tx.now)
 }
 
 /// What of these files has not been moved stays where it is.

@@ -3,7 +3,7 @@
 //! ([`tidemill_core::copies::CopyState::Burst`]), so one is made elsewhere, and a row of `move` has it removed.
 
 use super::attribute::FOLDER_DURABLE;
-use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE};
+use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
 use super::fault::Fault;
 use super::node::Node;
 use super::shared::Shared;
@@ -107,7 +107,7 @@ impl Tx<'_> {
         let at = self
             .now
             .saturating_add(i64::try_from(after).unwrap_or(i64::MAX));
-        drain_at(self.db, object, at)
+        moves_at(self.db, object, at)
     }
 
     /// Whether who syncs a folder waits for what is below it to drain.
@@ -161,7 +161,7 @@ impl Tx<'_> {
         let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
         let row = params![object, NOWHERE, element, STAGE];
         self.db.prepare_cached(sql)?.execute(row)?;
-        drain_at(self.db, object, self.now)
+        moves_at(self.db, object, self.now)
     }
 
     /// Bytes that are about to be copied to an element of the burst tier.
@@ -217,7 +217,7 @@ impl Tx<'_> {
             if state != DRAINED {
                 reply.objects += 1;
                 reply.bytes += size;
-                drain_at(self.db, object, self.now)?;
+                moves_at(self.db, object, self.now)?;
                 if !self.shared.is_up(element) {
                     reply.away = reply.away.max(element + 1);
                 }
@@ -230,20 +230,13 @@ impl Tx<'_> {
     }
 }
 
-fn drain_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
-    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
-    db.prepare_cached(sql)?
-        .execute(params![object, MOVES, at])?;
-    Ok(())
-}
-
 /// An object that is elsewhere, too, is to go from an element.
 fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
     let sql =
         "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
     db.prepare_cached(sql)?
         .execute(params![object, element, BURST])?;
-    drain_at(db, object, now)
+    moves_at(db, object, now)
 }
 
 /// There are as many copies of an object elsewhere as are wanted.
@@ -328,7 +321,7 @@ pub(crate) fn make_room(
 fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
     db.prepare_cached(sql)?.execute([object, DUE])?;
-    drain_at(db, object, now)
+    moves_at(db, object, now)
 }
 
 /// An element came: if it is of the tier and was not, or is known anew, it may have versions already.

@@ -274,6 +274,14 @@ pub(crate) const STAGE: i64 = 4;
 /// Where an object comes from that is to be somewhere and to leave nothing (`move.source`).
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
+/// Has an object looked at for which there is a row of `move`, or which is to drain.
+pub(crate) fn moves_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
+    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
+    db.prepare_cached(sql)?
+        .execute(params![object, MOVES, at])?;
+    Ok(())
+}
+
 /// Has an object that was just put on an element leave it: the element is being emptied.
 pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
@@ -281,10 +289,7 @@ pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Res
         "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
     db.prepare_cached(sql)?
         .execute(params![object, element, DRAIN])?;
-    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
-    db.prepare_cached(sql)?
-        .execute(params![object, MOVES, at])?;
-    Ok(())
+    moves_at(db, object, at)
 }
 
 /// Another copy of a version is the first from now on, if it is there; whether it is.

@@ -6,17 +6,17 @@
 `write`: one program writes a file of --size-mib MiB in pieces of 1 MiB, in place through the mount, into an element of the tier, against ext4 beside it. `shared`: four programs on
 two mounts write one file (N-1) into four elements of the tier, against a file each (N-N). `drain`: the client writes --size-mib MiB to elements that store, each behind a link of --rate-mbit
 (250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `abb` (Figs. 6 to 10): --ranks programs on
-one host write doubles each, of which a kernel is wanted (max, average, filter): with hooks on the element of the tier (ABB), with the kernels after all was written there
-(BB+ANALY), and with the kernels on a client that reads it back from the elements that store (PFS+ANALY), over links as in `drain`; bytes are those on the links of the elements that store.
+one host write --size-mib MiB of doubles together, of which a kernel is wanted (max, average, filter): by hooks on the element of the tier, of which only results stay (ABB); by
+the kernel on a client that reads from the elements that store, after it has drained there from the tier (BB+ANALY), or was written there at once (PFS+ANALY). Links as in `drain`;
+`link_bytes` are those on the links of the elements that store. `seen` is until the last program has closed its file.
 
 Rounds alternate. Prints JSON lines with medians (`ratio` is time against the peer's: below 1 is faster, but for `write` and `shared`, which give speed). Needs root.
 """
 import array as numbers
 import json
 import os
+import random
 import statistics
-import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,10 +24,12 @@ import time
 import local_array
 import shared
 from dscal import MIB, carried, parser_of, testbed
+from labios import local
 from mount import Bench, write as write_file
 
 GOALS = {"write": 0.9, "shared": 0.9}
-KERNELS = {"max": ("max", "dtype=f64"), "average": ("stats", "dtype=f64 of=mean"), "filter": ("select", "dtype=f64 min=999")}
+# A thousandth of the values is above.
+KERNELS = {"max": ("max", "dtype=f64"), "average": ("mean", "dtype=f64"), "filter": ("filter", "dtype=f64 above=999 out=f64")}
 
 
 class Local(local_array.Array):
@@ -117,6 +119,70 @@ def drain(options):
                       "ratio": round(middle["seen"] / middle["peer"], 4), "ratio_stored": round(middle["stored"] / middle["peer"], 3)}), flush=True)
 
 
+def ranks(options, array, source):
+    """All programs write at once; the seconds until the last has closed its file."""
+    begun = time.perf_counter()
+    writers = [array.client.popen("dd", f"if={source}{rank}", f"of={at(array, 'run', f'{rank}.f64')}", "bs=1M", "status=none")
+               for rank in range(options.ranks)]
+    if any([writer.wait() for writer in writers]):
+        raise SystemExit("a program could not write")
+    return time.perf_counter() - begun
+
+
+def analysed(options, array, kernel, args):
+    """The kernel on the client, which reads from the elements that store."""
+    array.unmount()
+    array.mount()
+    for rank in range(options.ranks):
+        local(array, kernel, args, [at(array, "run", f"{rank}.f64")])
+
+
+def task(options, folder, source, way, kernel, args):
+    """One way from the first write to the last result: seconds, those that the programs saw, and bytes on the links."""
+    with Linked(options, folder, way != "PFS+ANALY") as array:
+        array.client.call("mkdir", at(array, "run"))
+        if way == "ABB":
+            array.tidemill("hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--output", "out/${stem}", "--on", "write", "--keep", "results",
+                           "--name", "abb")
+        before, begun = carried(array.elements), time.perf_counter()
+        seen = ranks(options, array, source)
+        if way == "ABB":
+            results = [at(array, "run", "out", str(rank)) for rank in range(options.ranks)]
+            testbed.wait("the results", lambda: all(map(os.path.exists, results)), 600)
+        else:
+            if way == "BB+ANALY":
+                array.tidemill("drain", "/run", "--free", "--wait")
+            analysed(options, array, kernel, args)
+        seconds = time.perf_counter() - begun
+        if way == "ABB":
+            # What leaves the tier afterwards counts, too.
+            time.sleep(1)
+            stored(array)
+        return seconds, seen, sum(carried(array.elements).values()) - sum(before.values())
+
+
+def abb(options):
+    size = options.size_mib * MIB // options.ranks // 8
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        os.chmod(folder, 0o755)  # kernels are other users
+        source, chance = os.path.join(folder, "source"), random.Random(1)
+        for rank in range(options.ranks):
+            with open(f"{source}{rank}", "wb") as file:
+                numbers.array("d", (chance.uniform(0, 1000) for _ in range(size))).tofile(file)
+        for what, (kernel, args) in KERNELS.items():
+            ways = {way: [] for way in ("ABB", "BB+ANALY", "PFS+ANALY")}
+            for round in range(options.rounds):
+                for way, taken in ways.items():
+                    taken.append(task(options, os.path.join(folder, f"{what}-{way}-{round}"), source, way, kernel, args))
+            middle = {way: [statistics.median(values) for values in zip(*taken)] for way, taken in ways.items()}
+            ours = middle["ABB"]
+            print(json.dumps({"what": f"{what} of {options.size_mib} MiB, {options.ranks} programs, 1 element of the tier", "seconds": round(ours[0], 3),
+                              **{way: round(middle[way][0], 3) for way in ("BB+ANALY", "PFS+ANALY")},
+                              "ratio_bb": round(ours[0] / middle["BB+ANALY"][0], 3), "ratio_pfs": round(ours[0] / middle["PFS+ANALY"][0], 3),
+                              "seen_s": round(ours[1], 3), "seen_without_hooks_s": round(middle["BB+ANALY"][1], 3),
+                              "link_bytes": int(ours[2]), "bytes_of_data": round(ours[2] / (size * 8 * options.ranks), 6)}), flush=True)
+
+
 def main():
     parser = parser_of(__doc__, 3)
     parser.set_defaults(elements="2", rate_mbit=250, element_cores=1.0, client_cores=2.0)
@@ -127,7 +193,7 @@ def main():
     options = parser.parse_args()
     options.elements = int(options.elements)
     for what in options.what:
-        {"write": write, "shared": together, "drain": drain}[what](options)
+        {"write": write, "shared": together, "drain": drain, "abb": abb}[what](options)
 
 
 if __name__ == "__main__":

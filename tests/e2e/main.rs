@@ -26,6 +26,7 @@ mod files;
 mod find;
 mod first_day;
 mod folders;
+mod follow;
 mod intermediate;
 mod jobs;
 mod kernels;

@@ -58,6 +58,21 @@ pub enum Error {
         "the server's answer to {0} does not fit: the peer speaks another version or is broken"
     )]
     Answer(&'static str),
+    /// A version that was read while it was written did not become the file's.
+    #[error(
+        "{path}: what was being written was given up, or replaced, after {bytes} bytes of it had been read; read it again"
+    )]
+    GivenUp {
+        /// The file.
+        path: String,
+        /// Bytes that had been read.
+        bytes: u64,
+    },
+    /// Bytes of a version were changed after they had been read.
+    #[error(
+        "{0}: its writer went back and changed what had been read already; read it again, now that it is closed"
+    )]
+    WrittenOver(String),
     /// An element can't be reached.
     #[error("can't reach element at {url}: {reason}")]
     Element {

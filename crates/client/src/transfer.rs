@@ -416,6 +416,10 @@ impl Transfer {
         }
     }
 
+    pub(crate) async fn ask(&self, op: Op) -> Result<Answer, Error> {
+        self.server.one(&self.credentials, op).await
+    }
+
     /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
     /// shortly after `close`. A file that somebody goes on writing is waited for [`SEAL_PATIENCE`].
     pub(crate) async fn settled(&self, path: &str) -> Result<v1::Attr, Error> {

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
   tidemill cat /results/counts.txt
-  tidemill cat /raw/a.fits | fitsheader -";
+  tidemill cat /raw/a.fits | fitsheader -
+  tidemill cat --wait /run/step-7.txt | analyse       while it is written, until it is closed";
 
 /// Write files of the array to standard output
 #[derive(Debug, clap::Args)]
@@ -15,12 +16,15 @@ pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
+    /// If it is being written, give what has come, and go on until it is closed
+    #[arg(long)]
+    wait: bool,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let transfer = context.transfer().await?;
     for path in &args.paths {
-        to_stdout(&transfer, path).await?;
+        to_stdout(&transfer, path, args.wait).await?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -32,18 +36,21 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 pub(crate) async fn to_stdout(
     transfer: &tidemill_client::transfer::Transfer,
     path: &str,
+    wait: bool,
 ) -> anyhow::Result<u64> {
-    let copied = transfer
-        .read(path, |piece| {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&piece)
-                .and_then(|()| out.flush())
-                .map_err(|source| tidemill_client::Error::Local {
-                    path: "standard output".into(),
-                    source,
-                })
-        })
-        .await;
+    let piece = |piece: bytes::Bytes| {
+        let mut out = std::io::stdout().lock();
+        out.write_all(&piece)
+            .and_then(|()| out.flush())
+            .map_err(|source| tidemill_client::Error::Local {
+                path: "standard output".into(),
+                source,
+            })
+    };
+    let copied = match wait {
+        true => transfer.follow(path, piece).await,
+        false => transfer.read(path, piece).await,
+    };
     match copied {
         Err(tidemill_client::Error::Local { source, .. }) => Err(source.into()),
         Err(error) if error.is(rustix::io::Errno::ISDIR) => Err(anyhow::anyhow!(

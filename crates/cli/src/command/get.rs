@@ -62,7 +62,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     );
     if local[0] == "-" {
         for path in sources {
-            cat::to_stdout(&transfer, &files::path(path)?).await?;
+            cat::to_stdout(&transfer, &files::path(path)?, false).await?;
         }
         return Ok(ExitCode::SUCCESS);
     }

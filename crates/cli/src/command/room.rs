@@ -298,7 +298,7 @@ async fn get(args: Get, context: &Context, server: &Server) -> anyhow::Result<()
     if let Some(Length(wait)) = args.wait {
         await_file(server, &path, wait).await?;
     }
-    cat::to_stdout(&context.transfer().await?, &path).await?;
+    cat::to_stdout(&context.transfer().await?, &path, false).await?;
     Ok(())
 }
 

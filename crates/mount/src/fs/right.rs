@@ -130,7 +130,7 @@ impl Right {
                 version,
                 avoid,
                 together: self.together,
-                damaged: false,
+                ..v1::Open::default()
             }),
             // The server answers the same for an object that is being written already.
             None => Op::NewVersion(v1::NewVersion {

@@ -171,7 +171,7 @@ impl Fs {
             version: 0,
             avoid,
             together: true,
-            damaged: false,
+            ..v1::Open::default()
         };
         let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
             return Err(ClientError::Answer("Open").into());

@@ -132,6 +132,11 @@ impl Tx<'_> {
         {
             return Ok(answer);
         }
+        if op.growing
+            && let Some(answer) = self.open_growing(&node)?
+        {
+            return Ok(answer);
+        }
         let (object, element, size) = if op.version == 0 || op.version == node.version {
             (node.object, node.element, node.size)
         } else {
@@ -160,6 +165,26 @@ impl Tx<'_> {
             capability: self.right(&node, element, object, rights::READ),
             ..opened
         }))
+    }
+
+    /// The version of a file that is being written, for who reads it meanwhile.
+    fn open_growing(&self, node: &Node) -> Result<Option<Answer>, Fault> {
+        let element = match node.writing {
+            0 => None,
+            object => self.writing_element(object)?,
+        };
+        // What lies in several objects is read when it is sealed.
+        let Some(element) = element.and_then(|element| u32::try_from(element).ok()) else {
+            return Ok(None);
+        };
+        let rights = rights::READ | rights::UNSEALED;
+        Ok(Some(Answer::Opened(v1::Opened {
+            attr: Some(node.attr()),
+            object: node.writing,
+            element,
+            capability: self.right(node, element, node.writing, rights),
+            ..v1::Opened::default()
+        })))
     }
 
     /// The right to use an object of a file.

@@ -1,0 +1,141 @@
+//! `cat --wait`: files that are read while they are written.
+
+use crate::array::{Array, Options, wait};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+
+/// `tidemill cat --wait PATH`, with what it says going to a pipe.
+fn follow(array: &Array, path: &str) -> Child {
+    let mut command = array.tidemill();
+    command.args(["cat", "--wait", path]);
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    piped.spawn().unwrap()
+}
+
+/// The next bytes of it, as many as are expected.
+fn next(reader: &mut Child, expected: &str) {
+    let mut bytes = vec![0; expected.len()];
+    reader
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut bytes)
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes), expected);
+}
+
+/// What is left of it, whether it ended well, and what it complained of.
+fn end(reader: Child) -> (String, bool, String) {
+    let output = reader.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        text(&output.stdout),
+        output.status.success(),
+        text(&output.stderr),
+    )
+}
+
+/// Bytes come while the file is open, also after the server and the element were killed in the middle; it ends when the file is closed,
+/// and says when what it gave was not what the file became.
+#[test]
+fn a_file_is_read_while_it_is_written() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let path = array.at("f");
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(b"one\n").unwrap();
+    let mut reader = follow(&array, "/f");
+    next(&mut reader, "one\n");
+    // As on any other host: over HTTP, and by somebody else who may read it.
+    file.write_all(b"two\n").unwrap();
+    next(&mut reader, "two\n");
+    array.kill_server();
+    array.kill_element(0);
+    array.kill_element(1);
+    file.write_all(b"three\n").unwrap();
+    array.start_server();
+    array.start_element(0);
+    array.start_element(1);
+    next(&mut reader, "three\n");
+    file.write_all(&[b'x'; 3 << 20]).unwrap();
+    drop(file);
+    let (rest, ok, complaint) = end(reader);
+    assert!(ok && rest.len() == 3 << 20, "{} {complaint}", rest.len());
+    // Of a file that nobody writes it is what `cat` gives.
+    let closed = array.run(&["cat", "--wait", "/f"]);
+    assert_eq!(closed.out.len(), 14 + (3 << 20));
+    // A new version is read from its beginning.
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(b"new").unwrap();
+    let mut reader = follow(&array, "/f");
+    next(&mut reader, "new");
+    drop(file);
+    assert!(end(reader).1);
+
+    // Who goes back makes it another file: that is said.
+    let mut file = std::fs::File::create(array.at("back")).unwrap();
+    file.write_all(b"head body").unwrap();
+    let mut reader = follow(&array, "/back");
+    next(&mut reader, "head body");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"HEAD", 0).unwrap();
+    drop(file);
+    let (_, ok, complaint) = end(reader);
+    assert!(!ok && complaint.contains("went back"), "{complaint}");
+    assert_eq!(array.run(&["cat", "--wait", "/back"]).out, "HEAD body");
+
+    // Who may not read it gets nothing.
+    array.sh("echo secret > secret; chmod 600 secret");
+    let mut file = std::fs::File::options()
+        .append(true)
+        .open(array.at("secret"))
+        .unwrap();
+    file.write_all(b"more").unwrap();
+    let foreign = array.try_sh(&format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} cat --wait /secret",
+        array.tidemill()
+    ));
+    assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
+    assert!(!array.run(&["cat", "--wait", "/nothing"]).ok);
+}
+
+/// The writer's mount dies, or the file is removed: whoever reads is told, or gets what is left.
+#[test]
+fn who_reads_what_is_written_does_not_wait_for_writers_that_are_gone() {
+    let Some(mut array) = Array::with(Options {
+        remote: true,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    // A writer of its own, so that no descriptor of this process goes with the mount.
+    let script = format!(
+        "exec > '{}'; printf kept; sync /dev/fd/1; read x",
+        array.at("f").display()
+    );
+    let mut writer = Command::new("bash");
+    let mut writer = writer
+        .args(["-c", &script])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait("it is begun", || array.run(&["ls", "/f"]).ok);
+    let mut reader = follow(&array, "/f");
+    next(&mut reader, "kept");
+    array.kill_mount();
+    let (rest, ok, complaint) = end(reader);
+    assert!(ok && rest.is_empty(), "{rest} {complaint}");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    assert_eq!(array.run(&["cat", "/f"]).out, "kept");
+    array.start_mount();
+
+    let file = std::fs::File::create(array.at("gone")).unwrap();
+    (&file).write_all(b"gone").unwrap();
+    let mut reader = follow(&array, "/gone");
+    next(&mut reader, "gone");
+    array.sh("rm gone");
+    drop(file);
+    let (_, ok, complaint) = end(reader);
+    assert!(!ok && !complaint.is_empty(), "{complaint}");
+}

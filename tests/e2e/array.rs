@@ -415,7 +415,10 @@ impl Drop for Array {
         }
         for index in 0..self.elements.len() {
             let handed = self.element_folder(index).join("handed");
-            if handed.exists() {
+            if let Ok(shared) = std::fs::read_link(&handed) {
+                // It may be gone already.
+                let _ = std::fs::remove_dir_all(shared);
+            } else if handed.exists() {
                 detach(&handed);
             }
         }

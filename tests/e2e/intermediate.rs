@@ -1,16 +1,22 @@
 //! What the tasks of a job hand to each other in memory.
 
 use crate::array::{Array, Options, wait};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
-fn start() -> Option<Array> {
-    Array::with(Options {
+fn options() -> Options {
+    Options {
         elements: 1,
         element_args: vec!["--intermediate-memory".into(), "64MiB".into()],
         ..Options::default()
-    })
+    }
+}
+
+fn start() -> Option<Array> {
+    Array::with(options())
 }
 
 /// Bytes of what an element has in memory, and of its objects on the disk.
@@ -131,4 +137,67 @@ fn what_does_not_fit_goes_to_the_disk() {
         "{}",
         small.err
     );
+}
+
+/// Sets who may pass through the folder that the elements' folders are in.
+fn set_mode(array: &Array, mode: u32) {
+    std::fs::set_permissions(array.path(""), Permissions::from_mode(mode)).unwrap();
+}
+
+/// Kernels are other users than root: they come to what is in memory where nobody passes through the folders above the element's. Where
+/// they passed once and do no more, they are told which folder it is.
+#[test]
+fn kernels_come_to_what_is_in_memory_wherever_the_element_lies() {
+    let Some(array) = Array::prepared(options(), |array| set_mode(array, 0o700)) else {
+        return;
+    };
+    let handed = array.element_folder(0).join("handed");
+    assert!(handed.is_symlink());
+    array.sh("mkdir w");
+    let middle = MIB;
+    let id = array.submit(&job(middle));
+    wait("it was made and read once", || array.at("w/said").exists());
+    assert_eq!(array.sh("cat w/said"), format!("{middle}\n"));
+    // How much shared memory a host has is its own affair: without room it is on the disk.
+    let room = rustix::fs::statvfs(&handed).unwrap();
+    if room.f_bavail * room.f_frsize > 16 * MIB {
+        assert_eq!(std::fs::read_dir(&handed).unwrap().count(), 1);
+    }
+    array.sh("echo go > w/go");
+    array.done(id);
+    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
+    wait("it is gone", || {
+        std::fs::read_dir(&handed).unwrap().count() == 0
+    });
+}
+
+#[test]
+fn a_folder_that_was_closed_since_is_named() {
+    let Some(mut array) = Array::prepared(options(), |array| set_mode(array, 0o711)) else {
+        return;
+    };
+    if array.element_folder(0).join("handed").is_symlink() {
+        // Root may mount nothing here: it is in shared memory in any case.
+        return;
+    }
+    array.sh("mkdir w");
+    let id = array.submit(&job(MIB));
+    wait("it was made and read once", || array.at("w/said").exists());
+    set_mode(&array, 0o700);
+    array.sh("echo go > w/go");
+    let ended = array.ended(id);
+    let open = format!("chmod o+x {}", array.path("").display());
+    let open = open.trim_end_matches('/');
+    assert!(ended.to_string().contains(open), "{ended}");
+    // Nor does the element start with files that nobody comes to.
+    array.sh("rm -r w; mkdir w");
+    set_mode(&array, 0o711);
+    array.submit(&job(MIB));
+    wait("it was made and read once", || array.at("w/said").exists());
+    array.kill_element(0);
+    set_mode(&array, 0o700);
+    array.start_element(0);
+    wait("the element says why it can't start", || {
+        array.log("element-0.log").contains(open)
+    });
 }

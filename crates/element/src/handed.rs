@@ -1,8 +1,8 @@
 //! Memory beside the objects of an element on a disk, for what the tasks of a job hand to each other.
 //!
 //! A task writes where all tasks do, so that no kernel ever finds memory full; what it has made is then copied here, if there is
-//! room, and is never on its way to the disk again. The file system in memory is the element's own or, without root, a folder of
-//! the host's shared memory (`crate::memory`); what is taken is counted here either way.
+//! room, and is never on its way to the disk again. The file system in memory is the element's own or, without root and where users
+//! can't pass through the element's folder, a folder of the host's shared memory (`crate::memory`); what is taken is counted here either way.
 //!
 //! Kernels find their inputs by hard links elsewhere, which lead into no other file system. So they get a symbolic link here, and have
 //! to pass through the folder, which nobody can list: a file's name has 128 bits that only its readers come to know.
@@ -50,7 +50,8 @@ fn object_of(name: &str) -> Option<ObjectId> {
 impl Handed {
     /// Finds what is there; what was being copied is removed.
     pub(crate) fn open(element: &Path, capacity_bytes: u64) -> io::Result<Self> {
-        let folder = element.join(FOLDER);
+        // Kernels are given paths of it, and may not pass through the folder of the element.
+        let folder = element.join(FOLDER).canonicalize()?;
         let mut held = Held::default();
         for file in std::fs::read_dir(&folder)? {
             let file = file?;

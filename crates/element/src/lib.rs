@@ -111,11 +111,7 @@ impl Element {
         config.folder = folder;
         let lock = lock(&config).await?;
         if let Some(bytes) = config.intermediate_bytes {
-            memory::prepare_at(
-                &config.folder.join(handed::FOLDER),
-                bytes,
-                "--intermediate-memory",
-            )?;
+            memory::prepare_handed(&config.folder, bytes)?;
         }
         let listener = listen(&config).await?;
         let scheme = if config.tls { "https" } else { "http" };

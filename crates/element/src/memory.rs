@@ -4,14 +4,18 @@
 //! who writes in place neither. It stays when the element ends, so that a process that was killed loses nothing; it is gone with
 //! the host, or when it is unmounted. Others have no file system of their own: their folder is a link to one of the host's
 //! shared memory, and the element counts what is taken.
+//!
+//! What tasks hand to each other in memory is in a folder like that, which kernels come to by its path. They are other users where the
+//! element is root, so where users can't pass through the folders above, it is in the host's shared memory as well.
 
 use crate::config::{Config, machine_memory_bytes};
 use crate::db::{Db, DbError};
 use crate::error::Error;
+use crate::handed;
 use crate::records;
 use rustix::fs::statfs;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount, mount_remount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use std::ffi::CString;
 use std::fs::{DirBuilder, Metadata};
 use std::io;
@@ -24,6 +28,12 @@ const SHARED: &str = "/dev/shm";
 const TMPFS: i64 = 0x0102_1994;
 /// Less is of no use: the database sets 12 MiB aside, and no file is placed where less than 16 MiB are free.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
+/// The mode of a folder of shared memory that only its user enters …
+const PRIVATE: u32 = 0o700;
+/// … and of one that others pass through and can't list.
+const PASSED: u32 = 0o711;
+/// The bit of a mode that lets everybody pass through a folder.
+const OTHERS_PASS: u32 = 0o001;
 /// The key of the table `identity`.
 const MEMORY: &str = "memory";
 
@@ -33,38 +43,93 @@ const MEMORY: &str = "memory";
 /// # Errors
 /// [`Error::Memory`] says why there is none.
 pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
+    let folder = &config.folder;
     let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
-        path: config.folder.clone(),
+        path: folder.clone(),
         why: "say how much it may take with --capacity".into(),
     })?;
-    prepare_at(&config.folder, capacity, "--capacity")
+    fits(folder, capacity, "--capacity")?;
+    own_or_shared(folder, capacity, PRIVATE).map_err(|trouble| refused(folder, &trouble))
 }
 
-/// Makes a folder in memory, of so many bytes, or finds it again; see [`prepare`].
-pub(crate) fn prepare_at(folder: &Path, capacity: u64, flag: &str) -> Result<bool, Error> {
-    let refused = |why: String| Error::Memory {
-        path: folder.to_owned(),
-        why,
+/// Makes the folder of what tasks hand to each other, of so many bytes, in that of the element, or finds it again.
+///
+/// # Errors
+/// [`Error::Memory`] says why there is none.
+pub(crate) fn prepare_handed(element: &Path, capacity: u64) -> Result<(), Error> {
+    let folder = element.join(handed::FOLDER);
+    fits(&folder, capacity, "--intermediate-memory")?;
+    let root = rustix::process::geteuid().is_root();
+    let closed = if root { closed_to_users(element) } else { None };
+    let mode = if root { PASSED } else { PRIVATE };
+    let linked = folder.is_symlink();
+    let made = match closed {
+        Some(closed) => leave_own(&folder, closed).and_then(|()| shared(&folder, mode)),
+        // It was made when they could not, and may hold files.
+        None if linked => shared(&folder, mode),
+        None => own_or_shared(&folder, capacity, mode).map(drop),
     };
-    let most = machine_memory_bytes();
-    if !(CAPACITY_BYTES_MIN..=most).contains(&capacity) {
-        return Err(refused(format!(
-            "{flag} is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
-        )));
+    made.map_err(|trouble| refused(&folder, &trouble))
+}
+
+fn refused(folder: &Path, trouble: &Trouble) -> Error {
+    Error::Memory {
+        path: folder.to_owned(),
+        why: trouble.to_string(),
     }
+}
+
+fn fits(folder: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
+    let most = machine_memory_bytes();
+    if (CAPACITY_BYTES_MIN..=most).contains(&capacity) {
+        return Ok(());
+    }
+    Err(Error::Memory {
+        path: folder.to_owned(),
+        why: format!(
+            "{flag} is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
+        ),
+    })
+}
+
+/// A file system of the folder's own or, where there can be none, a folder of shared memory of that mode; whether it is that.
+fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
     let own = match rustix::process::geteuid().is_root() {
         true => own(folder, capacity),
         false => Err(Trouble::System(Errno::PERM.into())),
     };
-    let counts = match own {
+    match own {
         Ok(()) => Ok(false),
         // A container's root may mount nothing either.
         Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-            shared(folder).map(|()| true)
+            shared(folder, mode).map(|()| true)
         }
         Err(trouble) => Err(trouble),
+    }
+}
+
+/// The first of the folders from the root to this one that not everybody may pass through.
+fn closed_to_users(folder: &Path) -> Option<&Path> {
+    let above: Vec<_> = folder.ancestors().collect();
+    let closed = |folder: &&&Path| {
+        let mode = folder.metadata().map(|data| data.mode());
+        mode.is_ok_and(|mode| mode & OTHERS_PASS == 0)
     };
-    counts.map_err(|trouble| refused(trouble.to_string()))
+    above.iter().rev().find(closed).copied()
+}
+
+/// Takes memory in the element's own folder away, to which kernels do not come any more: if nothing is in it.
+fn leave_own(folder: &Path, closed: &Path) -> Result<(), Trouble> {
+    if folder.is_symlink() || !folder.is_dir() || !in_memory(folder)? {
+        return Ok(());
+    }
+    if std::fs::read_dir(folder)?.next().is_some() {
+        return Err(Trouble::Closed(closed.to_owned()));
+    }
+    if is_own(folder)? {
+        unmount(folder, UnmountFlags::DETACH).map_err(io::Error::from)?;
+    }
+    Ok(std::fs::remove_dir(folder)?)
 }
 
 /// Why there is no folder in memory.
@@ -76,6 +141,11 @@ enum Trouble {
     OnDisk(String),
     #[error("{0} belongs to another user, or is no folder: remove it, or give another folder")]
     Foreign(PathBuf),
+    #[error(
+        "users can't pass through {0} any more, so kernels don't come to the intermediate files that it holds: `chmod o+x {0}`, or \
+         unmount it, and jobs make them again"
+    )]
+    Closed(PathBuf),
 }
 
 /// A file system of the folder's own.
@@ -103,8 +173,8 @@ fn in_memory(folder: &Path) -> io::Result<bool> {
     Ok(i128::from(statfs(folder)?.f_type) == i128::from(TMPFS))
 }
 
-/// A folder of the host's shared memory, to which `folder` is a link.
-fn shared(folder: &Path) -> Result<(), Trouble> {
+/// A folder of the host's shared memory, of that mode, to which `folder` is a link.
+fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
     let uid = rustix::process::geteuid().as_raw();
     let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
     match folder.symlink_metadata() {
@@ -125,7 +195,7 @@ fn shared(folder: &Path) -> Result<(), Trouble> {
     let path = std::path::absolute(folder)?;
     let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
     let target = Path::new(SHARED).join(format!("tidemill-{uid}-{}", &hash[..16]));
-    match DirBuilder::new().mode(0o700).create(&target) {
+    match DirBuilder::new().mode(PRIVATE).create(&target) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
     }
@@ -133,7 +203,7 @@ fn shared(folder: &Path) -> Result<(), Trouble> {
     if !target.symlink_metadata().is_ok_and(|found| ours(&found)) {
         return Err(Trouble::Foreign(target));
     }
-    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o700))?;
+    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(mode))?;
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
@@ -163,29 +233,77 @@ pub(crate) async fn id(db: &Db) -> Result<u64, DbError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
 
     /// Whoever has made it, and whatever it leads to: nothing of others is used, and a link that leads nowhere is made whole.
     #[test]
     fn a_folder_of_shared_memory_is_ours_and_found_again() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("element-999");
-        shared(&folder).unwrap();
+        shared(&folder, PRIVATE).unwrap();
         let target = std::fs::read_link(&folder).unwrap();
         std::fs::write(folder.join("element.db"), "kept").unwrap();
-        shared(&folder).unwrap();
+        shared(&folder, PRIVATE).unwrap();
         assert_eq!(std::fs::read(folder.join("element.db")).unwrap(), b"kept");
         assert_eq!(target.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir_all(&target).unwrap();
         assert!(folder.metadata().is_err(), "the host was started anew");
-        shared(&folder).unwrap();
+        shared(&folder, PRIVATE).unwrap();
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         std::fs::remove_dir(&target).unwrap();
         std::os::unix::fs::symlink(above.path(), &target).unwrap();
-        assert!(matches!(shared(&folder), Err(Trouble::Foreign(_))));
+        assert!(matches!(shared(&folder, PRIVATE), Err(Trouble::Foreign(_))));
         std::fs::remove_file(&target).unwrap();
         let disk = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         if !in_memory(&disk).unwrap() {
-            assert!(matches!(shared(&disk), Err(Trouble::OnDisk(_))));
+            assert!(matches!(shared(&disk, PRIVATE), Err(Trouble::OnDisk(_))));
         }
+    }
+
+    /// Kernels of root's elements are other users: they come to what is in memory whoever may pass through the folders above.
+    #[test]
+    fn what_tasks_hand_on_is_where_all_users_come() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let above = tempfile::tempdir().unwrap();
+        let above_path = above.path().canonicalize().unwrap();
+        let element = above_path.join("element");
+        std::fs::create_dir(&element).unwrap();
+        let mode = |folder: &Path, mode| {
+            std::fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+        };
+        mode(&element, 0o755);
+        mode(&above_path, 0o700);
+        let handed = element.join(handed::FOLDER);
+        let prepare = || prepare_handed(&element, CAPACITY_BYTES_MIN);
+        prepare().unwrap();
+        let target = std::fs::read_link(&handed).unwrap();
+        assert_eq!(closed_to_users(&target), None);
+        assert_eq!(target.metadata().unwrap().mode() & 0o777, PASSED);
+        std::fs::write(handed.join("file"), "kept").unwrap();
+        // It stays where it is when the folder is opened, and when that is closed again.
+        for open in [0o711, 0o700] {
+            mode(&above_path, open);
+            prepare().unwrap();
+            assert_eq!(std::fs::read(target.join("file")).unwrap(), b"kept");
+        }
+        std::fs::remove_dir_all(&target).unwrap();
+        std::fs::remove_file(&handed).unwrap();
+        mode(&above_path, 0o711);
+        prepare().unwrap();
+        if handed.is_symlink() {
+            // A container's root.
+            std::fs::remove_dir_all(std::fs::read_link(&handed).unwrap()).unwrap();
+            return;
+        }
+        std::fs::write(handed.join("file"), "there").unwrap();
+        mode(&above_path, 0o700);
+        let said = prepare().unwrap_err().to_string();
+        let wanted = format!("chmod o+x {}", above_path.display());
+        assert!(said.contains(&wanted), "{said}");
+        std::fs::remove_file(handed.join("file")).unwrap();
+        prepare().unwrap();
+        std::fs::remove_dir(std::fs::read_link(&handed).unwrap()).unwrap();
     }
 }

@@ -21,7 +21,7 @@ use crate::sandbox::ids::Ids;
 
 const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
-const EXECUTE: u32 = 1;
+pub(crate) const EXECUTE: u32 = 1;
 
 /// Longest first line of a script that the operating system reads.
 const FIRST_LINE_BYTES: usize = 256;

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rustix::fs::CWD;
 
 use crate::builtin;
-use crate::code::{self, Opened, WRITE, input_of, may};
+use crate::code::{self, EXECUTE, Opened, WRITE, input_of, may};
 use crate::error::{OutputError, PrepareError};
 use crate::folder::{self, FolderBounds};
 use crate::private::{self, Made, OWN_USER};
@@ -154,6 +154,9 @@ fn link_inputs(
                 match fs::hard_link(&input.path, &link) {
                     // It is in memory, in a folder that kernels pass through.
                     Err(other) if other.kind() == std::io::ErrorKind::CrossesDevices => {
+                        if run.user.is_some() {
+                            passes(user, &input.path).map_err(error)?;
+                        }
                         symlink(&input.path, &link).map_err(error)?;
                     }
                     linked => linked.map_err(error)?,
@@ -167,6 +170,20 @@ fn link_inputs(
         }
     }
     Ok(stdin)
+}
+
+/// Refuses a file in memory that the user can't come to.
+fn passes(user: User, path: &Path) -> io::Result<()> {
+    let above: Vec<_> = path.ancestors().skip(1).collect();
+    for folder in above.into_iter().rev() {
+        if !may(&folder.metadata()?, user, EXECUTE) {
+            let folder = folder.display();
+            return Err(io::Error::other(format!(
+                "it is in memory, and users can't pass through {folder} any more: `chmod o+x {folder}`"
+            )));
+        }
+    }
+    Ok(())
 }
 
 impl Prepared {

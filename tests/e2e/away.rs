@@ -182,7 +182,9 @@ fn programs_end_while_the_server_is_stopped() {
     .into();
     for (program, arguments) in programs {
         for signal in [Signal::INT, Signal::KILL] {
-            let mut child = Command::new(program)
+            // Who runs the tests in the background of a shell has them ignore SIGINT, and so all that they start.
+            let mut child = Command::new("env")
+                .args(["--default-signal=INT", program])
                 .args(&arguments)
                 .arg(array.at("new"))
                 .stdout(Stdio::null())

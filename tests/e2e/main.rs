@@ -27,6 +27,7 @@ mod find;
 mod first_day;
 mod folders;
 mod follow;
+mod given_away;
 mod intermediate;
 mod jobs;
 mod kernels;

@@ -1,8 +1,9 @@
 //! Programs that are not changed and have no mount: `tidemill preload`.
 
 use crate::array::{Array, Options, Said, said, wait};
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The library, where it was built.
@@ -18,46 +19,76 @@ fn unmounted() -> Option<Array> {
     })
 }
 
+fn args_of(array: &Array) -> Vec<OsString> {
+    array.tidemill().get_args().map(OsStr::to_owned).collect()
+}
+
 /// Programs that find an array below `/t`, and the process that has its file system for them.
-struct Programs<'a> {
-    array: &'a Array,
-    folder: PathBuf,
+pub(crate) struct Programs {
+    /// What `tidemill` is given to find the array.
+    array: Vec<OsString>,
+    pub(crate) folder: PathBuf,
     flags: Vec<String>,
 }
 
-impl<'a> Programs<'a> {
-    fn of(array: &'a Array) -> Self {
+impl Programs {
+    fn of(array: &Array) -> Self {
         Self::with(array, "preload", &[])
     }
 
-    fn with(array: &'a Array, name: &str, flags: &[&str]) -> Self {
+    pub(crate) fn with(array: &Array, name: &str, flags: &[&str]) -> Self {
         Self {
-            array,
+            array: args_of(array),
             folder: array.path(name),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         }
     }
 
     /// With all bytes as from another host.
-    fn distant(array: &'a Array) -> Self {
+    fn distant(array: &Array) -> Self {
         Self::with(array, "distant", &["--in-place", "false"])
     }
 
-    fn command(&self) -> Command {
-        let mut command = self.array.tidemill();
+    /// The same, and what is closed is stored later.
+    pub(crate) fn giving_away(array: &Array, name: &str) -> Self {
+        Self::with(array, name, &["--in-place", "false", "--async"])
+    }
+
+    fn tidemill(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+        command.args(&self.array);
+        command
+    }
+
+    /// The same folder, for another array.
+    pub(crate) fn of_other(&self, array: &Array) -> Self {
+        Self {
+            array: args_of(array),
+            folder: self.folder.clone(),
+            flags: self.flags.clone(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, flags: &[&str]) {
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        self.flags.extend(flags);
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = self.tidemill();
         command.arg("preload").arg("--folder").arg(&self.folder);
         command.arg("--library").arg(library());
         command.args(&self.flags).arg("--");
         command
     }
 
-    fn try_sh(&self, script: &str) -> Said {
+    pub(crate) fn try_sh(&self, script: &str) -> Said {
         let script = format!("set -euo pipefail; cd /t; {script}");
         let mut command = self.command();
         said(command.args(["bash", "-c", &script]).output().unwrap())
     }
 
-    fn sh(&self, script: &str) -> String {
+    pub(crate) fn sh(&self, script: &str) -> String {
         let said = self.try_sh(script);
         assert!(said.ok, "{script}\n{}{}{}", said.out, said.err, self.log());
         said.out
@@ -70,33 +101,65 @@ impl<'a> Programs<'a> {
         said.out
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Waits until all that was given away is stored.
+    pub(crate) fn try_wait(&self) -> Said {
+        let mut command = self.tidemill();
+        command.arg("preload").arg("--folder").arg(&self.folder);
+        let flags = self.flags.iter().filter(|flag| *flag != "--async");
+        said(command.args(flags).arg("--wait").output().unwrap())
+    }
+
+    fn wait(&self) {
+        let said = self.try_wait();
+        assert!(said.ok, "{}{}{}", said.out, said.err, self.log());
+        assert_eq!(said.out, "");
+    }
+
+    /// Whether the file system has a file open.
+    pub(crate) fn has_open(&self, path: &Path) -> bool {
+        let open = format!("/proc/{}/fd", self.process().as_raw_nonzero());
+        let mut open = std::fs::read_dir(open).unwrap().flatten();
+        open.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|open| open == path))
     }
 
     /// The process that has the file system.
     fn process(&self) -> rustix::process::Pid {
-        let wanted = std::fs::canonicalize(self.folder.join("serving")).unwrap();
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        self.found().unwrap()
+    }
+
+    fn found(&self) -> Option<rustix::process::Pid> {
+        let wanted = std::fs::canonicalize(self.folder.join("serving")).ok()?;
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
         let found = processes
             .filter(|entry| {
                 let open = std::fs::read_dir(entry.path().join("fd")).into_iter();
                 let mut open = open.flatten().flatten();
                 open.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == wanted))
             })
-            .find_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .unwrap();
-        rustix::process::Pid::from_raw(found).unwrap()
+            .find_map(|entry| entry.file_name().to_str()?.parse().ok());
+        rustix::process::Pid::from_raw(found?)
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(self.process(), signal).unwrap();
     }
 }
 
-impl Drop for Programs<'_> {
+impl Drop for Programs {
     fn drop(&mut self) {
-        if !std::thread::panicking() && self.folder.join("s").exists() {
+        if !self.folder.join("s").exists() {
+            return;
+        }
+        if std::thread::panicking() {
+            // It may have what it can't store any more, and would go on trying.
+            if let Some(process) = self.found() {
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        } else {
             self.signal(rustix::process::Signal::TERM);
             wait("the file system has ended", || {
                 !self.folder.join("s").exists()
@@ -133,7 +196,7 @@ cat < a > copy; sed -i s/one/three/ copy; grep -q three copy; mktemp -p . XXXXXX
 cd ..; rm -r w/deep w/x; ! test -e w/deep
 "#;
 
-fn coreutils(programs: &Programs<'_>, name: &str) {
+fn coreutils(programs: &Programs, name: &str) {
     programs.sh(&format!("export D={name}; mkdir $D; cd $D; {COREUTILS}"));
 }
 
@@ -200,12 +263,14 @@ print('all')
 #[test]
 fn programs_that_are_not_changed_do_what_they_do_on_a_disk() {
     let Some(array) = unmounted() else { return };
-    for programs in [Programs::of(&array), Programs::distant(&array)] {
+    let away = Programs::giving_away(&array, "away");
+    for programs in [Programs::of(&array), Programs::distant(&array), away] {
         let name = programs.folder.file_name().unwrap().to_str().unwrap();
         coreutils(&programs, name);
         assert_eq!(programs.python(PYTHON), "all\n");
         programs.sh("rm -r py py2; printf '#include <stdio.h>\nint main(void){puts(\"compiled\");}' > m.c; gcc -o m m.c; test $(./m) = compiled; rm m m.c");
         // What is there is there for all.
+        programs.wait();
         assert_eq!(
             array.run(&["cat", &format!("/{name}/w/here")]).out,
             "some text\n"

@@ -68,6 +68,9 @@ pub enum Error {
         /// The folder.
         path: String,
     },
+    /// What was given away is not what the file is to have any more.
+    #[error("somebody else has written the file since")]
+    Overtaken,
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -85,6 +88,7 @@ impl Error {
             }
             Self::Taken { .. } | Self::Served { .. } => Errno::BUSY.raw_os_error(),
             Self::Files { .. } => Errno::NOTEMPTY.raw_os_error(),
+            Self::Overtaken => Errno::STALE.raw_os_error(),
             Self::Folder { .. } => Errno::PERM.raw_os_error(),
             Self::Unsealed { .. } => Errno::IO.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),

@@ -18,8 +18,14 @@ pub const DIRECTORY_VARIABLE: &str = "TIDEMILL_PRELOAD_CWD";
 /// Folder beside the socket: a descriptor of a directory of the array is one of an empty folder in it, called
 /// as the directory's inode.
 pub const DIRECTORIES: &str = "d";
+/// Environment: not empty if files that are closed are to be stored later.
+pub const ASYNC_VARIABLE: &str = "TIDEMILL_PRELOAD_ASYNC";
 /// Folder beside the socket: copies of files that are not in folders of this host.
 pub const COPIES: &str = "f";
+/// Folder beside the socket: copies of which what is written is stored after their close.
+pub const AWAY: &str = "a";
+/// In `a` of [`Op::Open`]: what is written may be stored after the close.
+pub const GIVE_AWAY: u64 = 1;
 /// Device number that files of an array have in `stat`.
 pub const DEVICE: u64 = 0x7469_6465;
 /// Bytes of a path at most, as of the system.
@@ -48,7 +54,7 @@ pub const NOBODY: u64 = u32::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Op {
-    /// Opens a file: `flags` and `mode` as of `open`. The answer has a descriptor.
+    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. The answer has a descriptor, and in `value` whether its close is to be told.
     Open = 1,
     /// Attributes.
     Stat,
@@ -98,11 +104,14 @@ pub enum Op {
     Resolve,
     /// Locks an open file as `flock` does, with the operation in `flags`.
     Flock,
+    /// What the sender has closed and is not stored. The answer's `value` is how many files are on their way, `stat.size` how many could not be stored when that was
+    /// tried (with `a`, those are tried once more); the text is of each of those four texts with a zero behind each: `waits` or `refused`, its path, why, and where its bytes are.
+    Wait,
 }
 
 impl Op {
-    const LAST: u64 = Self::Flock as u64;
-    const ALL: [Self; 24] = [
+    const LAST: u64 = Self::Wait as u64;
+    const ALL: [Self; 25] = [
         Self::Open,
         Self::Stat,
         Self::Access,
@@ -127,6 +136,7 @@ impl Op {
         Self::Flush,
         Self::Resolve,
         Self::Flock,
+        Self::Wait,
     ];
 
     /// The one of this number.

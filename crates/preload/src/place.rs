@@ -5,7 +5,7 @@ use crate::talk::{self, Got, Outcome, Texts};
 use libc::{c_char, c_int, c_long};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use tidemill_preload_api::{COPIES, DIRECTORIES, Op, PATH_BYTES_MAX, Request};
+use tidemill_preload_api::{AWAY, COPIES, DIRECTORIES, Op, PATH_BYTES_MAX, Request};
 
 /// Bytes of the prefix at most.
 const PREFIX_MAX: usize = 256;
@@ -54,6 +54,8 @@ static PREFIX_LENGTH: AtomicUsize = AtomicUsize::new(0);
 /// What `LD_PRELOAD` was when the program began.
 static LIBRARY: Bytes<{ c::PATH_ROOM }> = Bytes::new();
 static LIBRARY_LENGTH: AtomicUsize = AtomicUsize::new(0);
+/// Whether files that are closed are to be stored later.
+static GIVES_AWAY: AtomicBool = AtomicBool::new(false);
 static READY: AtomicBool = AtomicBool::new(false);
 /// The process that this memory is of; a child of `vfork` is another one.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -130,6 +132,10 @@ pub(crate) fn begin() {
         copy[..directory.len()].copy_from_slice(directory);
         WORKING.set(&copy[..directory.len()]);
     }
+    GIVES_AWAY.store(
+        !c::variable(c"TIDEMILL_PRELOAD_ASYNC").is_empty(),
+        Ordering::Relaxed,
+    );
     c::put_variable(WORKING.bytes.at().cast());
     c::at_fork(after_fork);
     READY.store(true, Ordering::Release);
@@ -143,6 +149,11 @@ extern "C" fn after_fork() {
 /// Whether there is an array.
 pub(crate) fn is_on() -> bool {
     READY.load(Ordering::Acquire)
+}
+
+/// Whether files that are closed are to be stored later.
+pub(crate) fn gives_away() -> bool {
+    GIVES_AWAY.load(Ordering::Relaxed)
 }
 
 /// Whether this is a child that has the memory of its parent.
@@ -334,7 +345,7 @@ pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> Kind {
             None => Kind::Host,
         };
     }
-    if ours(COPIES).is_some() || is_object(name) {
+    if ours(COPIES).or(ours(AWAY)).is_some() || is_object(name) {
         return Kind::File(stat.st_dev, stat.st_ino);
     }
     Kind::Host

@@ -6,7 +6,7 @@ use crate::place::{self, Where};
 use libc::{c_char, c_int, c_void, pid_t};
 
 /// Variables that are added to an environment at most.
-const ADDED: usize = 4;
+const ADDED: usize = 5;
 /// Bytes of the first line of a script at most, as of the system.
 const LINE_BYTES_MAX: usize = 256;
 /// Interpreters of interpreters at most.
@@ -51,10 +51,11 @@ struct Environment {
 }
 
 /// What variables of ours begin with.
-const OURS: [&[u8]; 4] = [
+const OURS: [&[u8]; 5] = [
     b"TIDEMILL_PRELOAD_CWD=",
     b"TIDEMILL_PRELOAD_SOCKET=",
     b"TIDEMILL_PRELOAD_PREFIX=",
+    b"TIDEMILL_PRELOAD_ASYNC=",
     b"LD_PRELOAD=",
 ];
 
@@ -73,10 +74,10 @@ impl Environment {
         let mut has_library = false;
         for &variable in given {
             let text = c::text(variable);
-            if OURS[..3].iter().any(|name| text.starts_with(name)) {
+            if OURS[..4].iter().any(|name| text.starts_with(name)) {
                 continue;
             }
-            has_library |= text.starts_with(OURS[3]);
+            has_library |= text.starts_with(OURS[4]);
             c::give(list.wrapping_add(count), variable);
             count += 1;
         }
@@ -100,8 +101,9 @@ impl Environment {
         let mut prefix = [0; 300];
         let length = place::prefix(&mut prefix);
         add([OURS[2], &prefix[..length]]);
+        add([OURS[3], if place::gives_away() { b"1" } else { b"" }]);
         if !has_library {
-            add([OURS[3], library]);
+            add([OURS[4], library]);
         }
         c::give(list.wrapping_add(count), std::ptr::null());
         Some(Self { pages })

@@ -337,6 +337,11 @@ impl Fs {
         object.flush()
     }
 
+    /// Sets when what is open was changed last, as its seal is to say.
+    pub(crate) fn date(&self, handle: u64, mtime: i64) -> Result<(), Error> {
+        self.file(handle)?.object()?.set_mtime(mtime)
+    }
+
     /// Makes the bytes and the name of the file survive power loss, whoever wrote them: those of the version that
     /// is open, of the one that is being written here, and its seal if it was closed already.
     pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {

@@ -229,6 +229,11 @@ impl Fs {
         self.table.get_or_make(ino)
     }
 
+    /// What has become of a version that was closed here.
+    pub(crate) fn fate(&self, object: u64) -> unsealed::Fate {
+        self.sealer.fate(object)
+    }
+
     /// Waits until everything that was closed is sealed, for a bounded time, or gives what is not.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::Standing> {
         self.sealer.drain(timeout)

@@ -12,7 +12,7 @@ use super::patience;
 use super::pending::Pending;
 use super::right;
 use super::table::Table;
-use super::unsealed::{Standing, Unsealed};
+use super::unsealed::{Fate, Standing, Unsealed};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -144,6 +144,11 @@ impl Sealer {
         self.0.unsealed.standing()
     }
 
+    /// What has become of a version.
+    pub(crate) fn fate(&self, object: u64) -> Fate {
+        self.0.unsealed.fate(object)
+    }
+
     /// Waits until everything submitted is done, or gives what is not.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), Standing> {
         self.hurry();
@@ -214,6 +219,10 @@ impl Worker {
     async fn arrive(self: Arc<Self>, version: Version) {
         if version.job.object.flushed().await.is_err() {
             // Whoever wrote them was told so, at the write, `fsync` or close.
+            self.unsealed.lost(
+                version.job.object.id,
+                "not all of it has reached its element",
+            );
             let path = self.path(&version.job);
             tracing::warn!(
                 path,
@@ -454,6 +463,7 @@ impl Worker {
 
     /// Bytes that `close` acknowledged will never be seen.
     fn say_lost(&self, job: &Job, why: &str) {
+        self.unsealed.lost(job.object.id, why);
         tracing::error!(
             path = self.path(job),
             object = format_args!("{:016x}", job.object.id),

@@ -8,6 +8,19 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 
+/// Versions that are not all in the array and that are remembered at most.
+const LOST_MAX: usize = 1024;
+
+/// What has become of a version that was closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Unsealed,
+    /// It is sealed, or nobody wants it any more.
+    Done,
+    /// It will never be as it was written.
+    Lost(String),
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Unsealed {
@@ -19,6 +32,8 @@ pub(crate) struct Unsealed {
 #[derive(Debug, Default)]
 struct Versions {
     by_object: BTreeMap<u64, Waiting>,
+    /// Of which not all is in the array, and why: as far as nobody has asked for them.
+    lost: BTreeMap<u64, String>,
     /// Why one of them could not be sealed the last time.
     why: String,
 }
@@ -70,6 +85,24 @@ impl Unsealed {
             versions.why.clear();
         }
         self.fewer.notify_all();
+    }
+
+    /// Not all of a version will be in the array.
+    pub(crate) fn lost(&self, object: u64, why: &str) {
+        let lost = &mut self.versions.lock().lost;
+        lost.insert(object, why.to_owned());
+        if lost.len() > LOST_MAX {
+            lost.pop_first();
+        }
+    }
+
+    /// What has become of a version; that it is lost is told once.
+    pub(crate) fn fate(&self, object: u64) -> Fate {
+        let mut versions = self.versions.lock();
+        if versions.by_object.contains_key(&object) {
+            return Fate::Unsealed;
+        }
+        versions.lost.remove(&object).map_or(Fate::Done, Fate::Lost)
     }
 
     /// Waits until there are fewer than so many; says whether there are.
@@ -139,7 +172,11 @@ mod tests {
         assert_eq!(unsealed.errno(70), Errno::HOSTUNREACH);
         let left = unsealed.wait(Duration::ZERO).unwrap_err();
         assert_eq!((left.versions, left.why), (1, why.to_string()));
+        assert_eq!(unsealed.fate(7), Fate::Unsealed);
+        unsealed.lost(7, "cut");
         unsealed.done(7);
+        assert_eq!(unsealed.fate(7), Fate::Lost("cut".into()));
+        assert_eq!(unsealed.fate(7), Fate::Done);
         assert!(!unsealed.failed(7, &why));
         unsealed.wait(Duration::ZERO).unwrap();
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);

@@ -1,53 +1,43 @@
 //! Requests of programs, answered by the file system: translates, checks what a kernel would have checked, and decides nothing else.
 
-use super::copies;
+use super::attributes::MODE_BITS;
 use super::given::{Given, Lent};
 use super::rights::{self, READ, SEARCH, WRITE};
 use super::walk::{Fail, Path, Place, Walker};
-use crate::error::Error;
-use crate::fs::file::{OpenHow, Opened};
-use crate::fs::names::{Changes, New, Renaming};
+use crate::fs::names::{New, Renaming};
 use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, RenameFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::id::Inode;
-use tidemill_preload_api::{
-    Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, NOBODY, Op, Request, Stat, TIME_NOW, TIME_OMITTED,
-};
+use tidemill_preload_api::{Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, Op, Request, Stat};
 use tidemill_wire::v1::Kind;
 
 /// How often an open looks again for the version that is the current one.
-const OPEN_TRIES: u32 = 32;
+pub(super) const OPEN_TRIES: u32 = 32;
 /// Listings under way at once; the oldest goes if there are more.
 const LISTINGS_MAX: usize = 1024;
 /// Entries asked for at once.
 const LIST_ENTRIES: usize = 512;
 /// Directories above each other at most.
 const DEPTH_MAX: usize = 4096;
-/// Bits of a mode that can be set.
-const MODE_BITS: u64 = 0o7777;
-/// Sizes and places of files at most, as of the system.
-const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// The file system as programs are answered.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) fs: Arc<Fs>,
     pub(super) given: Arc<Given>,
-    walker: Walker,
+    pub(super) walker: Walker,
     /// Whether users are served that have to be kept from each other's files.
     strangers: bool,
     /// Open folders, by number, and where their listings go on.
     listings: Mutex<BTreeMap<u64, u64>>,
     /// Where there is an empty folder for each directory that is open.
-    directories: Mutex<PathBuf>,
+    pub(super) directories: Mutex<PathBuf>,
 }
 
 /// What is answered.
@@ -58,7 +48,7 @@ pub(super) struct Reply {
     pub(super) descriptor: Option<OwnedFd>,
 }
 
-type Replied = Result<Reply, Fail>;
+pub(super) type Replied = Result<Reply, Fail>;
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +59,7 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    fn path(&self) -> Path<'_> {
+    pub(super) fn path(&self) -> Path<'_> {
         Path {
             base: self.request.base,
             text: self.texts[0],
@@ -85,7 +75,7 @@ impl Asked<'_> {
         }
     }
 
-    fn follows(&self) -> bool {
+    pub(super) fn follows(&self) -> bool {
         !self.at_flags().contains(AtFlags::SYMLINK_NOFOLLOW)
     }
 
@@ -97,22 +87,22 @@ impl Asked<'_> {
         (self.request.device, self.request.inode)
     }
 
-    fn mode(&self) -> u32 {
+    pub(super) fn mode(&self) -> u32 {
         low(self.request.mode)
     }
 
     /// The mode of something new.
-    fn new_mode(&self) -> u32 {
+    pub(super) fn new_mode(&self) -> u32 {
         low(self.request.mode & MODE_BITS) & !rights::umask(self.caller)
     }
 }
 
 /// The lower half of a number, which is all that system calls use.
-fn low(number: u64) -> u32 {
+pub(super) fn low(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-fn done() -> Replied {
+pub(super) fn done() -> Replied {
     Ok(Reply::default())
 }
 
@@ -128,7 +118,7 @@ fn dots(path: &[u8]) -> Option<&'static [u8]> {
     }
 }
 
-fn type_of(kind: Kind) -> FileType {
+pub(super) fn type_of(kind: Kind) -> FileType {
     match kind {
         Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
@@ -149,13 +139,8 @@ fn is_dir(found: &Found) -> bool {
     found.attr.kind() == Kind::Directory
 }
 
-fn now_ns() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX))
-}
-
 /// Refuses changes of the control folder.
-fn plain(found: &Found) -> Result<Key, Fail> {
+pub(super) fn plain(found: &Found) -> Result<Key, Fail> {
     if found.key.is_special() {
         return Err(Errno::PERM.into());
     }
@@ -229,11 +214,12 @@ impl Answers {
             }
             Op::Resolve => self.resolve(asked),
             Op::Flock => self.flock(asked),
+            Op::Wait => self.standing(asked),
         }
     }
 
     /// What a path, a directory or an open file is.
-    fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Found, Fail> {
+    pub(super) fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Found, Fail> {
         if asked.request.inode != 0 {
             let lent = self.lent(asked)?;
             return Ok(Walker::at(&self.fs, asked.caller, lent.key)?);
@@ -256,7 +242,7 @@ impl Answers {
     }
 
     /// Anybody can name a directory by its number: that is for those who may go there by its path.
-    fn entitled(&self, caller: Caller, key: Key) -> Result<(), Fail> {
+    pub(super) fn entitled(&self, caller: Caller, key: Key) -> Result<(), Fail> {
         if !self.strangers || caller.uid == 0 || key.is_special() {
             return Ok(());
         }
@@ -273,205 +259,16 @@ impl Answers {
         Err(Errno::ACCESS.into())
     }
 
-    fn walk(&self, asked: &Asked<'_>, path: Path<'_>, follow: bool) -> Result<Place, Fail> {
+    pub(super) fn walk(
+        &self,
+        asked: &Asked<'_>,
+        path: Path<'_>,
+        follow: bool,
+    ) -> Result<Place, Fail> {
         if !path.text.starts_with(b"/") && path.base != 0 {
             self.entitled(asked.caller, Key::unpack(path.base))?;
         }
         self.walker.walk(&self.fs, asked.caller, path, follow)
-    }
-
-    fn open(&self, asked: Asked<'_>) -> Replied {
-        let flags = OFlags::from_bits_retain(low(asked.request.flags));
-        if flags.contains(OFlags::TMPFILE) {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        if flags.contains(OFlags::RWMODE) {
-            return Err(Errno::INVAL.into());
-        }
-        let create = flags.contains(OFlags::CREATE);
-        let exclusive = create && flags.contains(OFlags::EXCL);
-        let follow = !flags.contains(OFlags::NOFOLLOW) && !exclusive;
-        for _ in 0..OPEN_TRIES {
-            let place = self.walk(&asked, asked.path(), follow)?;
-            let opened = match place.found {
-                None if create => self.create(&asked, &place, flags),
-                Some(_) if exclusive => return Err(Errno::EXIST.into()),
-                _ => self.open_found(&asked, place.there()?, flags),
-            };
-            match opened {
-                // Somebody else made it.
-                Err(Fail::Error(error)) if !exclusive && create && error.is(Errno::EXIST) => {}
-                // Another version is the current one by now, or this one is open in another way.
-                Err(Fail::Error(error)) if error.is(Errno::STALE) => {}
-                opened => return opened,
-            }
-        }
-        Err(Errno::STALE.into())
-    }
-
-    fn create(&self, asked: &Asked<'_>, place: &Place, flags: OFlags) -> Replied {
-        if place.folder {
-            return Err(Errno::ISDIR.into());
-        }
-        let parent = plain(&place.parent)?;
-        rights::may(asked.caller, &place.parent.attr, WRITE | SEARCH)?;
-        let how = OpenHow {
-            write: true,
-            update: flags & OFlags::RWMODE == OFlags::RDWR,
-            truncate: false,
-        };
-        let new = (asked.new_mode(), how);
-        let made = self
-            .fs
-            .create(asked.caller, parent.ino, &place.name, new, Pace::MayWait);
-        let (found, opened) = made?;
-        self.walker.keep(&self.fs, &found);
-        self.lend(asked, found.key, how, &opened, flags)
-    }
-
-    fn lend(
-        &self,
-        asked: &Asked<'_>,
-        key: Key,
-        how: OpenHow,
-        opened: &Opened,
-        flags: OFlags,
-    ) -> Replied {
-        let made_here = OFlags::CREATE
-            | OFlags::EXCL
-            | OFlags::TRUNC
-            | OFlags::NOCTTY
-            | OFlags::NOFOLLOW
-            | OFlags::NOATIME;
-        let flags = flags.difference(made_here);
-        let descriptor = self.given.lend(asked.caller, key, how, opened, flags)?;
-        let mut reply = Reply {
-            descriptor: Some(descriptor),
-            ..Reply::default()
-        };
-        // Whether what is written has to be handed over at its close.
-        reply.answer.value = u64::from(opened.write && opened.local.is_none());
-        Ok(reply)
-    }
-
-    fn open_found(&self, asked: &Asked<'_>, found: Found, flags: OFlags) -> Replied {
-        let mode = flags & OFlags::RWMODE;
-        let how = OpenHow {
-            write: mode != OFlags::RDONLY,
-            update: mode == OFlags::RDWR,
-            truncate: flags.contains(OFlags::TRUNC),
-        };
-        let writes = how.write || how.truncate;
-        let path_only = flags.contains(OFlags::PATH);
-        match found.attr.kind() {
-            Kind::Directory if writes || flags.contains(OFlags::CREATE) => {
-                return Err(Errno::ISDIR.into());
-            }
-            Kind::Directory => {
-                if !path_only {
-                    rights::may(asked.caller, &found.attr, READ)?;
-                }
-                return self.open_directory(found.key, flags);
-            }
-            Kind::Symlink => return Err(Errno::LOOP.into()),
-            _ if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
-            Kind::File => {}
-            Kind::Socket => return Err(Errno::NXIO.into()),
-            // Nobody can have it open for reading.
-            Kind::Fifo if mode == OFlags::WRONLY && flags.contains(OFlags::NONBLOCK) => {
-                return Err(Errno::NXIO.into());
-            }
-            _ => return Err(Errno::OPNOTSUPP.into()),
-        }
-        let read = mode != OFlags::WRONLY;
-        let want = [(read && !path_only, READ), (writes, WRITE)];
-        let want = want.iter().filter(|(wanted, _)| *wanted);
-        let want = want.fold(0, |all, (_, right)| all | right);
-        rights::may(asked.caller, &found.attr, want)?;
-        if flags.contains(OFlags::NOATIME) {
-            rights::owns(asked.caller, &found.attr)?;
-        }
-        let key = found.key;
-        if key.is_special() {
-            let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
-            let opened = Opened {
-                handle,
-                local: None,
-                object: u64::MAX - handle,
-                cached: false,
-                write: writes,
-                flush: true,
-            };
-            return self.lend(asked, key, how, &opened, flags);
-        }
-        self.given.settle(key.ino);
-        let opened = self.fs.open(asked.caller, key, how, Pace::MayWait)?;
-        self.lend(asked, key, how, &opened, flags)
-    }
-
-    /// A descriptor of an empty folder that is called as the directory.
-    fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
-        let folder = self.directories.lock();
-        let path = folder.join(key.pack().to_string());
-        std::fs::create_dir(&path).map_err(Error::from)?;
-        let kept = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptor = rustix::fs::open(
-            &path,
-            (flags & kept) | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        );
-        let removed = std::fs::remove_dir(&path);
-        drop(folder);
-        removed.map_err(Error::from)?;
-        Ok(Reply {
-            descriptor: Some(descriptor?),
-            ..Reply::default()
-        })
-    }
-
-    fn stat(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        let mut reply = Reply::default();
-        reply.answer.stat = self.shown(&asked, &found);
-        Ok(reply)
-    }
-
-    fn shown(&self, asked: &Asked<'_>, found: &Found) -> Stat {
-        let attr = &found.attr;
-        let mode = type_of(attr.kind()).as_raw_mode() | (attr.mode & 0o7777);
-        let mut stat = Stat {
-            ino: attr.ino,
-            mode: mode.into(),
-            nlink: attr.nlink.into(),
-            uid: attr.uid.into(),
-            gid: attr.gid.into(),
-            rdev: attr.rdev.into(),
-            size: attr.size,
-            blocks: found.blocks,
-            atime: attr.atime,
-            mtime: attr.mtime,
-            ctime: attr.ctime,
-        };
-        // What was written to a copy is not known to the file system yet.
-        let open = if attr.kind() == Kind::File {
-            self.given.of_inode(found.key.ino)
-        } else {
-            Vec::new()
-        };
-        let by_file = asked.request.inode != 0;
-        let copy = open.iter().find_map(|lent| {
-            let same = lent.key.alias == found.key.alias && !lent.key.is_special();
-            let copy = lent.written_copy().filter(|_| same);
-            copy.or(lent.copy.as_ref().filter(|_| by_file && same))
-        });
-        if let Some(copy) = copy
-            && let Ok(there) = copy.file.metadata()
-        {
-            (stat.size, stat.blocks) = (there.len(), there.blocks());
-            stat.mtime = there.mtime() * 1_000_000_000 + there.mtime_nsec();
-            stat.ctime = stat.ctime.max(stat.mtime);
-        }
-        stat
     }
 
     fn access(&self, asked: Asked<'_>) -> Replied {
@@ -640,7 +437,7 @@ impl Answers {
         }
         let key = plain(&source)?;
         let place = self.vacant(&asked, asked.second(), false)?;
-        self.given.settle(key.ino);
+        self.given.settle_stored(key.ino)?;
         let parent = place.parent.key.ino;
         let made = self
             .fs
@@ -704,7 +501,7 @@ impl Answers {
         if is_dir(&source) {
             self.given.settle_all();
         } else {
-            self.given.settle(source.key.ino);
+            self.given.settle_stored(source.key.ino)?;
         }
         let (parent, new_parent) = (plain(&from.parent)?.ino, plain(&to.parent)?.ino);
         let names = ((parent, &from.name[..]), (new_parent, &to.name[..]));
@@ -749,109 +546,6 @@ impl Answers {
         moves(source)
     }
 
-    /// Changes attributes of what was found.
-    fn change(&self, asked: &Asked<'_>, found: &Found, changes: Changes) -> Replied {
-        if found.key.is_special() {
-            return done();
-        }
-        self.fs
-            .setattr(asked.caller, found.key, changes, Pace::MayWait)?;
-        done()
-    }
-
-    fn truncate(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, true)?;
-        let size = asked.request.a;
-        if size > OFFSET_MAX {
-            return Err(Errno::INVAL.into());
-        }
-        match found.attr.kind() {
-            Kind::File => {}
-            Kind::Directory => return Err(Errno::ISDIR.into()),
-            _ => return Err(Errno::INVAL.into()),
-        }
-        rights::may(asked.caller, &found.attr, WRITE)?;
-        self.given.settle(found.key.ino);
-        let open = self.given.of_inode(found.key.ino);
-        if let Some(copy) = open.iter().find_map(|lent| lent.written_copy()) {
-            copy.file.set_len(size).map_err(Error::from)?;
-            return done();
-        }
-        let changes = Changes {
-            size: Some(size),
-            ..Changes::default()
-        };
-        self.change(&asked, &found, changes)
-    }
-
-    fn set_mode(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        if found.attr.kind() == Kind::Symlink {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        let mode = low(asked.request.mode & MODE_BITS);
-        let mode = rights::settable(asked.caller, &found.attr, mode)?;
-        let changes = Changes {
-            mode: Some(mode),
-            ..Changes::default()
-        };
-        self.change(&asked, &found, changes)
-    }
-
-    fn set_owner(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        let id = |number| (number & NOBODY != NOBODY).then(|| low(number));
-        let (uid, gid) = (id(asked.request.a), id(asked.request.b));
-        rights::may_give(asked.caller, &found.attr, uid, gid)?;
-        let changes = Changes {
-            uid,
-            gid,
-            ..Changes::default()
-        };
-        if uid.is_none() && gid.is_none() {
-            return done();
-        }
-        self.change(&asked, &found, changes)
-    }
-
-    fn set_times(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        let (atime, mtime) = (asked.request.a.cast_signed(), asked.request.b.cast_signed());
-        if atime == TIME_OMITTED && mtime == TIME_OMITTED {
-            return done();
-        }
-        if atime == TIME_NOW && mtime == TIME_NOW {
-            let owner = rights::owns(asked.caller, &found.attr);
-            owner.or_else(|_| rights::may(asked.caller, &found.attr, WRITE))?;
-        } else {
-            rights::owns(asked.caller, &found.attr)?;
-        }
-        self.given.settle(found.key.ino);
-        for lent in self.given.of_inode(found.key.ino) {
-            // What is handed over later would change the time.
-            if let Some(copy) = lent.written_copy() {
-                self.given.hand_over(&lent, copy)?;
-            }
-        }
-        let time = |time| match time {
-            TIME_OMITTED => None,
-            TIME_NOW => Some(now_ns()),
-            time => Some(time),
-        };
-        let changes = Changes {
-            atime: time(atime),
-            mtime: time(mtime),
-            ..Changes::default()
-        };
-        let done = self.change(&asked, &found, changes)?;
-        for lent in self.given.of_inode(found.key.ino) {
-            if let (Some(copy), Some(mtime)) = (lent.written_copy(), changes.mtime) {
-                copies::set_mtime(&copy.file, mtime)?;
-            }
-        }
-        Ok(done)
-    }
-
     fn stat_fs(&self, asked: Asked<'_>) -> Replied {
         self.target(&asked, true)?;
         let space = self.fs.statfs(asked.caller, Pace::MayWait)?;
@@ -865,70 +559,39 @@ impl Answers {
         Ok(reply)
     }
 
-    fn read_attribute(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        let (caller, key) = (asked.caller, found.key);
-        let names = Op::of(asked.request.op) == Some(Op::ListAttributes);
-        let text = if names && key.is_special() {
-            Vec::new()
-        } else if names {
-            let all = self.fs.listxattr(caller, key.ino, Pace::MayWait)?;
-            let shown = all.split_inclusive(|&byte| byte == 0);
-            shown
-                .filter(|name| caller.uid == 0 || !name.starts_with(b"trusted."))
-                .flatten()
-                .copied()
-                .collect()
-        } else if key.is_special() {
-            return Err(Errno::OPNOTSUPP.into());
-        } else {
-            let name = asked.texts[1];
-            rights::may_annotate(caller, &found.attr, name, false)?;
-            self.given.settle(key.ino);
-            self.fs.getxattr(caller, key.ino, name, Pace::MayWait)?
-        };
-        let mut reply = Reply::default();
-        reply.answer.value = text.len() as u64;
-        match asked.request.a {
-            0 => Ok(reply),
-            room if text.len() as u64 > room => Err(Errno::RANGE.into()),
-            _ => {
-                reply.text = text;
-                Ok(reply)
-            }
-        }
-    }
-
-    fn change_attribute(&self, asked: Asked<'_>) -> Replied {
-        let found = self.target(&asked, asked.follows())?;
-        if found.key.is_special() {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        let (caller, ino, name) = (asked.caller, found.key.ino, asked.texts[1]);
-        rights::may_annotate(caller, &found.attr, name, true)?;
-        if Op::of(asked.request.op) == Some(Op::RemoveAttribute) {
-            self.fs.removexattr(caller, ino, name, Pace::MayWait)?;
-            return done();
-        }
-        // Flags of `setxattr` lie above those of paths.
-        let flags = low(asked.request.mode);
-        let how = (
-            flags & libc::XATTR_CREATE.unsigned_abs() != 0,
-            flags & libc::XATTR_REPLACE.unsigned_abs() != 0,
-        );
-        let value = asked.texts[2];
-        self.fs
-            .setxattr(caller, ino, name, value, how, Pace::MayWait)?;
-        done()
-    }
-
     fn sync(&self, asked: Asked<'_>) -> Replied {
         if asked.request.inode == 0 {
+            self.given.store_all();
             self.fs.sync_names(asked.caller)?;
         } else {
             self.given.sync(asked.caller, asked.file())?;
         }
         done()
+    }
+
+    /// What of the sender's is given away and not stored.
+    fn standing(&self, asked: Asked<'_>) -> Replied {
+        self.given.settle_all();
+        let (waiting, told) = self
+            .given
+            .away
+            .standing(asked.caller.uid, asked.request.a != 0);
+        let mut reply = Reply::default();
+        reply.answer.value = waiting;
+        reply.answer.stat.size = told.len() as u64;
+        for one in told {
+            let state: &[u8] = if one.waits { b"waits" } else { b"refused" };
+            let texts = [state, &one.path, one.why.as_bytes(), &one.file];
+            let bytes: usize = texts.iter().map(|text| text.len() + 1).sum();
+            if reply.text.len() + bytes > LISTING_BYTES_MAX {
+                break;
+            }
+            for text in texts {
+                reply.text.extend_from_slice(text);
+                reply.text.push(0);
+            }
+        }
+        Ok(reply)
     }
 
     fn resolve(&self, asked: Asked<'_>) -> Replied {

@@ -1,6 +1,7 @@
 //! Files whose bytes are not in a folder of this host: programs get a copy, which is fetched when it is opened and
 //! handed over, as far as it has changed, when it is closed or synced.
 
+use super::shelf::{Record, Shelf};
 use crate::error::Error;
 use crate::fs::names::Changes;
 use crate::fs::{Caller, Fs, Key, Pace};
@@ -32,6 +33,17 @@ const GRAIN_TRIES: usize = 8;
 pub(super) struct Copy {
     pub(super) file: File,
     known: Mutex<Known>,
+    shelved: Mutex<Shelved>,
+}
+
+/// What is on the shelf of a copy that may be given away.
+#[derive(Debug, Default)]
+struct Shelved {
+    /// Who has it open, and what is being sealed of it.
+    users: usize,
+    /// The number of its file; none if that has no name.
+    number: Option<u64>,
+    record: Option<Record>,
 }
 
 /// What the array has of it.
@@ -75,11 +87,13 @@ impl Copies {
         }
     }
 
-    /// The copy of what is open as `handle`, shared by all who have the same version open; fetched if there is none.
+    /// The copy of what is open as `handle`, shared by all who have the same version open; fetched if there is none, to a `shelf` if it may be
+    /// given away.
     pub(super) fn of(
         &self,
         id: Id,
         mtime: i64,
+        shelf: Option<&Shelf>,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<Copy>, Error> {
         let place = self.open.lock().entry(id).or_default().clone();
@@ -87,23 +101,38 @@ impl Copies {
         if let Some(copy) = place.upgrade() {
             return Ok(copy);
         }
-        let copy = Arc::new(self.fetched(id.0, mtime, fetch)?);
+        let (number, file) = match shelf {
+            Some(shelf) => shelf.make().map(|(number, file)| (Some(number), file))?,
+            None => (None, self.nameless(id.0)?),
+        };
+        let fetched = self.fetched(file, mtime, fetch);
+        let copy = fetched.inspect_err(|_| {
+            if let (Some(shelf), Some(number)) = (shelf, number) {
+                shelf.remove(number);
+            }
+        })?;
+        copy.shelved.lock().number = number;
+        let copy = Arc::new(copy);
         *place = Arc::downgrade(&copy);
         Ok(copy)
     }
 
-    fn fetched(
-        &self,
-        ino: u64,
-        mtime: i64,
-        fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
-    ) -> Result<Copy, Error> {
+    fn nameless(&self, ino: u64) -> Result<File, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(format!("{ino}-{number}"));
         let mut how = File::options();
         let file = how.read(true).write(true).create_new(true).mode(0o600);
         let file = file.open(&path)?;
         std::fs::remove_file(&path)?;
+        Ok(file)
+    }
+
+    fn fetched(
+        &self,
+        file: File,
+        mtime: i64,
+        fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
+    ) -> Result<Copy, Error> {
         let mut known = Known::default();
         loop {
             let piece = fetch(known.size, PIECE_BYTES)?;
@@ -122,6 +151,7 @@ impl Copies {
         Ok(Copy {
             file,
             known: Mutex::new(known),
+            shelved: Mutex::default(),
         })
     }
 
@@ -220,6 +250,67 @@ impl Copies {
 }
 
 impl Copy {
+    /// What one before this has left on the shelf: nothing of it is in the version that was begun for it.
+    pub(super) fn taken_up(file: File, record: Record) -> Self {
+        let shelved = Shelved {
+            users: 1,
+            number: Some(record.number),
+            record: Some(record),
+        };
+        Self {
+            file,
+            known: Mutex::default(),
+            shelved: Mutex::new(shelved),
+        }
+    }
+
+    /// One more has it open.
+    pub(super) fn enter(&self) {
+        self.shelved.lock().users += 1;
+    }
+
+    /// One less has it open, or it is sealed. What nobody needs any more goes from the shelf.
+    pub(super) fn leave(&self, shelf: &Shelf) {
+        let mut shelved = self.shelved.lock();
+        shelved.users = shelved.users.saturating_sub(1);
+        if shelved.users == 0
+            && let Some(number) = shelved.number.take()
+        {
+            shelved.record = None;
+            shelf.remove(number);
+        }
+    }
+
+    /// Has it survive whoever dies; whether it does. It does not if it was opened by somebody who gives nothing away, or can't be stored
+    /// as it is open.
+    pub(super) fn survives(
+        &self,
+        shelf: &Shelf,
+        record: impl FnOnce(u64) -> Record,
+    ) -> Result<bool, Error> {
+        let mut shelved = self.shelved.lock();
+        let Some(number) = shelved.number else {
+            return Ok(false);
+        };
+        if shelved.record.is_none() {
+            let record = record(number);
+            shelf.keep(&record)?;
+            shelved.record = Some(record);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn record(&self) -> Option<Record> {
+        self.shelved.lock().record.clone()
+    }
+
+    /// What it has on the shelf is somebody else's affair from now on.
+    pub(super) fn give_up_record(&self) -> Option<Record> {
+        let mut shelved = self.shelved.lock();
+        shelved.number = None;
+        shelved.record.take()
+    }
+
     /// Whether it was changed since the array was told of all.
     pub(super) fn has_changed(&self) -> bool {
         let known = self.known.lock();

@@ -4,8 +4,11 @@
 //! is still open anywhere, by whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped, is told by the system: the open
 //! file itself holds a lock of a byte that no program uses (an *open file description lock*), which goes with it. So
 //! nobody has to say that a file is closed, and who is killed can't fail to. It is asked before it matters, and from time to time.
+//! What is to be handed over of a file that was closed is handed over then, or given to `away`.
 
+use super::away::Away;
 use super::copies::{Copies, Copy};
+use super::shelf::Record;
 use super::walk::Walker;
 use crate::error::Error;
 use crate::fs::file::{OpenHow, Opened};
@@ -19,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_preload_api::HANDLES_AT;
 
@@ -44,14 +47,34 @@ pub(super) struct Lent {
     pub(super) write: bool,
     /// Another opening of the file, to ask for its locks.
     file: Arc<File>,
-    object: u64,
+    pub(super) object: u64,
     pub(super) copy: Option<Arc<Copy>>,
+    /// What is written is stored after its close.
+    away: bool,
+    /// It is closed, and to be stored.
+    given: AtomicBool,
+}
+
+/// Who opens a file, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opener {
+    pub(super) caller: Caller,
+    /// Flags of `open` for the descriptor.
+    pub(super) flags: OFlags,
+    pub(super) how: OpenHow,
+    /// Whether a close of it need not wait.
+    pub(super) away: bool,
 }
 
 impl Lent {
     /// Its copy, if there may be changes in it.
     pub(super) fn written_copy(&self) -> Option<&Arc<Copy>> {
         self.copy.as_ref().filter(|_| self.write)
+    }
+
+    /// Whether it is closed, and to be stored.
+    pub(super) fn is_given(&self) -> bool {
+        self.given.load(Ordering::Acquire)
     }
 }
 
@@ -66,31 +89,50 @@ struct Open {
     flocks: HashMap<u64, BTreeMap<u64, bool>>,
 }
 
+impl Open {
+    /// Whether a program may still write what one has closed.
+    fn is_written(&self, lent: &Lent) -> bool {
+        let numbers = self.by_inode.get(&lent.key.ino).into_iter().flatten();
+        let mut open = numbers.filter_map(|number| self.by_number.get(number));
+        open.any(|other| other.write && !other.is_given())
+    }
+
+    fn unlock(&mut self, lent: &Lent) {
+        if let Some(locks) = self.flocks.get_mut(&lent.key.ino) {
+            locks.remove(&lent.number);
+            if locks.is_empty() {
+                self.flocks.remove(&lent.key.ino);
+            }
+        }
+    }
+}
+
 /// All that was given away.
 #[derive(Debug)]
 pub(super) struct Given {
-    fs: Arc<Fs>,
-    copies: Copies,
+    pub(super) fs: Arc<Fs>,
+    pub(super) copies: Copies,
+    pub(super) away: Away,
     open: Mutex<Open>,
     changed: Condvar,
     next: AtomicU64,
 }
 
-/// The lock that says that an open file is open.
-fn mark(number: u64, kind: i32) -> libc::flock {
+/// The lock that says that an open file is open; of no number: that any is.
+fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     libc::flock {
         l_type: i16::try_from(kind).unwrap_or(0),
         l_whence: i16::try_from(libc::SEEK_SET).unwrap_or(0),
-        l_start: i64::try_from(HANDLES_AT + number).unwrap_or(i64::MAX),
-        l_len: 1,
+        l_start: i64::try_from(HANDLES_AT + number.unwrap_or(0)).unwrap_or(i64::MAX),
+        l_len: i64::from(number.is_some()),
         l_pid: 0,
     }
 }
 
-/// Whether the open file is closed.
-fn is_closed(lent: &Lent) -> bool {
-    let mut lock = mark(lent.number, libc::F_WRLCK);
-    match fcntl(&*lent.file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+/// Whether the open file of a number, or all that were opened of a file, are closed.
+pub(super) fn is_closed(file: &File, number: Option<u64>) -> bool {
+    let mut lock = mark(number, libc::F_WRLCK);
+    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)) {
         Ok(_) => i32::from(lock.l_type) == libc::F_UNLCK,
         Err(errno) => {
             tracing::warn!("can't see whether a file is still open: {errno}");
@@ -100,46 +142,45 @@ fn is_closed(lent: &Lent) -> bool {
 }
 
 impl Given {
-    pub(super) fn new(fs: Arc<Fs>, copies: Copies) -> Self {
+    pub(super) fn new(fs: Arc<Fs>, copies: Copies, away: Away) -> Self {
         Self {
             fs,
             copies,
+            away,
             open: Mutex::default(),
             changed: Condvar::new(),
             next: AtomicU64::new(0),
         }
     }
 
-    /// A descriptor of what was opened, to be given away, with these flags of `open`. What was opened is released when it
-    /// is closed, also if this fails.
+    /// A descriptor of what was opened, to be given away; and whether its close is to be told. What was opened is released when it is closed,
+    /// also if this fails.
     pub(super) fn lend(
         &self,
-        caller: Caller,
+        by: Opener,
         key: Key,
-        how: OpenHow,
         opened: &Opened,
-        flags: OFlags,
-    ) -> Result<OwnedFd, Error> {
-        let lent = self.made(caller, key, how, opened);
-        let lent = lent.inspect_err(|_| self.fs.release(caller, opened.handle))?;
-        let given = self.reopened(&lent, flags);
-        let given = match given {
+    ) -> Result<(OwnedFd, bool), Error> {
+        let lent = self.made(by, key, opened);
+        let lent = lent.inspect_err(|_| self.fs.release(by.caller, opened.handle))?;
+        let given = match self.reopened(&lent, by.flags) {
             Ok(given) => given,
             Err(error) => {
                 self.end(&lent);
                 return Err(error);
             }
         };
+        let told = opened.write && opened.local.is_none();
         let mut open = self.open.lock();
         let stat = lent.file.metadata()?;
         let (file, ino) = ((stat.dev(), stat.ino()), lent.key.ino);
         open.by_file.entry(file).or_default().insert(lent.number);
         open.by_inode.entry(ino).or_default().insert(lent.number);
         open.by_number.insert(lent.number, Arc::new(lent));
-        Ok(given)
+        Ok((given, told))
     }
 
-    fn made(&self, caller: Caller, key: Key, how: OpenHow, opened: &Opened) -> Result<Lent, Error> {
+    fn made(&self, by: Opener, key: Key, opened: &Opened) -> Result<Lent, Error> {
         if self.count() >= GIVEN_MAX {
             return Err(Errno::NFILE.into());
         }
@@ -147,36 +188,65 @@ impl Given {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             key,
             handle: opened.handle,
-            caller,
+            caller: by.caller,
             write: opened.write,
             file: Arc::new(File::open("/dev/null")?),
             object: opened.object,
             copy: None,
+            away: false,
+            given: AtomicBool::new(false),
         };
         if let Some(local) = &opened.local {
             lent.file = local.clone();
             return Ok(lent);
         }
-        let (fs, handle, special) = (&self.fs, opened.handle, key.is_special());
-        let mtime = Walker::at(fs, caller, key)?.attr.mtime;
-        let copy = self
-            .copies
-            .of((key.pack(), opened.object), mtime, |at, bytes| {
-                if special && how.write {
-                    return Ok(Vec::new());
-                }
-                if special {
-                    return fs.control_read(handle, at, bytes, Pace::MayWait);
-                }
-                patience::renew();
-                fs.read(handle, at, bytes, Pace::MayWait)
-            })?;
-        if how.truncate {
-            copy.file.set_len(0)?;
-        }
-        lent.file = Arc::new(copy.file.try_clone()?);
+        let attr = Walker::at(&self.fs, by.caller, key)?.attr;
+        let away = by.away && opened.write && !key.is_special() && opened.object < u64::MAX / 2;
+        let away = away && self.away.has_room();
+        let copy = self.copy_of(by, key, opened, (attr.mtime, away))?;
+        copy.enter();
+        let record = |number| Record {
+            number,
+            inode: key.ino,
+            uid: by.caller.uid,
+            gid: by.caller.gid,
+            follows: vec![attr.object, opened.object],
+            path: self.fs.table.path(key.ino).unwrap_or_default(),
+        };
+        let mut prepare = || {
+            // Else what is ready behind its end would go.
+            if by.how.truncate && copy.file.metadata()?.len() > 0 {
+                copy.file.set_len(0)?;
+            }
+            lent.file = Arc::new(copy.file.try_clone()?);
+            lent.away = away && copy.survives(&self.away.shelf, record)?;
+            Ok::<_, Error>(())
+        };
+        prepare().inspect_err(|_| copy.leave(&self.away.shelf))?;
         lent.copy = Some(copy);
         Ok(lent)
+    }
+
+    fn copy_of(
+        &self,
+        by: Opener,
+        key: Key,
+        opened: &Opened,
+        (mtime, away): (i64, bool),
+    ) -> Result<Arc<Copy>, Error> {
+        let (fs, handle, special) = (&self.fs, opened.handle, key.is_special());
+        let id = (key.pack(), opened.object);
+        let shelf = away.then_some(&self.away.shelf);
+        self.copies.of(id, mtime, shelf, |at, bytes| {
+            if special && by.how.write {
+                return Ok(Vec::new());
+            }
+            if special {
+                return fs.control_read(handle, at, bytes, Pace::MayWait);
+            }
+            patience::renew();
+            fs.read(handle, at, bytes, Pace::MayWait)
+        })
     }
 
     /// The file once more, with an offset and flags of its own, marked as open.
@@ -185,7 +255,7 @@ impl Given {
         let given = open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
         let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
         let kind = if reads { libc::F_RDLCK } else { libc::F_WRLCK };
-        let lock = mark(lent.number, kind);
+        let lock = mark(Some(lent.number), kind);
         // Where there are no such locks nobody could tell when it is closed.
         fcntl(given.as_fd(), FcntlArg::F_OFD_SETLK(&lock))
             .map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
@@ -240,11 +310,41 @@ impl Given {
     }
 
     fn sweep(&self, lent: &[Arc<Lent>]) {
-        for lent in lent.iter().filter(|lent| is_closed(lent)) {
-            if self.take(lent) {
+        let closed =
+            |lent: &&Arc<Lent>| !lent.is_given() && is_closed(&lent.file, Some(lent.number));
+        for lent in lent.iter().filter(closed) {
+            if lent.away {
+                self.give(lent);
+            } else if self.take(lent) {
                 self.end(lent);
                 self.ended(lent.key.ino);
             }
+        }
+    }
+
+    /// One that is closed is stored later. Until then its bytes are seen.
+    fn give(&self, lent: &Arc<Lent>) {
+        if lent.given.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut open = self.open.lock();
+        open.unlock(lent);
+        if !open.is_written(lent)
+            && let Some(copy) = &lent.copy
+            && let Err(error) = self.away.shelf.trim(&copy.file)
+        {
+            tracing::debug!("memory can't be given back: {error}");
+        }
+        drop(open);
+        self.changed.notify_all();
+        self.away.give(lent);
+    }
+
+    /// What is stored is open here no more.
+    pub(super) fn leave(&self, lent: &Lent) {
+        if self.take(lent) {
+            self.finish(lent);
+            self.ended(lent.key.ino);
         }
     }
 
@@ -270,12 +370,7 @@ impl Given {
                 open.by_inode.remove(&ino);
             }
         }
-        if let Some(locks) = open.flocks.get_mut(&ino) {
-            locks.remove(&lent.number);
-            if locks.is_empty() {
-                open.flocks.remove(&ino);
-            }
-        }
+        open.unlock(lent);
         *open.ending.entry(ino).or_default() += 1;
         true
     }
@@ -304,6 +399,14 @@ impl Given {
                 "what was written to {path} and closed could not all be handed over: {error}"
             );
         }
+        self.finish(lent);
+        if let Some(copy) = &lent.copy {
+            copy.leave(&self.away.shelf);
+        }
+    }
+
+    /// Nobody has it open any more, and what was written is handed over.
+    fn finish(&self, lent: &Lent) {
         if lent.key.is_special() {
             self.fs.control_release(lent.handle);
         } else {
@@ -337,10 +440,13 @@ impl Given {
         self.fs.control_flush(lent.handle, Pace::MayWait)
     }
 
-    /// A descriptor is about to be closed: what was written is handed over, so that errors can be told.
+    /// A descriptor is about to be closed: what was written is handed over, so that errors can be told, unless it is given away and there is room.
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for lent in self.of_file(file) {
             if let Some(copy) = lent.written_copy() {
+                if lent.is_given() || lent.away && self.away.takes(copy) {
+                    continue;
+                }
                 self.hand_over(&lent, copy)?;
                 if !lent.key.is_special() {
                     self.fs.flush(lent.handle, Pace::MayWait)?;
@@ -353,8 +459,13 @@ impl Given {
     /// Makes an open file survive power loss.
     pub(super) fn sync(&self, caller: Caller, file: (u64, u64)) -> Result<(), Error> {
         let open = self.of_file(file);
-        let lent = open.iter().find(|lent| lent.write).or(open.first());
-        let lent = lent.ok_or(Errno::BADF)?;
+        let written = open.iter().filter(|lent| lent.write);
+        let lent = written.max_by_key(|lent| !lent.is_given());
+        let Some(lent) = lent.or(open.first()) else {
+            // What one before this has opened can't be stored before its close.
+            let left = self.away.has_left(file);
+            return Err(if left { Errno::NOTCONN } else { Errno::BADF }.into());
+        };
         if lent.key.is_special() {
             return Ok(());
         }

@@ -6,17 +6,23 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `answer` | requests |
+//! | `answer` | requests, about names |
+//! | `opening`, `attributes` | requests that open files, and those about attributes |
 //! | `walk` | paths |
 //! | `rights` | what callers may |
 //! | `given` | descriptors that were given away, and their end |
 //! | `copies` | files that are not on this host |
+//! | `away`, `shelf` | what is stored after its close, and where it is until then |
 //! | `socket` | messages |
 
 mod answer;
+mod attributes;
+mod away;
 mod copies;
 mod given;
+mod opening;
 mod rights;
+mod shelf;
 mod socket;
 mod walk;
 
@@ -25,6 +31,7 @@ use crate::fs::patience;
 use crate::fs::watch::{Closes, Kernel};
 use crate::session::{self, Attached};
 use answer::{Answers, Asked, Reply};
+use away::Away;
 use copies::Copies;
 use given::Given;
 use parking_lot::Mutex;
@@ -33,17 +40,21 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
+use shelf::Shelf;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Permissions};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::{Credential, Endpoint};
-use tidemill_preload_api::{Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request};
+use tidemill_preload_api::{
+    AWAY, Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request,
+};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -75,6 +86,8 @@ pub struct Config {
     pub attr_ttl: Duration,
     /// How long it goes on when nobody uses it; `None`: for ever.
     pub idle: Option<Duration>,
+    /// Bytes that may be given away and not stored yet.
+    pub room_bytes: u64,
 }
 
 /// The socket in a folder.
@@ -115,7 +128,7 @@ impl Kernel for NoKernel {
 
 impl Closes for Given {
     fn settle(&self, ino: u64) {
-        Given::settle(self, ino);
+        self.settle_for_others(ino);
     }
 }
 
@@ -138,7 +151,11 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         NoKernel,
     )?;
     let copies = Copies::new(config.folder.join(COPIES));
-    let given = Arc::new(Given::new(fs.clone(), copies));
+    let asked = fs.backend.ask_server(|| fs.backend.server.status())?;
+    let shelf = Shelf::new(config.folder.join(AWAY), asked.array_id);
+    let away = Away::new(shelf, config.room_bytes);
+    away.take_up()?;
+    let given = Arc::new(Given::new(fs.clone(), copies, away));
     fs.set_closes(given.clone());
     let shared = Arc::new(Shared {
         answers: Answers::new(
@@ -157,17 +174,7 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
     let listener = socket::listener(&socket)?;
     let mode = if config.allow_other { 0o666 } else { 0o600 };
     std::fs::set_permissions(&socket, Permissions::from_mode(mode))?;
-    let accepting = shared.clone();
-    std::thread::Builder::new()
-        .name("accept".into())
-        .spawn(move || accepting.accept(&listener))?;
-    let sweeping = shared.clone();
-    std::thread::Builder::new()
-        .name("closed-files".into())
-        .spawn(move || {
-            let goes_on = || !sweeping.ends.load(Ordering::Acquire);
-            sweeping.answers.given.keep_sweeping(goes_on);
-        })?;
+    shared.begin(listener)?;
     Ok(Serving {
         shared,
         runtime,
@@ -175,6 +182,28 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         idle: config.idle,
         _held: held,
     })
+}
+
+/// Closes what this process was given by who started it, but for its standard streams: pipes and locks of others would stay for as long as it does. Whatever is
+/// opened here is not handed on to programs, and told from that by it.
+pub fn close_inherited() {
+    let open = std::fs::read_dir("/proc/self/fdinfo").into_iter().flatten();
+    for descriptor in open.flatten() {
+        let Some(number) = descriptor
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        let info = std::fs::read_to_string(descriptor.path()).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        if number > libc::STDERR_FILENO && flags.is_some_and(|flags| flags & libc::O_CLOEXEC == 0) {
+            // Nobody else knows its number.
+            let _ = nix::unistd::close(number);
+        }
+    }
 }
 
 /// Makes the folder, which has to be ours alone to change.
@@ -202,6 +231,9 @@ fn take_folder(config: &Config) -> Result<File, Error> {
         let mut how = DirBuilder::new();
         how.mode(mode).create(path)?;
     }
+    // But not what was given to it.
+    let mut how = DirBuilder::new();
+    how.recursive(true).mode(0o700).create(folder.join(AWAY))?;
     Ok(held)
 }
 
@@ -234,8 +266,34 @@ impl Connections {
 }
 
 impl Shared {
+    /// Starts the threads that serve.
+    fn begin(self: &Arc<Self>, listener: OwnedFd) -> std::io::Result<()> {
+        let spawn = |name: &str, work: fn(&Self)| {
+            let shared = self.clone();
+            let thread = std::thread::Builder::new().name(name.into());
+            thread.spawn(move || work(&shared)).map(drop)
+        };
+        let accepting = self.clone();
+        std::thread::Builder::new()
+            .name("accept".into())
+            .spawn(move || accepting.accept(&listener))?;
+        spawn("closed-files", |shared| {
+            shared.answers.given.keep_sweeping(|| shared.goes_on());
+        })?;
+        for _ in 0..away::WORKERS {
+            spawn("storing", |shared| {
+                shared.answers.given.keep_storing(|| shared.goes_on());
+            })?;
+        }
+        Ok(())
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.ends.load(Ordering::Acquire)
+    }
+
     fn accept(self: &Arc<Self>, listener: &OwnedFd) {
-        while !self.ends.load(Ordering::Acquire) {
+        while self.goes_on() {
             let connection = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(connection) => connection,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -309,7 +367,8 @@ impl Shared {
     }
 
     fn is_idle(&self) -> bool {
-        self.connections.0.lock().is_empty() && self.answers.given.count() == 0
+        let given = &self.answers.given;
+        self.connections.0.lock().is_empty() && given.count() == 0 && given.away.count() == 0
     }
 }
 
@@ -341,7 +400,7 @@ impl Serving {
             Ok::<_, std::io::Error>(())
         })?;
         let _ = std::fs::remove_file(&self.socket);
-        self.shared.answers.given.settle_all();
+        self.shared.answers.given.store_all();
         let sealed = session::finish(&self.shared.answers.fs);
         self.shared.ends.store(true, Ordering::Release);
         sealed.map_err(|left| Error::Unsealed {
@@ -367,18 +426,81 @@ pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
         lengths: [1, 0, 0, 0],
         ..Request::default()
     };
-    socket::send(socket.as_fd(), [&request.encode(), b"/"], None)?;
+    ask(&socket, request, b"/")?;
+    Ok(socket)
+}
+
+/// Asks over a connection; gives the answer and its text.
+fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u8>), Error> {
+    socket::send(socket.as_fd(), [&request.encode(), text], None)?;
     let mut message = vec![0; tidemill_preload_api::ANSWER_BYTES_MAX];
     let (length, _) = socket::receive(socket.as_fd(), &mut message)?;
-    let answer = Answer::decode(&message[..length]).ok_or(Errno::PROTO)?;
+    message.truncate(length);
+    let answer = Answer::decode(&message).ok_or(Errno::PROTO)?;
     match answer.errno {
-        0 => Ok(socket),
+        0 => Ok((answer, message.split_off(Answer::BYTES))),
         LEAVES => Err(Errno::PROTO.into()),
         errno => {
             let errno = i32::try_from(errno).unwrap_or(libc::EIO);
             Err(Errno::from_raw_os_error(errno).into())
         }
     }
+}
+
+/// A file that could not be stored when that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotStored {
+    /// What it needs is away; it is waited for.
+    pub waits: bool,
+    /// Its path in the array.
+    pub path: PathBuf,
+    /// Why it could not.
+    pub why: String,
+    /// Where its bytes are.
+    pub file: PathBuf,
+}
+
+/// Files that were given away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// How many are on their way.
+    pub waiting: u64,
+    /// How many could not be stored when that was tried.
+    pub failed: u64,
+    /// Those of which there is room to tell.
+    pub not_stored: Vec<NotStored>,
+}
+
+/// What this user has given to the file system of a connection and is not stored. `again`: what was refused is tried once more.
+///
+/// # Errors
+/// If it is gone.
+pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
+    let request = Request {
+        op: Op::Wait as u64,
+        a: u64::from(again),
+        ..Request::default()
+    };
+    let (answer, text) = ask(connection, request, b"")?;
+    let texts: Vec<_> = text.split(|&byte| byte == 0).collect();
+    let path = |text: &[u8]| PathBuf::from(OsStr::from_bytes(text));
+    let told = texts.chunks_exact(4).map(|one| NotStored {
+        waits: one[0] == b"waits",
+        path: path(one[1]),
+        why: String::from_utf8_lossy(one[2]).into_owned(),
+        file: path(one[3]),
+    });
+    Ok(Standing {
+        waiting: answer.value,
+        failed: answer.stat.size,
+        not_stored: told.collect(),
+    })
+}
+
+/// Whether something was given to a file system in this folder that has ended, and is not stored.
+#[must_use]
+pub fn has_left(folder: &Path) -> bool {
+    shelf::is_left(&folder.join(AWAY))
 }
 
 #[cfg(test)]

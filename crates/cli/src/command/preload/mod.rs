@@ -1,8 +1,10 @@
 //! `tidemill preload`: runs a program that finds the array below a path, without a mount.
 
 mod program;
+mod wait;
 
 use crate::context::Context;
+use crate::format::Size;
 use anyhow::{Context as _, bail, ensure};
 use program::Program;
 use rustix::fd::{AsFd, OwnedFd};
@@ -17,12 +19,14 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 use tidemill_client::Endpoint;
 use tidemill_mount::preload;
-use tidemill_preload_api::{DIRECTORY_VARIABLE, PREFIX_VARIABLE, SOCKET_VARIABLE};
+use tidemill_preload_api::{ASYNC_VARIABLE, DIRECTORY_VARIABLE, PREFIX_VARIABLE, SOCKET_VARIABLE};
 
 const EXAMPLES: &str = "Examples:
   tidemill preload -- ls -l /t
   tidemill preload --prefix /data -- python3 analyse.py /data/in.csv
   tidemill preload -- bash                        a shell whose programs all find the array below /t
+  tidemill preload --async -- ./simulate /t/out   files are stored after they are closed, while it goes on
+  tidemill preload --wait                         until all of them are stored; tells what could not be, and ends with 1 then
   tidemill preload --serve --allow-other          as a service of root, for all users of this machine
 
 Needs neither /dev/fuse nor root. The file system itself is a process of yours that is started when it is needed and ends 60 s
@@ -31,6 +35,8 @@ programs ask the system itself and find nothing below the path: this is told bef
 
 /// How long the file system goes on when nobody uses it.
 const IDLE: Duration = Duration::from_secs(60);
+/// The same of one that was started to store what another has left.
+const IDLE_AFTER_WAIT: Duration = Duration::from_secs(1);
 /// What the file system says when programs can use it.
 const READY: &str = "ready";
 /// Name of the library.
@@ -61,6 +67,20 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     program: Vec<OsString>,
+    /// Files that the program closes are stored afterwards, if their element is not on this machine; until then they are kept here, whoever is killed
+    #[arg(long = "async", conflicts_with_all = ["serve", "wait"])]
+    given_away: bool,
+    /// Wait until all that was closed under --async is stored
+    #[arg(long, conflicts_with_all = ["serve", "program"])]
+    wait: bool,
+    /// What may be closed and not stored yet, on this machine; who closes more waits. Of the file system that is started now
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1GiB",
+        env = "TIDEMILL_PRELOAD_ROOM"
+    )]
+    room: Size,
     /// Be the file system that programs use, in the foreground, until SIGTERM
     #[arg(long, conflicts_with = "program")]
     serve: bool,
@@ -91,6 +111,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if args.serve {
         let folder = folders.into_iter().next().context("no folder")?;
         return serve(args, context, (endpoint, prefix), folder).await;
+    }
+    if args.wait {
+        return tokio::task::block_in_place(|| {
+            wait::run(context, &folders, |folder| {
+                start(&args, context, &endpoint, folder, IDLE_AFTER_WAIT)
+            })
+        });
     }
     let Some(name) = args.program.first() else {
         bail!("say which program to run: `tidemill preload -- PROGRAM ARGS`");
@@ -128,6 +155,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .env("LD_PRELOAD", preloaded)
         .env(SOCKET_VARIABLE, socket)
         .env(PREFIX_VARIABLE, &prefix)
+        .env(ASYNC_VARIABLE, if args.given_away { "1" } else { "" })
         .env_remove(DIRECTORY_VARIABLE);
     let error = command.exec();
     Err(error).with_context(|| format!("can't run {}", name.display()))
@@ -225,9 +253,7 @@ fn connected(
         }
     }
     let folder = folders.first().context("no folder")?;
-    start(args, context, endpoint, folder)?;
-    let connection = preload::connect(folder)
-        .with_context(|| format!("the file system in {} does not answer", folder.display()))?;
+    let connection = start(args, context, endpoint, folder, IDLE)?;
     Ok((folder.clone(), connection))
 }
 
@@ -239,8 +265,14 @@ fn owned_by_us_or_root(folder: &Path) -> bool {
         .is_ok_and(|stat| stat.is_dir() && [0, own].contains(&stat.uid()))
 }
 
-/// Starts a file system in the background, and waits until it can be used.
-fn start(args: &Args, context: &Context, endpoint: &Endpoint, folder: &Path) -> anyhow::Result<()> {
+/// Starts a file system in the background, and waits until it can be used: gives a connection to it.
+fn start(
+    args: &Args,
+    context: &Context,
+    endpoint: &Endpoint,
+    folder: &Path,
+    idle: Duration,
+) -> anyhow::Result<OwnedFd> {
     let mut how = std::fs::DirBuilder::new();
     std::os::unix::fs::DirBuilderExt::mode(how.recursive(true), 0o700);
     how.create(folder)
@@ -255,39 +287,25 @@ fn start(args: &Args, context: &Context, endpoint: &Endpoint, folder: &Path) -> 
     let opened = how.create(true).append(true).mode(0o600).open(&log);
     let file = opened.with_context(|| log.display().to_string())?;
     let began = file.metadata().map_or(0, |stat| stat.len());
-    let program = std::env::current_exe().context("where this program is")?;
-    let mut command = Command::new(program);
-    command
-        .arg("--server")
-        .arg(endpoint.to_string())
-        .args(context.forwarded())
-        .args(["preload", "--serve", "--idle"])
-        .arg(IDLE.as_secs().to_string())
-        .arg("--prefix")
-        .arg(&args.prefix)
-        .arg("--folder")
-        .arg(folder);
-    if let Some(in_place) = args.in_place {
-        command.args(["--in-place", if in_place { "true" } else { "false" }]);
-    }
-    // It keeps nothing of who started it: neither a terminal nor a folder.
-    command
-        .current_dir("/")
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(file);
-    let mut child = command.spawn().context("can't start the file system")?;
+    let mut command = serving(args, context, endpoint, folder, idle)?;
+    let mut child = command
+        .stderr(file)
+        .spawn()
+        .context("can't start the file system")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
         BufReader::new(out).read_line(&mut line)?;
     }
-    if line.trim() == READY {
-        return Ok(());
-    }
     // Somebody else may have started one at the same time.
-    if preload::connect(folder).is_ok() {
-        return Ok(());
+    let ready = line.trim() == READY;
+    match preload::connect(folder) {
+        Ok(connection) => return Ok(connection),
+        Err(error) if ready => {
+            return Err(error).with_context(|| {
+                format!("the file system in {} does not answer", folder.display())
+            });
+        }
+        Err(_) => {}
     }
     let text = std::fs::read(&log).unwrap_or_default();
     let from = usize::try_from(began).unwrap_or(0).min(text.len());
@@ -298,6 +316,39 @@ fn start(args: &Args, context: &Context, endpoint: &Endpoint, folder: &Path) -> 
     )
 }
 
+/// The command that serves a folder in the background. It keeps nothing of who started it: neither a terminal nor a folder.
+fn serving(
+    args: &Args,
+    context: &Context,
+    endpoint: &Endpoint,
+    folder: &Path,
+    idle: Duration,
+) -> anyhow::Result<Command> {
+    let program = std::env::current_exe().context("where this program is")?;
+    let mut command = Command::new(program);
+    command
+        .arg("--server")
+        .arg(endpoint.to_string())
+        .args(context.forwarded())
+        .args(["preload", "--serve", "--idle"])
+        .arg(idle.as_secs().to_string())
+        .arg("--room")
+        .arg(args.room.0.to_string())
+        .arg("--prefix")
+        .arg(&args.prefix)
+        .arg("--folder")
+        .arg(folder);
+    if let Some(in_place) = args.in_place {
+        command.args(["--in-place", if in_place { "true" } else { "false" }]);
+    }
+    command
+        .current_dir("/")
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    Ok(command)
+}
+
 /// Serves programs in the foreground.
 async fn serve(
     args: Args,
@@ -306,6 +357,7 @@ async fn serve(
     folder: PathBuf,
 ) -> anyhow::Result<ExitCode> {
     if args.idle.is_some() {
+        preload::close_inherited();
         // Whoever started it may be ended with all of its session.
         let _ = rustix::process::setsid();
     }
@@ -329,6 +381,7 @@ async fn serve(
         allow_other: args.allow_other,
         attr_ttl: Duration::from_secs(context.config.mount.attr_ttl.unwrap_or(60)),
         idle: args.idle.map(Duration::from_secs),
+        room_bytes: args.room.0,
     };
     let served = tokio::task::spawn_blocking(move || {
         let serving = preload::serve(&config)?;

@@ -1,0 +1,86 @@
+//! `tidemill preload --wait`: waits until what was given away is stored, and tells what could not be.
+
+use super::owned_by_us_or_root;
+use crate::context::Context;
+use crate::output::Said;
+use anyhow::Context as _;
+use rustix::fd::OwnedFd;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_core::shown;
+use tidemill_mount::preload::{self, NotStored, Standing};
+
+/// Pause between two questions, doubled up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// Waits for all file systems of these folders; one that has ended and left something is started by `start`.
+pub(super) fn run(
+    context: &Context,
+    folders: &[PathBuf],
+    start: impl Fn(&PathBuf) -> anyhow::Result<OwnedFd>,
+) -> anyhow::Result<ExitCode> {
+    let (mut failed, mut all) = (0, Vec::new());
+    for folder in folders.iter().filter(|folder| owned_by_us_or_root(folder)) {
+        let connection = match preload::connect(folder) {
+            Ok(connection) => connection,
+            Err(_) if preload::has_left(folder) => start(folder)?,
+            Err(_) => continue,
+        };
+        let standing = stored(&connection)?;
+        failed += standing.failed;
+        all.extend(standing.not_stored);
+    }
+    let text = told(failed, &all);
+    let file = |one: &NotStored| json!({ "path": one.path.to_string_lossy(), "why": one.why, "bytes_in": one.file.to_string_lossy() });
+    let files: Vec<_> = all.iter().map(file).collect();
+    let told = Said::new(text, json!({ "failed": failed, "not_stored": files }));
+    context.output.show(&told)?;
+    Ok(ExitCode::from(u8::from(failed > 0)))
+}
+
+/// What could not be stored, when nothing is on its way any more.
+fn stored(connection: &OwnedFd) -> anyhow::Result<Standing> {
+    let mut pause = PAUSE_MIN;
+    let (mut said, mut again) = (false, true);
+    loop {
+        let mut standing = preload::standing(connection, std::mem::take(&mut again)).context(
+            "the file system has ended meanwhile: ask again, the next one takes up what it had",
+        )?;
+        if standing.waiting == 0 {
+            return Ok(standing);
+        }
+        let mut waits = standing.not_stored.drain(..).filter(|one| one.waits);
+        if let Some(one) = waits.next()
+            && !std::mem::replace(&mut said, true)
+        {
+            eprintln!("waiting: {}", line(&one));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+fn line(one: &NotStored) -> String {
+    let (path, file) = (one.path.display(), one.file.display());
+    shown::line(&format!(
+        "{path} is not stored: {}; its bytes are in {file}",
+        one.why
+    ))
+}
+
+fn told(failed: u64, all: &[NotStored]) -> String {
+    let mut text = String::new();
+    for one in all {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "{}", line(one));
+    }
+    let more = failed.saturating_sub(all.len() as u64);
+    if more > 0 {
+        let _ = writeln!(text, "and {more} files more");
+    }
+    text
+}

@@ -1,0 +1,169 @@
+//! Files and directories that programs open.
+
+use super::answer::{Answers, Asked, OPEN_TRIES, Replied, Reply, low, plain};
+use super::given::Opener;
+use super::rights::{self, READ, SEARCH, WRITE};
+use super::walk::{Fail, Place};
+use crate::error::Error;
+use crate::fs::file::{OpenHow, Opened};
+use crate::fs::{Found, Key, Pace};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use tidemill_preload_api::GIVE_AWAY;
+use tidemill_wire::v1::Kind;
+
+impl Answers {
+    pub(super) fn open(&self, asked: Asked<'_>) -> Replied {
+        let flags = OFlags::from_bits_retain(low(asked.request.flags));
+        if flags.contains(OFlags::TMPFILE) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if flags.contains(OFlags::RWMODE) {
+            return Err(Errno::INVAL.into());
+        }
+        let create = flags.contains(OFlags::CREATE);
+        let exclusive = create && flags.contains(OFlags::EXCL);
+        let follow = !flags.contains(OFlags::NOFOLLOW) && !exclusive;
+        for _ in 0..OPEN_TRIES {
+            let place = self.walk(&asked, asked.path(), follow)?;
+            let opened = match place.found {
+                None if create => self.create(&asked, &place, flags),
+                Some(_) if exclusive => return Err(Errno::EXIST.into()),
+                _ => self.open_found(&asked, place.there()?, flags),
+            };
+            match opened {
+                // Somebody else made it.
+                Err(Fail::Error(error)) if !exclusive && create && error.is(Errno::EXIST) => {}
+                // Another version is the current one by now, or this one is open in another way.
+                Err(Fail::Error(error)) if error.is(Errno::STALE) => {}
+                opened => return opened,
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    fn create(&self, asked: &Asked<'_>, place: &Place, flags: OFlags) -> Replied {
+        if place.folder {
+            return Err(Errno::ISDIR.into());
+        }
+        let parent = plain(&place.parent)?;
+        rights::may(asked.caller, &place.parent.attr, WRITE | SEARCH)?;
+        let how = OpenHow {
+            write: true,
+            update: flags & OFlags::RWMODE == OFlags::RDWR,
+            truncate: false,
+        };
+        let new = (asked.new_mode(), how);
+        let made = self
+            .fs
+            .create(asked.caller, parent.ino, &place.name, new, Pace::MayWait);
+        let (found, opened) = made?;
+        self.walker.keep(&self.fs, &found);
+        self.lend(asked, found.key, how, &opened, flags)
+    }
+
+    fn lend(
+        &self,
+        asked: &Asked<'_>,
+        key: Key,
+        how: OpenHow,
+        opened: &Opened,
+        flags: OFlags,
+    ) -> Replied {
+        let made_here = OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::TRUNC
+            | OFlags::NOCTTY
+            | OFlags::NOFOLLOW
+            | OFlags::NOATIME;
+        let by = Opener {
+            caller: asked.caller,
+            flags: flags.difference(made_here),
+            how,
+            away: asked.request.a & GIVE_AWAY != 0,
+        };
+        let (descriptor, told) = self.given.lend(by, key, opened)?;
+        let mut reply = Reply {
+            descriptor: Some(descriptor),
+            ..Reply::default()
+        };
+        // Whether what is written has to be handed over at its close.
+        reply.answer.value = u64::from(told);
+        Ok(reply)
+    }
+
+    fn open_found(&self, asked: &Asked<'_>, found: Found, flags: OFlags) -> Replied {
+        let mode = flags & OFlags::RWMODE;
+        let how = OpenHow {
+            write: mode != OFlags::RDONLY,
+            update: mode == OFlags::RDWR,
+            truncate: flags.contains(OFlags::TRUNC),
+        };
+        let writes = how.write || how.truncate;
+        let path_only = flags.contains(OFlags::PATH);
+        match found.attr.kind() {
+            Kind::Directory if writes || flags.contains(OFlags::CREATE) => {
+                return Err(Errno::ISDIR.into());
+            }
+            Kind::Directory => {
+                if !path_only {
+                    rights::may(asked.caller, &found.attr, READ)?;
+                }
+                return self.open_directory(found.key, flags);
+            }
+            Kind::Symlink => return Err(Errno::LOOP.into()),
+            _ if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
+            Kind::File => {}
+            Kind::Socket => return Err(Errno::NXIO.into()),
+            // Nobody can have it open for reading.
+            Kind::Fifo if mode == OFlags::WRONLY && flags.contains(OFlags::NONBLOCK) => {
+                return Err(Errno::NXIO.into());
+            }
+            _ => return Err(Errno::OPNOTSUPP.into()),
+        }
+        let read = mode != OFlags::WRONLY;
+        let want = [(read && !path_only, READ), (writes, WRITE)];
+        let want = want.iter().filter(|(wanted, _)| *wanted);
+        let want = want.fold(0, |all, (_, right)| all | right);
+        rights::may(asked.caller, &found.attr, want)?;
+        if flags.contains(OFlags::NOATIME) {
+            rights::owns(asked.caller, &found.attr)?;
+        }
+        let key = found.key;
+        if key.is_special() {
+            let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
+            let opened = Opened {
+                handle,
+                local: None,
+                object: u64::MAX - handle,
+                cached: false,
+                write: writes,
+                flush: true,
+            };
+            return self.lend(asked, key, how, &opened, flags);
+        }
+        self.given.settle_to_open(key.ino, writes);
+        let opened = self.fs.open(asked.caller, key, how, Pace::MayWait)?;
+        self.lend(asked, key, how, &opened, flags)
+    }
+
+    /// A descriptor of an empty folder that is called as the directory.
+    fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
+        let folder = self.directories.lock();
+        let path = folder.join(key.pack().to_string());
+        std::fs::create_dir(&path).map_err(Error::from)?;
+        let kept = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::open(
+            &path,
+            (flags & kept) | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let removed = std::fs::remove_dir(&path);
+        drop(folder);
+        removed.map_err(Error::from)?;
+        Ok(Reply {
+            descriptor: Some(descriptor?),
+            ..Reply::default()
+        })
+    }
+}

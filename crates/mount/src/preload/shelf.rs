@@ -1,0 +1,362 @@
+//! The folder of files that were given away, each beside a record of what it is, so that neither outlives the other.
+//!
+//! A file has a number for a name, its record the same with `.r` behind. The record is there before a program is given the file, and goes when its bytes
+//! are stored. Whoever dies in between, the next file system of the folder finds both.
+
+use crate::fs::Caller;
+use parking_lot::Mutex;
+use rustix::fd::AsRawFd;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, open};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Version of records, and what they begin with.
+const HEAD: &str = "tidemill-given-away 1";
+/// Bytes of a record at most.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of memory that are ready behind the end of the next file: taking them is most of what a write costs.
+const READY_BYTES: u64 = 128 << 20;
+/// What `statfs` says of a file system in memory (`TMPFS_MAGIC` of Linux).
+const TMPFS: i64 = 0x0102_1994;
+/// Where the system says which of its starts this is.
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What a file is whose bytes are to be stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) number: u64,
+    pub(super) inode: u64,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Objects of the versions that it may follow: the one before, and those that were begun for it. If the file's current version is another one,
+    /// somebody else has written it.
+    pub(super) follows: Vec<u64>,
+    /// For people.
+    pub(super) path: Vec<u8>,
+}
+
+impl Record {
+    pub(super) fn caller(&self) -> Caller {
+        Caller {
+            uid: self.uid,
+            gid: self.gid,
+            pid: 0,
+        }
+    }
+}
+
+/// What was found in the folder.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) record: Record,
+    pub(super) file: File,
+    /// Why it can't be stored.
+    pub(super) foreign: Option<&'static str>,
+}
+
+/// The folder.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    folder: PathBuf,
+    array: u64,
+    boot: String,
+    next: AtomicU64,
+    in_memory: bool,
+    ready: Mutex<Ready>,
+}
+
+/// The next file, if it was made before it is asked for.
+#[derive(Debug, Default)]
+struct Ready {
+    /// Somebody gives files away.
+    wanted: bool,
+    /// It has no name yet, so it goes with this process.
+    file: Option<File>,
+}
+
+impl Shelf {
+    pub(super) fn new(folder: PathBuf, array: u64) -> Self {
+        let boot = std::fs::read_to_string(BOOT).unwrap_or_default();
+        let kind = rustix::fs::statfs(&folder).map(|stat| stat.f_type);
+        Self {
+            in_memory: kind.is_ok_and(|kind| i128::from(kind) == i128::from(TMPFS)),
+            ready: Mutex::default(),
+            folder,
+            array,
+            boot: boot.trim().to_owned(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// Where the file of a number is.
+    pub(super) fn path(&self, number: u64) -> PathBuf {
+        self.folder.join(number.to_string())
+    }
+
+    fn record_path(&self, number: u64) -> PathBuf {
+        self.folder.join(format!("{number}.r"))
+    }
+
+    /// A new file, which has no record yet.
+    pub(super) fn make(&self) -> io::Result<(u64, File)> {
+        let mut ready = self.ready.lock();
+        ready.wanted = true;
+        let file = ready.file.take();
+        drop(ready);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(file) = file {
+            let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, open, CWD, self.path(number), AtFlags::SYMLINK_FOLLOW)?;
+            return Ok((number, file));
+        }
+        let mut how = File::options();
+        let file = how.read(true).write(true).create_new(true).mode(0o600);
+        Ok((number, file.open(self.path(number))?))
+    }
+
+    /// Whether a file should be made before the next one is asked for.
+    pub(super) fn wants_one(&self) -> bool {
+        let ready = self.ready.lock();
+        self.in_memory && ready.wanted && ready.file.is_none()
+    }
+
+    /// Makes a file for who asks next, with memory behind its end.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        let mut ready = self.ready.lock();
+        if ready.file.is_some() {
+            return Ok(());
+        }
+        // Once more only when somebody has asked for the next.
+        ready.wanted = false;
+        let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = File::from(open(&self.folder, how, Mode::RUSR | Mode::WUSR)?);
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 0, READY_BYTES)?;
+        ready.file = Some(file);
+        Ok(())
+    }
+
+    /// Gives back what is behind the end of a file that nobody writes. Its times stay.
+    pub(super) fn trim(&self, file: &File) -> io::Result<()> {
+        let stat = file.metadata()?;
+        if !self.in_memory || stat.blocks() * 512 <= stat.len() {
+            return Ok(());
+        }
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(file, how, stat.len(), READY_BYTES)?)
+    }
+
+    /// Keeps a record, in place of the one before.
+    pub(super) fn keep(&self, record: &Record) -> io::Result<()> {
+        let path = self.record_path(record.number);
+        let new = path.with_extension("new");
+        let mut how = File::options();
+        let file = how.write(true).create(true).truncate(true).mode(0o600);
+        file.open(&new)?.write_all(&self.encode(record))?;
+        std::fs::rename(new, path)
+    }
+
+    /// A file is stored, or nobody wants it: it goes with its record.
+    pub(super) fn remove(&self, number: u64) {
+        for path in [self.record_path(number), self.path(number)] {
+            if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!("{} can't be removed: {error}", path.display());
+            }
+        }
+    }
+
+    /// What one before this has left, the oldest first; and what was no file yet is removed. Of several files that are one of the array the newest
+    /// has what counts.
+    pub(super) fn find(&self) -> io::Result<Vec<Found>> {
+        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
+        for entry in std::fs::read_dir(&self.folder)? {
+            let name = entry?.file_name();
+            let text = name.to_string_lossy();
+            let number = text.split('.').next().and_then(|text| text.parse().ok());
+            let Some(number) = number else { continue };
+            self.next.fetch_max(number + 1, Ordering::Relaxed);
+            if text.contains('.') {
+                if text.ends_with(".new") || !self.path(number).exists() {
+                    std::fs::remove_file(self.folder.join(&name))?;
+                }
+                continue;
+            }
+            match self.take(number) {
+                Ok(one) => {
+                    found.insert(number, one);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove(number),
+                Err(error) => tracing::warn!("{} can't be used: {error}", text),
+            }
+        }
+        Ok(self.newest(found))
+    }
+
+    fn newest(&self, found: BTreeMap<u64, Found>) -> Vec<Found> {
+        let mut newest: Vec<Found> = Vec::new();
+        for (number, mut one) in found {
+            let same = |other: &Found| {
+                let ours = one.foreign.is_none() && other.foreign.is_none();
+                ours && other.record.inode == one.record.inode
+            };
+            if let Some(at) = newest.iter().position(same) {
+                let before = newest.remove(at);
+                one.record.follows.extend(before.record.follows);
+                // Both are there until what is known of both is kept.
+                if self.keep(&one.record).is_ok() {
+                    self.remove(before.record.number);
+                }
+            }
+            one.record.number = number;
+            newest.push(one);
+        }
+        newest
+    }
+
+    fn take(&self, number: u64) -> io::Result<Found> {
+        let path = self.record_path(number);
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its record is none");
+        if path.symlink_metadata()?.len() > RECORD_BYTES_MAX {
+            return Err(wrong());
+        }
+        let bytes = std::fs::read(&path)?;
+        let (record, array, boot) = decode(number, &bytes).ok_or_else(wrong)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(self.path(number))?;
+        let foreign = if array != self.array {
+            Some("it is of another array, which had this address before")
+        } else if boot != self.boot {
+            Some("the host was started anew before it was stored, so it may be damaged")
+        } else {
+            None
+        };
+        Ok(Found {
+            record,
+            file,
+            foreign,
+        })
+    }
+
+    fn encode(&self, record: &Record) -> Vec<u8> {
+        let follows: Vec<_> = record.follows.iter().map(u64::to_string).collect();
+        let head = format!(
+            "{HEAD}\narray {:016x}\nboot {}\nfile {} {} {}\nfollows {}\npath ",
+            self.array,
+            self.boot,
+            record.inode,
+            record.uid,
+            record.gid,
+            follows.join(" ")
+        );
+        let mut bytes = head.into_bytes();
+        bytes.extend_from_slice(&record.path);
+        bytes.push(b'\n');
+        bytes
+    }
+}
+
+/// A record, its array and its start of the host; `None` if the bytes are not all of one.
+fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
+    let mut lines = bytes.strip_suffix(b"\n")?.splitn(6, |&byte| byte == b'\n');
+    let mut line = |name: &str| {
+        let line = std::str::from_utf8(lines.next()?).ok()?;
+        line.strip_prefix(name)?.strip_prefix(' ')
+    };
+    let version = line("tidemill-given-away")?;
+    let (array, boot) = (line("array")?, line("boot")?.to_owned());
+    let mut file = line("file")?.split(' ');
+    let mut number_of = || file.next()?.parse::<u64>().ok();
+    let (inode, uid, gid) = (number_of()?, number_of()?, number_of()?);
+    let follows = line("follows")?.split(' ').map(|word| word.parse().ok());
+    let record = Record {
+        number,
+        inode,
+        uid: uid.try_into().ok()?,
+        gid: gid.try_into().ok()?,
+        follows: follows.collect::<Option<_>>()?,
+        path: lines.next()?.strip_prefix(b"path ")?.to_vec(),
+    };
+    let array = u64::from_str_radix(array, 16).ok()?;
+    (HEAD.ends_with(version) && version == "1").then_some((record, array, boot))
+}
+
+/// Whether something is left in a folder that nobody serves.
+pub(super) fn is_left(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name());
+    names.any(|name| name.as_bytes().ends_with(b".r"))
+}
+
+/// A path as it is shown to people.
+pub(super) fn shown(path: &Path) -> Vec<u8> {
+    path.to_owned().into_os_string().into_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(number: u64, inode: u64) -> Record {
+        Record {
+            number,
+            inode,
+            uid: 7,
+            gid: 8,
+            follows: vec![0, number],
+            path: b"/a\n \xff".to_vec(),
+        }
+    }
+
+    #[test]
+    fn records_come_back_as_they_were_and_cut_ones_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(folder.path().to_owned(), 0x7b);
+        let one = record(3, 5);
+        let bytes = shelf.encode(&one);
+        let (back, array, boot) = decode(3, &bytes).unwrap();
+        assert_eq!((back, array, boot), (one, 0x7b, shelf.boot.clone()));
+        for length in 0..bytes.len() {
+            // The path may hold line ends: one that ends there is shorter.
+            let cut = decode(3, &bytes[..length]).map(|(record, ..)| record.path);
+            assert!(cut.is_none_or(|path| path == b"/a"), "{length}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_found_once_and_only_by_its_array() {
+        let folder = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(folder.path().to_owned(), 1);
+        let make = |inode: u64| {
+            let (number, file) = shelf.make().unwrap();
+            (&file).write_all(inode.to_string().as_bytes()).unwrap();
+            number
+        };
+        let (unknown, old, other, new) = (make(1), make(5), make(6), make(5));
+        assert!(!is_left(folder.path()));
+        for (number, inode) in [(old, 5), (other, 6), (new, 5)] {
+            shelf.keep(&record(number, inode)).unwrap();
+        }
+        assert!(is_left(folder.path()));
+        let again = Shelf::new(folder.path().to_owned(), 1);
+        let found = again.find().unwrap();
+        let numbers: Vec<_> = found.iter().map(|one| one.record.number).collect();
+        assert_eq!(numbers, [other, new]);
+        assert_eq!(found[1].record.follows, [0, new, 0, old]);
+        assert!(found.iter().all(|one| one.foreign.is_none()));
+        assert!(!again.path(unknown).exists() && !again.path(old).exists());
+        assert_eq!(again.make().unwrap().0, new + 1);
+        let foreign = Shelf::new(folder.path().to_owned(), 2).find().unwrap();
+        assert!(foreign.iter().all(|one| one.foreign.is_some()));
+        again.remove(other);
+        again.remove(new);
+        assert!(!is_left(folder.path()) && again.find().unwrap().is_empty());
+    }
+}

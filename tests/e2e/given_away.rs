@@ -1,0 +1,311 @@
+//! Files that programs give away when they close them: `tidemill preload --async`.
+
+use crate::array::{Array, Options, Said, wait};
+use crate::preload::Programs;
+use rustix::process::Signal;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+const MIB: usize = 1 << 20;
+
+fn start() -> Option<Array> {
+    with_capacity(None)
+}
+
+fn with_capacity(capacity: Option<&'static str>) -> Option<Array> {
+    Array::with(Options {
+        mount: false,
+        elements: 1,
+        capacity,
+        ..Options::default()
+    })
+}
+
+/// Does what it is told, a line each, and says how that went.
+const WRITER: &str = r"
+import errno, os, sys
+fds = {}
+while True:
+    words = sys.stdin.readline().split()
+    if not words: break
+    op, name = words[:2]
+    try:
+        if op == 'open': fds[name] = os.open('/t/' + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if op == 'write': assert os.write(fds[name], words[2].encode() * int(words[3])) == int(words[3])
+        if op == 'sync': os.fsync(fds[name])
+        if op == 'close': os.close(fds.pop(name))
+        print('done', flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+";
+
+struct Writer {
+    process: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Writer {
+    fn of(programs: &Programs) -> Self {
+        let mut command = programs.command();
+        command.args(["python3", "-c", WRITER]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        Self {
+            to: process.stdin.take().unwrap(),
+            from: BufReader::new(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    fn begin(&mut self, line: &str) {
+        writeln!(self.to, "{line}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn say(&mut self, line: &str) -> String {
+        self.begin(line);
+        self.answer()
+    }
+
+    fn all(&mut self, lines: &[&str]) {
+        for line in lines {
+            assert_eq!(self.say(line), "done", "{line}");
+        }
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// The files that have bytes which are not stored.
+fn shelf(programs: &Programs) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(programs.folder.join("a")).into_iter();
+    let paths = entries.flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_none()).collect()
+}
+
+fn stored(programs: &Programs) {
+    let said = programs.try_wait();
+    assert!(said.ok, "{}{}{}", said.out, said.err, programs.log());
+    assert_eq!((said.out.as_str(), shelf(programs).len()), ("", 0));
+}
+
+fn not_stored(programs: &Programs, words: &[&str]) -> Said {
+    let said = programs.try_wait();
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    for word in words {
+        assert!(said.out.contains(word), "{word}: {}", said.out);
+    }
+    said
+}
+
+fn cat(array: &Array, path: &str) -> String {
+    array.run(&["cat", path]).out
+}
+
+/// Nothing is waited for where nothing was given away, and nobody is left who would wait.
+#[test]
+fn who_has_given_nothing_away_waits_for_nothing() {
+    let Some(array) = start() else { return };
+    let programs = Programs::giving_away(&array, "p");
+    let said = programs.try_wait();
+    assert!(said.ok && said.out.is_empty(), "{}{}", said.out, said.err);
+    assert!(!programs.folder.exists(), "nobody was started");
+    // Nor has who is started anything of who starts it.
+    let mut command = programs.command();
+    let lock = array.path("lock");
+    let held = File::create(&lock).unwrap();
+    rustix::io::fcntl_setfd(&held, rustix::io::FdFlags::empty()).unwrap();
+    assert!(command.arg("true").status().unwrap().success());
+    drop(held);
+    assert!(!programs.has_open(&lock));
+    programs.sh("echo text > f");
+    stored(&programs);
+    assert_eq!(cat(&array, "/f"), "text\n");
+    let said = array.json(&[
+        "preload",
+        "--folder",
+        programs.folder.to_str().unwrap(),
+        "--wait",
+    ]);
+    assert_eq!(said, serde_json::json!({ "failed": 0, "not_stored": [] }));
+}
+
+/// Without an element a close is done all the same. The bytes are seen by programs here, survive who has written them, and what says that they are
+/// stored waits until they are.
+#[test]
+fn a_close_waits_for_nobody_and_its_bytes_survive_the_program() {
+    let Some(mut array) = start() else { return };
+    let programs = Programs::giving_away(&array, "p");
+    programs.sh("echo before > old");
+    stored(&programs);
+    let mut writer = Writer::of(&programs);
+    writer.all(&["open old", "open new", "open cut"]);
+    array.kill_element(0);
+    let new = format!("write new n {}", 5 * MIB);
+    writer.all(&[
+        &new,
+        "close new",
+        "write old a 3",
+        "close old",
+        "write cut c 7",
+    ]);
+    writer.kill();
+    let seen = "cat old; stat -c %s new cut; head -c 2 new; tail -c 2 new; ls";
+    let wanted = format!("before\naaa{}\n7\nnnnncut\nkernels\nnew\nold\n", 5 * MIB);
+    assert_eq!(programs.sh(seen), wanted);
+    // Both are for what is stored.
+    let waits = ["mv new moved", "truncate -s 2 cut", "sync old"].map(|script| {
+        let mut command = programs.command();
+        let script = format!("cd /t; {script}");
+        let process = command.args(["bash", "-c", &script]).spawn().unwrap();
+        (script, process)
+    });
+    array.start_element(0);
+    for (script, mut process) in waits {
+        assert!(process.wait().unwrap().success(), "{script}");
+    }
+    stored(&programs);
+    let (old, cut, moved) = (
+        cat(&array, "/old"),
+        cat(&array, "/cut"),
+        cat(&array, "/moved"),
+    );
+    assert_eq!((old.as_str(), cut.as_str()), ("before\naaa", "cc"));
+    assert!(moved.len() == 5 * MIB && moved.bytes().all(|byte| byte == b'n'));
+}
+
+/// The file system is killed with all that it was given: the next one has it, whoever starts that, and also what is still being written.
+#[test]
+fn what_was_closed_survives_the_file_system() {
+    let Some(mut array) = start() else { return };
+    let programs = Programs::giving_away(&array, "p");
+    programs.sh("echo before > old");
+    stored(&programs);
+    let mut writer = Writer::of(&programs);
+    writer.all(&["open old", "open new", "open later"]);
+    array.kill_element(0);
+    let new = format!("write new n {}", 3 * MIB);
+    writer.all(&[
+        &new,
+        "close new",
+        "write old a 3",
+        "close old",
+        "write later x 5",
+    ]);
+    programs.signal(Signal::KILL);
+    wait("it is dead", || writer.say("open none") == "ENOTCONN");
+    array.start_element(0);
+    // The next file system is that of whoever comes next.
+    assert_eq!(
+        programs.sh("cat old; stat -c %s new"),
+        format!("before\naaa{}\n", 3 * MIB)
+    );
+    assert_eq!(
+        writer.say("sync later"),
+        "ENOTCONN",
+        "nobody can say that it is stored"
+    );
+    writer.all(&["write later y 1", "close later"]);
+    stored(&programs);
+    assert_eq!(
+        cat(&array, "/old") + &cat(&array, "/later"),
+        "before\naaaxxxxxy"
+    );
+    assert_eq!(cat(&array, "/new").len(), 3 * MIB);
+    // Who waits starts one, too, which ends by itself.
+    writer.all(&["open again"]);
+    array.kill_element(0);
+    writer.all(&["write again z 4", "close again"]);
+    programs.signal(Signal::KILL);
+    writer.kill();
+    array.start_element(0);
+    stored(&programs);
+    assert_eq!(cat(&array, "/again"), "zzzz");
+    wait("it has ended", || !programs.folder.join("s").exists());
+}
+
+/// What does not fit into the room is stored by the close, as without `--async`; what does not fit into the array is told, kept and tried again.
+#[test]
+fn a_full_room_and_a_full_array_lose_nothing() {
+    let Some(array) = with_capacity(Some("64MiB")) else {
+        return;
+    };
+    let mut programs = Programs::giving_away(&array, "p");
+    programs.add(&["--room", "1MiB"]);
+    let mut writer = Writer::of(&programs);
+    writer.all(&["open small", "open large"]);
+    array.signal_element(0, Signal::STOP);
+    let large = format!("write large l {}", 3 * MIB);
+    writer.all(&["write small s 9", "close small", &large]);
+    writer.begin("close large");
+    assert_eq!(programs.sh("stat -c %s large"), format!("{}\n", 3 * MIB));
+    array.signal_element(0, Signal::CONT);
+    assert_eq!(writer.answer(), "done");
+    // Without an element that is full, but for this one.
+    stored(&programs);
+    programs.sh("head -c 40M /dev/zero > filling");
+    stored(&programs);
+    let wide = Programs::giving_away(&array, "wide");
+    wide.sh("head -c 30M /dev/zero | tr '\\0' w > full");
+    let said = not_stored(&wide, &["/full", "space"]);
+    assert!(
+        said.out.contains(shelf(&wide)[0].to_str().unwrap()),
+        "{}",
+        said.out
+    );
+    assert_eq!(shelf(&wide)[0].metadata().unwrap().len(), 30 * MIB as u64);
+    assert!(!wide.try_sh("mv full elsewhere").ok);
+    programs.sh("rm filling");
+    wait("it is stored when there is room", || wide.try_wait().ok);
+    assert_eq!(
+        wide.sh("tr -d w < full | wc -c; stat -c %s full"),
+        format!("0\n{}\n", 30 * MIB)
+    );
+    stored(&wide);
+    assert_eq!(cat(&array, "/full").len(), 30 * MIB);
+}
+
+/// A file that somebody else has written since is theirs; and an array gets nothing that was for another. Both are told, and the bytes are kept.
+#[test]
+fn nothing_is_written_over_what_others_have_written() {
+    let (Some(mut array), Some(other)) = (start(), start()) else {
+        return;
+    };
+    let programs = Programs::giving_away(&array, "p");
+    let mut writer = Writer::of(&programs);
+    writer.all(&["open f"]);
+    array.kill_element(0);
+    writer.all(&["write f m 4", "close f"]);
+    programs.signal(Signal::KILL);
+    writer.kill();
+    array.start_element(0);
+    let kept = shelf(&programs);
+    assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
+    let theirs = programs.of_other(&other);
+    not_stored(&theirs, &["/f", "another array", kept[0].to_str().unwrap()]);
+    assert_eq!(other.run(&["ls", "/"]).out, "kernels\n");
+    wait("it has ended", || !programs.folder.join("s").exists());
+    let source = array.path("source");
+    std::fs::write(&source, "theirs").unwrap();
+    let put = ["put", source.to_str().unwrap(), "/f"];
+    wait("somebody else writes it", || array.run(&put).ok);
+    not_stored(
+        &programs,
+        &["/f", "somebody else has written", kept[0].to_str().unwrap()],
+    );
+    assert_eq!(cat(&array, "/f"), "theirs");
+    assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
+    std::fs::remove_file(&kept[0]).unwrap();
+    stored(&programs);
+}

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Programs without a mount against the mount and the ext4 below, and what the library costs at a program's start.
 
-  cargo build --release --workspace && bench/preload.py [--rounds 7] [--size-mib 512] [--starts 200] [--files 2000]
+  cargo build --release --workspace && bench/preload.py [--rounds 7] [--size-mib 512] [--starts 200] [--files 2000] [--only-async]
 
 Each round runs all of them, one after the other; prints one JSON line a measurement with the medians and the median ratio (ours
 to the peer; above 1 is faster). Data is warm in the page cache. The mount's array and the one without a mount are two, so that neither
 waits for the other. Needs root.
+`--only-async`: writes of 1 MiB to a copy that is closed and not waited for (`--async`), from open to close, as the program sees them, against memcpy of as many bytes to
+memory that was used before; 128 MiB each, one after the other. The folder of the file system is in shared memory. `stored` is the time until all is stored, which nobody waits for.
 """
 import argparse
 import json
@@ -15,7 +17,7 @@ import subprocess
 import tempfile
 import time
 
-from local_array import TARGET, Array
+from local_array import TARGET, Array, wait
 
 LIBRARY = os.environ.get("TIDEMILL_PRELOAD_LIBRARY", os.path.join(TARGET, "libtidemill_preload.so"))
 
@@ -33,6 +35,43 @@ def environment(array):
                           "--", "env"], check=True, capture_output=True, text=True).stdout
     lines = [line.split("=", 1) for line in out.splitlines() if line.startswith(("LD_PRELOAD=", "TIDEMILL_PRELOAD"))]
     return dict(os.environ, **dict(lines))
+
+
+# Seconds of one round: the file, and the same to memory.
+WRITER = """
+import os, sys, time
+MIB, count = 1 << 20, int(sys.argv[2])
+data, ring = bytes(b'x') * MIB, bytearray(64 * MIB)
+ring[:] = b'y' * len(ring)
+begun = time.perf_counter()
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+for _ in range(count): assert os.write(fd, data) == MIB
+os.close(fd)
+seen = time.perf_counter() - begun
+view, begun = memoryview(ring), time.perf_counter()
+for number in range(count): view[number % 64 * MIB:(number % 64 + 1) * MIB] = data
+print(seen, time.perf_counter() - begun)
+"""
+
+
+def only_async(args):
+    with Array() as array, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir="/dev/shm") as folder:
+        preload = [array.binary, "--server", array.endpoint, "preload", "--folder", folder, "--in-place", "false"]
+        serving = subprocess.Popen([*preload, "--serve"], stdout=subprocess.DEVNULL)
+        wait("the file system", lambda: os.path.exists(os.path.join(folder, "s")))
+        times = {"preload": [], "memcpy": [], "stored": []}
+        for number in range(args.rounds + 1):
+            begun = time.perf_counter()
+            said = subprocess.run([*preload, "--library", LIBRARY, "--async", "--", "python3", "-c", WRITER, f"/t/{number % 2}", "128"], check=True, capture_output=True, text=True).stdout
+            subprocess.run([*preload, "--wait"], check=True)
+            # The first has memory that was never used.
+            if number > 0:
+                times["stored"].append(time.perf_counter() - begun)
+                for name, seconds in zip(["preload", "memcpy"], map(float, said.split())):
+                    times[name].append(seconds)
+        tell("1 MiB writes that are given away", times, "preload", "memcpy", "s for 128 MiB")
+        serving.terminate()
+        serving.wait()
 
 
 def starts(count, env):
@@ -55,7 +94,10 @@ def main():
     parser.add_argument("--size-mib", type=int, default=512)
     parser.add_argument("--starts", type=int, default=200)
     parser.add_argument("--files", type=int, default=2000)
+    parser.add_argument("--only-async", action="store_true")
     args = parser.parse_args()
+    if args.only_async:
+        return only_async(args)
     with Array() as bare, Array(mount=True) as mounted, tempfile.TemporaryDirectory() as disk:
         env = environment(bare)
         places = {"preload": ("/t", env), "mount": (mounted.mount_point, None), "ext4": (disk, None)}

@@ -28,6 +28,7 @@ mod first_day;
 mod folders;
 mod follow;
 mod given_away;
+mod hooks;
 mod intermediate;
 mod jobs;
 mod kernels;

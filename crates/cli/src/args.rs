@@ -101,6 +101,7 @@ pub(crate) enum Command {
     Apps(command::apps::Args),
     Rm(command::rm::Args),
     Submit(command::submit::Args),
+    Hook(command::hook::Args),
     Rule(command::rule::Args),
     Jobs(command::jobs::Args),
     Watch(command::watch::Args),

@@ -102,6 +102,8 @@ pub struct Version {
     pub hash: Option<String>,
     /// The first object with its content, if that is another.
     pub same_as: Option<ObjectId>,
+    /// By which hook its file was dropped when it was mapped, if one did that.
+    pub dropped: Option<String>,
     /// Whether nothing but the object may be shown.
     pub hidden: bool,
 }
@@ -341,6 +343,7 @@ mod tests {
             sealed_at: Time(1_700_000_000_000_000_000),
             number: 1,
             superseded: false,
+            dropped: None,
             annotations: Vec::new(),
             hash: None,
             same_as: None,

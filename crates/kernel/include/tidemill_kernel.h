@@ -6,7 +6,7 @@
  *   start   start_kernel                    is called once with all inputs in memory (AnalyzeThis)
  *   fold    tidemill_fold_init, _update,    is fed pieces and puts partial states together, so that it runs on
  *           _merge, _state, _finish         whole files, on stripes and on several elements alike
- *   map     tidemill_map                    is called for one slice after the other (Active Burst-Buffer, III-D);
+ *   map     tidemill_map, or func           is called for one slice after the other (Active Burst-Buffer, III-D);
  *                                           shared objects only
  *
  * It runs in a confined process of its own: no network, no files but the task's own, bounded time, memory and

@@ -8,7 +8,9 @@ use crate::ends::Ends;
 use crate::jobs::driver::Signals;
 use crate::names::burst;
 use crate::names::commit::Database;
+use crate::names::shared::Shared;
 use crate::namespace_service::refused;
+use crate::rules::rounds;
 use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
@@ -32,6 +34,7 @@ pub(crate) struct ArrayService {
     pub(crate) ends: Arc<Ends>,
     pub(crate) check: Check,
     pub(crate) database: Arc<Database>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) signals: Signals,
 }
 
@@ -99,6 +102,10 @@ impl v1::array_server::Array for ArrayService {
         if !peer.trusted {
             copies.lost_paths.clear();
         }
+        let hooks_behind = self
+            .database
+            .read(|db| rounds::behind(db, &self.shared.rules));
+        let hooks_behind = hooks_behind.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::StatusReply {
             capacity_bytes: rooms.capacity_bytes,
             free_bytes: rooms.free_bytes,
@@ -114,6 +121,7 @@ impl v1::array_server::Array for ArrayService {
             trouble: self.trouble(),
             copies: Some(copies),
             spilled: self.array.spilled(),
+            hooks_behind,
         }))
     }
 

@@ -496,6 +496,7 @@ impl Parts {
             recalls: self.recalls.clone(),
         };
         let (database, signals) = (self.names.database().clone(), self.signals.clone());
+        let shared = self.names.shared().clone();
         let jobs = JobService {
             names: self.names.clone(),
             recalls: self.recalls.clone(),
@@ -533,6 +534,7 @@ impl Parts {
             ends: self.ends,
             check: self.check,
             database,
+            shared,
             signals,
         };
         let max = MESSAGE_BYTES_MAX;

@@ -47,6 +47,7 @@ pub fn version(version: &v1::Version) -> Version {
         annotations: version.annotations.iter().map(annotation).collect(),
         hash: (!version.hash.is_empty()).then(|| version.hash.clone()),
         same_as: (version.same_as != 0).then_some(ObjectId(version.same_as)),
+        dropped: (!version.dropped.is_empty()).then(|| version.dropped.clone()),
         hidden: version.hidden,
     }
 }

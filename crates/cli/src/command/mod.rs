@@ -16,6 +16,7 @@ pub(crate) mod explain;
 pub(crate) mod find;
 pub(crate) mod get;
 pub(crate) mod health;
+pub(crate) mod hook;
 pub(crate) mod jobs;
 pub(crate) mod kernel;
 pub(crate) mod labels;
@@ -106,6 +107,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,
         Command::Preload(args) => preload::run(args, &context).await,
+        Command::Hook(args) => hook::run(args, &context).await,
         Command::Rule(args) => rule::run(args, &context).await,
         Command::Channel(args) => channel::run(args, &context).await,
         Command::Room(args) => room::run(args, &context).await,

@@ -54,6 +54,15 @@ impl View for ArrayView {
         self.elements_text(out)?;
         self.sleep_text(out)?;
         self.staged_text(out)?;
+        for hook in &status.hooks_behind {
+            let files = format::count(hook.files, "file");
+            let bytes = format::bytes(hook.bytes);
+            let name = tidemill_core::shown::line(&hook.name);
+            writeln!(
+                out,
+                "\nhook      {name} lags behind: {files}, {bytes} closed and not mapped yet; what is written is mapped when it is closed"
+            )?;
+        }
         self.energy_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
@@ -91,6 +100,9 @@ impl View for ArrayView {
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "copies": copies_json(status.copies.as_ref()),
             "spilled": status.spilled,
+            "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
+                "name": hook.name, "uid": hook.uid, "files": hook.files, "bytes": hook.bytes,
+            })).collect::<Vec<_>>(),
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })

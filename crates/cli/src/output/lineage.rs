@@ -57,6 +57,7 @@ fn version_json(version: &v1::Version) -> Value {
         "element": version.element,
         "task": version.task,
         "superseded": version.superseded,
+        "dropped": (!version.dropped.is_empty()).then_some(&version.dropped),
         "hash": (!version.hash.is_empty()).then_some(&version.hash),
         "annotations": annotations(version),
     })

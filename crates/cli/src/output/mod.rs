@@ -9,6 +9,7 @@ pub(crate) mod explain;
 pub(crate) mod files;
 pub(crate) mod find;
 pub(crate) mod health;
+pub(crate) mod hook;
 pub(crate) mod job;
 pub(crate) mod layout;
 pub(crate) mod lineage;

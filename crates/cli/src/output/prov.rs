@@ -292,6 +292,7 @@ mod tests {
                 sealed_at: Time(1_700_000_000_000_000_000),
                 number: 1,
                 superseded: false,
+                dropped: None,
                 annotations: Vec::new(),
                 hash: None,
                 same_as: None,

@@ -15,7 +15,7 @@ mod path;
 pub mod quantity;
 mod read;
 mod resolve;
-mod stack;
+pub(crate) mod stack;
 
 pub use components::{MERGE, Made, Map, Mapped, PARTIAL};
 pub use error::{JobError, JobErrors, Problem, ProgramBy};

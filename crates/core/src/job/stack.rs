@@ -13,15 +13,18 @@ pub(super) fn is_stack(text: &str) -> bool {
 /// The kernels of a stack, each with its arguments behind it.
 ///
 /// Words stand between white space. What stands between `'` is taken as it is; between `"` a backslash makes the
-/// next character plain, and so it does outside. A `|` that is not plain ends a kernel.
+/// next character plain, and so it does outside. A `|` that is not plain ends a kernel; a text that begins with one is a stack,
+/// be it of one kernel.
 ///
 /// # Errors
 /// A quote without its end, or a kernel without a name.
-pub(super) fn split(text: &str) -> Result<Vec<Vec<String>>, Problem> {
+pub(crate) fn split(text: &str) -> Result<Vec<Vec<String>>, Problem> {
     let wrong = |reason| Problem::Stack {
         text: text.to_owned(),
         reason,
     };
+    let text = text.trim_start();
+    let text = text.strip_prefix('|').unwrap_or(text);
     let mut stages = vec![Vec::new()];
     let mut word: Option<String> = None;
     let mut rest = text.chars();

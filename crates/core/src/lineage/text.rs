@@ -156,6 +156,8 @@ pub(super) fn version_line(version: &Version) -> String {
         Some(_) => format!(", was {}", version.path),
         None => ", has no name any more".to_owned(),
     };
+    let dropped = version.dropped.as_ref();
+    let dropped = dropped.map_or(String::new(), |how| format!(", dropped {how}"));
     let older = if version.superseded {
         format!(", version {} and not the last", version.number)
     } else {
@@ -172,7 +174,7 @@ pub(super) fn version_line(version: &Version) -> String {
         }
     };
     format!(
-        "{}  [object {}, {}, element {}{older}{moved}{writer}]{}",
+        "{}  [object {}, {}, element {}{older}{moved}{dropped}{writer}]{}",
         version.shown_path(),
         version.object,
         bytes(version.size),

@@ -1,6 +1,6 @@
 //! From a rule and files to a job script: `${…}` is replaced by what it stands for.
 
-use super::{Problem, Rule, VARIABLES};
+use super::{Problem, Rule, VARIABLES, hook};
 use crate::script::{Data, Group, Position, Setting, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,7 +132,7 @@ impl Rule {
     /// If a file can't be given to the task.
     pub fn outputs(&self, version: u64, paths: &[&str]) -> Result<Vec<String>, FillError> {
         let fill = Fill::of(self, "", (version, paths))?;
-        let group = task(&self.task, &fill);
+        let group = task(&self.task, &fill, false);
         let outputs = group.get("output").map(|setting| &setting.value.data);
         let Some(Data::Array(outputs) | Data::List(outputs)) = outputs else {
             return Ok(Vec::new());
@@ -144,7 +144,44 @@ impl Rule {
         Ok(texts.collect())
     }
 
+    /// The script of the job that makes one result of what was mapped in a round, if the rule is a hook that does so. `parts` are
+    /// files, by their full paths.
+    #[must_use]
+    pub fn reduce_script(&self, revision: u64, round: u64, parts: &[String]) -> Option<String> {
+        Some(self.reduce_group(revision, round, parts)?.to_string())
+    }
+
+    /// What the task of that job is called.
+    #[must_use]
+    pub fn reduce_name(&self, revision: u64, round: u64) -> String {
+        format!("{}@{revision}-round-{round}", self.name)
+    }
+
+    pub(super) fn reduce_group(
+        &self,
+        revision: u64,
+        round: u64,
+        parts: &[String],
+    ) -> Option<Group> {
+        let name = self.reduce_name(revision, round);
+        let hook = self.hook.as_ref()?;
+        let task = hook.reducing((name, &self.workdir), round, parts)?;
+        let mut job = self.job_of(vec![task]);
+        let mut settings = job.settings.iter_mut();
+        if let Some(named) = settings.find(|setting| setting.name == "name") {
+            named.value.data = Data::Text(format!("{}@{revision}", self.name));
+        }
+        Some(job)
+    }
+
     pub(super) fn job_group(&self, fills: &[Fill]) -> Group {
+        let is_hook = self.hook.is_some();
+        let tasks = fills.iter().map(|fill| task(&self.task, fill, is_hook));
+        self.job_of(tasks.collect())
+    }
+
+    /// A job with the rule's settings.
+    fn job_of(&self, tasks: Vec<Group>) -> Group {
         let mut job = self.job.clone();
         let at = Position::START;
         let mut set = |name: &str, data: Data| {
@@ -156,8 +193,8 @@ impl Rule {
             // The next version of a file has the next version of its results.
             set("replace", Data::Boolean(true));
         }
-        let tasks = fills.iter().map(|fill| Value {
-            data: Data::Group(task(&self.task, fill)),
+        let tasks = tasks.into_iter().map(|task| Value {
+            data: Data::Group(task),
             at: self.task.settings.first().map_or(at, |setting| setting.at),
         });
         set("tasks", Data::List(tasks.collect()));
@@ -165,8 +202,8 @@ impl Rule {
     }
 }
 
-/// The task of a template.
-fn task(template: &Group, fill: &Fill) -> Group {
+/// The task of a template; that of a hook may have the names of its inputs among its kernel's arguments.
+fn task(template: &Group, fill: &Fill, is_hook: bool) -> Group {
     let mut group = template.clone();
     let at = Position::START;
     let mut first = |name: &str, data: Data| {
@@ -188,6 +225,14 @@ fn task(template: &Group, fill: &Fill) -> Group {
     for setting in group.settings.iter_mut().skip(1) {
         if setting.name != "kernel" {
             replace(&mut setting.value, &fill.files);
+        } else if let (true, Data::Text(kernel)) = (is_hook, &mut setting.value.data) {
+            let of = |values: &'_ Vec<(String, String)>| -> Option<String> {
+                let found = values.iter().find(|(name, _)| name == "file");
+                found.map(|(_, file)| file.clone())
+            };
+            let names: Vec<String> = fill.files.iter().filter_map(of).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            *kernel = hook::with_inputs(kernel, &names);
         }
     }
     group
@@ -239,7 +284,7 @@ fn filled(text: &str, values: &[(String, String)]) -> String {
 }
 
 /// What stands before the next `${…}`, its name, and what stands behind it.
-fn next(text: &str) -> Option<(&str, &str, &str)> {
+pub(super) fn next(text: &str) -> Option<(&str, &str, &str)> {
     let (before, from) = text.split_once("${")?;
     let (name, after) = from.split_once('}')?;
     Some((before, name, after))

@@ -6,16 +6,18 @@
 //! `docs/rules.md` is the user's page about all this.
 
 mod fill;
+pub mod hook;
 pub mod mime;
 mod pattern;
 mod read;
 mod xml;
 
 pub use fill::FillError;
+pub use hook::Hook;
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 
 use crate::job::JobErrors;
-use crate::script::{Group, Position, Problem as ScriptProblem};
+use crate::script::{Data, Group, Position, Problem as ScriptProblem};
 use crate::time::Span;
 use regex::Regex;
 
@@ -50,6 +52,8 @@ pub struct Rule {
     pub growing: bool,
     /// How files are gathered into one task; `None`: each has its own.
     pub batch: Option<Batch>,
+    /// What makes it a hook.
+    pub hook: Option<Hook>,
     /// Longest chain of firings that it may be the end of.
     pub depth: u32,
     /// Settings of its jobs, all but the tasks.
@@ -136,9 +140,23 @@ impl Conditions {
 
 impl Rule {
     /// The part of a path that the pattern is held against: what lies below the rule's folder.
-    fn below<'a>(&self, path: &'a str) -> Option<&'a str> {
+    #[must_use]
+    pub fn below<'a>(&self, path: &'a str) -> Option<&'a str> {
         let below = path.strip_prefix(self.workdir.trim_end_matches('/'))?;
         below.strip_prefix('/').filter(|below| !below.is_empty())
+    }
+
+    /// A limit of its jobs, as the text says it.
+    #[must_use]
+    pub fn limit(&self, name: &str) -> Option<String> {
+        let Data::Group(limits) = &self.job.get("limits")?.value.data else {
+            return None;
+        };
+        match &limits.get(name)?.value.data {
+            Data::Text(text) => Some(text.clone()),
+            Data::Integer(number) => Some(number.to_string()),
+            _ => None,
+        }
     }
 
     /// Whether a path, absolute in the array, matches.

@@ -2,7 +2,7 @@
 
 use super::fill::{self, Fill};
 use super::{
-    BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
+    BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{ElementId, ObjectId};
@@ -50,7 +50,9 @@ impl Rule {
             if let Some((folder, name)) = folder {
                 reader.of_folder(&mut group, folder, name);
             }
-            reader.rule(&group)
+            let (hook, group) = reader.hook(group)?;
+            let rule = reader.rule(&group)?;
+            Some(Rule { hook, ..rule })
         });
         let Some(rule) = rule.filter(|_| reader.errors.is_empty()) else {
             reader.errors.sort_by_key(|error| error.at);
@@ -64,6 +66,9 @@ impl Rule {
         let sample = Fill::sample(&self);
         let job = Job::of_group(file, self.job_group(&[sample]), &Sample)?;
         self.workdir = job.workdir;
+        if let Some(group) = self.reduce_group(1, 1, &["/part".to_owned()]) {
+            Job::of_group(file, group, &Sample)?;
+        }
         Ok(self)
     }
 }
@@ -195,6 +200,7 @@ impl Reader<'_> {
             conditions,
             growing,
             batch,
+            hook: None,
             depth,
             job,
             task: task?,
@@ -203,6 +209,20 @@ impl Reader<'_> {
             self.error(at, problem);
         }
         Some(rule)
+    }
+
+    /// Makes the task of a rule that is a hook.
+    fn hook(&mut self, group: Group) -> Option<(Option<Hook>, Group)> {
+        match super::hook::expanded(&group) {
+            Ok(None) => Some((None, group)),
+            Ok(Some((hook, group))) => Some((Some(hook), group)),
+            Err(wrong) => {
+                for (at, problem) in wrong {
+                    self.error(at, problem);
+                }
+                None
+            }
+        }
     }
 
     /// What is not known of a file that is still being written can't be asked of it.

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use super::native::NativeError;
+use super::pipes;
 use crate::builtin::series::Mapped;
 
 /// Version of the interface between this program and kernels of one's own.
@@ -127,7 +128,12 @@ impl CTask {
 
 /// Maps an input to be read.
 pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
-    Mapped::open(name).map_err(|source| NativeError::Input {
+    // Who wants it as a whole gets what is still being written when it has ended.
+    let mapped = match pipes::is_pipe(name) {
+        true => pipes::gathered(name),
+        false => Mapped::open(name),
+    };
+    mapped.map_err(|source| NativeError::Input {
         name: name.to_owned(),
         source,
     })

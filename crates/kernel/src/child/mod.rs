@@ -5,6 +5,7 @@ mod abi;
 mod keeper;
 mod native;
 mod own_fold;
+mod pipes;
 mod reducer;
 mod stack;
 mod wasm;
@@ -316,7 +317,14 @@ pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
 }
 
 fn builtin_main(stage: &Stage, task: &Task) -> u8 {
+    let grows = task.inputs.iter().any(|name| pipes::is_pipe(name));
     let result = match task.outputs.as_slice() {
+        [] if grows => rustix::io::dup(io::stdout())
+            .map_err(|error| BuiltinError::Write(error.into()))
+            .and_then(|out| stack::streamed(stage, &task.inputs, out.into())),
+        [output] if grows => File::create(output)
+            .map_err(BuiltinError::Write)
+            .and_then(|out| stack::streamed(stage, &task.inputs, out)),
         [] => run_builtin(
             &stage.name,
             &stage.args,

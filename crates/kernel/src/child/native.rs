@@ -34,7 +34,7 @@ pub enum NativeError {
     /// It has none of the forms of a kernel, or only a part of one.
     #[error(
         "the kernel has no entry point: it exports neither start_kernel nor all of tidemill_fold_init, _update, \
-         _merge, _state and _finish nor tidemill_map"
+         _merge, _state and _finish nor tidemill_map (or func)"
     )]
     EntryPoint,
     /// Only folds can be run in parts.
@@ -162,6 +162,9 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
     }
     // SAFETY: the header declares the entry point with this type.
     let map = unsafe { library.get::<Map>(c"tidemill_map") };
+    // The name that it has in Active Burst-Buffer (§III-D). Other functions have that name, too: it is the last that is looked for.
+    // SAFETY: as above.
+    let map = map.or_else(|_| unsafe { library.get::<Map>(c"func") });
     run_map(map.map_err(|_| NativeError::EntryPoint)?, call)
 }
 
@@ -290,7 +293,7 @@ fn run_map(map: Symbol<'static, Map>, call: Call<'_>) -> Result<u8, NativeError>
 }
 
 /// Reads until the buffer is full or the file at its end; how many bytes.
-fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {
         match file.read(&mut buffer[length..]) {

@@ -4,7 +4,8 @@
 use std::io::{self, Write};
 
 use super::abi::map;
-use super::native::NativeError;
+use super::native::{NativeError, fill};
+use super::pipes;
 use crate::builtin::series::Mapped;
 use crate::fold::STATE_VERSION;
 use crate::run::Part;
@@ -64,6 +65,13 @@ fn over(
     offset: u64,
 ) -> Result<u8, NativeError> {
     for (number, name) in (first..).zip(inputs) {
+        if pipes::is_pipe(name) {
+            let code = over_pipe(fold, (number, name), offset)?;
+            if code != 0 {
+                return Ok(code);
+            }
+            continue;
+        }
         let file = map(name)?;
         for (at, piece) in (offset..)
             .step_by(PIECE_BYTES)
@@ -76,6 +84,31 @@ fn over(
         }
     }
     Ok(0)
+}
+
+/// Feeds what is still being written, as it comes.
+fn over_pipe(
+    fold: &mut dyn OwnFold,
+    (number, name): (usize, &str),
+    mut offset: u64,
+) -> Result<u8, NativeError> {
+    let error = |source| NativeError::Input {
+        name: name.to_owned(),
+        source,
+    };
+    let mut pipe = std::fs::File::open(name).map_err(error)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let length = fill(&mut pipe, &mut piece).map_err(error)?;
+        if length == 0 {
+            return Ok(0);
+        }
+        let code = fold.update(number, offset, &piece[..length])?;
+        if code != 0 {
+            return Ok(code);
+        }
+        offset += length as u64;
+    }
 }
 
 fn merge(fold: &mut dyn OwnFold, key: Key, inputs: &[String]) -> Result<u8, NativeError> {

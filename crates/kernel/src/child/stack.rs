@@ -15,6 +15,7 @@ use std::thread;
 
 use super::native::{Call, NativeError};
 use super::own_fold::Key;
+use super::pipes;
 use super::{Kind, Stage, WRONG_USE, builtin_exit_code, own_exit_code, run_own};
 use crate::builtin::chain::{Link, LinkError, chain, named_inputs};
 use crate::builtin::{BuiltinError, run_builtin};
@@ -288,10 +289,26 @@ fn builtins(
     let Some((first, others)) = links.split_first() else {
         return Ok(());
     };
+    if pipes::any(first, &files) {
+        return Ok(pipes::push(first, &files, chain(links, out)?)?);
+    }
     let mut sink = chain(others, out)?;
     let run = run_builtin(&first.name, &first.args, &files, &mut sink);
     run.map_err(|error| first.failed(error))?;
     Ok(sink.finish()?)
+}
+
+/// Runs one built-in kernel over inputs of which some are still being written.
+pub(super) fn streamed(stage: &Stage, inputs: &[String], out: File) -> Result<(), BuiltinError> {
+    let link = Link {
+        number: 1,
+        name: stage.name.clone(),
+        args: stage.args.clone(),
+        spool: between(1).with_extension("in"),
+    };
+    let sink = chain(std::slice::from_ref(&link), out);
+    let pushed = sink.and_then(|sink| pipes::push(&link, inputs, sink));
+    pushed.map_err(|error| error.source)
 }
 
 fn start((number, stage): Placed<'_>, source: Source, out: OwnedFd) -> Result<Child, StackError> {

@@ -96,17 +96,19 @@ impl Tx<'_> {
         Ok(begun.saturating_add(sealed.cast_unsigned()))
     }
 
-    /// An object that was just sealed lies on an element of the burst tier: it is to be copied from there, some time later.
-    pub(super) fn staged(&self, object: u64, element: u32) -> Result<(), Fault> {
+    /// An object that was just sealed lies on an element of the burst tier: it is to be copied from there, some time later, and
+    /// still later if it may go before that.
+    pub(super) fn staged(&self, object: u64, element: u32, held_ns: i64) -> Result<(), Fault> {
         let object = object.cast_signed();
-        let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0 FROM held WHERE object = ?1";
+        let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
         self.db
             .prepare_cached(sql)?
             .execute(params![object, element, self.now])?;
         let after = self.shared.bursts.limits().after.0;
         let at = self
             .now
-            .saturating_add(i64::try_from(after).unwrap_or(i64::MAX));
+            .saturating_add(i64::try_from(after).unwrap_or(i64::MAX))
+            .saturating_add(held_ns);
         moves_at(self.db, object, at)
     }
 
@@ -241,14 +243,33 @@ fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Faul
 
 /// There are as many copies of an object elsewhere as are wanted.
 pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
-    db.prepare_cached(sql)?.execute([object, DRAINED])?;
-    Ok(())
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING element, goes";
+    let mut statement = db.prepare_cached(sql)?;
+    let lies = statement.query_row([object, DRAINED], |row| {
+        Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
+    });
+    match lies.optional()? {
+        Some((element, true)) => goes(db, object, element, 0),
+        _ => Ok(()),
+    }
+}
+
+/// An object is to go from the burst tier as soon as it is elsewhere, too.
+pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET goes = 1 WHERE object = ?1 RETURNING element, state";
+    let mut statement = db.prepare_cached(sql)?;
+    let lies = statement.query_row([object], |row| {
+        Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
+    });
+    match lies.optional()? {
+        Some((element, DRAINED)) => goes(db, object, element, 0),
+        _ => Ok(()),
+    }
 }
 
 /// A copy has come to an element, perhaps because somebody wanted it in the burst tier.
 pub(crate) fn brought(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4 FROM move \
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM move \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
     let row = params![object, element, now, DRAINED, NOWHERE];
     db.prepare_cached(sql)?.execute(row)?;
@@ -353,8 +374,8 @@ fn stores(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
 }
 
 fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0 FROM held WHERE element = ?1 AND removed = 0 \
-               UNION ALL SELECT copy.object, ?1, held.size, ?2, 0 FROM copy CROSS JOIN held ON held.object = copy.object \
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE element = ?1 AND removed = 0 \
+               UNION ALL SELECT copy.object, ?1, held.size, ?2, 0, 0 FROM copy CROSS JOIN held ON held.object = copy.object \
                WHERE copy.element = ?1 AND copy.state = ?3 AND held.removed = 0";
     db.execute(sql, params![element, now, CURRENT])?;
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE element = ?1 AND state != 2 \

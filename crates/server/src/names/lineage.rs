@@ -4,6 +4,7 @@
 //! renamed, rewritten or removed. A walk is one recursive query, whatever it comes to; the rows of what it came to
 //! are a few more.
 
+use super::drops;
 use super::fault::Fault;
 use crate::jobs::joins;
 use crate::jobs::spec::{SPEC, StoredShare, StoredTask};
@@ -175,7 +176,11 @@ pub(crate) fn versions(
             ..v1::Version::default()
         })
     })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let mut versions = rows.collect::<Result<Vec<_>, _>>()?;
+    for version in &mut versions {
+        version.dropped = drops::told(db, version.object)?;
+    }
+    Ok(versions)
 }
 
 /// Whether the attributes of an inode are those of its version: not if they were changed while its next one is written.

@@ -13,6 +13,7 @@ pub(crate) mod channels;
 pub(crate) mod claims;
 pub(crate) mod commit;
 pub(crate) mod copies;
+pub(crate) mod drops;
 mod emptying;
 mod fault;
 pub(crate) mod holdings;

@@ -74,6 +74,7 @@ const MIGRATIONS: &[&str] = &[
     ARRIVALS,
     DREW,
     BURST,
+    HOOKS,
 ];
 
 const NAMES: &str = "
@@ -355,6 +356,21 @@ ALTER TABLE task ADD COLUMN microjoules INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE task ADD COLUMN reckoned INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE task ADD COLUMN unreckoned INTEGER NOT NULL DEFAULT 0;
 UPDATE task SET unreckoned = 1 WHERE cpu_ns > 0;
+";
+
+// Rounds of hooks: open 0, ending 1, reducing 2; ended: done 3, failed 4, empty 5. Which of them a firing belongs to. Versions whose
+// firings have ended, so that their files may have to go; those that went.
+const HOOKS: &str = "
+ALTER TABLE firing ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX firing_round ON firing(rule, round) WHERE round != 0;
+CREATE TABLE round(rule INTEGER NOT NULL, round INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
+  begun INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT '', PRIMARY KEY(rule, round)) WITHOUT ROWID;
+CREATE INDEX round_open ON round(state, rule) WHERE state <= 2;
+CREATE INDEX round_job ON round(job) WHERE job != 0;
+CREATE TABLE mapped(object INTEGER PRIMARY KEY);
+CREATE TABLE dropped(object INTEGER PRIMARY KEY, rule INTEGER NOT NULL, hook TEXT NOT NULL, task INTEGER NOT NULL, at INTEGER NOT NULL);
+CREATE INDEX dropped_rule ON dropped(rule);
+ALTER TABLE burst ADD COLUMN goes INTEGER NOT NULL DEFAULT 0;
 ";
 
 /// Opens the database for writing, making or migrating it first.

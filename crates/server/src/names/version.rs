@@ -560,12 +560,13 @@ impl Tx<'_> {
         if !self.shared.leaving.moving() {
             return Ok(());
         }
+        let held_ns = self.held_back(node.object)?;
         for (object, element) in burst::places(self.db, node)? {
             let Ok(element) = u32::try_from(element) else {
                 continue;
             };
             if self.shared.bursts.has(element) {
-                self.staged(object, element)?;
+                self.staged(object, element, held_ns)?;
             }
             if self.shared.leaving.is_emptied(element) {
                 copies::leaves(self.db, object, element, self.now)?;

@@ -3,7 +3,7 @@
 use super::ends::{GIVEN_UP, end, in_vain, settle};
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
-use super::{Kept, State, walk};
+use super::{Kept, State, rounds, walk};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
@@ -11,7 +11,7 @@ use crate::files::{Elements, Files};
 use crate::jobs::asked::Programs;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::{Accepted, Incoming};
-use crate::names::{Caller, Fault, SqliteNames};
+use crate::names::{Caller, Changed, Fault, SqliteNames, drops};
 use crate::recall::Recalls;
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
@@ -37,11 +37,11 @@ const SCRIPT_BYTES_MAX: usize = 4 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Firer {
     pub(super) names: Arc<SqliteNames>,
-    recalls: Recalls,
-    array: Arc<Array>,
+    pub(super) recalls: Recalls,
+    pub(super) array: Arc<Array>,
     /// To look into files; none in a simulation, where all fit.
     pub(super) elements: Option<Elements>,
-    driver: Sender<Incoming>,
+    pub(super) driver: Sender<Incoming>,
 }
 
 /// Fires, for ever.
@@ -66,6 +66,12 @@ async fn run(firer: Firer) {
         };
         match next {
             Ok(Found::More) => continue,
+            Ok(Found::Reduce(reduce)) => {
+                let (id, firer) = (reduce.kept.id, firer.clone());
+                busy.insert(id);
+                firing.spawn(async move { (id, firer.reduce(reduce).await) });
+                continue;
+            }
             Ok(Found::Fire(picked)) => {
                 let (id, firer) = (picked.kept.id, firer.clone());
                 busy.insert(id);
@@ -112,6 +118,7 @@ enum Found {
     /// There is more to be seen to at once.
     More,
     Fire(Picked),
+    Reduce(rounds::Reduce),
     Wait(Option<i64>),
 }
 
@@ -147,13 +154,18 @@ impl Firer {
             }
             let rules = shared.rules.all();
             if rules.is_empty() {
-                return Ok((Found::Wait(None), Vec::new()));
+                return Ok((Found::Wait(None), Vec::new(), Vec::new()));
             }
-            let more = settle(db, now)? | walk::page(db, &shared, now)?;
+            let more = settle(db, &shared.rules, now)? | walk::page(db, &shared, now)?;
+            let (dropping, changes) = drops::page(db, &shared, now)?;
+            let more = more | dropping;
             let in_vain = match shared.rules.any_growing() {
                 true => in_vain(db)?,
                 false => Vec::new(),
             };
+            if let Some(reduce) = rounds::next(db, &shared, &away, now)? {
+                return Ok((Found::Reduce(reduce), in_vain, changes));
+            }
             let mut turns = turns.lock();
             turns.keep(&rules);
             let found = match turns.next(db, &rules, &away, now)? {
@@ -161,9 +173,13 @@ impl Firer {
                 Next::Wait(_) if more => Found::More,
                 Next::Wait(at) => Found::Wait(at),
             };
-            Ok((found, in_vain))
+            Ok((found, in_vain, changes))
         };
-        let (found, in_vain) = self.names.database().write(work).await?;
+        let (found, in_vain, changes) = self.names.database().write(work).await?;
+        if !changes.is_empty() {
+            let session = 0;
+            self.names.tell(Changed { session, changes });
+        }
         for job in in_vain {
             let _ = self.driver.send(Incoming::Cancel(JobId(job)));
         }
@@ -221,9 +237,11 @@ impl Firer {
     ) -> Result<(), Fault> {
         let firings: Vec<u64> = firings.map(|one| one.firing).collect();
         let (reason, now) = (reason.to_owned(), clock::now_ns());
+        let shared = self.names.shared().clone();
         let write = move |db: &Connection| {
             for firing in firings {
-                end(db, (firing, State::Queued), State::Failed, &reason, now)?;
+                let before = (firing, State::Queued);
+                end(db, &shared.rules, before, State::Failed, (&reason, now))?;
             }
             Ok(())
         };
@@ -246,9 +264,11 @@ impl Firer {
         }
         let tasks = without(tasks, |one| gone.contains_key(&one.firing));
         let now = clock::now_ns();
+        let shared = self.names.shared().clone();
         let write = move |db: &Connection| {
             for (firing, why) in gone {
-                end(db, (firing, State::Queued), State::Gone, why, now)?;
+                let before = (firing, State::Queued);
+                end(db, &shared.rules, before, State::Gone, (why, now))?;
             }
             Ok(())
         };

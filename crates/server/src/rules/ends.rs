@@ -1,7 +1,7 @@
 //! What became of firings: jobs that have ended, files that are gone, jobs that were refused.
 
-use super::State;
 use super::store::one;
+use super::{Rules, State};
 use crate::jobs::store::state_number;
 use crate::names::Fault;
 use rusqlite::{Connection, params};
@@ -20,17 +20,18 @@ pub(crate) const GIVEN_UP: &str =
 /// Why a version is not the one that is sealed.
 pub(crate) const SHARED: &str = "several mounts write the file: it fires when it is sealed";
 
-/// Jobs that go on though all that they were made for is given up.
+/// Jobs that go on though all that they were made for is given up; those that reduce were made for none.
 pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT job FROM rule_job WHERE open = 1 AND NOT EXISTS \
-               (SELECT 1 FROM firing WHERE firing.job = rule_job.job AND state = 2)";
+               (SELECT 1 FROM firing WHERE firing.job = rule_job.job AND state = 2) \
+               AND NOT EXISTS (SELECT 1 FROM round WHERE round.job = rule_job.job AND round.job != 0)";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Sees to jobs that have ended; whether there may be more.
-pub(super) fn settle(db: &Connection, now: i64) -> Result<bool, Fault> {
+pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \
                WHERE open = 1 AND job.state IS NOT ?1 LIMIT ?2";
     let running = state_number(v1::State::Running);
@@ -40,14 +41,14 @@ pub(super) fn settle(db: &Connection, now: i64) -> Result<bool, Fault> {
         rows.collect::<Result<_, _>>()?
     };
     for job in &jobs {
-        settle_job(db, *job, now)?;
+        settle_job(db, rules, *job, now)?;
         db.prepare_cached("UPDATE rule_job SET open = 0 WHERE job = ?1")?
             .execute([job])?;
     }
     Ok(jobs.len() == JOBS_MAX as usize)
 }
 
-fn settle_job(db: &Connection, job: i64, now: i64) -> Result<(), Fault> {
+fn settle_job(db: &Connection, rules: &Rules, job: i64, now: i64) -> Result<(), Fault> {
     let sql = "SELECT firing, task.state, task.error FROM firing LEFT JOIN task ON task.task BETWEEN firing.task \
                AND max(firing.task, firing.last) WHERE firing.job = ?1 AND firing.state = 2";
     let mut statement = db.prepare_cached(sql)?;
@@ -70,7 +71,7 @@ fn settle_job(db: &Connection, job: i64, now: i64) -> Result<(), Fault> {
             State::Failed if error.is_empty() => format!("its job {job} has ended without it"),
             _ => error,
         };
-        end(db, (firing, State::Running), ended, &error, now)?;
+        end(db, rules, (firing, State::Running), ended, (&error, now))?;
     }
     Ok(())
 }
@@ -89,13 +90,13 @@ fn ended(job: i64, state: Option<i32>, error: String) -> (State, String) {
 /// Notes how a firing has ended that was in some state, and lets the next version of its path have its turn.
 pub(super) fn end(
     db: &Connection,
+    rules: &Rules,
     (firing, before): (u64, State),
     state: State,
-    error: &str,
-    now: i64,
+    (error, now): (&str, i64),
 ) -> Result<(), Fault> {
     let error: String = error.chars().take(ERROR_CHARS_MAX).collect();
-    let sql = "UPDATE firing SET state = ?3, error = ?4, ended = ?5 WHERE firing = ?1 AND state = ?2 RETURNING rule, path";
+    let sql = "UPDATE firing SET state = ?3, error = ?4, ended = ?5 WHERE firing = ?1 AND state = ?2 RETURNING rule, path, object";
     let key = params![
         firing.cast_signed(),
         before.number(),
@@ -103,10 +104,17 @@ pub(super) fn end(
         error,
         now
     ];
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
-    let Some((rule, path)) = one(db, sql, key, read)? else {
+    let read = |row: &rusqlite::Row<'_>| {
+        let path = row.get::<_, String>(1)?;
+        Ok((row.get::<_, i64>(0)?, path, row.get::<_, i64>(2)?))
+    };
+    let Some((rule, path, object)) = one(db, sql, key, read)? else {
         return Ok(());
     };
+    if rules.any_keep() {
+        db.prepare_cached("INSERT OR IGNORE INTO mapped VALUES (?1)")?
+            .execute([object])?;
+    }
     let sql = "UPDATE firing SET state = 0 WHERE firing = (SELECT min(firing) FROM firing \
                WHERE rule = ?1 AND path = ?2 AND state = 1)";
     db.prepare_cached(sql)?.execute(params![rule, path])?;

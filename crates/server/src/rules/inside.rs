@@ -42,9 +42,11 @@ impl Firer {
         let tasks = without(&tasks, |one| others.contains_key(&one.firing));
         if !others.is_empty() {
             let now = clock::now_ns();
+            let shared = self.names.shared().clone();
             let write = move |db: &Connection| {
                 for (firing, why) in others {
-                    end(db, (firing, State::Queued), State::Other, &why, now)?;
+                    let before = (firing, State::Queued);
+                    end(db, &shared.rules, before, State::Other, (&why, now))?;
                 }
                 Ok(())
             };

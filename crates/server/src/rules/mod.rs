@@ -2,7 +2,7 @@
 //!
 //! `queue` writes a row for each version that matches, in the transaction that makes it visible; `driver` turns rows into
 //! jobs, each with its rows in the transaction that keeps the job, so that a server that is killed at any moment fires each
-//! version exactly once; `ends` sees what became of them; `store` has the tables; `service` answers clients.
+//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced; `store` has the tables; `service` answers clients.
 
 pub(crate) mod driver;
 pub(crate) mod ends;
@@ -11,6 +11,7 @@ mod inside;
 pub(crate) mod noted;
 mod pick;
 mod queue;
+pub(crate) mod rounds;
 pub(crate) mod service;
 mod store;
 mod walk;
@@ -21,6 +22,7 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::rule::Rule;
+use tidemill_core::rule::hook::Keep;
 use tokio::sync::Notify;
 
 /// Rules of one ordinary user.
@@ -102,6 +104,8 @@ pub(crate) struct Kept {
 pub(crate) struct Rules {
     any: AtomicBool,
     any_growing: AtomicBool,
+    any_keep: AtomicBool,
+    any_rounds: AtomicBool,
     /// They were read within a transaction, which may not have been kept.
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
@@ -121,6 +125,16 @@ impl Rules {
     /// Whether there are rules that begin with what is still being written.
     pub(crate) fn any_growing(&self) -> bool {
         self.any_growing.load(Ordering::Acquire)
+    }
+
+    /// Whether there are hooks that have files go.
+    pub(crate) fn any_keep(&self) -> bool {
+        self.any_keep.load(Ordering::Acquire)
+    }
+
+    /// Whether there are hooks that reduce what they have mapped.
+    fn any_rounds(&self) -> bool {
+        self.any_rounds.load(Ordering::Acquire)
     }
 
     /// Whether the attribute of some folder is a rule.
@@ -146,6 +160,11 @@ impl Rules {
         self.any.store(!kept.is_empty(), Ordering::Release);
         let growing = kept.iter().any(|kept| kept.rule.growing);
         self.any_growing.store(growing, Ordering::Release);
+        let hooks = || kept.iter().filter_map(|kept| kept.rule.hook.as_ref());
+        let keep = hooks().any(|hook| hook.spec.keep != Keep::All);
+        self.any_keep.store(keep, Ordering::Release);
+        let rounds = hooks().any(|hook| hook.rounds.is_some());
+        self.any_rounds.store(rounds, Ordering::Release);
         *self.kept.write() = Arc::new(kept);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::ends::end;
 use super::store::one;
-use super::{Kept, State};
+use super::{Kept, State, rounds};
 use crate::names::Fault;
 use crate::names::node::{Node, READ};
 use crate::names::transaction::Tx;
@@ -33,7 +33,11 @@ impl Tx<'_> {
         };
         let rules = self.shared.rules.all();
         for kept in rules.iter().filter(|kept| kept.rule.growing) {
-            if kept.rule.matches(path) && self.fits(kept, &begun, path)? {
+            // Maps that can't keep up with what is written come after it.
+            if kept.rule.matches(path)
+                && self.fits(kept, &begun, path)?
+                && !rounds::lags(self.db, kept)?
+            {
                 self.queue(kept, &begun, path)?;
             }
         }
@@ -57,12 +61,13 @@ impl Tx<'_> {
         let rows = statement.query_map([object.cast_signed()], |row| {
             Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?))
         })?;
+        let rules = &self.shared.rules;
         for row in rows.collect::<Result<Vec<_>, _>>()? {
             let (firing, state) = row;
             let states = State::ALL.map(|(state, _)| state);
             let state = states.into_iter().find(|one| one.number() == state);
             let before = (firing, state.unwrap_or(State::Queued));
-            end(self.db, before, State::Gone, why, self.now)?;
+            end(self.db, rules, before, State::Gone, (why, self.now))?;
         }
         self.shared.rules.wake();
         Ok(())
@@ -112,10 +117,19 @@ impl Tx<'_> {
         };
         let rules = self.shared.rules.all();
         for kept in rules.iter() {
-            let wanted = only.is_none_or(|rule| rule == kept.id);
-            if wanted && kept.rule.matches(path) && self.fits(kept, node, path)? {
+            if only.is_some_and(|rule| rule != kept.id) {
+                continue;
+            }
+            if kept.rule.matches(path) && self.fits(kept, node, path)? {
                 self.queue(kept, node, path)?;
             }
+            if only.is_none() {
+                self.marks(kept, node, path)?;
+            }
+        }
+        // Perhaps it was the last one that somebody wrote.
+        if self.shared.rules.any_rounds() {
+            self.shared.rules.wake();
         }
         Ok(())
     }
@@ -134,7 +148,7 @@ impl Tx<'_> {
         Ok(fit && (kept.for_all || self.seen_by(kept, node)?))
     }
 
-    fn seen_by(&self, kept: &Kept, node: &Node) -> Result<bool, Fault> {
+    pub(super) fn seen_by(&self, kept: &Kept, node: &Node) -> Result<bool, Fault> {
         let tx = Tx::new(self.db, self.shared, &kept.owner, 0, self.now);
         match tx.reach(node.ino) {
             Ok(_) => Ok(kept.owner.may(node, READ)),
@@ -171,7 +185,7 @@ impl Tx<'_> {
         // A version fires a rule once, however often it gets a name.
         let sql = "INSERT OR IGNORE INTO firing(rule, object, ino, uid, path, depth, state, queued, ended, error) \
                    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM rule WHERE rule = ?1)";
-        self.db.prepare_cached(sql)?.execute(params![
+        let queued = self.db.prepare_cached(sql)?.execute(params![
             rule,
             object,
             node.ino.cast_signed(),
@@ -183,6 +197,9 @@ impl Tx<'_> {
             ended,
             error
         ])?;
+        if queued == 1 && state != State::Loop {
+            self.joins_round(kept, node.object)?;
+        }
         self.shared.rules.wake();
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The gRPC service of rules.
 
 use super::driver::Firer;
-use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, store, walk};
+use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, rounds, store, walk};
 use crate::access::Access;
 use crate::clock;
 use crate::names::{Caller, Fault, SqliteNames};
@@ -238,6 +238,12 @@ impl v1::rules_server::Rules for RuleService {
         }
         let mut reply = v1::AddRuleReply::default();
         match Rule::read(source(&request.source), &request.text) {
+            // Results of files that not all may read would come together.
+            Ok(rule) if request.for_all && rule.hook.is_some() => {
+                return Err(Status::invalid_argument(
+                    "a hook is for the files that its owner may read: leave --for-all away",
+                ));
+            }
             Ok(rule) => reply.rule = Some(self.put(caller, rule, request).await?),
             Err(errors) => reply.errors = lines(&errors.to_string()),
         }
@@ -359,5 +365,31 @@ impl v1::rules_server::Rules for RuleService {
         let firings = firings.map_err(|fault| refused(&fault))?;
         self.names().shared().rules.wake();
         Ok(Response::new(v1::RetryRuleReply { firings }))
+    }
+
+    async fn end_round(
+        &self,
+        request: Request<v1::RuleRequest>,
+    ) -> Result<Response<v1::EndRoundReply>, Status> {
+        let credentials = request.get_ref().credentials.clone();
+        let caller = self.access.caller(&request, credentials.as_ref())?;
+        let kept = self.own(&caller, &request.get_ref().name)?;
+        let (id, name) = (kept.id, &kept.rule.name);
+        let hook = kept.rule.hook.as_ref();
+        if hook.is_none_or(|hook| hook.rounds.is_none()) {
+            return Err(Status::failed_precondition(format!(
+                "{name} reduces nothing, so it has no rounds"
+            )));
+        }
+        let end = move |db: &Connection| rounds::end_open(db, id);
+        let ended = self.names().database().write(end).await;
+        let ended = ended.map_err(|fault| refused(&fault))?;
+        self.names().shared().rules.wake();
+        let round = ended.ok_or_else(|| {
+            Status::failed_precondition(format!(
+                "no file has come for hook {name} since its last round; see `tidemill hook show {name}`"
+            ))
+        })?;
+        Ok(Response::new(v1::EndRoundReply { round }))
     }
 }

@@ -1,6 +1,6 @@
 //! The tables of rules.
 
-use super::{Kept, State, folder, noted};
+use super::{Kept, State, folder, noted, rounds};
 use crate::jobs::store::{json, parse};
 use crate::names::transaction::path_of;
 use crate::names::{Caller, Fault, ids};
@@ -124,6 +124,7 @@ pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
         "DELETE FROM rule WHERE rule = ?1",
         "DELETE FROM rule_walk WHERE rule = ?1",
         "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1",
+        "DELETE FROM round WHERE rule = ?1",
     ] {
         db.prepare_cached(sql)?.execute([rule.cast_signed()])?;
     }
@@ -177,6 +178,7 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rul
     let count = |sql: &str| -> Result<u32, Fault> {
         Ok(db.prepare_cached(sql)?.query_row([id], |row| row.get(0))?)
     };
+    rule.hook = rounds::shown(db, kept, whole)?;
     rule.jobs = count("SELECT count(*) FROM rule_job WHERE rule = ?1 AND open = 1")?;
     if !whole {
         return Ok(rule);
@@ -252,7 +254,7 @@ pub(super) fn retry(db: &Connection, rule: u64, path: &str, now: i64) -> Result<
         State::Queued.number(),
         State::Waiting.number()
     ])?;
-    Ok(count as u64)
+    Ok(count as u64 + rounds::retry(db, rule)?)
 }
 
 /// One value of a query that gives one row at most.

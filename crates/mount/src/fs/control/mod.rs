@@ -10,6 +10,7 @@
 //! | `<user>/last-error` | why the last submission, or question, was refused |
 //! | `<user>/new-files` | write small files to it that are to be made, many at once |
 //! | `elements/<n>/status` | one element |
+//! | `hooks` | write hooks to it, or read one's own: see [`hooks`] |
 //! | `status` | this mount: what was closed and is not sealed yet |
 //! | `lineage/<path>` | what made that file, and what was made of it |
 //!
@@ -17,6 +18,7 @@
 //! root, so that copying a tree does not copy it.
 
 mod arrivals;
+mod hooks;
 mod new_files;
 mod submit;
 mod text;
@@ -33,6 +35,7 @@ use std::time::Duration;
 use submit::Opener;
 use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
+use tidemill_core::rule::hook::Spec;
 use tidemill_core::shown;
 use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
@@ -55,6 +58,7 @@ enum Special {
     JobList(u32),
     LastError(u32),
     JobStatus(u32, u64),
+    Hooks,
     /// Of this mount.
     Status,
     Elements,
@@ -100,6 +104,8 @@ struct OpenSpecial {
     /// What is read; of `new-files` what became of those that were written last.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
+    /// Hooks that were made of what was written.
+    hooks: Mutex<Vec<Spec>>,
 }
 
 /// The name that is looked up to hear the kernel's queue out for a question of the server.
@@ -193,6 +199,8 @@ impl Special {
             Self::Order(_, uid) | Self::Arrivals(uid) | Self::NewFiles(uid) => {
                 (Kind::File, 0o600, uid)
             }
+            // What a user makes there is theirs.
+            Self::Hooks => (Kind::File, 0o666, 0),
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
@@ -215,6 +223,7 @@ impl Fs {
             _ if name == b"." => Some(parent),
             Special::Folder => match text {
                 Some("status") => Some(Special::Status),
+                Some("hooks") => Some(Special::Hooks),
                 Some("elements") => Some(Special::Elements),
                 Some("lineage") => Some(Special::Lineage(Inode::ROOT.0)),
                 Some(user) => users::uid(user).map(|uid| {
@@ -356,6 +365,7 @@ impl Fs {
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))
                     .collect();
                 entries.push(named("status".into(), Special::Status));
+                entries.push(named("hooks".into(), Special::Hooks));
                 entries.push(named("elements".into(), Special::Elements));
                 entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
                 entries
@@ -423,7 +433,7 @@ impl Fs {
         let special = self.control.special(number)?;
         let written = matches!(
             special,
-            Special::Order(..) | Special::Arrivals(_) | Special::NewFiles(_)
+            Special::Order(..) | Special::Arrivals(_) | Special::NewFiles(_) | Special::Hooks
         );
         if write && !written {
             return Err(Errno::ACCESS.into());
@@ -435,6 +445,7 @@ impl Fs {
             opener: write.then(|| Opener::of(caller)),
             content: Mutex::default(),
             input: Mutex::default(),
+            hooks: Mutex::default(),
         };
         self.control.open.lock().insert(handle, Arc::new(open));
         Ok(handle)
@@ -498,6 +509,7 @@ impl Fs {
                 .get(&uid)
                 .cloned()
                 .unwrap_or_default(),
+            Special::Hooks => self.hooks_text(caller)?,
             Special::Status => self.sealer.standing().to_string(),
             Special::ElementStatus(element) => text::element_status(&self.element(element)?),
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
@@ -561,6 +573,10 @@ impl Fs {
             pace.wait()?;
             return self.control_make(&open, opener, bytes);
         }
+        if let (Special::Hooks, Some(opener)) = (open.special, &open.opener) {
+            pace.wait()?;
+            return self.control_hooks((&open, opener), bytes);
+        }
         if matches!(open.special, Special::Arrivals(_)) {
             if bytes.len() > arrivals::QUESTION_BYTES_MAX {
                 return Err(Errno::NAMETOOLONG.into());
@@ -602,6 +618,10 @@ impl Fs {
     /// A descriptor of a special file was closed: a last line without an end counts as finished.
     pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
+        if let (Special::Hooks, Some(opener)) = (open.special, &open.opener) {
+            pace.wait()?;
+            return self.control_hooks_end(&open, opener);
+        }
         let (Special::Order(order, uid), Some(opener)) = (open.special, &open.opener) else {
             return Ok(());
         };

@@ -1,0 +1,254 @@
+//! `tidemill hook`: kernels that run on what is written where it was written, and what becomes of their results and of the files.
+
+use crate::context::{Context, credentials};
+use crate::output::Said;
+use crate::output::hook::{HookView, HooksView, hook_json};
+use anyhow::bail;
+use clap::ValueEnum;
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_core::rule::hook::{Keep, On, Spec};
+use tidemill_wire::v1;
+
+/// How often a round is looked at that somebody waits for.
+const PERIOD: Duration = Duration::from_millis(200);
+
+const EXAMPLES: &str = "Examples:
+  tidemill hook add '/run/step-*.dat' --map 'max dtype=f32' --output 'max/${stem}.txt'
+  tidemill hook add '/run/*.f64' --map max --reduce 'max dtype=text' --output all.txt --on write --keep results
+  tidemill hook add '/run/*.nc' --map /usr/bin/sha256sum --output 'sums/${name}' --on write
+  tidemill hook add '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --output 'sorted/${batch}'
+  tidemill hook list
+  tidemill hook show max                  how its maps and rounds went, and whether they keep up
+  tidemill hook end max --wait            reduce what has come so far
+  tidemill hook remove max
+
+Names of files are relative to the folder that the pattern begins with; ${stem}, ${name} and the like are those of rules.";
+
+/// Run a kernel on what is written, on the element that took it, and reduce the results
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: HookCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum HookCommand {
+    /// Make a hook for files that match a pattern, from now on
+    Add(Box<Add>),
+    /// List hooks: one's own; as root all
+    List,
+    /// Show how the maps and rounds of a hook went, and whether its maps keep up
+    Show(Named),
+    /// End the open round of a hook: what has come is reduced as soon as it is mapped
+    End(End),
+    /// Forget a hook; jobs that it has begun go on
+    Remove(Named),
+}
+
+#[derive(Debug, clap::Args)]
+struct Named {
+    /// Name of the hook, or its number
+    #[arg(value_name = "HOOK")]
+    name: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct End {
+    /// Name of the hook, or its number
+    #[arg(value_name = "HOOK")]
+    name: String,
+    /// Wait until the round is reduced
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Add {
+    /// Which files, by their paths from the root of the array; a pattern of rules
+    pattern: String,
+    /// The kernel that is run on each file, with its arguments; programs read standard input
+    #[arg(long, value_name = "KERNEL")]
+    map: String,
+    /// What that makes, or with --reduce what that makes
+    #[arg(long, value_name = "FILE")]
+    output: String,
+    /// The kernel that makes one result of those of a round; {inputs} stands for their names
+    #[arg(long, value_name = "KERNEL")]
+    reduce: Option<String>,
+    /// What maps make that is reduced then; a hidden folder beside the output if not said
+    #[arg(long, value_name = "FILE", requires = "reduce")]
+    parts: Option<String>,
+    /// Reduce whenever so many files have come; with --on group map so many at a time
+    #[arg(long, value_name = "FILES")]
+    group: Option<u32>,
+    /// Reduce when a file comes that matches this pattern below the hook's folder
+    #[arg(long, value_name = "PATTERN", requires = "reduce")]
+    marker: Option<String>,
+    /// What stays: all files; only results; or files until they are stored elsewhere, then no longer in the burst tier
+    #[arg(long, value_enum, default_value_t = KeepArg::All)]
+    keep: KeepArg,
+    /// When files are mapped: as they are written; when they are closed; or several at a time
+    #[arg(long, value_enum, default_value_t = OnArg::Seal)]
+    on: OnArg,
+    /// Its name; the kernel's if not said
+    #[arg(long)]
+    name: Option<String>,
+    /// Longest time of one kernel, as 10m; of --on write with the time that the file is open
+    #[arg(long, value_name = "TIME")]
+    time: Option<String>,
+    /// Most bytes that one kernel may write, as 64MB
+    #[arg(long, value_name = "SIZE")]
+    size: Option<String>,
+    /// It takes the place of the hook of the same name
+    #[arg(long)]
+    replace: bool,
+    /// It is for files that are there already, too
+    #[arg(long)]
+    existing: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeepArg {
+    All,
+    Results,
+    UntilDrained,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnArg {
+    Write,
+    Seal,
+    Group,
+}
+
+impl Add {
+    fn spec(&self) -> Spec {
+        Spec {
+            name: self.name.clone().unwrap_or_default(),
+            pattern: self.pattern.clone(),
+            map: self.map.clone(),
+            output: self.output.clone(),
+            reduce: self.reduce.clone(),
+            parts: self.parts.clone(),
+            group: self.group,
+            marker: self.marker.clone(),
+            keep: match self.keep {
+                KeepArg::All => Keep::All,
+                KeepArg::Results => Keep::Results,
+                KeepArg::UntilDrained => Keep::UntilDrained,
+            },
+            on: match self.on {
+                OnArg::Write => On::Write,
+                OnArg::Seal => On::Seal,
+                OnArg::Group => On::Group,
+            },
+            time: self.time.clone(),
+            size: self.size.clone(),
+        }
+    }
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    match args.command {
+        HookCommand::Add(args) => return add(*args, context, &server).await,
+        HookCommand::List => {
+            let mut hooks = list(&server, "").await?;
+            hooks.retain(|rule| rule.hook.is_some());
+            context.output.show(&HooksView(hooks))?;
+        }
+        HookCommand::Show(args) => {
+            let hook = one(&server, &args.name).await?;
+            context.output.show(&HookView(hook))?;
+        }
+        HookCommand::End(args) => return end(args, context, &server).await,
+        HookCommand::Remove(args) => {
+            one(&server, &args.name).await?;
+            let request = v1::RuleRequest {
+                credentials: Some(credentials()),
+                name: args.name,
+            };
+            let removed = server.rules().remove(request).await;
+            let removed = removed.map_err(|status| server.explain(status))?;
+            let rule = removed.into_inner();
+            let text = format!("hook {} is removed", rule.name);
+            context.output.show(&Said::new(text, hook_json(&rule)))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(server: &Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
+    let request = v1::ListRulesRequest {
+        credentials: Some(credentials()),
+        name: name.to_owned(),
+    };
+    let reply = server.rules().list(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?;
+    Ok(reply.into_inner().rules)
+}
+
+async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Rule> {
+    let rule = list(server, name).await?.pop().unwrap_or_default();
+    if rule.hook.is_none() {
+        bail!("{name} is a rule that is no hook: see `tidemill rule show {name}`");
+    }
+    Ok(rule)
+}
+
+async fn add(args: Add, context: &Context, server: &Server) -> anyhow::Result<ExitCode> {
+    let request = v1::AddRuleRequest {
+        credentials: Some(credentials()),
+        text: args.spec().rule_text(),
+        source: "hook".into(),
+        replace: args.replace,
+        existing: args.existing,
+        for_all: false,
+    };
+    let reply = server.rules().add(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let Some(rule) = reply.rule else {
+        bail!("{}", reply.errors.join("\n"));
+    };
+    let text = format!(
+        "hook {} (number {}, revision {}) is for {} below {}",
+        rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
+    );
+    context.output.show(&Said::new(text, hook_json(&rule)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn end(args: End, context: &Context, server: &Server) -> anyhow::Result<ExitCode> {
+    let request = v1::RuleRequest {
+        credentials: Some(credentials()),
+        name: args.name.clone(),
+    };
+    let ended = server.rules().end_round(request).await;
+    let ended = ended.map_err(|status| server.explain(status))?;
+    let number = ended.into_inner().round;
+    let mut said = json!({ "round": number, "state": "ending" });
+    let mut text = format!("round {number} has ended: it is reduced when all of it is mapped");
+    let mut code = ExitCode::SUCCESS;
+    while args.wait {
+        let hook = one(server, &args.name).await?.hook.unwrap_or_default();
+        let rounds = hook.rounds.into_iter();
+        let round = rounds.into_iter().find(|round| round.round == number);
+        let round = round.unwrap_or_default();
+        if matches!(round.state.as_str(), "done" | "failed" | "empty" | "") {
+            said = json!({ "round": number, "state": round.state, "error": round.error });
+            text = format!("round {number} is {}", round.state);
+            if round.state == "failed" {
+                text = format!("{text}: {}", round.error);
+                code = ExitCode::from(crate::FAILED);
+            }
+            break;
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+    context.output.show(&Said::new(text, said))?;
+    Ok(code)
+}

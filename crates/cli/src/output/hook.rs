@@ -1,0 +1,152 @@
+//! Hooks: what they do, and how their maps and rounds went.
+
+use super::rule::rule_json;
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_client::users;
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+
+/// What `tidemill hook list` shows.
+#[derive(Debug)]
+pub(crate) struct HooksView(pub(crate) Vec<v1::Rule>);
+
+impl View for HooksView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "HOOK", "NAME", "USER", "ON", "KEEPS", "JOBS", "BEHIND", "FILES", "MAP", "REDUCE",
+        ];
+        let mut rows = table(&header, &[0, 5, 6]);
+        for rule in &self.0 {
+            let hook = rule.hook.clone().unwrap_or_default();
+            rows.add_row([
+                rule.rule.to_string(),
+                line(&rule.name),
+                users::name(rule.uid),
+                hook.on,
+                hook.keep,
+                rule.jobs.to_string(),
+                hook.lag_files.to_string(),
+                line(&hook.pattern),
+                line(&hook.map),
+                line(&hook.reduce.unwrap_or_default()),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        self.0.iter().map(hook_json).collect()
+    }
+}
+
+/// What `tidemill hook show` shows.
+#[derive(Debug)]
+pub(crate) struct HookView(pub(crate) v1::Rule);
+
+impl View for HookView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let rule = &self.0;
+        let hook = rule.hook.clone().unwrap_or_default();
+        writeln!(
+            out,
+            "hook {} (number {}, revision {}) of {}, for {}",
+            line(&rule.name),
+            rule.rule,
+            rule.revision,
+            users::name(rule.uid),
+            line(&hook.pattern)
+        )?;
+        writeln!(out, "map     {} (on {})", line(&hook.map), hook.on)?;
+        if let Some(reduce) = &hook.reduce {
+            writeln!(out, "reduce  {}", line(reduce))?;
+        }
+        writeln!(out, "output  {}", line(&hook.output))?;
+        let dropped = format::count(hook.dropped, "file");
+        writeln!(out, "keeps   {}; {dropped} dropped", hook.keep)?;
+        let mut firings: Vec<_> = rule.firings.iter().collect();
+        firings.sort();
+        let counts = firings
+            .iter()
+            .map(|(state, count)| format!("{count} {state}"));
+        let counts = counts.collect::<Vec<_>>().join(", ");
+        let counts = if counts.is_empty() {
+            "none yet"
+        } else {
+            &counts
+        };
+        writeln!(out, "files   {counts}")?;
+        if hook.lag_files > 0 {
+            let lag = format::count(hook.lag_files, "file");
+            let bytes = format::bytes(hook.lag_bytes);
+            let then = match hook.lags {
+                true => ": maps lag behind, and come after files are closed",
+                false => "",
+            };
+            writeln!(out, "behind  {lag}, {bytes}{then}")?;
+        }
+        if hook.rounds.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        let header = ["ROUND", "STATE", "FILES", "MAPPED", "JOB", "WHY"];
+        let mut rows = table(&header, &[0, 2, 3, 4]);
+        for round in &hook.rounds {
+            let job = match round.job {
+                0 => String::new(),
+                job => job.to_string(),
+            };
+            rows.add_row([
+                round.round.to_string(),
+                line(&round.state),
+                round.files.to_string(),
+                round.mapped.to_string(),
+                job,
+                line(&round.error),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        hook_json(&self.0)
+    }
+}
+
+/// A hook as JSON: the rule that it is, and what it says more.
+pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
+    let mut shown = rule_json(rule);
+    let hook = rule.hook.clone().unwrap_or_default();
+    let rounds = hook.rounds.iter().map(|round| {
+        json!({
+            "round": round.round,
+            "state": round.state,
+            "files": round.files,
+            "mapped": round.mapped,
+            "job": (round.job != 0).then_some(round.job),
+            "begun": round.begun,
+            "ended": (round.ended != 0).then_some(round.ended),
+            "error": round.error,
+        })
+    });
+    let rounds: Vec<Value> = rounds.collect();
+    shown["hook"] = json!({
+        "pattern": hook.pattern,
+        "map": hook.map,
+        "output": hook.output,
+        "reduce": hook.reduce,
+        "parts": hook.parts,
+        "group": hook.group,
+        "marker": hook.marker,
+        "on": hook.on,
+        "keep": hook.keep,
+        "time": hook.time,
+        "size": hook.size,
+        "dropped": hook.dropped,
+        "behind": { "files": hook.lag_files, "bytes": hook.lag_bytes, "lags": hook.lags },
+        "rounds": rounds,
+    });
+    shown
+}

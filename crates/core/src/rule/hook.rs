@@ -1,0 +1,643 @@
+//! Hooks: rules that say more (Active Burst-Buffer, §III-C and D). What is mapped while it lies where it was written, when the
+//! results of a round are reduced to one, and what becomes of the files then.
+//!
+//! A hook is the setting `hook` of a rule, from which its task is made; all else is what rules are. [`Spec`] is a hook as people
+//! give it, on a command line or in the paper's own format (its Fig. 4). `docs/hooks.md` is the user's page.
+
+mod paper;
+
+pub use paper::FormatError;
+
+use super::{Pattern, Problem};
+use crate::job::stack;
+use crate::script::{Data, Group, Position, Setting, Value};
+use std::cmp::Ordering;
+use std::fmt::Write as _;
+
+/// Files that are mapped together wait for more of them for so long.
+const GATHERING: &str = "10s";
+/// Most files of one round: its reduce reads the results of all.
+pub const MAX_ROUND: u32 = 10_000;
+/// More files than this that are closed and not mapped mean that maps lag behind.
+pub const LAG_FILES: u64 = 16;
+/// Stands for the names of all inputs in a kernel's arguments.
+const INPUTS: &str = "{inputs}";
+/// Stands for a round's number in what reduces make.
+const ROUND: &str = "round";
+
+/// What of a file is mapped, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum On {
+    /// As it is written.
+    Write,
+    /// When it is sealed.
+    #[default]
+    Seal,
+    /// Several files at a time, when they are sealed.
+    Group,
+}
+
+/// What becomes of files that were mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Keep {
+    /// They stay.
+    #[default]
+    All,
+    /// They go.
+    Results,
+    /// They stay, and go from the burst tier as soon as they are stored elsewhere.
+    UntilDrained,
+}
+
+const ONS: [(On, &str); 3] = [
+    (On::Write, "write"),
+    (On::Seal, "seal"),
+    (On::Group, "group"),
+];
+const KEEPS: [(Keep, &str); 3] = [
+    (Keep::All, "all"),
+    (Keep::Results, "results"),
+    (Keep::UntilDrained, "until-drained"),
+];
+
+/// The word for a value.
+fn word<T: PartialEq>(words: &[(T, &'static str)], value: &T) -> &'static str {
+    let found = words.iter().find(|(known, _)| known == value);
+    found.map_or("", |(_, word)| word)
+}
+
+/// The value that a word is for.
+fn value<T: Copy>(words: &[(T, &'static str)], word: &str) -> Option<T> {
+    let found = words.iter().find(|(_, known)| *known == word);
+    found.map(|(value, _)| *value)
+}
+
+impl On {
+    /// Its word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        word(&ONS, &self)
+    }
+
+    /// The one of a word.
+    #[must_use]
+    pub fn called(word: &str) -> Option<Self> {
+        value(&ONS, word)
+    }
+}
+
+impl Keep {
+    /// Its word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        word(&KEEPS, &self)
+    }
+
+    /// The one of a word.
+    #[must_use]
+    pub fn called(word: &str) -> Option<Self> {
+        value(&KEEPS, word)
+    }
+}
+
+/// What ends a round.
+#[derive(Clone, Debug)]
+pub enum Ends {
+    /// Nobody writes a file that matches any more.
+    Close,
+    /// So many files have come.
+    Files(u32),
+    /// A file has come that matches this.
+    Marker(Pattern),
+}
+
+/// What a rule says that is a hook.
+#[derive(Clone, Debug)]
+pub struct Hook {
+    /// As it was given.
+    pub spec: Spec,
+    /// What ends its rounds; `None`: nothing is reduced.
+    pub rounds: Option<Ends>,
+}
+
+/// A hook as people give it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Spec {
+    /// Its name; empty: that of its kernel.
+    pub name: String,
+    /// Which files, by an absolute pattern.
+    pub pattern: String,
+    /// The kernel that maps, with its arguments.
+    pub map: String,
+    /// What it makes; if there is a reduce, what that makes.
+    pub output: String,
+    /// The kernel that makes one result of those of a round.
+    pub reduce: Option<String>,
+    /// What maps make that are reduced; else a hidden folder beside the output.
+    pub parts: Option<String>,
+    /// Files of a round, or files that are mapped at a time.
+    pub group: Option<u32>,
+    /// Files that end a round.
+    pub marker: Option<String>,
+    /// What becomes of files that were mapped.
+    pub keep: Keep,
+    /// When files are mapped.
+    pub on: On,
+    /// Longest time of one kernel.
+    pub time: Option<String>,
+    /// Most bytes that one kernel may write.
+    pub size: Option<String>,
+}
+
+fn setting(name: &str, data: Data) -> Setting {
+    let at = Position::START;
+    Setting {
+        name: name.to_owned(),
+        at,
+        value: Value { data, at },
+    }
+}
+
+fn text(name: &str, text: impl Into<String>) -> Setting {
+    setting(name, Data::Text(text.into()))
+}
+
+impl Spec {
+    /// The name that it has if it says none: that of its kernel, without folders and what is behind a dot.
+    #[must_use]
+    pub fn own_name(&self) -> String {
+        if !self.name.is_empty() {
+            return self.name.clone();
+        }
+        let first = self.map.trim_start_matches(['|', ' ']);
+        let first = first.split([' ', '|', '\t']).next().unwrap_or_default();
+        let last = first.rsplit('/').next().unwrap_or_default();
+        let stem = last.split(['.', '@']).next().unwrap_or_default();
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+        let name: String = stem.chars().filter(|c| plain(*c)).collect();
+        match name.is_empty() || name.starts_with('-') || name.parse::<u64>().is_ok() {
+            true => format!("hook{name}"),
+            false => name,
+        }
+    }
+
+    /// The rule that it is.
+    #[must_use]
+    pub fn rule_text(&self) -> String {
+        let absolute = format!("/{}", self.pattern.trim_start_matches('/'));
+        // Wildcards stand for names within the folder that all files lie in.
+        let below = absolute.trim_start_matches('/');
+        let folder = Pattern::new(below).map(|pattern| pattern.folder().to_owned());
+        let folder = folder.unwrap_or_default();
+        let rest = below.strip_prefix(folder.as_str()).unwrap_or(below);
+        let mut hook = vec![text("map", &*self.map), text("output", &*self.output)];
+        for (name, value) in [
+            ("reduce", &self.reduce),
+            ("parts", &self.parts),
+            ("marker", &self.marker),
+        ] {
+            hook.extend(value.as_ref().map(|value| text(name, &**value)));
+        }
+        let group = self.group.map(|files| Data::Integer(files.into()));
+        hook.extend(group.map(|files| setting("group", files)));
+        hook.push(text("on", self.on.word()));
+        hook.push(text("keep", self.keep.word()));
+        let mut settings = vec![
+            text("name", self.own_name()),
+            text("workdir", format!("/{folder}")),
+            text("pattern", rest.trim_start_matches('/')),
+            setting("hook", Data::Group(Group { settings: hook })),
+        ];
+        let limits = [("time", &self.time), ("output", &self.size)];
+        let limits = limits
+            .into_iter()
+            .filter_map(|(name, value)| Some(text(name, value.as_ref()?)));
+        let limits: Vec<_> = limits.collect();
+        if !limits.is_empty() {
+            settings.push(setting("limits", Data::Group(Group { settings: limits })));
+        }
+        Group { settings }.to_string()
+    }
+}
+
+/// A problem and where it is.
+type Wrong = (Position, Problem);
+
+/// Reads the setting `hook` of a rule; gives the rule's settings with the task that is made of it.
+pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong>> {
+    let Some(given) = group.get("hook") else {
+        return Ok(None);
+    };
+    let mut wrong = Vec::new();
+    for made in ["task", "when", "batch"] {
+        if let Some(twice) = group.get(made) {
+            let name = made.to_owned();
+            let advice = "they are made of its hook";
+            let place = "a rule with a hook";
+            wrong.push((
+                twice.at,
+                Problem::Unknown {
+                    place,
+                    name,
+                    advice,
+                },
+            ));
+        }
+    }
+    let Data::Group(settings) = &given.value.data else {
+        let (name, found) = ("hook".to_owned(), given.value.data.kind());
+        let expected = "a group { map = …; output = …; }";
+        wrong.push((
+            given.value.at,
+            Problem::Type {
+                name,
+                expected,
+                found,
+            },
+        ));
+        return Err(wrong);
+    };
+    let mut reader = Reader {
+        at: given.value.at,
+        settings,
+        wrong,
+    };
+    let hook = reader.hook();
+    let (Some(mut hook), true) = (hook, reader.wrong.is_empty()) else {
+        return Err(reader.wrong);
+    };
+    let said = |name: &str| match &group.get(name)?.value.data {
+        Data::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    hook.spec.name = said("name").unwrap_or_default();
+    let (workdir, pattern) = (said("workdir"), said("pattern").unwrap_or_default());
+    hook.spec.pattern = match pattern.starts_with('/') {
+        true => pattern,
+        false => format!(
+            "{}/{pattern}",
+            workdir.unwrap_or_default().trim_end_matches('/')
+        ),
+    };
+    let many = hook.spec.pattern.contains(['*', '?', '[', '(']);
+    if many && hook.rounds.is_none() && !hook.spec.output.contains("${") {
+        let (name, what) = (
+            "output",
+            "all files that match would make the same one: put ${stem} into it, or ${batch}",
+        );
+        let what = what.to_owned();
+        return Err(vec![(given.value.at, Problem::Value { name, what })]);
+    }
+    let group = hook.expanded(group, given.value.at);
+    Ok(Some((hook, group)))
+}
+
+struct Reader<'a> {
+    at: Position,
+    settings: &'a Group,
+    wrong: Vec<Wrong>,
+}
+
+impl Reader<'_> {
+    fn text(&mut self, name: &'static str) -> Option<String> {
+        let value = &self.settings.get(name)?.value;
+        if let Data::Text(text) = &value.data {
+            return Some(text.clone());
+        }
+        let (found, expected) = (value.data.kind(), "a string");
+        let name = name.to_owned();
+        self.wrong.push((
+            value.at,
+            Problem::Type {
+                name,
+                expected,
+                found,
+            },
+        ));
+        None
+    }
+
+    fn needed(&mut self, name: &'static str, example: &'static str) -> Option<String> {
+        if self.settings.get(name).is_none() {
+            self.wrong.push((self.at, Problem::Missing(name, example)));
+        }
+        self.text(name)
+    }
+
+    fn value(&mut self, name: &'static str, what: impl Into<String>) {
+        let at = self.settings.get(name).map_or(self.at, |one| one.value.at);
+        let what = what.into();
+        self.wrong.push((at, Problem::Value { name, what }));
+    }
+
+    fn one_of<T: Copy + Default>(&mut self, name: &'static str, words: &[(T, &'static str)]) -> T {
+        let Some(given) = self.text(name) else {
+            return T::default();
+        };
+        value(words, &given).unwrap_or_else(|| {
+            let known: Vec<_> = words.iter().map(|(_, word)| format!("{word:?}")).collect();
+            self.value(
+                name,
+                format!("{given:?} is not there: say {}", known.join(", ")),
+            );
+            T::default()
+        })
+    }
+
+    fn group(&mut self) -> Option<u32> {
+        let given = match self.settings.get("group")?.value.data {
+            Data::Integer(number) => u32::try_from(number).ok(),
+            _ => None,
+        };
+        let files = given.filter(|files| (1..=MAX_ROUND).contains(files));
+        if files.is_none() {
+            self.value(
+                "group",
+                format!("give a number of files from 1 to {MAX_ROUND}"),
+            );
+        }
+        files
+    }
+
+    fn kernel(&mut self, name: &'static str, kernel: &str) {
+        if let Err(problem) = stack::split(&stacked(kernel)) {
+            self.value(name, problem.to_string());
+        }
+    }
+
+    fn hook(&mut self) -> Option<Hook> {
+        let known = [
+            "map", "output", "reduce", "parts", "group", "marker", "on", "keep",
+        ];
+        for one in &self.settings.settings {
+            if !known.contains(&one.name.as_str()) {
+                let (place, name) = ("\"hook\"", one.name.clone());
+                let advice = "it has map, output, reduce, parts, group, marker, on and keep";
+                self.wrong.push((
+                    one.at,
+                    Problem::Unknown {
+                        place,
+                        name,
+                        advice,
+                    },
+                ));
+            }
+        }
+        let map = self.needed(
+            "map",
+            "what is run on each file, as in map = \"max dtype=f32\";",
+        );
+        let output = self.needed(
+            "output",
+            "what that makes, as in output = \"max/${stem}.txt\";",
+        );
+        let spec = Spec {
+            map: map?,
+            output: output?,
+            reduce: self.text("reduce"),
+            parts: self.text("parts"),
+            marker: self.text("marker"),
+            group: self.group(),
+            on: self.one_of("on", &ONS),
+            keep: self.one_of("keep", &KEEPS),
+            ..Spec::default()
+        };
+        self.kernel("map", &spec.map);
+        if let Some(reduce) = &spec.reduce {
+            self.kernel("reduce", reduce);
+        }
+        let rounds = self.rounds(&spec);
+        self.makes_sense(&spec);
+        Some(Hook { spec, rounds })
+    }
+
+    fn rounds(&mut self, spec: &Spec) -> Option<Ends> {
+        let marker = spec.marker.as_ref().map(|marker| Pattern::new(marker));
+        let marker = match marker {
+            Some(Err(error)) => {
+                self.value("marker", error.to_string());
+                None
+            }
+            marker => marker.and_then(Result::ok),
+        };
+        spec.reduce.as_ref()?;
+        let files = spec.group.filter(|_| spec.on != On::Group);
+        Some(match (marker, files) {
+            (Some(marker), _) => Ends::Marker(marker),
+            (None, Some(files)) => Ends::Files(files),
+            (None, None) => Ends::Close,
+        })
+    }
+
+    /// What goes together.
+    fn makes_sense(&mut self, spec: &Spec) {
+        let reduces = spec.reduce.is_some();
+        if spec.on == On::Group && spec.group.is_none() {
+            self.value("on", "say how many files are mapped at a time: group = 10;");
+        }
+        if spec.group.is_some() && spec.on != On::Group && !reduces {
+            self.value("group", "it is how many files make a round, and there is no reduce; on = \"group\" maps so many at a time");
+        }
+        if spec.marker.is_some() && !reduces {
+            self.value("marker", "it ends a round, and there is no reduce");
+        }
+        if spec.marker.is_some() && spec.group.is_some() && spec.on != On::Group {
+            self.value(
+                "marker",
+                "a round ends by a marker or by a number of files: leave one out",
+            );
+        }
+        if spec.parts.is_some() && !reduces {
+            self.value("parts", "it is what is reduced, and there is no reduce");
+        }
+        // Of a reduce there is no file that could be named.
+        let mut rest = spec.output.as_str();
+        while let Some((_, name, after)) = super::fill::next(rest) {
+            if reduces && name != ROUND {
+                self.value("output", format!("\"${{{name}}}\" stands for nothing in what is reduced; there is ${{{ROUND}}}"));
+            }
+            rest = after;
+        }
+    }
+}
+
+/// A kernel with its arguments as a stack, be it of one: its programs read standard input.
+fn stacked(kernel: &str) -> String {
+    format!("| {kernel}")
+}
+
+/// A kernel of a script, with the names of inputs in the place of `{inputs}`.
+pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
+    let Ok(stages) = stack::split(kernel) else {
+        return kernel.to_owned();
+    };
+    if !stages.iter().flatten().any(|word| word == INPUTS) {
+        return kernel.to_owned();
+    }
+    let mut out = String::from("|");
+    for (index, stage) in stages.iter().enumerate() {
+        if index > 0 {
+            out.push_str(" |");
+        }
+        let words = stage.iter().flat_map(|word| match word == INPUTS {
+            true => names.to_vec(),
+            false => vec![word.as_str()],
+        });
+        words.for_each(|word| quote(&mut out, word));
+    }
+    out
+}
+
+/// Adds a word of a stack that stays one, whatever is in it.
+fn quote(out: &mut String, word: &str) {
+    let plain = word.replace('\\', "\\\\").replace('"', "\\\"");
+    let _ = write!(out, " \"{plain}\"");
+}
+
+impl Hook {
+    /// What maps make.
+    fn mapped(&self) -> String {
+        let Spec {
+            output,
+            parts,
+            name,
+            ..
+        } = &self.spec;
+        if self.rounds.is_none() {
+            return output.clone();
+        }
+        parts.clone().unwrap_or_else(|| {
+            let head = output.split("${").next().unwrap_or_default();
+            let folder = head.rfind('/').map_or("", |at| &head[..=at]);
+            format!("{folder}.{name}/${{batch}}")
+        })
+    }
+
+    /// The settings of a rule with the task that the hook is.
+    fn expanded(&self, group: &Group, at: Position) -> Group {
+        let mut settings: Vec<_> = group
+            .settings
+            .iter()
+            .filter(|one| one.name != "hook")
+            .cloned()
+            .collect();
+        let add = |to: &mut Vec<Setting>, name: &str, data: Data| {
+            to.push(Setting {
+                name: name.to_owned(),
+                at,
+                value: Value { data, at },
+            });
+        };
+        let mut task = Vec::new();
+        add(&mut task, "kernel", Data::Text(stacked(&self.spec.map)));
+        let output = Value {
+            data: Data::Text(self.mapped()),
+            at,
+        };
+        add(&mut task, "output", Data::Array(vec![output]));
+        let grouped = self.spec.on == On::Group;
+        if grouped {
+            let files = self.spec.group.unwrap_or(1);
+            let batch = vec![
+                setting("files", Data::Integer(files.into())),
+                text("after", GATHERING),
+            ];
+            add(
+                &mut settings,
+                "batch",
+                Data::Group(Group { settings: batch }),
+            );
+        } else {
+            add(&mut task, "stdin", Data::Text("${file}".into()));
+        }
+        if self.spec.on == On::Write {
+            add(&mut settings, "when", Data::Text("growing".into()));
+        }
+        add(&mut settings, "task", Data::Group(Group { settings: task }));
+        Group { settings }
+    }
+
+    /// The task that reduces the results of a round.
+    pub(super) fn reducing(
+        &self,
+        (name, workdir): (String, &str),
+        round: u64,
+        parts: &[String],
+    ) -> Option<Group> {
+        let kernel = stacked(self.spec.reduce.as_ref()?);
+        let below = format!("{}/", workdir.trim_end_matches('/'));
+        let seen = |part: &'_ String| -> String {
+            let inside = part.strip_prefix(&below);
+            inside
+                .unwrap_or_else(|| part.rsplit('/').next().unwrap_or_default())
+                .to_owned()
+        };
+        let names: Vec<String> = parts.iter().map(seen).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let at = Position::START;
+        let list = |all: &[String]| {
+            let all = all.iter().map(|one| Value {
+                data: Data::Text(one.clone()),
+                at,
+            });
+            Data::Array(all.collect())
+        };
+        let output = self
+            .spec
+            .output
+            .replace(&format!("${{{ROUND}}}"), &round.to_string());
+        let settings = vec![
+            text("name", name),
+            text("kernel", with_inputs(&kernel, &names)),
+            setting("input", list(parts)),
+            setting("output", list(&[output])),
+        ];
+        Some(Group { settings })
+    }
+}
+
+/// The order of files: by their names, in which numbers count as numbers.
+#[must_use]
+pub fn file_order(one: &str, other: &str) -> Ordering {
+    let (mut left, mut right) = (one, other);
+    loop {
+        let (digits, others) = (number_of(left), number_of(right));
+        let order = match (digits.is_empty(), others.is_empty()) {
+            (false, false) => {
+                let (plain, others) = (
+                    digits.trim_start_matches('0'),
+                    others.trim_start_matches('0'),
+                );
+                plain
+                    .len()
+                    .cmp(&others.len())
+                    .then_with(|| plain.cmp(others))
+            }
+            _ => match (left.chars().next(), right.chars().next()) {
+                (Some(first), Some(second)) => first.cmp(&second),
+                (None, None) => return one.cmp(other),
+                (first, second) => return first.cmp(&second),
+            },
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+        let step = |text: &str, digits: usize| match digits {
+            0 => text.chars().next().map_or(0, char::len_utf8),
+            digits => digits,
+        };
+        left = &left[step(left, digits.len())..];
+        right = &right[step(right, others.len())..];
+    }
+}
+
+/// The digits that a text begins with.
+fn number_of(text: &str) -> &str {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! The paper's own format (Active Burst-Buffer, Fig. 4): what its users write to `/dev/abbfs`, and here to `.tidemill/hooks`.
+//!
+//! ```text
+//! </run/*.dat>
+//!     op: func
+//!     lib_path: /kernels/1000/extremes@1.so
+//!     output: extremes/${stem}
+//!     cache times: 1
+//! <//run/*.dat>
+//! ```
+
+use super::{Keep, MAX_ROUND, On, Spec};
+use std::fmt::{self, Display, Formatter};
+
+/// What a function that maps may be called (`op`), besides the operation's own name.
+const MAPS: [&str; 3] = ["map", "func", "tidemill_map"];
+const REDUCE: &str = "reduce";
+
+/// A text is not in the format.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct FormatError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong there, and what to do.
+    pub what: String,
+    /// Whether what is missing may still come.
+    pub unfinished: bool,
+}
+
+/// A section that is being read.
+struct Section {
+    spec: Spec,
+    op: Option<String>,
+    times: Option<u32>,
+    on: Option<On>,
+    begun: usize,
+}
+
+impl Spec {
+    /// Reads hooks, each between a line `<PATTERN>` and a line `</PATTERN>`. A section whose `op` is `reduce` belongs to the one
+    /// before it that has its pattern: the output of that is then what is reduced.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, and where.
+    pub fn read_all(text: &str) -> Result<Vec<Self>, FormatError> {
+        let mut all: Vec<Self> = Vec::new();
+        let mut open: Option<Section> = None;
+        let mut last = 0;
+        for (line, text) in (1..).zip(text.lines()) {
+            last = line;
+            let wrong = |what: String| FormatError {
+                line,
+                what,
+                unfinished: false,
+            };
+            let text = text.trim();
+            let marked = text
+                .strip_prefix('<')
+                .and_then(|text| text.strip_suffix('>'));
+            match (open.take(), marked) {
+                (None, None) if text.is_empty() || text.starts_with('#') => {}
+                (None, None) => {
+                    let what =
+                        format!("{text:?} stands outside of a section: begin one with <PATTERN>");
+                    return Err(wrong(what));
+                }
+                (None, Some(pattern)) => open = Some(Section::new(pattern, line)),
+                (Some(section), Some(end)) => {
+                    section.check_end(end).map_err(wrong)?;
+                    section.close(&mut all).map_err(wrong)?;
+                }
+                (Some(mut section), None) => {
+                    if !text.is_empty() && !text.starts_with('#') {
+                        section.option(text).map_err(wrong)?;
+                    }
+                    open = Some(section);
+                }
+            }
+        }
+        match open {
+            None => Ok(all),
+            Some(section) => Err(FormatError {
+                line: last,
+                unfinished: true,
+                what: format!(
+                    "the section that begins in line {} has no end: write </{}>",
+                    section.begun, section.spec.pattern
+                ),
+            }),
+        }
+    }
+}
+
+impl Section {
+    fn new(pattern: &str, begun: usize) -> Self {
+        let spec = Spec {
+            pattern: pattern.to_owned(),
+            ..Spec::default()
+        };
+        Self {
+            spec,
+            op: None,
+            times: None,
+            on: None,
+            begun,
+        }
+    }
+
+    fn check_end(&self, end: &str) -> Result<(), String> {
+        let pattern = &self.spec.pattern;
+        let named = end.strip_prefix('/');
+        // `</run/a>` ends what begins as `</run/a>`, too.
+        match named == Some(pattern) || (pattern.starts_with('/') && end == pattern) {
+            true => Ok(()),
+            false => Err(format!(
+                "<{end}> does not end <{pattern}>: write </{pattern}>"
+            )),
+        }
+    }
+
+    fn option(&mut self, text: &str) -> Result<(), String> {
+        let (key, value) = text
+            .split_once(':')
+            .ok_or_else(|| format!("{text:?} is no option: write \"name: value\""))?;
+        let (key, value) = (key.trim(), value.trim());
+        if value.is_empty() {
+            return Err(format!("{key} has no value"));
+        }
+        let number = |value: &str| {
+            let number = value.parse().ok();
+            let number = number.filter(|number| (1..=MAX_ROUND).contains(number));
+            number.ok_or_else(|| format!("{key}: give a number from 1 to {MAX_ROUND}"))
+        };
+        let spec = &mut self.spec;
+        let said = Some(value.to_owned());
+        match key {
+            "op" => self.op = said,
+            "lib_path" => value.clone_into(&mut spec.map),
+            "output" => value.clone_into(&mut spec.output),
+            "name" => value.clone_into(&mut spec.name),
+            "reduce" => spec.reduce = said,
+            "parts" => spec.parts = said,
+            "marker" => spec.marker = said,
+            "time" => spec.time = said,
+            "size" => spec.size = said,
+            "cache times" => self.times = Some(number(value)?),
+            "group" => spec.group = Some(number(value)?),
+            "on" => {
+                let on = On::called(value);
+                self.on =
+                    Some(on.ok_or_else(|| format!("on: {value:?} is not write, seal or group"))?);
+            }
+            "keep" => {
+                let keep = Keep::called(value);
+                spec.keep = keep.ok_or_else(|| {
+                    format!("keep: {value:?} is not all, results or until-drained")
+                })?;
+            }
+            _ => {
+                return Err(format!(
+                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, keep, time and size"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn close(mut self, all: &mut Vec<Spec>) -> Result<(), String> {
+        for (name, value) in [("lib_path", &self.spec.map), ("output", &self.spec.output)] {
+            if value.is_empty() {
+                return Err(format!(
+                    "the section for {} has no {name}",
+                    self.spec.pattern
+                ));
+            }
+        }
+        match self.op.as_deref() {
+            None => {}
+            Some(REDUCE) => return self.joins(all),
+            Some(op) if MAPS.contains(&op) => {}
+            Some(op) => {
+                return Err(format!(
+                    "op: {op:?} is neither map nor reduce: a function that maps is called func, or tidemill_map"
+                ));
+            }
+        }
+        // So many writes at a time are so many files here.
+        let times = self.times.filter(|&times| times > 1);
+        self.spec.on = self.on.unwrap_or(match times {
+            Some(_) => On::Group,
+            None => On::Write,
+        });
+        if self.spec.group.is_none() {
+            self.spec.group = times;
+        }
+        all.push(self.spec);
+        Ok(())
+    }
+
+    /// What the section before it makes is reduced by this one.
+    fn joins(self, all: &mut [Spec]) -> Result<(), String> {
+        let pattern = &self.spec.pattern;
+        let mapped = all.iter_mut().rev();
+        let mapped = mapped
+            .into_iter()
+            .find(|spec| spec.pattern == *pattern && spec.reduce.is_none());
+        let Some(mapped) = mapped else {
+            return Err(format!(
+                "nothing maps {pattern} before this reduce: put a section with op: map before it"
+            ));
+        };
+        mapped.reduce = Some(self.spec.map);
+        mapped.parts = Some(std::mem::replace(&mut mapped.output, self.spec.output));
+        mapped.marker = mapped.marker.take().or(self.spec.marker);
+        mapped.group = mapped.group.or(self.spec.group);
+        Ok(())
+    }
+}
+
+impl Display for Spec {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "<{}>", self.pattern)?;
+        let mut line = |name: &str, value: &str| writeln!(f, "    {name}: {value}");
+        line("op", "map")?;
+        line("lib_path", &self.map)?;
+        line("output", &self.output)?;
+        let group = self.group.map(|files| files.to_string());
+        match (self.on, &group) {
+            (On::Group, Some(files)) => line("cache times", files)?,
+            (On::Write, _) => line("cache times", "1")?,
+            _ => {}
+        }
+        line("on", self.on.word())?;
+        if let (true, Some(files)) = (self.on != On::Group, &group) {
+            line("group", files)?;
+        }
+        if !self.name.is_empty() {
+            line("name", &self.name)?;
+        }
+        for (name, value) in [
+            ("reduce", &self.reduce),
+            ("parts", &self.parts),
+            ("marker", &self.marker),
+            ("time", &self.time),
+            ("size", &self.size),
+        ] {
+            if let Some(value) = value {
+                line(name, value)?;
+            }
+        }
+        line("keep", self.keep.word())?;
+        writeln!(f, "</{}>", self.pattern)
+    }
+}

@@ -1,0 +1,322 @@
+use super::*;
+use crate::job::Job;
+use crate::rule::Rule;
+use proptest::prelude::*;
+
+fn spec(on: On) -> Spec {
+    Spec {
+        pattern: "/run/step-*.dat".into(),
+        map: "max dtype=f32".into(),
+        output: "max/${stem}".into(),
+        on,
+        ..Spec::default()
+    }
+}
+
+fn read(spec: &Spec) -> Rule {
+    Rule::read("hook", &spec.rule_text()).unwrap()
+}
+
+fn refused(spec: &Spec) -> String {
+    Rule::read("hook", &spec.rule_text())
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn a_hook_is_a_rule_with_its_task() {
+    let rule = read(&spec(On::Write));
+    assert_eq!((rule.name.as_str(), rule.workdir.as_str()), ("max", "/run"));
+    assert!(rule.growing && rule.batch.is_none() && rule.matches("/run/step-7.dat"));
+    let task = ("max@1-9".to_owned(), 9, vec!["/run/step-7.dat"]);
+    let script = rule.script(1, &[task]).unwrap();
+    let job = Job::parse("job", script.as_bytes()).unwrap();
+    let task = &job.tasks[0];
+    assert_eq!(task.stages.len(), 1);
+    assert_eq!(task.stages[0].args, ["dtype=f32"]);
+    assert_eq!(task.stdin.as_deref(), Some("step-7.dat"));
+    assert_eq!(task.stdout.as_deref(), Some("max/step-7"));
+    assert_eq!(task.outputs[0].path, "/run/max/step-7");
+}
+
+#[test]
+fn names_of_inputs_are_words_of_their_own() {
+    let map = "sh -c 'cat \"$@\"' sh {inputs} | wc".into();
+    let rule = read(&Spec {
+        map,
+        group: Some(2),
+        output: "n/${batch}".into(),
+        ..spec(On::Group)
+    });
+    assert_eq!(rule.batch.unwrap().files, 2);
+    let names = ["/run/step-a b.dat", "/run/step-\"|'\\.dat"];
+    let script = rule.script(1, &[("t".into(), 9, names.to_vec())]).unwrap();
+    let job = Job::parse("job", script.as_bytes()).unwrap();
+    let words = &job.tasks[0].stages[0].args;
+    assert_eq!(
+        words[1..],
+        ["cat \"$@\"", "sh", "step-a b.dat", "step-\"|'\\.dat"]
+    );
+}
+
+#[test]
+fn what_was_mapped_is_reduced_in_a_job_of_its_own() {
+    let reduce = Some("sort -n {inputs}".to_owned());
+    let output = "all/${round}.txt".to_owned();
+    let rule = read(&Spec {
+        reduce,
+        output,
+        ..spec(On::Seal)
+    });
+    let part = rule.outputs(12, &["/run/step-1.dat"]).unwrap();
+    assert_eq!(part, ["all/.max/12"]);
+    let parts = ["/run/all/.max/12".to_owned(), "/run/all/.max/9".to_owned()];
+    let script = rule.reduce_script(2, 3, &parts).unwrap();
+    let job = Job::parse("job", script.as_bytes()).unwrap();
+    assert_eq!(job.name, "max@2");
+    let task = &job.tasks[0];
+    assert_eq!(
+        (task.name.as_str(), task.outputs[0].path.as_str()),
+        ("max@2-round-3", "/run/all/3.txt")
+    );
+    assert_eq!(task.stages[0].args, ["-n", "all/.max/12", "all/.max/9"]);
+    assert!(read(&spec(On::Seal)).reduce_script(1, 1, &parts).is_none());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let reduce = || Some("cat".to_owned());
+    for (wrong, why) in [
+        (
+            Spec {
+                output: "one".into(),
+                ..spec(On::Seal)
+            },
+            "${stem}",
+        ),
+        (
+            Spec {
+                map: "a || b".into(),
+                ..spec(On::Seal)
+            },
+            "on each side",
+        ),
+        (
+            Spec {
+                group: Some(3),
+                ..spec(On::Seal)
+            },
+            "there is no reduce",
+        ),
+        (
+            Spec {
+                marker: Some("done".into()),
+                ..spec(On::Seal)
+            },
+            "there is no reduce",
+        ),
+        (
+            Spec {
+                parts: Some("p".into()),
+                ..spec(On::Seal)
+            },
+            "there is no reduce",
+        ),
+        (
+            Spec {
+                reduce: reduce(),
+                ..spec(On::Seal)
+            },
+            "there is ${round}",
+        ),
+        (
+            Spec {
+                marker: Some("a(".into()),
+                reduce: reduce(),
+                output: "o".into(),
+                ..spec(On::Seal)
+            },
+            "never closed",
+        ),
+        (spec(On::Group), "group = 10"),
+        (
+            Spec {
+                output: "a/../${stem}".into(),
+                ..spec(On::Seal)
+            },
+            "..",
+        ),
+        (
+            Spec {
+                time: Some("soon".into()),
+                ..spec(On::Seal)
+            },
+            "time",
+        ),
+        (
+            Spec {
+                name: "a b".into(),
+                ..spec(On::Seal)
+            },
+            "a b",
+        ),
+    ] {
+        let said = refused(&wrong);
+        assert!(said.contains(why), "{wrong:?}: {said}");
+    }
+    let text = spec(On::Seal).rule_text() + "task = { kernel = \"x\"; output = [ \"y\" ]; };";
+    let said = Rule::read("hook", &text).unwrap_err().to_string();
+    assert!(said.contains("made of its hook"), "{said}");
+}
+
+const PAPER: &str = "
+<output.dat>
+    op: func
+    lib_path: /users/username/folder/lib.so
+    output: outputfile
+    cache times: 3
+</output.dat>
+
+# what is mapped by a section is reduced by the next one
+</run/*.dat>
+op: map
+lib_path: max
+output: parts/${batch}
+</run/*.dat>
+</run/*.dat>
+op: reduce
+lib_path: max dtype=text
+output: all
+<//run/*.dat>
+";
+
+#[test]
+fn the_papers_format_is_read() {
+    let all = Spec::read_all(PAPER).unwrap();
+    assert_eq!(all.len(), 2);
+    assert_eq!((all[0].on, all[0].group), (On::Group, Some(3)));
+    assert_eq!(all[0].own_name(), "lib");
+    assert_eq!(read(&all[0]).workdir, "/");
+    let second = &all[1];
+    assert_eq!((second.on, second.output.as_str()), (On::Write, "all"));
+    assert_eq!(second.parts.as_deref(), Some("parts/${batch}"));
+    assert_eq!(second.reduce.as_deref(), Some("max dtype=text"));
+    for (text, line, why) in [
+        ("op: map", 1, "outside"),
+        ("<a>\nop: map", 2, "write </a>"),
+        ("<a>\n</b>", 2, "write </a>"),
+        ("<a>\nop: map\nlib_path: x\n</a>", 4, "no output"),
+        ("<a>\nlib_path:\n</a>", 2, "no value"),
+        ("<a>\ncache times: 0\n</a>", 2, "from 1 to"),
+        ("<a>\ncolour: red\n</a>", 2, "no option"),
+        (
+            "<a>\nop: reduce\nlib_path: x\noutput: y\n</a>",
+            5,
+            "nothing maps a",
+        ),
+        ("<a>\nop: solve\nlib_path: x\noutput: y\n</a>", 5, "solve"),
+        ("<a>\nkeep: some\n</a>", 2, "until-drained"),
+    ] {
+        let error = Spec::read_all(text).unwrap_err();
+        assert!(
+            error.line == line && error.what.contains(why),
+            "{text:?}: {error}"
+        );
+    }
+}
+
+fn specs() -> impl Strategy<Value = Spec> {
+    let word = "[a-z${}/*<>.:#|\"' -]{0,12}[a-z.]";
+    let words = || word.prop_map(|word| word.trim().to_owned());
+    let maybe = || prop::option::of(words());
+    let plain = (words(), words(), words(), words(), maybe(), maybe());
+    let kinds = (
+        prop::sample::select(ONS.to_vec()),
+        prop::sample::select(KEEPS.to_vec()),
+    );
+    (
+        plain,
+        maybe(),
+        prop::option::of(2_u32..MAX_ROUND),
+        maybe(),
+        kinds,
+    )
+        .prop_map(
+            |(
+                (name, pattern, map, output, reduce, parts),
+                marker,
+                group,
+                time,
+                ((on, _), (keep, _)),
+            )| Spec {
+                name,
+                pattern,
+                map,
+                output,
+                reduce,
+                parts,
+                group,
+                marker,
+                keep,
+                on,
+                size: time.clone(),
+                time,
+            },
+        )
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_reads_back(all in prop::collection::vec(specs(), 0..4)) {
+        let text: String = all.iter().map(ToString::to_string).collect();
+        prop_assert_eq!(Spec::read_all(&text).unwrap(), all);
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "(<a>\n|</a>\n|op: |map\n|[ -~]{0,9}\n){0,12}") {
+        let _ = Spec::read_all(&text);
+    }
+
+    #[test]
+    fn files_have_one_order(mut names in prop::collection::vec("[a0-2-]{0,4}", 3)) {
+        let (a, b, c) = (names[0].clone(), names[1].clone(), names[2].clone());
+        prop_assert_eq!(file_order(&a, &b), file_order(&b, &a).reverse());
+        prop_assert_eq!(file_order(&a, &b) == Ordering::Equal, a == b);
+        if file_order(&a, &b).is_le() && file_order(&b, &c).is_le() {
+            prop_assert!(file_order(&a, &c).is_le());
+        }
+        names.sort_by(|one, other| file_order(one, other));
+    }
+}
+
+#[test]
+fn numbers_in_names_count() {
+    let mut names = ["s-10", "s-9", "s-009b", "t", "s-1x", "s-100"];
+    names.sort_by(|one, other| file_order(one, other));
+    assert_eq!(names, ["s-1x", "s-9", "s-009b", "s-10", "s-100", "t"]);
+}
+
+#[test]
+fn the_documented_hooks_are_right() {
+    let page = include_str!("../../../../../docs/hooks.md");
+    let blocks: Vec<&str> = page.split("```").skip(1).step_by(2).collect();
+    let rule = blocks
+        .iter()
+        .find_map(|block| block.strip_prefix("libconfig\n"));
+    let rule = Rule::read("page", rule.unwrap()).unwrap();
+    let hook = rule.hook.as_ref().unwrap();
+    assert!(matches!(hook.rounds, Some(Ends::Close)) && hook.spec.keep == Keep::Results);
+    // What is printed of it is the same hook.
+    let again = Rule::read("again", &hook.spec.rule_text()).unwrap();
+    assert_eq!(again.hook.unwrap().spec, hook.spec);
+    assert_eq!(rule.limit("time").as_deref(), Some("10m"));
+    let paper = blocks
+        .iter()
+        .find(|block| block.contains("lib_path"))
+        .unwrap();
+    let lines = paper.lines().skip_while(|line| !line.starts_with('<'));
+    let text: Vec<&str> = lines.take_while(|line| *line != "END").collect();
+    let specs = Spec::read_all(&text.join("\n")).unwrap();
+    assert_eq!((specs.len(), specs[0].on), (1, On::Write));
+    read(&specs[0]);
+}

@@ -1,0 +1,78 @@
+//! Inputs that are pipes: files that are still being written come as one, and end when they are sealed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::mm::MapFlags;
+
+use crate::builtin::BuiltinError;
+use crate::builtin::chain::{Link, LinkError, Sink, named_inputs};
+use crate::builtin::series::Mapped;
+use crate::prepare::{RESERVED, TEMPORARY};
+
+/// What is taken from a pipe at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Whether an input is a pipe.
+pub(super) fn is_pipe(name: &str) -> bool {
+    fs::metadata(name).is_ok_and(|data| data.file_type().is_fifo())
+}
+
+/// All that comes through a pipe, in a file without a name.
+pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let folder: PathBuf = [RESERVED, TEMPORARY].iter().collect();
+    let path = folder.join(format!("gathered-{number}"));
+    let mut options = File::options();
+    let mut file = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    fs::remove_file(&path)?;
+    io::copy(&mut File::open(name)?, &mut file)?;
+    let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    Mapped::range(&file, 0, length, MapFlags::SHARED)
+}
+
+/// Whether built-in kernels have to take their data as it comes: some of it is still being written.
+pub(super) fn any(first: &Link, inputs: &[String]) -> bool {
+    inputs.iter().any(|name| is_pipe(name))
+        && !named_inputs(&first.name, &first.args)
+            .iter()
+            .any(|name| is_pipe(name))
+}
+
+/// Pushes the data among the inputs through a chain of kernels, to its end.
+pub(super) fn push(
+    first: &Link,
+    inputs: &[String],
+    mut sink: Box<dyn Sink>,
+) -> Result<(), LinkError> {
+    let named = named_inputs(&first.name, &first.args);
+    let mut piece = vec![0; PIECE_BYTES];
+    for name in inputs.iter().filter(|name| !named.contains(name)) {
+        let failed = |source| {
+            first.failed(BuiltinError::Read {
+                name: name.clone(),
+                source,
+            })
+        };
+        let mut file = File::open(name).map_err(failed)?;
+        loop {
+            let count = match file.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            let written = sink.write_all(&piece[..count]);
+            written.map_err(|error| first.failed(BuiltinError::Write(error)))?;
+        }
+    }
+    sink.finish()
+}

@@ -1,0 +1,147 @@
+//! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). Who writes to it makes hooks, or replaces those of
+//! the same names, as soon as what was written is whole; who reads it sees their own.
+
+use super::submit::Opener;
+use super::{OpenSpecial, plain_credentials};
+use crate::error::Error;
+use crate::fs::{Caller, Fs};
+use rustix::io::Errno;
+use std::fmt::Write as _;
+use tidemill_core::rule::hook::{Keep, On, Spec};
+use tidemill_core::rule::{MAX_RULE_BYTES, Rule};
+use tidemill_wire::v1;
+
+/// Longest text, in bytes.
+const TEXT_BYTES_MAX: usize = 4 * MAX_RULE_BYTES;
+
+impl Fs {
+    /// Takes what was written; the first error that there is is said, and kept for `last-error`.
+    pub(super) fn control_hooks(
+        &self,
+        (open, opener): (&OpenSpecial, &Opener),
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let mut input = open.input.lock();
+        if input.len() + bytes.len() > TEXT_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        input.extend_from_slice(bytes);
+        // A line may come in pieces.
+        let whole = input.iter().rposition(|&byte| byte == b'\n');
+        let whole = whole.map_or(0, |end| end + 1);
+        self.take_hooks((open, opener), &input[..whole], false)
+    }
+
+    /// Nothing more comes.
+    pub(super) fn control_hooks_end(
+        &self,
+        open: &OpenSpecial,
+        opener: &Opener,
+    ) -> Result<(), Error> {
+        let input = open.input.lock();
+        self.take_hooks((open, opener), &input, true)
+    }
+
+    fn take_hooks(
+        &self,
+        (open, opener): (&OpenSpecial, &Opener),
+        text: &[u8],
+        last: bool,
+    ) -> Result<(), Error> {
+        let text = String::from_utf8_lossy(text);
+        let specs = match Spec::read_all(&text) {
+            Err(error) if error.unfinished && !last => return Ok(()),
+            specs => specs.map_err(|error| error.to_string()),
+        };
+        let mut made = open.hooks.lock();
+        let added = specs.and_then(|specs| self.add_hooks(opener, specs, &mut made));
+        let mut errors = self.control.errors.lock();
+        let uid = opener.caller().uid;
+        match added {
+            Ok(0) => Ok(()),
+            Ok(_) => {
+                errors.remove(&uid);
+                Ok(())
+            }
+            Err(why) => {
+                errors.insert(uid, why + "\n");
+                Err(Errno::INVAL.into())
+            }
+        }
+    }
+
+    /// Makes hooks that were not made yet, if all of them are right in themselves; gives how many.
+    fn add_hooks(
+        &self,
+        opener: &Opener,
+        specs: Vec<Spec>,
+        made: &mut Vec<Spec>,
+    ) -> Result<usize, String> {
+        let new: Vec<Spec> = specs
+            .into_iter()
+            .filter(|spec| !made.contains(spec))
+            .collect();
+        for spec in &new {
+            Rule::read(&spec.pattern, &spec.rule_text()).map_err(|errors| errors.to_string())?;
+        }
+        let count = new.len();
+        for spec in new {
+            let request = v1::AddRuleRequest {
+                credentials: Some(opener.credentials()),
+                text: spec.rule_text(),
+                source: ".tidemill/hooks".into(),
+                replace: true,
+                ..v1::AddRuleRequest::default()
+            };
+            let server = &self.backend.server;
+            let added = self.backend.ask_once(async {
+                let reply = server.rules().add(request).await;
+                Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+            });
+            let errors = added.map_err(|error| error.to_string())?.errors;
+            if !errors.is_empty() {
+                return Err(errors.join("\n"));
+            }
+            made.push(spec);
+        }
+        Ok(count)
+    }
+
+    /// A user's hooks.
+    pub(super) fn hooks_text(&self, caller: Caller) -> Result<String, Error> {
+        let request = v1::ListRulesRequest {
+            credentials: Some(plain_credentials(caller.uid)),
+            name: String::new(),
+        };
+        let server = &self.backend.server;
+        let ask = || async {
+            let reply = server.rules().list(request.clone()).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        };
+        let mut text = String::new();
+        let rules = self.backend.ask_server(ask)?.rules.into_iter();
+        for rule in rules.filter(|rule| rule.uid == caller.uid) {
+            if let Some(hook) = rule.hook {
+                let _ = write!(text, "{}", spec(rule.name, hook));
+            }
+        }
+        Ok(text)
+    }
+}
+
+fn spec(name: String, hook: v1::Hook) -> Spec {
+    Spec {
+        name,
+        pattern: hook.pattern,
+        map: hook.map,
+        output: hook.output,
+        reduce: hook.reduce,
+        parts: hook.parts,
+        group: hook.group,
+        marker: hook.marker,
+        keep: Keep::called(&hook.keep).unwrap_or_default(),
+        on: On::called(&hook.on).unwrap_or_default(),
+        time: hook.time,
+        size: hook.size,
+    }
+}

@@ -1,0 +1,177 @@
+//! Files that go when they were mapped: what hooks with `keep` do. A file goes when all that fired for its version has ended well,
+//! never before, in the name of the hook's owner; lineage knows by which hook it went, and after which task.
+
+use super::Fault;
+use super::burst;
+use super::node::Node;
+use super::shared::Shared;
+use super::transaction::{Change, Tx};
+use crate::rules::{Kept, State};
+use rusqlite::{Connection, OptionalExtension as _, params};
+use tidemill_core::rule::hook::Keep;
+use tidemill_wire::v1;
+
+/// Versions that are looked at in one transaction.
+const OBJECTS_MAX: u32 = 200;
+/// What is to be dropped is held back from the storing elements for so long at most.
+const HELD_NS: i64 = 600 * 1_000_000_000;
+
+/// What rules have made of a version.
+struct Mapped<'a> {
+    kept: &'a Kept,
+    firing: i64,
+    state: i64,
+    task: i64,
+    ino: i64,
+    path: String,
+}
+
+fn keep(kept: &Kept) -> Keep {
+    kept.rule
+        .hook
+        .as_ref()
+        .map_or(Keep::All, |hook| hook.spec.keep)
+}
+
+/// Looks at versions whose firings have ended; whether there may be more, and what has changed.
+pub(crate) fn page(
+    db: &Connection,
+    shared: &Shared,
+    now: i64,
+) -> Result<(bool, Vec<Change>), Fault> {
+    let mut statement = db.prepare_cached("SELECT object FROM mapped LIMIT ?1")?;
+    let rows = statement.query_map([OBJECTS_MAX], |row| row.get::<_, i64>(0))?;
+    let objects = rows.collect::<Result<Vec<_>, _>>()?;
+    let mut changes = Vec::new();
+    for object in &objects {
+        changes.extend(look(db, shared, *object, now)?);
+        db.prepare_cached("DELETE FROM mapped WHERE object = ?1")?
+            .execute([object])?;
+    }
+    Ok((objects.len() == OBJECTS_MAX as usize, changes))
+}
+
+fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<Change>, Fault> {
+    let rules = shared.rules.all();
+    let mut all = Vec::new();
+    let sql = "SELECT firing, state, task, ino, path FROM firing WHERE rule = ?1 AND object = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    for kept in rules.iter() {
+        let found = statement.query_row(params![kept.id.cast_signed(), object], |row| {
+            Ok(Mapped {
+                kept,
+                firing: row.get(0)?,
+                state: row.get(1)?,
+                task: row.get(2)?,
+                ino: row.get(3)?,
+                path: row.get(4)?,
+            })
+        });
+        all.extend(found.optional()?);
+    }
+    // Who was refused, or has still to see it, may want it yet: the end of that looks again.
+    let well = |one: &Mapped<'_>| {
+        ![
+            State::Queued,
+            State::Waiting,
+            State::Running,
+            State::Failed,
+            State::Loop,
+        ]
+        .iter()
+        .any(|state| state.number() == one.state)
+    };
+    if !all.iter().all(well) {
+        return Ok(Vec::new());
+    }
+    let mut done = all.iter().filter(|one| one.state == State::Done.number());
+    if let Some(one) = done.clone().find(|one| keep(one.kept) == Keep::Results) {
+        return drop_file(db, shared, (object, one), now);
+    }
+    if done.any(|one| keep(one.kept) == Keep::UntilDrained)
+        && let Some(one) = all.first()
+        && let Some(node) = Node::find(db, one.ino.cast_unsigned())?
+        && node.object.cast_signed() == object
+    {
+        for (object, _) in burst::places(db, &node)? {
+            burst::goes_when_drained(db, object.cast_signed())?;
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Takes a file's name away, if it still has the version that was mapped, and nobody writes the next one.
+fn drop_file(
+    db: &Connection,
+    shared: &Shared,
+    (object, one): (i64, &Mapped<'_>),
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let owner = &one.kept.owner;
+    let mut tx = Tx::new(db, shared, owner, 0, now);
+    let node = match tx.resolve(one.path.as_bytes(), false) {
+        Ok(node) => node,
+        Err(fault) if fault.of_database() => return Err(fault),
+        Err(_) => return Ok(Vec::new()),
+    };
+    let (folder, name) = one.path.rsplit_once('/').unwrap_or(("", &one.path));
+    if node.ino.cast_signed() != one.ino || node.object.cast_signed() != object || node.writing != 0
+    {
+        return Ok(Vec::new());
+    }
+    let folder = if folder.is_empty() { "/" } else { folder };
+    let parent = tx.resolve(folder.as_bytes(), true);
+    let gone = parent.and_then(|parent| {
+        tx.unlink(&v1::Unlink {
+            parent: parent.ino,
+            name: name.as_bytes().to_vec(),
+            directory: false,
+            time: now,
+        })
+    });
+    match gone {
+        Ok(_) => {
+            let hook = format!("{}@{}", one.kept.rule.name, one.kept.revision);
+            let sql = "INSERT OR REPLACE INTO dropped VALUES (?1, ?2, ?3, ?4, ?5)";
+            let row = params![object, one.kept.id.cast_signed(), hook, one.task, now];
+            db.prepare_cached(sql)?.execute(row)?;
+            Ok(tx.changes)
+        }
+        Err(fault) if fault.of_database() => Err(fault),
+        Err(fault) => {
+            let why = format!("the file stays: {fault}");
+            db.prepare_cached("UPDATE firing SET error = ?2 WHERE firing = ?1")?
+                .execute(params![one.firing, why])?;
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// How the file of a version went, if a hook had it go.
+pub(super) fn told(db: &Connection, object: u64) -> Result<String, Fault> {
+    let sql = "SELECT hook, task FROM dropped WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([object.cast_signed()], |row| {
+        let (hook, task): (String, i64) = (row.get(0)?, row.get(1)?);
+        Ok(format!("by hook {hook} after task {task}"))
+    });
+    Ok(found.optional()?.unwrap_or_default())
+}
+
+impl Tx<'_> {
+    /// How much later than others a version that was just sealed is to leave the burst tier: it will not, if it goes once it is mapped.
+    pub(super) fn held_back(&self, version: u64) -> Result<i64, Fault> {
+        if !self.shared.rules.any_keep() {
+            return Ok(0);
+        }
+        let rules = self.shared.rules.all();
+        let sql = "SELECT 1 FROM firing WHERE rule = ?1 AND object = ?2 AND state <= 2";
+        let mut statement = self.db.prepare_cached(sql)?;
+        for kept in rules.iter().filter(|kept| keep(kept) == Keep::Results) {
+            if statement.exists(params![kept.id.cast_signed(), version.cast_signed()])? {
+                return Ok(HELD_NS);
+            }
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,461 @@
+//! Rounds of hooks: which files are reduced together. A file belongs to the round that is open when it is queued; a round that has
+//! ended waits for its maps, and is then reduced by a job that is kept in the transaction which notes that.
+
+use super::driver::Firer;
+use super::store::one;
+use super::{Kept, Rules, State};
+use crate::clock;
+use crate::jobs::asked::Programs;
+use crate::jobs::store::state_number;
+use crate::jobs::submit::{Given, Refused, Submission, submit_given};
+use crate::jobs::{Accepted, Incoming};
+use crate::names::Fault;
+use crate::names::node::{Caller, Node};
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemill_core::id::ObjectId;
+use tidemill_core::rule::hook::{Ends, LAG_FILES, MAX_ROUND, file_order};
+use tidemill_wire::v1;
+
+/// Rounds that are shown, the last ones.
+const SHOWN: u32 = 20;
+
+/// How far a round is, as it is stored.
+const OPEN: i64 = 0;
+const ENDING: i64 = 1;
+const REDUCING: i64 = 2;
+const DONE: i64 = 3;
+const FAILED: i64 = 4;
+const EMPTY: i64 = 5;
+const STATES: [&str; 6] = ["open", "ending", "reducing", "done", "failed", "empty"];
+
+/// Results of a round that are to be reduced.
+#[derive(Clone, Debug)]
+pub(super) struct Reduce {
+    pub(super) kept: Arc<Kept>,
+    round: u64,
+    /// Where they are, in the order of the files that they were made of.
+    parts: Vec<(String, u64)>,
+}
+
+fn ends(kept: &Kept) -> Option<&Ends> {
+    kept.rule.hook.as_ref()?.rounds.as_ref()
+}
+
+fn open_round(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
+    let sql = "SELECT round FROM round WHERE state = ?2 AND rule = ?1";
+    one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
+}
+
+/// Ends the open round of a hook, if there is one; gives its number.
+pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault> {
+    let sql = "UPDATE round SET state = ?2 WHERE state = ?3 AND rule = ?1 RETURNING round";
+    let key = params![rule.cast_signed(), ENDING, OPEN];
+    let ended = one(db, sql, key, |row| row.get::<_, i64>(0))?;
+    Ok(ended.map(i64::cast_unsigned))
+}
+
+impl Tx<'_> {
+    /// A version was queued for a hook: it belongs to the round that is open.
+    pub(super) fn joins_round(&self, kept: &Kept, object: u64) -> Result<(), Fault> {
+        let Some(ends) = ends(kept) else {
+            return Ok(());
+        };
+        let rule = kept.id.cast_signed();
+        let round = match open_round(self.db, kept.id)? {
+            Some(round) => round,
+            None => {
+                let sql = "INSERT INTO round(rule, round, state, begun) \
+                           SELECT ?1, 1 + coalesce(max(round), 0), ?2, ?3 FROM round WHERE rule = ?1";
+                self.db
+                    .prepare_cached(sql)?
+                    .execute(params![rule, OPEN, self.now])?;
+                open_round(self.db, kept.id)?.unwrap_or(0)
+            }
+        };
+        let sql = "UPDATE firing SET round = ?3 WHERE rule = ?1 AND object = ?2";
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![rule, object.cast_signed(), round])?;
+        let most = match ends {
+            Ends::Files(files) => *files,
+            Ends::Close | Ends::Marker(_) => MAX_ROUND,
+        };
+        // What was removed or given up is no file of it.
+        let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND state < ?3";
+        let key = params![rule, round, State::Gone.number()];
+        let files = one(self.db, sql, key, |row| row.get::<_, u32>(0))?;
+        if files.unwrap_or(0) >= most {
+            end_open(self.db, kept.id)?;
+        }
+        Ok(())
+    }
+
+    /// A file has come, and may be what ends the round of a hook.
+    pub(super) fn marks(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
+        let Some(Ends::Marker(marker)) = ends(kept) else {
+            return Ok(());
+        };
+        let below = kept.rule.below(path);
+        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, node)? {
+            end_open(self.db, kept.id)?;
+            self.shared.rules.wake();
+        }
+        Ok(())
+    }
+}
+
+/// Sees to rounds that have ended, and gives what is to be reduced next, of a rule that is not `away`.
+pub(super) fn next(
+    db: &Connection,
+    shared: &Shared,
+    away: &BTreeSet<u64>,
+    now: i64,
+) -> Result<Option<Reduce>, Fault> {
+    let rules = shared.rules.all();
+    if !rules.iter().any(|kept| ends(kept).is_some()) {
+        return Ok(None);
+    }
+    reduced(db, now)?;
+    let mut written = None;
+    for kept in rules.iter().filter(|kept| !away.contains(&kept.id)) {
+        match ends(kept) {
+            None => continue,
+            Some(Ends::Close) => end_when_quiet(db, shared, kept, &mut written)?,
+            Some(Ends::Files(_) | Ends::Marker(_)) => {}
+        }
+        if let Some(reduce) = due(db, kept, now)? {
+            return Ok(Some(reduce));
+        }
+    }
+    Ok(None)
+}
+
+/// Ends the round of a hook if all of it was seen to, and nobody writes a file that matches.
+fn end_when_quiet(
+    db: &Connection,
+    shared: &Shared,
+    kept: &Kept,
+    written: &mut Option<Vec<String>>,
+) -> Result<(), Fault> {
+    let Some(round) = open_round(db, kept.id)? else {
+        return Ok(());
+    };
+    if is_open(db, kept.id, round)? {
+        return Ok(());
+    }
+    if written.is_none() {
+        *written = Some(paths_written(db, shared)?);
+    }
+    let mut written = written.iter().flatten();
+    if !written.any(|path| kept.rule.matches(path)) {
+        end_open(db, kept.id)?;
+    }
+    Ok(())
+}
+
+/// Whether something of a round is still to be mapped.
+fn is_open(db: &Connection, rule: u64, round: i64) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND state <= 2";
+    Ok(db
+        .prepare_cached(sql)?
+        .exists(params![rule.cast_signed(), round])?)
+}
+
+/// Where the files are that somebody writes.
+fn paths_written(db: &Connection, shared: &Shared) -> Result<Vec<String>, Fault> {
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, 0);
+    let mut statement = db.prepare_cached("SELECT DISTINCT ino FROM writing")?;
+    let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
+    let mut paths = Vec::new();
+    for ino in rows.collect::<Result<Vec<_>, _>>()? {
+        let path = tx.path_of(ino)?;
+        paths.extend(path.and_then(|path| String::from_utf8(path).ok()));
+    }
+    Ok(paths)
+}
+
+/// The next round of a hook that has ended and whose files were all seen to.
+fn due(db: &Connection, kept: &Arc<Kept>, now: i64) -> Result<Option<Reduce>, Fault> {
+    let sql = "SELECT round FROM round WHERE state = ?2 AND rule = ?1 ORDER BY round";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![kept.id.cast_signed(), ENDING];
+    let rounds = statement.query_map(key, |row| row.get::<_, i64>(0))?;
+    for round in rounds.collect::<Result<Vec<_>, _>>()? {
+        if is_open(db, kept.id, round)? {
+            continue;
+        }
+        let sql = "SELECT path, error FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND state IN (?3, ?4) LIMIT 1";
+        let (failed, looped) = (State::Failed.number(), State::Loop.number());
+        let key = params![kept.id.cast_signed(), round, failed, looped];
+        let read =
+            |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
+        if let Some((path, why)) = one(db, sql, key, read)? {
+            let why = format!("{path} was not mapped, so there is no result of all: {why}");
+            ended(db, (kept.id, round), FAILED, (&why, now))?;
+            continue;
+        }
+        let parts = parts(db, kept.id, round)?;
+        if parts.is_empty() {
+            ended(db, (kept.id, round), EMPTY, ("", now))?;
+            continue;
+        }
+        let (kept, round) = (kept.clone(), round.cast_unsigned());
+        return Ok(Some(Reduce { kept, round, parts }));
+    }
+    Ok(None)
+}
+
+/// What the maps of a round have made, in the order of their files.
+fn parts(db: &Connection, rule: u64, round: i64) -> Result<Vec<(String, u64)>, Fault> {
+    let sql = "SELECT firing.path, firing.firing, version.path, made.object FROM firing \
+               CROSS JOIN task_output AS made ON made.task BETWEEN firing.task AND max(firing.task, firing.last) \
+               CROSS JOIN version ON version.object = made.object \
+               WHERE rule = ?1 AND round = ?2 AND round != 0 AND state = ?3 ORDER BY firing.firing, made.task, seq";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![rule.cast_signed(), round, State::Done.number()];
+    let rows = statement.query_map(key, |row| {
+        let (file, firing): (String, i64) = (row.get(0)?, row.get(1)?);
+        let path = String::from_utf8_lossy(&row.get::<_, Vec<u8>>(2)?).into_owned();
+        Ok((file, firing, path, row.get::<_, i64>(3)?.cast_unsigned()))
+    })?;
+    let mut found = rows.collect::<Result<Vec<_>, _>>()?;
+    found.sort_by(|one, other| file_order(&one.0, &other.0).then(one.1.cmp(&other.1)));
+    // Several files may have been mapped together.
+    let mut seen = BTreeSet::new();
+    let parts = found.into_iter().map(|(_, _, path, object)| (path, object));
+    Ok(parts.filter(|(_, object)| seen.insert(*object)).collect())
+}
+
+fn ended(
+    db: &Connection,
+    (rule, round): (u64, i64),
+    state: i64,
+    (why, now): (&str, i64),
+) -> Result<(), Fault> {
+    let sql = "UPDATE round SET state = ?3, error = ?4, ended = ?5 WHERE rule = ?1 AND round = ?2 AND state IN (?6, ?7)";
+    db.prepare_cached(sql)?.execute(params![
+        rule.cast_signed(),
+        round,
+        state,
+        why,
+        now,
+        ENDING,
+        REDUCING
+    ])?;
+    Ok(())
+}
+
+/// Notes how jobs that reduce have ended. What was reduced is not kept.
+fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT round.rule, round.round, task.state, task.error FROM round LEFT JOIN job ON job.job = round.job \
+               LEFT JOIN task ON task.job = round.job WHERE round.state = ?1 AND job.state IS NOT ?2";
+    let running = state_number(v1::State::Running);
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![REDUCING, running], |row| {
+        let id = (row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?);
+        let state: Option<i32> = row.get(2)?;
+        Ok((id, state, row.get::<_, Option<String>>(3)?))
+    })?;
+    for (id, state, error) in rows.collect::<Result<Vec<_>, _>>()? {
+        if state != Some(v1::State::Done.into()) {
+            let why = error.filter(|error| !error.is_empty());
+            let why = why.unwrap_or_else(|| "its job has ended without a result".into());
+            ended(db, id, FAILED, (&why, now))?;
+            continue;
+        }
+        ended(db, id, DONE, ("", now))?;
+        let sql = "INSERT OR REPLACE INTO expiry SELECT made.ino, made.object, ?3 FROM firing CROSS JOIN task_output AS made \
+                   ON made.task BETWEEN firing.task AND max(firing.task, firing.last) \
+                   WHERE rule = ?1 AND round = ?2 AND round != 0 AND state = ?4";
+        db.prepare_cached(sql)?.execute(params![
+            id.0.cast_signed(),
+            id.1,
+            now,
+            State::Done.number()
+        ])?;
+    }
+    Ok(())
+}
+
+/// Rounds whose files or whose reduce failed are tried again when all of them were seen to.
+pub(super) fn retry(db: &Connection, rule: u64) -> Result<u64, Fault> {
+    let sql = "UPDATE round SET state = ?2, job = 0, ended = 0, error = '' WHERE rule = ?1 AND state = ?3";
+    let count = db
+        .prepare_cached(sql)?
+        .execute(params![rule.cast_signed(), ENDING, FAILED])?;
+    Ok(count as u64)
+}
+
+impl Firer {
+    /// Begins the job that reduces a round; whether that was seen to.
+    pub(super) async fn reduce(&self, reduce: Reduce) -> bool {
+        let kept = &reduce.kept;
+        let id = (kept.id, reduce.round.cast_signed());
+        let refused = match self.try_reduce(&reduce).await {
+            Ok(()) => return true,
+            Err(Refused::Script(errors)) => errors.join("; "),
+            Err(why @ Refused::Known(_)) => why.to_string(),
+            Err(Refused::Claimed(_)) => return false,
+            Err(Refused::Fault(fault)) => {
+                tracing::warn!(rule = kept.id, %fault, "a round of a hook waits");
+                return false;
+            }
+        };
+        let now = clock::now_ns();
+        let write = move |db: &Connection| ended(db, id, FAILED, (&refused, now));
+        self.names.database().write(write).await.is_ok()
+    }
+
+    async fn try_reduce(&self, reduce: &Reduce) -> Result<(), Refused> {
+        let Reduce { kept, round, parts } = reduce;
+        let paths: Vec<String> = parts.iter().map(|(path, _)| path.clone()).collect();
+        let script = kept.rule.reduce_script(kept.revision, *round, &paths);
+        let submission = Submission {
+            caller: kept.owner.clone(),
+            script: script.unwrap_or_default(),
+            source: format!("hook {}@{}", kept.rule.name, kept.revision),
+            policy: String::new(),
+            replace: false,
+            strict: false,
+            no_cache: false,
+            bounded: false,
+            programs: Programs::Refused,
+        };
+        let given = parts
+            .iter()
+            .map(|(path, object)| (path.clone(), ObjectId(*object)));
+        let given: Given = given.collect::<BTreeMap<_, _>>();
+        let (rule, revision, round) = (kept.id, kept.revision, *round);
+        let also = move |db: &Connection, accepted: &Accepted| {
+            begun(db, (rule, revision, round), accepted)
+        };
+        let array = (&self.names, &self.recalls, &self.array);
+        let submitted = submit_given(array.0, array.1, array.2, (submission, &given), also).await;
+        let (accepted, _) = submitted?;
+        // The driver is gone only when the server shuts down.
+        let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));
+        Ok(())
+    }
+}
+
+/// Notes, with a job, that it reduces a round. What it makes is one firing further from what came from elsewhere.
+fn begun(
+    db: &Connection,
+    (rule, revision, round): (u64, u64, u64),
+    accepted: &Accepted,
+) -> Result<(), Fault> {
+    let (rule, job) = (rule.cast_signed(), accepted.spec.job.0.cast_signed());
+    let sql = "UPDATE round SET state = ?3, job = ?4 WHERE rule = ?1 AND round = ?2 AND state = ?5";
+    let key = params![rule, round.cast_signed(), REDUCING, job, ENDING];
+    if db.prepare_cached(sql)?.execute(key)? != 1 {
+        return Err(Fault::Stale(round));
+    }
+    let sql = "INSERT INTO rule_job(job, rule, revision, depth, open) SELECT ?1, ?2, ?3, \
+               1 + coalesce(max(depth), 0), 1 FROM firing WHERE rule = ?2 AND round = ?4 AND round != 0";
+    db.prepare_cached(sql)?.execute(params![
+        job,
+        rule,
+        revision.cast_signed(),
+        round.cast_signed()
+    ])?;
+    Ok(())
+}
+
+/// Versions of a hook that are sealed and wait to be mapped, and their bytes.
+pub(super) fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
+    let sql = "SELECT count(*), coalesce(sum(size), 0) FROM firing CROSS JOIN version ON version.object = firing.object \
+               WHERE rule = ?1 AND state <= ?2";
+    let key = params![rule.cast_signed(), State::Running.number()];
+    let read = |row: &rusqlite::Row<'_>| {
+        let count = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((count(0)?, count(1)?))
+    };
+    Ok(one(db, sql, key, read)?.unwrap_or_default())
+}
+
+/// Whether maps of a hook lag behind: then files are mapped when they are closed.
+pub(super) fn lags(db: &Connection, kept: &Kept) -> Result<bool, Fault> {
+    Ok(kept.rule.hook.is_some() && lag(db, kept.id)?.0 > LAG_FILES)
+}
+
+/// Hooks whose maps lag behind.
+pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>, Fault> {
+    let mut behind = Vec::new();
+    for kept in rules.all().iter().filter(|kept| kept.rule.hook.is_some()) {
+        let (files, bytes) = lag(db, kept.id)?;
+        if files > LAG_FILES {
+            let (name, uid) = (kept.rule.name.clone(), kept.owner.uid);
+            behind.push(v1::HookLag {
+                name,
+                uid,
+                files,
+                bytes,
+            });
+        }
+    }
+    Ok(behind)
+}
+
+/// What a rule says that is a hook, as clients see it: with its last rounds, or without.
+pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<Option<v1::Hook>, Fault> {
+    let Some(hook) = &kept.rule.hook else {
+        return Ok(None);
+    };
+    let spec = hook.spec.clone();
+    let (lag_files, lag_bytes) = lag(db, kept.id)?;
+    let sql = "SELECT count(*) FROM dropped WHERE rule = ?1";
+    let dropped = one(db, sql, [kept.id.cast_signed()], |row| row.get::<_, i64>(0))?;
+    let rounds = match whole {
+        true => rounds(db, kept.id)?,
+        false => Vec::new(),
+    };
+    let limit = |name: &str| kept.rule.limit(name);
+    Ok(Some(v1::Hook {
+        pattern: spec.pattern,
+        map: spec.map,
+        output: spec.output,
+        reduce: spec.reduce,
+        parts: spec.parts,
+        group: spec.group,
+        marker: spec.marker,
+        on: spec.on.word().into(),
+        keep: spec.keep.word().into(),
+        time: limit("time"),
+        size: limit("output"),
+        lag_files,
+        lag_bytes,
+        lags: lag_files > LAG_FILES,
+        dropped: dropped.unwrap_or(0).cast_unsigned(),
+        rounds,
+    }))
+}
+
+fn rounds(db: &Connection, rule: u64) -> Result<Vec<v1::HookRound>, Fault> {
+    let sql = "SELECT round, state, job, begun, ended, error, \
+               (SELECT count(*) FROM firing WHERE firing.rule = ?1 AND firing.round = round.round AND firing.round != 0), \
+               (SELECT count(*) FROM firing WHERE firing.rule = ?1 AND firing.round = round.round AND firing.round != 0 AND firing.state = ?3) \
+               FROM round WHERE rule = ?1 ORDER BY round DESC LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![rule.cast_signed(), SHOWN, State::Done.number()];
+    let rows = statement.query_map(key, |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        let state = usize::try_from(row.get::<_, i64>(1)?).ok();
+        let state = state.and_then(|state| STATES.get(state));
+        Ok(v1::HookRound {
+            round: number(0)?,
+            state: (*state.unwrap_or(&"unknown")).to_owned(),
+            job: number(2)?,
+            begun: row.get(3)?,
+            ended: row.get(4)?,
+            error: row.get(5)?,
+            files: number(6)?,
+            mapped: number(7)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}

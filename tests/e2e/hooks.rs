@@ -1,0 +1,540 @@
+//! Hooks: kernels that run on what is written, on the element of the burst tier that took it. Semantics: docs/hooks.md.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Seek as _, Write as _};
+
+/// An array with an element that stores, and number 1 of the burst tier.
+fn start(args: &[&str]) -> Option<Array> {
+    let mut array = Array::with(Options {
+        mount: false,
+        elements: 1,
+        ..Options::default()
+    })?;
+    array.add_element(&[&["--tier", "burst"], args].concat());
+    array.start_mount();
+    Some(array)
+}
+
+fn show(array: &Array, name: &str) -> Value {
+    let said = array.run(&["--json", "hook", "show", name]);
+    serde_json::from_str(&said.out).unwrap_or_default()
+}
+
+fn add(array: &Array, args: &[&str]) -> Value {
+    array.json(&[&["hook", "add"], args].concat())
+}
+
+/// How many files of a hook are in a state.
+fn count(array: &Array, name: &str, state: &str) -> u64 {
+    show(array, name)["firings"][state].as_u64().unwrap_or(0)
+}
+
+/// How a round of a hook is.
+fn round(array: &Array, name: &str, number: u64) -> String {
+    let hook = show(array, name);
+    let rounds = hook["hook"]["rounds"].as_array().cloned();
+    let mut rounds = rounds.unwrap_or_default().into_iter();
+    let found = rounds.find(|round| round["round"] == number);
+    found.unwrap_or_default()["state"]
+        .as_str()
+        .unwrap_or("")
+        .to_owned()
+}
+
+fn create(array: &Array, name: &str) -> File {
+    File::create(array.at(name)).unwrap()
+}
+
+/// Only results stay: files are mapped where the tier took them, go when that is recorded, and are reduced in their order, through
+/// kills of all processes. Lineage says which hook had them go. A file with another name stays under that.
+#[test]
+fn what_was_mapped_goes_and_its_results_are_reduced_in_order() {
+    let Some(mut array) = start(&["--device-rate", "1GB"]) else {
+        return;
+    };
+    array.sh("mkdir run");
+    let hook = [
+        "/run/step-*.txt",
+        "--map",
+        "wordcount",
+        "--reduce",
+        "cat {inputs}",
+        "--output",
+        "all-${round}",
+    ];
+    let made = add(
+        &array,
+        &[
+            &hook[..],
+            &["--keep", "results", "--group", "4", "--name", "words"],
+        ]
+        .concat(),
+    );
+    assert_eq!(
+        (&made["workdir"], &made["hook"]["group"]),
+        (&"/run".into(), &4.into())
+    );
+    array.sh("cd run; seq 10 > step-10.txt; seq 2 > step-2.txt; seq 1 > step-1.txt");
+    array.kill_element(1);
+    array.kill_server();
+    array.start_server();
+    array.start_element(1);
+    array.wait_for_elements(2);
+    array.sh("cd run; seq 3 > ../kept; ln ../kept step-30.txt");
+    wait("the round is reduced", || {
+        round(&array, "words", 1) == "done"
+    });
+    assert_eq!(array.sh("cut -d' ' -f1 run/all-1"), "1\n2\n10\n3\n");
+    wait("the files are gone", || array.sh("ls run") == "all-1\n");
+    wait("what was reduced is gone, too", || {
+        array.sh("ls run/.words") == ""
+    });
+    assert_eq!(array.sh("cat kept"), "1\n2\n3\n");
+    assert_eq!(show(&array, "words")["hook"]["dropped"], 4);
+
+    let told = array.run(&["lineage", "/run/all-1"]).out;
+    assert!(
+        told.contains("step-10.txt") && told.contains("dropped by hook words@1 after task"),
+        "{told}"
+    );
+    let runs = array.json(&["lineage", "/run/all-1"])["runs"].clone();
+    let maps = runs
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|run| run["kernel"].as_str().unwrap().contains("wordcount"));
+    let elements: Vec<_> = maps.map(|run| run["element"].as_u64()).collect();
+    assert_eq!(elements, [Some(1); 4], "{runs}");
+
+    // Asked for, a round ends earlier; there is none before a file has come.
+    let none = array.run(&["hook", "end", "words"]);
+    assert!(none.err.contains("no file has come"), "{}", none.err);
+    array.sh("seq 7 > run/step-7.txt");
+    let ended = array.json(&["hook", "end", "words", "--wait"]);
+    assert_eq!(
+        (&ended["round"], &ended["state"]),
+        (&2.into(), &"done".into()),
+        "{ended}"
+    );
+    assert_eq!(array.sh("cut -d' ' -f1 run/all-2"), "7\n");
+    assert!(array.run(&["hook", "list"]).out.contains("/run/step-*.txt"));
+    array.json(&["hook", "remove", "words"]);
+    array.sh("seq 2 > run/step-8.txt");
+    assert_eq!(array.json(&["hook", "list"]), serde_json::json!([]));
+    let check = array.run(&["check"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+}
+
+const FUNC: &str = "#include <stddef.h>\n#include <stdio.h>\n#include <unistd.h>\n\
+    void func(void *buf, size_t size, int fd)\n{\n    unsigned long sum = 0;\n    for (size_t at = 0; at < size; at++)\n        \
+    sum = sum * 31 + ((unsigned char *)buf)[at];\n    dprintf(fd, \"%zu %lu\\n\", size, sum);\n}\n";
+
+/// Kernels of all kinds map a file while it is written, and give what they give of the sealed one, though parts of it were holes, or
+/// others, when they were read.
+#[test]
+fn maps_while_a_file_is_written_give_what_the_sealed_file_gives() {
+    let Some(array) = start(&["--cores", "8"]) else {
+        return;
+    };
+    array.sh("mkdir run lib");
+    std::fs::write(array.at("lib/func.c"), FUNC).unwrap();
+    let range = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../examples/kernels/range.c"
+    ))
+    .unwrap();
+    let tail = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../examples/kernels/tail.c"
+    ))
+    .unwrap();
+    for (name, text) in [("func.c", FUNC), ("range.c", &range), ("tail.c", &tail)] {
+        let source = array.path(name);
+        std::fs::write(&source, text).unwrap();
+        array.run(&["kernel", "build", source.to_str().unwrap()]);
+        std::fs::copy(
+            source.with_extension("so"),
+            array.at("lib").join(name.replace(".c", ".so")),
+        )
+        .unwrap();
+    }
+    let kernels = [
+        ("max", "max"),
+        ("filter", "filter above=0.5"),
+        ("sort", "sort"),
+        ("func", "/lib/func.so"),
+        ("range", "/lib/range.so"),
+        ("tail", "/lib/tail.so"),
+        ("sum", "/usr/bin/sha256sum"),
+        ("stack", "filter above=0 | /usr/bin/wc -c"),
+    ];
+    for (name, map) in kernels {
+        for on in ["write", "seal"] {
+            let (name, output) = (format!("{name}-{on}"), format!("{name}/${{stem}}-{on}"));
+            add(
+                &array,
+                &[
+                    "/run/*.f64",
+                    "--map",
+                    map,
+                    "--output",
+                    &output,
+                    "--on",
+                    on,
+                    "--name",
+                    &name,
+                ],
+            );
+        }
+    }
+    let value =
+        |at: u64| f64::from(u32::try_from(at * 2_654_435_761 % 1_000_003).unwrap()) / 1e6 - 0.3;
+    let numbers = |range: std::ops::Range<u64>| {
+        range
+            .flat_map(|at| value(at).to_le_bytes())
+            .collect::<Vec<_>>()
+    };
+    let mut file = create(&array, "run/a.f64");
+    file.write_all(&numbers(0..500_000)).unwrap();
+    // The second quarter is a hole for now.
+    file.seek(std::io::SeekFrom::Start(8_000_000)).unwrap();
+    file.write_all(&numbers(1_000_000..1_300_000)).unwrap();
+    wait("a map runs while the file is open", || {
+        count(&array, "max-write", "running") == 1
+    });
+    assert_eq!(count(&array, "max-seal", "done"), 0);
+    file.seek(std::io::SeekFrom::Start(4_000_000)).unwrap();
+    file.write_all(&numbers(500_000..1_000_000)).unwrap();
+    drop(file);
+    // Another one is only appended to.
+    let mut file = create(&array, "run/b.f64");
+    for part in 0..4 {
+        file.write_all(&numbers(part * 200_000..(part + 1) * 200_000))
+            .unwrap();
+    }
+    drop(file);
+    for (name, _) in kernels {
+        for on in ["write", "seal"] {
+            let name = format!("{name}-{on}");
+            wait(&name, || count(&array, &name, "done") == 2);
+        }
+        array.sh(&format!(
+            "cd run/{name}; for f in a b; do test -s $f-seal; cmp $f-write $f-seal; done"
+        ));
+    }
+    assert_eq!(array.sh("wc -l < run/func/a-write"), "3\n");
+    let max = (0..1_300_000).map(value).fold(f64::MIN, f64::max);
+    assert_eq!(
+        array
+            .sh("cat run/max/a-write")
+            .trim()
+            .parse::<f64>()
+            .unwrap(),
+        max
+    );
+}
+
+/// Kernels that crash, hang or write without end cost nobody anything but their own task; no file goes that a hook could not map, a
+/// round says what it lacks, and goes on when that was mended.
+#[test]
+fn bad_kernels_fail_alone_and_no_file_goes_that_was_not_mapped() {
+    let Some(array) = start(&[]) else {
+        return;
+    };
+    array.sh("mkdir run");
+    let bounds = ["--time", "3s", "--size", "1MB"];
+    for (name, map) in [
+        ("crash", "/bin/sh -c 'kill -SEGV $$'"),
+        ("hang", "/bin/sh -c 'sleep 1000'"),
+        ("endless", "/bin/cat /dev/zero"),
+    ] {
+        let output = format!("{name}/${{name}}");
+        let hook = [
+            "/run/*.dat",
+            "--map",
+            map,
+            "--output",
+            &output,
+            "--name",
+            name,
+        ];
+        add(&array, &[&hook[..], &["--on", "write"], &bounds].concat());
+    }
+    let good = [
+        "/run/*.dat",
+        "--map",
+        "wordcount",
+        "--output",
+        "all",
+        "--reduce",
+        "cat {inputs}",
+        "--name",
+        "good",
+    ];
+    add(&array, &[&good[..], &["--keep", "results"]].concat());
+    array.sh("seq 5 > run/a.dat");
+    for name in ["crash", "hang", "endless"] {
+        wait(name, || count(&array, name, "failed") == 1);
+        let log = array.run(&["rule", "log", name]).out;
+        let why = match name {
+            "crash" => "exit code 139",
+            "hang" => "time limit",
+            _ => "output limit",
+        };
+        assert!(log.contains(why), "{log}");
+    }
+    wait("the good one is not held up", || {
+        round(&array, "good", 1) == "done"
+    });
+    assert_eq!(
+        array.sh("cat run/a.dat | wc -l; cut -d' ' -f1 run/all"),
+        "5\n5\n"
+    );
+    // The last one that could not map it is gone: nobody wants the file any more, and it goes with the next look.
+    for name in ["hang", "endless"] {
+        array.json(&["hook", "remove", name]);
+    }
+    let mended = [
+        "/run/*.dat",
+        "--map",
+        "wordcount",
+        "--output",
+        "crash",
+        "--reduce",
+        "cat {inputs}",
+        "--name",
+        "crash",
+    ];
+    array.sh("rm run/all");
+    add(&array, &[&mended[..], &["--replace"]].concat());
+    array.json(&["rule", "retry", "crash"]);
+    wait("it is mapped by the mended hook, and goes", || {
+        array.sh("ls run").trim() == "crash"
+    });
+    assert_eq!(count(&array, "crash", "done"), 1);
+
+    // A round without one of its files is no result.
+    let half = [
+        "/run/*.csv",
+        "--map",
+        "/bin/sh -c 'grep -v bad'",
+        "--output",
+        "half",
+        "--reduce",
+        "cat {inputs}",
+        "--name",
+        "half",
+    ];
+    add(
+        &array,
+        &[&half[..], &["--marker", "DONE", "--keep", "results"]].concat(),
+    );
+    array.sh("cd run; echo good > 1.csv; echo bad > 2.csv; touch DONE");
+    wait("the round has failed", || {
+        round(&array, "half", 1) == "failed"
+    });
+    let said = array.run(&["hook", "show", "half"]).out;
+    assert!(said.contains("/run/2.csv was not mapped"), "{said}");
+    assert!(!array.try_sh("test -e run/half").ok);
+    wait("what was mapped is gone, and no other", || {
+        array.sh("ls run/*.csv") == "run/2.csv\n"
+    });
+    let half: Vec<&str> = half
+        .iter()
+        .map(|&word| {
+            if word.contains("grep") {
+                "/bin/cat"
+            } else {
+                word
+            }
+        })
+        .collect();
+    add(
+        &array,
+        &[
+            &half[..],
+            &["--marker", "DONE", "--keep", "results", "--replace"],
+        ]
+        .concat(),
+    );
+    array.json(&["rule", "retry", "half"]);
+    wait("the round is whole", || round(&array, "half", 1) == "done");
+    assert_eq!(array.sh("cat run/half"), "good\nbad\n");
+}
+
+/// Hooks have the rights of their owner, in what they read and in what they have go; others see nothing of them.
+#[test]
+fn hooks_do_no_more_than_their_owner_may() {
+    let Some(array) = start(&[]) else {
+        return;
+    };
+    array.sh("mkdir -m 755 run; mkdir -m 777 out");
+    add(
+        &array,
+        &[
+            "/run/*.dat",
+            "--map",
+            "wordcount",
+            "--output",
+            "/out/root-${name}",
+            "--name",
+            "roots",
+        ],
+    );
+    let other = |args: &str| {
+        array.try_sh(
+            &format!(
+                "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} {args}",
+                array.tidemill()
+            )
+            .replace("\" \"", "\" \""),
+        )
+    };
+    let mine = other(
+        "hook add '/run/*.dat' --map wordcount --output '/out/${name}' --keep results --name mine",
+    );
+    assert!(mine.ok, "{}", mine.err);
+    for what in ["show", "end", "remove"] {
+        let said = other(&format!("hook {what} roots"));
+        assert!(
+            !said.ok && said.err.contains("no rule roots"),
+            "{what}: {}",
+            said.err
+        );
+    }
+    let all = other("rule add --for-all /dev/null");
+    assert!(!all.ok, "{}", all.out);
+    array.sh("umask 077; echo secret > run/secret.dat; umask 022; echo plain > run/plain.dat");
+    wait("both have seen what they may", || {
+        count(&array, "roots", "done") == 2 && count(&array, "mine", "done") == 1
+    });
+    // Who may read a file need not be able to remove it.
+    wait("it is said why it stays", || {
+        array
+            .run(&["rule", "log", "mine"])
+            .out
+            .contains("the file stays: ")
+    });
+    assert_eq!(
+        array.sh("ls run | paste -sd,; ls out | paste -sd,"),
+        "plain.dat,secret.dat\nplain.dat,root-plain.dat,root-secret.dat\n"
+    );
+}
+
+/// The paper's own text, written to a file of the mount, makes hooks; what is wrong with it is said, and nothing is made then. Who
+/// reads the file gets such a text.
+#[test]
+fn the_papers_text_makes_hooks() {
+    let Some(array) = start(&[]) else {
+        return;
+    };
+    array.sh("mkdir run");
+    let text = "<run/*.dat>\n op: map\n lib_path: wordcount\n output: parts/${name}\n cache times: 1\n</run/*.dat>\n\
+                <run/*.dat>\n op: reduce\n lib_path: cat {inputs}\n output: all\n</run/*.dat>\n";
+    std::fs::write(
+        array.at(".tidemill/hooks"),
+        text.replace("op: map", "op: mop"),
+    )
+    .unwrap_err();
+    let error = array.sh("cat .tidemill/$(id -un)/last-error");
+    assert!(error.contains("line 6") && error.contains("mop"), "{error}");
+    assert_eq!(array.json(&["hook", "list"]), serde_json::json!([]));
+    std::fs::write(array.at(".tidemill/hooks"), text).unwrap();
+    let listed = array.sh("cat .tidemill/hooks");
+    assert!(
+        listed.contains("</run/*.dat>\n") && listed.contains("cache times: 1"),
+        "{listed}"
+    );
+    array.sh("seq 4 > run/a.dat");
+    wait("the round is reduced", || {
+        round(&array, "wordcount", 1) == "done"
+    });
+    assert_eq!(array.sh("cut -d' ' -f1 run/all"), "4\n");
+    // What is listed makes the same hook again.
+    array.json(&["hook", "remove", "wordcount"]);
+    std::fs::write(array.at(".tidemill/hooks"), &listed).unwrap();
+    assert_eq!(array.sh("cat .tidemill/hooks"), listed);
+}
+
+/// Maps that can't keep up come after files are closed, which is said; a hook that is replaced while files are open goes on with what
+/// it says then, one that is removed leaves nothing behind; and a full tier makes writers wait, not fail.
+#[test]
+fn maps_that_lag_behind_come_later_and_lose_nothing() {
+    let Some(mut array) = start(&["--capacity", "64MiB"]) else {
+        return;
+    };
+    array.sh("mkdir run");
+    let hook = [
+        "/run/*.dat",
+        "--map",
+        "/usr/bin/md5sum",
+        "--output",
+        "sums/${name}",
+        "--on",
+        "write",
+        "--name",
+        "sums",
+    ];
+    add(&array, &hook);
+    let gone = add(
+        &array,
+        &[
+            "/run/*.dat",
+            "--map",
+            "wordcount",
+            "--output",
+            "w/${name}",
+            "--on",
+            "write",
+            "--name",
+            "gone",
+        ],
+    );
+    let files = |name: &str| array.json(&["rule", "log", name]).as_array().unwrap().len();
+    let open = create(&array, "run/first.dat");
+    wait("it is begun", || files("sums") == 1);
+    array.json(&["hook", "remove", &gone["rule"].to_string()]);
+    array.json(&["rule", "pause", "sums"]);
+    array.sh("for i in $(seq 20); do head -c 6M /dev/urandom > run/$i.dat; done");
+    let behind = show(&array, "sums")["hook"]["behind"].clone();
+    assert_eq!(
+        (&behind["files"], &behind["lags"]),
+        (&20.into(), &true.into())
+    );
+    assert_eq!(array.json(&["status"])["hooks_behind"][0]["name"], "sums");
+    assert!(array.run(&["status"]).out.contains("sums lags behind"));
+    let begun = files("sums");
+    let late = create(&array, "run/late.dat");
+    array.sh("ls -l run");
+    assert_eq!(files("sums"), begun, "it comes when it is closed");
+    let other = hook.map(|word| {
+        if word.contains("md5") {
+            "/usr/bin/sha256sum"
+        } else {
+            word
+        }
+    });
+    add(&array, &[&other[..], &["--replace"]].concat());
+    array.json(&["rule", "resume", "sums"]);
+    array.kill_server();
+    array.kill_element(1);
+    array.start_server();
+    array.start_element(1);
+    array.wait_for_elements(2);
+    drop((open, late));
+    wait("all are mapped", || count(&array, "sums", "done") == 22);
+    array.sh("cd run; for f in *.dat; do sha256sum < $f | cut -d' ' -f1; done > ../a; for f in *.dat; do cut -d' ' -f1 sums/$f; done > ../b");
+    let (first, rest) = (array.sh("cat a"), array.sh("cat b"));
+    let same = first
+        .lines()
+        .zip(rest.lines())
+        .filter(|(one, other)| one == other)
+        .count();
+    // The first one was begun by the hook that was then.
+    assert!(same >= 21 && rest.lines().count() == 22, "{first}\n{rest}");
+    assert_eq!(show(&array, "sums")["hook"]["behind"]["files"], 0);
+    let health = array.json(&["health"]);
+    assert_eq!(health["lost"], 0, "{health}");
+}

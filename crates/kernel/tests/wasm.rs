@@ -376,3 +376,58 @@ fn modules_are_stages_of_a_stack() {
         "{said}"
     );
 }
+
+/// What is still being written comes through a pipe: a fold takes it in pieces, whoever wants it whole gets it at its end.
+#[test]
+fn modules_read_what_is_still_written() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: as root kernels can't write to the pipe that they read");
+        return;
+    }
+    let mill = Mill::new();
+    let body = "
+        (call $write (i32.const 0)
+            (i32.load offset=4 (i32.load offset=20 (local.get $task)))
+            (i32.load offset=8 (i32.load offset=20 (local.get $task))))";
+    let copies = mill.module("copies", &starting("", body));
+    let places = mill.module("places", PLACES);
+    for (module, args, length) in [
+        (copies, [].as_slice(), 3000),
+        (places, ["7"].as_slice(), 3_000_000),
+    ] {
+        let bytes = series(length, 5);
+        let outputs = [false, true].map(|grows| {
+            let mut run = mill.run(&module, args);
+            run.outputs = vec!["out".into()];
+            run.stdout = Some("out".into());
+            let object = if grows {
+                let pipe = mill.place.path("pipe");
+                let made = std::process::Command::new("mkfifo")
+                    .args(["-m", "444"])
+                    .arg(&pipe)
+                    .status();
+                assert!(made.unwrap().success());
+                std::os::unix::fs::chown(&pipe, Some(STORE_USER.uid), Some(STORE_USER.gid))
+                    .unwrap();
+                let (name, path) = ("in".to_owned(), pipe.clone());
+                run.inputs.push(RunInput { name, path });
+                pipe
+            } else {
+                mill.place.input(&mut run, "in", &bytes)
+            };
+            let writer = grows.then(|| {
+                let (pipe, bytes) = (object.clone(), bytes.clone());
+                std::thread::spawn(move || fs::write(pipe, bytes).unwrap())
+            });
+            let exit = mill.finish(run.clone());
+            assert!(exit.success(), "{}", exit.stderr.text());
+            writer.into_iter().for_each(|writer| writer.join().unwrap());
+            fs::remove_file(object).unwrap();
+            let made = fs::read(run.folder.join("out")).unwrap();
+            fs::remove_dir_all(&run.folder).unwrap();
+            made
+        });
+        assert_eq!(outputs[0], outputs[1]);
+        assert!(!outputs[0].is_empty());
+    }
+}

@@ -6,9 +6,8 @@ use crate::check::Check;
 use crate::copies;
 use crate::ends::Ends;
 use crate::jobs::driver::Signals;
+use crate::names::SqliteNames;
 use crate::names::burst;
-use crate::names::commit::Database;
-use crate::names::shared::Shared;
 use crate::namespace_service::refused;
 use crate::rules::rounds;
 use crate::session::Sessions;
@@ -33,8 +32,7 @@ pub(crate) struct ArrayService {
     pub(crate) sessions: Sessions,
     pub(crate) ends: Arc<Ends>,
     pub(crate) check: Check,
-    pub(crate) database: Arc<Database>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) names: Arc<SqliteNames>,
     pub(crate) signals: Signals,
 }
 
@@ -64,7 +62,12 @@ impl ArrayService {
     /// What can't be done now, and why.
     fn trouble(&self) -> String {
         let jobs = self.signals.trouble.lock().clone();
-        let names = || self.database.trouble().map(|fault| fault.to_string());
+        let names = || {
+            self.names
+                .database()
+                .trouble()
+                .map(|fault| fault.to_string())
+        };
         jobs.or_else(names).unwrap_or_default()
     }
 }
@@ -91,20 +94,25 @@ impl v1::array_server::Array for ArrayService {
             }
         }
         for element in elements.iter_mut().filter(|one| one.tier == BURST) {
-            let staged = self.database.read(|db| burst::told(db, element.element));
+            let staged = self
+                .names
+                .database()
+                .read(|db| burst::told(db, element.element));
             element.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
         let rooms = self.array.rooms();
         let mut copies = self
-            .database
+            .names
+            .database()
             .read(copies::health)
             .map_err(|fault| refused(&fault))?;
         if !peer.trusted {
             copies.lost_paths.clear();
         }
         let hooks_behind = self
-            .database
-            .read(|db| rounds::behind(db, &self.shared.rules));
+            .names
+            .database()
+            .read(|db| rounds::behind(db, &self.names.shared().rules));
         let hooks_behind = hooks_behind.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::StatusReply {
             capacity_bytes: rooms.capacity_bytes,

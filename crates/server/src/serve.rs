@@ -495,8 +495,7 @@ impl Parts {
             sessions: self.sessions.clone(),
             recalls: self.recalls.clone(),
         };
-        let (database, signals) = (self.names.database().clone(), self.signals.clone());
-        let shared = self.names.shared().clone();
+        let (names, signals) = (self.names.clone(), self.signals.clone());
         let jobs = JobService {
             names: self.names.clone(),
             recalls: self.recalls.clone(),
@@ -533,8 +532,7 @@ impl Parts {
             sessions: self.sessions,
             ends: self.ends,
             check: self.check,
-            database,
-            shared,
+            names,
             signals,
         };
         let max = MESSAGE_BYTES_MAX;

@@ -230,25 +230,36 @@ async fn end(args: End, context: &Context, server: &Server) -> anyhow::Result<Ex
     let ended = server.rules().end_round(request).await;
     let ended = ended.map_err(|status| server.explain(status))?;
     let number = ended.into_inner().round;
-    let mut said = json!({ "round": number, "state": "ending" });
-    let mut text = format!("round {number} has ended: it is reduced when all of it is mapped");
-    let mut code = ExitCode::SUCCESS;
-    while args.wait {
-        let hook = one(server, &args.name).await?.hook.unwrap_or_default();
+    if !args.wait {
+        let text = format!("round {number} has ended: it is reduced when all of it is mapped");
+        let said = json!({ "round": number, "state": "ending" });
+        context.output.show(&Said::new(text, said))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let round = reduced(server, &args.name, number).await?;
+    let mut text = format!("round {number} is {}", round.state);
+    let failed = round.state == "failed";
+    if failed {
+        text = format!("{text}: {}", round.error);
+    }
+    let said = json!({ "round": number, "state": round.state, "error": round.error });
+    context.output.show(&Said::new(text, said))?;
+    Ok(match failed {
+        true => ExitCode::from(crate::FAILED),
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// A round when it has ended, or is not known any more.
+async fn reduced(server: &Server, name: &str, number: u64) -> anyhow::Result<v1::HookRound> {
+    loop {
+        let hook = one(server, name).await?.hook.unwrap_or_default();
         let rounds = hook.rounds.into_iter();
         let round = rounds.into_iter().find(|round| round.round == number);
         let round = round.unwrap_or_default();
         if matches!(round.state.as_str(), "done" | "failed" | "empty" | "") {
-            said = json!({ "round": number, "state": round.state, "error": round.error });
-            text = format!("round {number} is {}", round.state);
-            if round.state == "failed" {
-                text = format!("{text}: {}", round.error);
-                code = ExitCode::from(crate::FAILED);
-            }
-            break;
+            return Ok(round);
         }
         tokio::time::sleep(PERIOD).await;
     }
-    context.output.show(&Said::new(text, said))?;
-    Ok(code)
 }

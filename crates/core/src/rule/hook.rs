@@ -181,22 +181,49 @@ impl Spec {
         }
     }
 
-    /// The rule that it is.
+    /// The rule that it is. Its folder is that in which all files lie, or one above it if results are to lie elsewhere.
     #[must_use]
     pub fn rule_text(&self) -> String {
-        let absolute = format!("/{}", self.pattern.trim_start_matches('/'));
-        // Wildcards stand for names within the folder that all files lie in.
-        let below = absolute.trim_start_matches('/');
+        let below = self.pattern.trim_matches('/');
         let folder = Pattern::new(below).map(|pattern| pattern.folder().to_owned());
         let folder = folder.unwrap_or_default();
-        let rest = below.strip_prefix(folder.as_str()).unwrap_or(below);
-        let mut hook = vec![text("map", &*self.map), text("output", &*self.output)];
+        let base: Vec<&str> = components(&folder).collect();
+        let mut depth = base.len();
+        for name in [Some(&self.output), self.parts.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if name.starts_with('/') {
+                let shared = components(folder_of(name)).zip(&base);
+                depth = depth.min(shared.take_while(|(one, other)| one == *other).count());
+            }
+        }
+        // Wildcards stay as they are written, and so does what is no wildcard.
+        let pattern: Vec<&str> = components(below).skip(depth).collect();
+        let absolute = |name: &String| match depth < base.len() && !name.starts_with('/') {
+            true => format!("/{folder}/{name}"),
+            false => name.clone(),
+        };
+        let plain = components(below)
+            .take(base.len())
+            .collect::<Vec<_>>()
+            .join("/");
+        let marker = self.marker.as_ref().map(|marker| {
+            match depth < base.len() && !marker.starts_with('/') {
+                true => format!("/{plain}/{marker}"),
+                false => marker.clone(),
+            }
+        });
+        let mut hook = vec![
+            text("map", &*self.map),
+            text("output", absolute(&self.output)),
+        ];
         for (name, value) in [
-            ("reduce", &self.reduce),
-            ("parts", &self.parts),
-            ("marker", &self.marker),
+            ("reduce", self.reduce.clone()),
+            ("parts", self.parts.as_ref().map(absolute)),
+            ("marker", marker),
         ] {
-            hook.extend(value.as_ref().map(|value| text(name, &**value)));
+            hook.extend(value.map(|value| text(name, value)));
         }
         let group = self.group.map(|files| Data::Integer(files.into()));
         hook.extend(group.map(|files| setting("group", files)));
@@ -204,8 +231,8 @@ impl Spec {
         hook.push(text("keep", self.keep.word()));
         let mut settings = vec![
             text("name", self.own_name()),
-            text("workdir", format!("/{folder}")),
-            text("pattern", rest.trim_start_matches('/')),
+            text("workdir", format!("/{}", base[..depth].join("/"))),
+            text("pattern", pattern.join("/")),
             setting("hook", Data::Group(Group { settings: hook })),
         ];
         let limits = [("time", &self.time), ("output", &self.size)];
@@ -218,6 +245,50 @@ impl Spec {
         }
         Group { settings }.to_string()
     }
+
+    /// As it would be given on a command line, where names are relative to the folder that all files lie in.
+    fn given_in(&mut self, workdir: &str, pattern: &str) {
+        let workdir = workdir.trim_end_matches('/');
+        self.pattern = match pattern.starts_with('/') {
+            true => pattern.to_owned(),
+            false => format!("{}/{pattern}", escaped(workdir)),
+        };
+        let folder = Pattern::new(pattern.trim_start_matches('/'));
+        if pattern.starts_with('/') || folder.is_ok_and(|folder| folder.folder().is_empty()) {
+            return;
+        }
+        let absolute = |folder: &str, name: &mut String| {
+            if !name.starts_with('/') {
+                *name = format!("{folder}/{name}");
+            }
+        };
+        absolute(workdir, &mut self.output);
+        self.parts
+            .iter_mut()
+            .for_each(|parts| absolute(workdir, parts));
+        let plain = escaped(workdir);
+        self.marker
+            .iter_mut()
+            .for_each(|marker| absolute(&plain, marker));
+    }
+}
+
+/// A name as a pattern that matches it alone.
+fn escaped(name: &str) -> String {
+    let special = |c: char| matches!(c, '*' | '?' | '[' | '(' | '\\');
+    let one = |c: char| special(c).then_some('\\').into_iter().chain([c]);
+    name.chars().flat_map(one).collect()
+}
+
+/// The names of a path.
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty())
+}
+
+/// The folder of a name up to its first variable.
+fn folder_of(name: &str) -> &str {
+    let head = name.split("${").next().unwrap_or_default();
+    head.rfind('/').map_or("", |at| &head[..=at])
 }
 
 /// A problem and where it is.
@@ -257,8 +328,14 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
         ));
         return Err(wrong);
     };
+    let said = |name: &str| match &group.get(name)?.value.data {
+        Data::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    let workdir = said("workdir").unwrap_or_default();
     let mut reader = Reader {
         at: given.value.at,
+        workdir: &workdir,
         settings,
         wrong,
     };
@@ -266,19 +343,9 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
     let (Some(mut hook), true) = (hook, reader.wrong.is_empty()) else {
         return Err(reader.wrong);
     };
-    let said = |name: &str| match &group.get(name)?.value.data {
-        Data::Text(text) => Some(text.clone()),
-        _ => None,
-    };
     hook.spec.name = said("name").unwrap_or_default();
-    let (workdir, pattern) = (said("workdir"), said("pattern").unwrap_or_default());
-    hook.spec.pattern = match pattern.starts_with('/') {
-        true => pattern,
-        false => format!(
-            "{}/{pattern}",
-            workdir.unwrap_or_default().trim_end_matches('/')
-        ),
-    };
+    hook.spec
+        .given_in(&workdir, &said("pattern").unwrap_or_default());
     let many = hook.spec.pattern.contains(['*', '?', '[', '(']);
     if many && hook.rounds.is_none() && !hook.spec.output.contains("${") {
         let (name, what) = (
@@ -294,6 +361,7 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
 
 struct Reader<'a> {
     at: Position,
+    workdir: &'a str,
     settings: &'a Group,
     wrong: Vec<Wrong>,
 }
@@ -412,10 +480,19 @@ impl Reader<'_> {
     }
 
     fn rounds(&mut self, spec: &Spec) -> Option<Ends> {
-        let marker = spec.marker.as_ref().map(|marker| Pattern::new(marker));
-        let marker = match marker {
-            Some(Err(error)) => {
-                self.value("marker", error.to_string());
+        let within = format!("{}/", escaped(self.workdir.trim_end_matches('/')));
+        let below = |marker: &String| match marker.strip_prefix(&within) {
+            None if marker.starts_with('/') => {
+                Err(format!("it is absolute and not below {within}"))
+            }
+            below => {
+                let found = Pattern::new(below.unwrap_or(marker));
+                found.map_err(|error| error.to_string())
+            }
+        };
+        let marker = match spec.marker.as_ref().map(below) {
+            Some(Err(why)) => {
+                self.value("marker", why);
                 None
             }
             marker => marker.and_then(Result::ok),
@@ -506,11 +583,9 @@ impl Hook {
         if self.rounds.is_none() {
             return output.clone();
         }
-        parts.clone().unwrap_or_else(|| {
-            let head = output.split("${").next().unwrap_or_default();
-            let folder = head.rfind('/').map_or("", |at| &head[..=at]);
-            format!("{folder}.{name}/${{batch}}")
-        })
+        parts
+            .clone()
+            .unwrap_or_else(|| format!("{}.{name}/${{batch}}", folder_of(output)))
     }
 
     /// The settings of a rule with the task that the hook is.
@@ -549,6 +624,10 @@ impl Hook {
             );
         } else {
             add(&mut task, "stdin", Data::Text("${file}".into()));
+        }
+        if group.get("policy").is_none() {
+            // What is mapped does not leave where it was written.
+            add(&mut settings, "policy", Data::Text("input-locality".into()));
         }
         if self.spec.on == On::Write {
             add(&mut settings, "when", Data::Text("growing".into()));

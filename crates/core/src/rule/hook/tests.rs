@@ -84,6 +84,40 @@ fn what_was_mapped_is_reduced_in_a_job_of_its_own() {
 }
 
 #[test]
+fn results_may_lie_elsewhere() {
+    let spec = Spec {
+        pattern: "/a/b \\?c/*/x.dat".into(),
+        output: "/a/out/${round}".into(),
+        parts: Some("parts/${batch}".into()),
+        reduce: Some("cat".into()),
+        marker: Some("DONE".into()),
+        ..spec(On::Seal)
+    };
+    let rule = read(&spec);
+    assert_eq!(
+        (rule.workdir.as_str(), rule.pattern.text()),
+        ("/a", "b \\?c/*/x.dat")
+    );
+    assert!(rule.matches("/a/b ?c/1/x.dat") && !rule.matches("/a/b xc/1/x.dat"));
+    let part = rule.outputs(7, &["/a/b ?c/1/x.dat"]).unwrap();
+    assert_eq!(part, ["/a/b ?c/parts/7"]);
+    let hook = rule.hook.unwrap();
+    let Some(Ends::Marker(marker)) = &hook.rounds else {
+        panic!("{hook:?}")
+    };
+    assert!(marker.matches("b ?c/DONE") && !marker.matches("DONE"));
+    // As it is shown it is the same hook.
+    let again = read(&hook.spec).hook.unwrap();
+    assert_eq!(again.spec, hook.spec);
+    let apart = Spec {
+        pattern: "/x/*.dat".into(),
+        output: "/y/${stem}".into(),
+        ..self::spec(On::Seal)
+    };
+    assert_eq!(read(&apart).workdir, "/");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     let reduce = || Some("cat".to_owned());
     for (wrong, why) in [

@@ -1,5 +1,5 @@
 //! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). Who writes to it makes hooks, or replaces those of
-//! the same names, as soon as what was written is whole; who reads it sees their own.
+//! the same names, as soon as sections are whole; who reads it sees their own.
 
 use super::submit::Opener;
 use super::{OpenSpecial, plain_credentials};

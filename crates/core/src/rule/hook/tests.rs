@@ -117,10 +117,17 @@ fn results_may_lie_elsewhere() {
     assert_eq!(read(&apart).workdir, "/");
 }
 
+fn all_refused(wrong: &[(Spec, &str)]) {
+    for (wrong, why) in wrong {
+        let said = refused(wrong);
+        assert!(said.contains(why), "{wrong:?}: {said}");
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let reduce = || Some("cat".to_owned());
-    for (wrong, why) in [
+    all_refused(&[
         (
             Spec {
                 output: "one".into(),
@@ -163,6 +170,13 @@ fn what_makes_no_sense_is_refused() {
             },
             "there is ${round}",
         ),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_by_itself_is_refused() {
+    let reduce = || Some("cat".to_owned());
+    all_refused(&[
         (
             Spec {
                 marker: Some("a(".into()),
@@ -194,10 +208,7 @@ fn what_makes_no_sense_is_refused() {
             },
             "a b",
         ),
-    ] {
-        let said = refused(&wrong);
-        assert!(said.contains(why), "{wrong:?}: {said}");
-    }
+    ]);
     let text = spec(On::Seal).rule_text() + "task = { kernel = \"x\"; output = [ \"y\" ]; };";
     let said = Rule::read("hook", &text).unwrap_err().to_string();
     assert!(said.contains("made of its hook"), "{said}");

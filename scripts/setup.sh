@@ -20,7 +20,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 if ! command -v cargo >/dev/null; then
-  echo "setup: cargo is missing; install Rust 1.90 or newer with rustup (Debian 12's own is too old)" >&2
+  echo "setup: cargo is missing; install Rust 1.91 or newer with rustup (Debian 12's own is too old)" >&2
   exit 1
 fi
 

@@ -7,6 +7,7 @@ mod array;
 mod arrivals;
 mod asked;
 mod away;
+mod bridges;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;

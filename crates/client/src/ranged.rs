@@ -75,6 +75,12 @@ impl Ranged<'_> {
         &self.layout
     }
 
+    /// Which version of the file it is, as its attributes number them.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.open.version
+    }
+
     /// The element that a part is read from.
     #[must_use]
     pub fn element(&self, part: usize) -> Option<ElementId> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
 use tidemill_wire::v1::arrivals_client::ArrivalsClient;
+use tidemill_wire::v1::bridges_client::BridgesClient;
 use tidemill_wire::v1::find_client::FindClient;
 use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
@@ -165,6 +166,12 @@ impl Server {
     #[must_use]
     pub fn rooms(&self) -> RoomsClient<TokenChannel> {
         RoomsClient::new(self.channel.clone())
+    }
+
+    /// Stores outside of the array.
+    #[must_use]
+    pub fn bridges(&self) -> BridgesClient<TokenChannel> {
+        BridgesClient::new(self.channel.clone())
     }
 
     /// What comes.

@@ -8,8 +8,8 @@ use crate::windows::window;
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use std::fs::File;
 use std::future::Future;
+use std::io::Read;
 use std::ops::Range;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Layout, Striped};
@@ -236,12 +236,12 @@ impl Transfer {
         Ok(size)
     }
 
-    /// Writes a local file to all elements that a version was opened on, and seals it there; gives the lengths of its parts.
-    pub(crate) async fn write_parts(
+    /// Writes what is read to all elements that a version was opened on, and seals it there; gives the lengths of its parts.
+    pub(crate) async fn write_parts<R: Read + Send + 'static>(
         &self,
         mut parts: Parts,
         (attr, object): (&v1::Attr, u64),
-        (mut file, path): (File, &str),
+        (mut file, path): (R, &str),
         progress: &mut impl FnMut(u64),
     ) -> Result<(u64, Vec<u64>), Error> {
         let at = |source| Error::Local {

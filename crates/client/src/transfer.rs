@@ -101,7 +101,23 @@ impl Transfer {
         let file = File::open(local).map_err(at)?;
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
-        let opened = self.begin(path, mode & 0o7777, wanted).await?;
+        let put = self.put_from(file, path, (mode & 0o7777, wanted), &mut progress);
+        put.await.map(|(size, _)| size)
+    }
+
+    /// As [`Self::put`], of what is read until its end, for a file of this mode: an error of the reader gives it all up. Gives the
+    /// number of bytes, and the object that is the version.
+    ///
+    /// # Errors
+    /// As those of [`Self::put`].
+    pub async fn put_from<R: Read + Send + 'static>(
+        &self,
+        file: R,
+        path: &str,
+        (mode, wanted): (u32, Wanted),
+        mut progress: impl FnMut(u64),
+    ) -> Result<(u64, u64), Error> {
+        let opened = self.begin(path, mode, wanted).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
@@ -132,7 +148,7 @@ impl Transfer {
                 match self.sealed(seal).await {
                     // It may have been sealed, or still be.
                     Err(error) if error.is_lost() => return Err(error),
-                    sealed => sealed.map(|()| size),
+                    sealed => sealed.map(|()| (size, object)),
                 }
             }
             Err(error) => Err(error),
@@ -144,12 +160,12 @@ impl Transfer {
         done
     }
 
-    /// Writes a local file to the element that a version was opened on, and seals it there; gives its length.
-    async fn write_whole(
+    /// Writes what is read to the element that a version was opened on, and seals it there; gives its length.
+    async fn write_whole<R: Read + Send + 'static>(
         &self,
         mut remote: Remote,
         attr: &v1::Attr,
-        (mut file, path): (File, &str),
+        (mut file, path): (R, &str),
         progress: &mut impl FnMut(u64),
     ) -> Result<u64, Error> {
         let at = |source| Error::Local {
@@ -597,10 +613,10 @@ pub(crate) fn is_no_right(error: &Error) -> bool {
 }
 
 /// As [`fill`]. What we read from may make us wait for as long as it likes; others go on meanwhile.
-pub(crate) async fn filled(
-    mut file: File,
+pub(crate) async fn filled<R: Read + Send + 'static>(
+    mut file: R,
     mut buffer: Vec<u8>,
-) -> std::io::Result<(File, Vec<u8>, usize)> {
+) -> std::io::Result<(R, Vec<u8>, usize)> {
     let work = move || {
         let count = fill(&mut file, &mut buffer)?;
         Ok((file, buffer, count))
@@ -608,7 +624,7 @@ pub(crate) async fn filled(
     tokio::task::spawn_blocking(work).await?
 }
 
-fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read(&mut buffer[filled..])? {

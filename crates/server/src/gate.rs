@@ -32,7 +32,7 @@ const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
-const READS: [&str; 18] = [
+const READS: [&str; 19] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -48,6 +48,7 @@ const READS: [&str; 18] = [
     "/tidemill.v1.Rules/Test",
     "/tidemill.v1.Rules/Log",
     "/tidemill.v1.Rooms/List",
+    "/tidemill.v1.Bridges/List",
     "/tidemill.v1.Rooms/Channels",
     WAIT,
     NEXT,

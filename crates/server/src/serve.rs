@@ -5,6 +5,7 @@ use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::arrivals::ArrivalService;
 use crate::authority::{Authority, AuthorityError};
+use crate::bridges::BridgeService;
 use crate::check::Check;
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
@@ -57,6 +58,7 @@ use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::arrivals_server::ArrivalsServer;
+use tidemill_wire::v1::bridges_server::BridgesServer;
 use tidemill_wire::v1::find_server::FindServer;
 use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
@@ -514,6 +516,10 @@ impl Parts {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
         };
+        let bridges = BridgesServer::new(BridgeService {
+            names: jobs.names.clone(),
+            access: self.access.clone(),
+        });
         let health = HealthService {
             names: jobs.names.clone(),
             array: self.array.clone(),
@@ -550,6 +556,7 @@ impl Parts {
             .add_service(LineageServer::new(lineage).max_encoding_message_size(max))
             .add_service(FindServer::new(find).max_encoding_message_size(max))
             .add_service(TokensServer::new(tokens))
+            .add_service(bridges)
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
             .add_service(rooms)

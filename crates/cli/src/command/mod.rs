@@ -3,6 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod apps;
 pub(crate) mod bench;
+pub(crate) mod bridge;
 pub(crate) mod cancel;
 pub(crate) mod cat;
 pub(crate) mod channel;
@@ -73,6 +74,10 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Health(args) => health::run(&args, &context).await,
         Command::Check(args) => check::run(&args, &context).await,
         Command::Scrub(args) => scrub::run(args, &context).await,
+        Command::Bridge(args) => bridge::run(args, &context).await,
+        Command::Import(args) => bridge::import::run(args, &context).await,
+        Command::Export(args) => bridge::export::run(args, &context).await,
+        Command::Sync(args) => bridge::sync::run(args, &context).await,
         Command::Put(args) => put::run(args, &context).await,
         Command::Get(args) => get::run(args, &context).await,
         Command::Cat(args) => cat::run(args, &context).await,

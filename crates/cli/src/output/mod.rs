@@ -3,6 +3,7 @@
 
 pub(crate) mod apps;
 pub(crate) mod array;
+pub(crate) mod bridge;
 pub(crate) mod check;
 pub(crate) mod energy;
 pub(crate) mod explain;

@@ -75,6 +75,7 @@ const MIGRATIONS: &[&str] = &[
     DREW,
     BURST,
     HOOKS,
+    BRIDGES,
 ];
 
 const NAMES: &str = "
@@ -371,6 +372,12 @@ CREATE TABLE mapped(object INTEGER PRIMARY KEY);
 CREATE TABLE dropped(object INTEGER PRIMARY KEY, rule INTEGER NOT NULL, hook TEXT NOT NULL, task INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX dropped_rule ON dropped(rule);
 ALTER TABLE burst ADD COLUMN goes INTEGER NOT NULL DEFAULT 0;
+";
+
+// Stores outside of the array. Nothing of their keys.
+const BRIDGES: &str = "
+CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL, added INTEGER NOT NULL)
+  WITHOUT ROWID;
 ";
 
 /// Opens the database for writing, making or migrating it first.

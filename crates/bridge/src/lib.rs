@@ -1,0 +1,15 @@
+//! Stores outside of the array: folders, S3, WebDAV, HTTP. What is in them is listed, read by ranges, and written so that nothing
+//! half is seen. Knows nothing of the array (`docs/bridges.md`).
+
+mod error;
+mod folder;
+mod keys;
+mod part;
+mod place;
+mod remote;
+mod store;
+
+pub use error::Error;
+pub use keys::Keys;
+pub use place::Place;
+pub use store::{Bridge, Listed, Lister, Object, Reader, Writer};

@@ -1,0 +1,92 @@
+//! A file that is being written into a folder: under another name until it is whole. What a writer left that was killed is taken
+//! over by the next one of the same file; two at once are not.
+
+use crate::Error;
+use crate::folder::object;
+use crate::place::part_of;
+use crate::store::Object;
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::Write;
+
+#[derive(Debug)]
+pub(crate) struct Part {
+    folder: OwnedFd,
+    /// Locked as long as it is written.
+    file: File,
+    part: String,
+    name: String,
+    path: String,
+    finished: bool,
+}
+
+impl Part {
+    pub(crate) fn begin(folder: OwnedFd, name: &str, path: &str) -> Result<Self, Error> {
+        let at = Error::of(path);
+        let part = part_of(name);
+        let flags =
+            OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        loop {
+            let opened = rustix::fs::openat(&folder, &part, flags, Mode::from_raw_mode(0o666));
+            let file = opened.map_err(&at)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Err(Error::Busy(path.to_owned())),
+                locked => locked.map_err(&at)?,
+            }
+            // Its writer may have finished it between the two: then it is no part any more.
+            let (ours, there) = (
+                rustix::fs::fstat(&file).map_err(&at)?,
+                rustix::fs::statat(&folder, &part, AtFlags::SYMLINK_NOFOLLOW),
+            );
+            let same =
+                there.is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
+            if !same {
+                continue;
+            }
+            // Somebody else may have put it there, to write into it later.
+            let own = ours.st_uid == rustix::process::geteuid().as_raw();
+            let plain = FileType::from_raw_mode(ours.st_mode) == FileType::RegularFile;
+            if !own || !plain || ours.st_nlink != 1 {
+                return Err(Error::Busy(path.to_owned()));
+            }
+            rustix::fs::ftruncate(&file, 0).map_err(&at)?;
+            return Ok(Self {
+                folder,
+                file: File::from(file),
+                part,
+                name: name.to_owned(),
+                path: path.to_owned(),
+                finished: false,
+            });
+        }
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| Error::Store {
+            path: self.path.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Gives it its name, on the disk.
+    pub(crate) fn finish(mut self) -> Result<Object, Error> {
+        let at = Error::of(&self.path);
+        rustix::fs::fdatasync(&self.file).map_err(&at)?;
+        rustix::fs::renameat(&self.folder, &self.part, &self.folder, &self.name).map_err(&at)?;
+        self.finished = true;
+        rustix::fs::fsync(&self.folder).map_err(&at)?;
+        let stat = rustix::fs::fstat(&self.file).map_err(&at)?;
+        Ok(object(&self.path, &stat))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = rustix::fs::unlinkat(&self.folder, &self.part, AtFlags::empty());
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Stores that are asked over the network, by way of OpenDAL.
+
+use crate::place::{Kind, Place};
+use crate::store::{Listed, Object};
+use crate::{Error, Keys};
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use opendal::layers::{RetryLayer, TimeoutLayer};
+use opendal::services::{Http, S3, Webdav};
+use opendal::{EntryMode, ErrorKind, Metadata, Operator};
+use std::fmt;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Bytes of a part of a large object.
+const PART_BYTES: usize = 16 << 20;
+/// Parts of one object on their way at once.
+const PARTS_AT_ONCE: usize = 2;
+/// Largest file where a store takes files only as a whole: it is held in memory.
+const WHOLE_BYTES_MAX: u64 = 1 << 30;
+/// Times that something is tried which a store says will pass.
+const TRIES: usize = 6;
+/// Pause before the second time; it doubles from then on.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// Longest that a store may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Longest part of what a store says that is told.
+const REASON_CHARS: usize = 300;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Remote {
+    operator: Operator,
+    keys: Arc<Keys>,
+    /// HTTP has no listings.
+    pub(crate) lists: bool,
+}
+
+pub(crate) struct Writer {
+    remote: Remote,
+    writer: opendal::Writer,
+    path: String,
+    /// What it is called until it is whole, in stores whose files are seen from their first byte on.
+    part: Option<String>,
+    written: u64,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Writer")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// TLS of this process is by ring, as everywhere in it.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Somebody else may have set the same.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        opendal::install_default();
+    });
+}
+
+fn s3(builder: S3, keys: &Keys) -> S3 {
+    // Only the keys that were named: none of the environment, nor of the machine.
+    let builder = builder.disable_config_load().disable_ec2_metadata();
+    let (Some(id), Some(secret)) = (keys.get("access_key_id"), keys.get("secret_access_key"))
+    else {
+        return builder.skip_signature();
+    };
+    let builder = builder.access_key_id(id).secret_access_key(secret);
+    match keys.get("session_token") {
+        Some(token) => builder.session_token(token),
+        None => builder,
+    }
+}
+
+fn operator(place: &Place, keys: &Keys) -> opendal::Result<Operator> {
+    match &place.kind {
+        Kind::S3 {
+            bucket,
+            root,
+            endpoint,
+            region,
+        } => {
+            let mut builder = S3::default().bucket(bucket).root(root).region(region);
+            if let Some(endpoint) = endpoint {
+                builder = builder.endpoint(endpoint);
+            }
+            Operator::new(s3(builder, keys))
+        }
+        Kind::WebDav(endpoint, root) => {
+            let mut builder = Webdav::default().endpoint(endpoint).root(root);
+            if let (Some(user), Some(password)) = (keys.get("username"), keys.get("password")) {
+                builder = builder.username(user).password(password);
+            }
+            if let Some(token) = keys.get("token") {
+                builder = builder.token(token);
+            }
+            Operator::new(builder)
+        }
+        Kind::Http(endpoint, root) => {
+            let mut builder = Http::default().endpoint(endpoint).root(root);
+            if let (Some(user), Some(password)) = (keys.get("username"), keys.get("password")) {
+                builder = builder.username(user).password(password);
+            }
+            if let Some(token) = keys.get("token") {
+                builder = builder.token(token);
+            }
+            Operator::new(builder)
+        }
+        Kind::Folder(_) => Err(opendal::Error::new(ErrorKind::Unsupported, "a folder")),
+    }
+}
+
+fn object(path: &str, about: &Metadata) -> Object {
+    let size = about.content_length();
+    let etag = about.etag().filter(|etag| !etag.is_empty());
+    let tag = match (etag, about.last_modified()) {
+        (Some(etag), _) => etag.to_owned(),
+        (None, Some(time)) => format!("{size}-{time}"),
+        (None, None) => size.to_string(),
+    };
+    Object {
+        path: path.to_owned(),
+        size,
+        tag,
+        checked_by_store: etag.is_some_and(|etag| !etag.starts_with("W/")),
+    }
+}
+
+impl Remote {
+    pub(crate) fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
+        prepare();
+        let operator = operator(place, keys).map_err(|error| Error::Place {
+            uri: place.uri().to_owned(),
+            what: keys.scrubbed(error.message()),
+        })?;
+        let retries = RetryLayer::new()
+            .with_max_times(TRIES)
+            .with_min_delay(FIRST_PAUSE)
+            .with_jitter();
+        let timeout = TimeoutLayer::new()
+            .with_timeout(SILENCE)
+            .with_io_timeout(SILENCE);
+        Ok(Self {
+            operator: operator.layer(timeout).layer(retries),
+            keys: Arc::new(keys.clone()),
+            lists: !place.is_plain_http(),
+        })
+    }
+
+    fn failed(&self, path: &str) -> impl Fn(opendal::Error) -> Error {
+        move |error| {
+            let said: String = error.message().chars().take(REASON_CHARS).collect();
+            let reason = self.keys.scrubbed(&said);
+            let path = path.to_owned();
+            match error.kind() {
+                ErrorKind::NotFound => Error::Missing(path),
+                ErrorKind::ConditionNotMatch => Error::Changed(path),
+                ErrorKind::PermissionDenied => Error::Refused { path, reason },
+                ErrorKind::RateLimited => Error::Store {
+                    path,
+                    reason: format!("the store has too much to do ({reason}): try again later"),
+                },
+                _ if said.contains("401") || said.contains("Unauthorized") => {
+                    Error::Refused { path, reason }
+                }
+                _ => Error::Store { path, reason },
+            }
+        }
+    }
+
+    pub(crate) async fn stat(&self, path: &str) -> Result<Object, Error> {
+        let about = self.operator.stat(path).await.map_err(self.failed(path))?;
+        match about.mode() {
+            EntryMode::DIR => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a folder",
+            }),
+            _ => Ok(object(path, &about)),
+        }
+    }
+
+    pub(crate) async fn list(
+        &self,
+        folder: &str,
+        told: &mpsc::Sender<Result<Listed, Error>>,
+    ) -> Result<(), Error> {
+        if !self.lists {
+            return Err(Error::Unable("list what is there: name one file"));
+        }
+        let below = match folder {
+            "" => "/".to_owned(),
+            folder => format!("{folder}/"),
+        };
+        let lister = self.operator.lister_with(&below).recursive(true).await;
+        let mut lister = lister.map_err(self.failed(folder))?;
+        while let Some(entry) = lister.try_next().await.map_err(self.failed(folder))? {
+            let (path, about) = entry.into_parts();
+            if about.mode() == EntryMode::DIR || crate::place::is_part(&path) {
+                continue;
+            }
+            let listed = match crate::place::checked(&path) {
+                Ok(_) => Listed::Object(object(&path, &about)),
+                Err(_) => Listed::Passed(path, "no name of a file"),
+            };
+            if told.send(Ok(listed)).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the object and no other one.
+    pub(crate) async fn read(
+        &self,
+        object: &Object,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Error> {
+        let able = self.operator.info().capability().read_with_if_match;
+        let read = self
+            .operator
+            .read_with(&object.path)
+            .range(from..from + count);
+        let read = match able && object.checked_by_store {
+            true => read.if_match(&object.tag).await,
+            false => read.await,
+        };
+        let bytes = read.map_err(self.failed(&object.path))?;
+        Ok(bytes.to_bytes())
+    }
+
+    pub(crate) fn checks(&self) -> bool {
+        self.operator.info().capability().read_with_if_match
+    }
+
+    pub(crate) async fn write(&self, path: &str) -> Result<Writer, Error> {
+        let able = self.operator.info().capability();
+        if !able.write {
+            return Err(Error::Unable("be written to"));
+        }
+        let part = able.rename.then(|| crate::place::part_of(path));
+        let target = part.as_deref().unwrap_or(path);
+        let writing = self.operator.writer_with(target);
+        let writer = match able.write_can_multi {
+            true => writing.chunk(PART_BYTES).concurrent(PARTS_AT_ONCE).await,
+            false => writing.await,
+        };
+        Ok(Writer {
+            remote: self.clone(),
+            writer: writer.map_err(self.failed(path))?,
+            path: path.to_owned(),
+            part,
+            written: 0,
+        })
+    }
+
+    pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+        let removed = self.operator.delete(path).await;
+        removed.map_err(self.failed(path))
+    }
+
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        if !self.lists {
+            return match self.operator.stat("/").await {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                asked => asked.map(|_| ()).map_err(self.failed("/")),
+            };
+        }
+        let mut lister = self.operator.lister("/").await.map_err(self.failed("/"))?;
+        let first = lister.try_next().await;
+        first.map(|_| ()).map_err(self.failed("/"))
+    }
+}
+
+impl Writer {
+    pub(crate) async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+        self.written += bytes.len() as u64;
+        let able = self.remote.operator.info().capability();
+        if !able.write_can_multi && self.written > WHOLE_BYTES_MAX {
+            return Err(Error::Unable("take files of more than 1 GiB"));
+        }
+        let written = self.writer.write(bytes).await;
+        written.map_err(self.remote.failed(&self.path))
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<Object, Error> {
+        let failed = self.remote.failed(&self.path);
+        let about = match self.writer.close().await {
+            Ok(about) => about,
+            Err(error) => {
+                let error = failed(error);
+                drop(failed);
+                self.abort().await;
+                return Err(error);
+            }
+        };
+        if let Some(part) = &self.part {
+            let renamed = self.remote.operator.rename(part, &self.path).await;
+            renamed.map_err(&failed)?;
+        }
+        if self.part.is_none() && about.etag().is_some() {
+            let mut written = object(&self.path, &about);
+            written.size = self.written;
+            return Ok(written);
+        }
+        self.remote.stat(&self.path).await
+    }
+
+    pub(crate) async fn abort(mut self) {
+        // The first error is the one to tell.
+        let _ = self.writer.abort().await;
+        if let Some(part) = &self.part {
+            let _ = self.remote.operator.delete(part).await;
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! A little of S3, and of HTTP, with faults on request.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What is done instead of an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// This status.
+    Status(u16),
+    /// Half of the answer, and the connection is closed.
+    Cut,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Content by key, and how often any was written.
+    pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
+    writes: u64,
+    /// Parts by upload.
+    pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    /// For reads of content, one after the other.
+    pub(crate) faults: VecDeque<Fault>,
+    /// No part of this number is taken.
+    pub(crate) bad_part: Option<u32>,
+    /// The key id without which nothing is given.
+    pub(crate) key: Option<String>,
+    pub(crate) lists: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct StandIn {
+    pub(crate) address: String,
+    state: Arc<Mutex<State>>,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+    cut: bool,
+}
+
+fn reply(status: u16, body: impl Into<Vec<u8>>) -> Reply {
+    Reply {
+        status,
+        headers: Vec::new(),
+        body: body.into(),
+        cut: false,
+    }
+}
+
+fn decoded(text: &str) -> String {
+    let (mut out, bytes) = (Vec::new(), text.as_bytes());
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'%' => {
+                out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).unwrap());
+                at += 3;
+            }
+            b'+' => {
+                out.push(b' ');
+                at += 1;
+            }
+            byte => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(out).unwrap()
+}
+
+impl StandIn {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stand_in = Self {
+            address: listener.local_addr().unwrap().to_string(),
+            state: Arc::default(),
+        };
+        let serving = stand_in.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let serving = serving.clone();
+                tokio::spawn(async move { serving.serve(stream).await });
+            }
+        });
+        stand_in
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn put(&self, key: &str, content: Vec<u8>) {
+        self.state().put(key, content);
+    }
+
+    pub(crate) fn s3(&self) -> String {
+        format!("s3://bucket/?endpoint=http://{}", self.address)
+    }
+
+    async fn serve(&self, mut stream: TcpStream) -> Option<()> {
+        let request = read(&mut stream).await?;
+        let reply = self.state().answer(&request);
+        let mut head = format!("HTTP/1.1 {} X\r\nconnection: close\r\n", reply.status);
+        let length = match reply.headers.iter().find(|(name, _)| *name == "length") {
+            Some((_, length)) => length.clone(),
+            None => reply.body.len().to_string(),
+        };
+        write!(head, "content-length: {length}\r\n").unwrap();
+        for (name, value) in reply.headers.iter().filter(|(name, _)| *name != "length") {
+            write!(head, "{name}: {value}\r\n").unwrap();
+        }
+        stream
+            .write_all(format!("{head}\r\n").as_bytes())
+            .await
+            .ok()?;
+        let end = if reply.cut {
+            reply.body.len() / 2
+        } else {
+            reply.body.len()
+        };
+        stream.write_all(&reply.body[..end]).await.ok()?;
+        stream.shutdown().await.ok()
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> Option<Request> {
+    let mut all = Vec::new();
+    let end = loop {
+        if let Some(at) = all.windows(4).position(|four| four == b"\r\n\r\n") {
+            break at;
+        }
+        if stream.read_buf(&mut all).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8(all[..end].to_vec()).unwrap();
+    let mut lines = head.split("\r\n");
+    let mut first = lines.next()?.split(' ');
+    let (method, target) = (first.next()?.to_owned(), first.next()?.to_owned());
+    let headers: BTreeMap<String, String> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+        .collect();
+    let mut body = all[end + 4..].to_vec();
+    let length = headers
+        .get("content-length")
+        .map_or(0, |length| length.parse().unwrap());
+    while body.len() < length {
+        if stream.read_buf(&mut body).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let query = query.split('&').filter(|pair| !pair.is_empty());
+    let query = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    Some(Request {
+        method,
+        path: decoded(path),
+        query: query
+            .map(|(name, value)| (name.to_owned(), decoded(value)))
+            .collect(),
+        headers,
+        body,
+    })
+}
+
+impl State {
+    fn put(&mut self, key: &str, content: Vec<u8>) -> String {
+        self.writes += 1;
+        self.objects.insert(key.to_owned(), (content, self.writes));
+        format!("\"e{}\"", self.writes)
+    }
+
+    fn answer(&mut self, request: &Request) -> Reply {
+        let shown = request
+            .headers
+            .get("authorization")
+            .cloned()
+            .unwrap_or_default();
+        if let Some(key) = &self.key
+            && !shown.contains(&format!("Credential={key}/"))
+        {
+            let body = format!(
+                "<Error><Code>SignatureDoesNotMatch</Code><Message>not {shown}</Message></Error>"
+            );
+            return reply(403, body);
+        }
+        let key = request
+            .path
+            .strip_prefix("/bucket/")
+            .or(request.path.strip_prefix('/'));
+        let key = key.unwrap_or_default();
+        let upload = request.query.get("uploadId").cloned();
+        match (request.method.as_str(), upload) {
+            ("GET", _) if request.query.contains_key("list-type") => self.list(request),
+            ("GET" | "HEAD", _) => self.content(key, request),
+            ("PUT", Some(upload)) => {
+                let number = request.query["partNumber"].parse().unwrap();
+                if self.bad_part == Some(number) {
+                    return reply(500, "<Error><Code>InternalError</Code></Error>");
+                }
+                let Some(parts) = self.uploads.get_mut(&upload) else {
+                    return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
+                };
+                parts.insert(number, request.body.clone());
+                let mut done = reply(200, "");
+                done.headers.push(("etag", format!("\"p{number}\"")));
+                done
+            }
+            ("PUT", None) => {
+                let etag = self.put(key, request.body.clone());
+                let mut done = reply(200, "");
+                done.headers.push(("etag", etag));
+                done
+            }
+            ("POST", Some(upload)) => {
+                let parts = self.uploads.remove(&upload).unwrap_or_default();
+                let etag = self.put(key, parts.into_values().flatten().collect());
+                reply(
+                    200,
+                    format!(
+                        "<CompleteMultipartUploadResult><Bucket>bucket</Bucket><Key>{key}</Key><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+                    ),
+                )
+            }
+            ("POST", None) => {
+                self.writes += 1;
+                let upload = format!("u{}", self.writes);
+                self.uploads.insert(upload.clone(), BTreeMap::new());
+                reply(
+                    200,
+                    format!(
+                        "<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+                    ),
+                )
+            }
+            ("DELETE", Some(upload)) => {
+                self.uploads.remove(&upload);
+                reply(204, "")
+            }
+            ("DELETE", None) => {
+                self.objects.remove(key);
+                reply(204, "")
+            }
+            _ => reply(405, ""),
+        }
+    }
+
+    fn content(&mut self, key: &str, request: &Request) -> Reply {
+        let Some((content, version)) = self.objects.get(key) else {
+            return reply(404, "");
+        };
+        let etag = format!("\"e{version}\"");
+        let head = request.method == "HEAD";
+        if request
+            .headers
+            .get("if-match")
+            .is_some_and(|wanted| *wanted != etag)
+        {
+            return reply(412, "");
+        }
+        let mut done = reply(200, content.clone());
+        if let Some(range) = request.headers.get("range") {
+            let (from, to) = range
+                .strip_prefix("bytes=")
+                .unwrap()
+                .split_once('-')
+                .unwrap();
+            let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+            let to = to.min(content.len() - 1);
+            done = reply(206, content[from..=to].to_vec());
+            let range = format!("bytes {from}-{to}/{}", content.len());
+            done.headers.push(("content-range", range));
+        }
+        done.headers.push(("etag", etag));
+        if head {
+            done.headers.push(("length", content.len().to_string()));
+            done.body.clear();
+            return done;
+        }
+        match self.faults.pop_front() {
+            None => done,
+            Some(Fault::Cut) => Reply { cut: true, ..done },
+            Some(Fault::Status(status)) => reply(status, "<Error><Code>SlowDown</Code></Error>"),
+        }
+    }
+
+    /// A thousand at a time, as S3 does.
+    fn list(&mut self, request: &Request) -> Reply {
+        self.lists += 1;
+        let prefix = request.query.get("prefix").cloned().unwrap_or_default();
+        let after = request
+            .query
+            .get("continuation-token")
+            .cloned()
+            .unwrap_or_default();
+        let all: Vec<_> = self
+            .objects
+            .iter()
+            .filter(|(key, _)| key.starts_with(&prefix) && **key > after)
+            .collect();
+        let mut body = String::from("<ListBucketResult>");
+        for (key, (content, version)) in all.iter().take(1000) {
+            write!(body, "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>\"e{version}\"</ETag><Size>{}</Size></Contents>", content.len()).unwrap();
+        }
+        if all.len() > 1000 {
+            write!(
+                body,
+                "<IsTruncated>true</IsTruncated><NextContinuationToken>{}</NextContinuationToken>",
+                all[999].0
+            )
+            .unwrap();
+        } else {
+            body.push_str("<IsTruncated>false</IsTruncated>");
+        }
+        body.push_str("</ListBucketResult>");
+        reply(200, body)
+    }
+}

@@ -1,0 +1,250 @@
+//! Stores that fail, change and deceive.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod stand_in;
+
+use bytes::Bytes;
+use stand_in::{Fault, StandIn};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use tidemill_bridge::{Bridge, Error, Keys, Listed, Object, Place};
+
+const SECRET: &str = "hush-hush-hush";
+
+fn keys(id: &str) -> Keys {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let text = format!("access_key_id = \"{id}\"\nsecret_access_key = \"{SECRET}\"\n");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    Keys::read(&path).unwrap()
+}
+
+fn open(uri: &str) -> Bridge {
+    Bridge::open(&Place::parse(uri).unwrap(), &Keys::default()).unwrap()
+}
+
+fn open_folder(path: &Path) -> Bridge {
+    open(&format!("file://{}", path.display()))
+}
+
+/// Bytes that repeat nowhere near.
+fn noise(count: usize) -> Vec<u8> {
+    let mut state = 88_172_645_463_325_252_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(count).collect()
+}
+
+async fn read(bridge: &Bridge, object: &Object) -> Result<Vec<u8>, Error> {
+    let mut reader = bridge.read(object).await?;
+    let mut all = Vec::new();
+    while let Some(piece) = reader.next().await? {
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}
+
+async fn write(bridge: &Bridge, path: &str, content: &[u8]) -> Result<Object, Error> {
+    let mut writer = bridge.write(path).await?;
+    for piece in content.chunks(4 << 20) {
+        if let Err(error) = writer.write(Bytes::copy_from_slice(piece)).await {
+            writer.abort().await;
+            return Err(error);
+        }
+    }
+    writer.finish().await
+}
+
+async fn names(bridge: &Bridge, folder: &str) -> (Vec<String>, Vec<String>) {
+    let (mut files, mut passed) = (Vec::new(), Vec::new());
+    let mut listed = bridge.list(folder);
+    while let Some(one) = listed.next().await.unwrap() {
+        match one {
+            Listed::Object(object) => files.push(object.path),
+            Listed::Passed(path, _) => passed.push(path),
+        }
+    }
+    files.sort();
+    (files, passed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_busy_or_cuts_connections_is_asked_again() {
+    let server = StandIn::start().await;
+    let content = noise(9 << 20);
+    server.put("a/big", content.clone());
+    for uri in [server.s3(), format!("http://{}/", server.address)] {
+        let bridge = open(&uri);
+        let object = bridge.stat("a/big").await.unwrap();
+        assert_eq!(object.size, content.len() as u64);
+        let faults = [Fault::Status(503), Fault::Status(429), Fault::Cut];
+        server.state().faults.extend(faults);
+        assert!(read(&bridge, &object).await.unwrap() == content, "{uri}");
+        assert!(server.state().faults.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_becomes_another_one_is_noticed() {
+    let server = StandIn::start().await;
+    for uri in [server.s3(), format!("http://{}/", server.address)] {
+        server.put("big", noise(9 << 20));
+        let bridge = open(&uri);
+        let object = bridge.stat("big").await.unwrap();
+        let mut reader = bridge.read(&object).await.unwrap();
+        assert!(reader.next().await.unwrap().is_some());
+        server.put("big", vec![7; 9 << 20]);
+        let error = reader.next().await.unwrap_err();
+        assert!(matches!(error, Error::Changed(_)), "{uri}: {error}");
+        server.state().objects.remove("big");
+        assert!(read(&bridge, &object).await.unwrap_err().is_missing());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_keys_are_told_from_others_and_never_told() {
+    let server = StandIn::start().await;
+    server.put("a", vec![1]);
+    server.state().key = Some("good".into());
+    let place = Place::parse(&server.s3()).unwrap();
+    let good = Bridge::open(&place, &keys("good")).unwrap();
+    good.check().await.unwrap();
+    assert_eq!(good.stat("a").await.unwrap().size, 1);
+    for wrong in [keys("bad-bad"), Keys::default()] {
+        let bridge = Bridge::open(&place, &wrong).unwrap();
+        for error in [
+            bridge.check().await.unwrap_err(),
+            write(&bridge, "b", &[1]).await.unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::Refused { .. }), "{error}");
+            let told = format!("{error} {error:?} {bridge:?}");
+            assert!(
+                !told.contains(SECRET) && !told.contains("bad-bad"),
+                "{told}"
+            );
+        }
+    }
+    // Keys that are taken back while they are used.
+    let object = good.stat("a").await.unwrap();
+    server.state().key = Some("other".into());
+    assert!(matches!(
+        read(&good, &object).await.unwrap_err(),
+        Error::Refused { .. }
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_written_whole_is_not_seen_and_leaves_nothing() {
+    let server = StandIn::start().await;
+    let bridge = open(&server.s3());
+    let content = noise(40 << 20);
+    let written = write(&bridge, "d/big", &content).await.unwrap();
+    assert_eq!(written, bridge.stat("d/big").await.unwrap());
+    assert!(server.state().objects["d/big"].0 == content);
+    server.state().bad_part = Some(2);
+    assert!(write(&bridge, "d/other", &content).await.is_err());
+    let state = server.state();
+    assert!(!state.objects.contains_key("d/other"));
+    assert!(state.uploads.is_empty(), "{:?}", state.uploads.keys());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_names_are_listed_by_pages_and_those_of_no_file_are_passed_by() {
+    let server = StandIn::start().await;
+    for number in 0..3500 {
+        server.put(&format!("d/{number:04}"), Vec::new());
+    }
+    for key in ["d/x/../../../etc/passwd", "d//twice", "e/out"] {
+        server.put(key, vec![1]);
+    }
+    let (files, passed) = names(&open(&server.s3()), "d").await;
+    assert_eq!((files.len(), passed.len()), (3500, 2), "{passed:?}");
+    assert!(server.state().lists >= 4);
+    let error = open(&format!("http://{}/", server.address))
+        .list("")
+        .next()
+        .await;
+    assert!(matches!(error, Err(Error::Unable(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_is_not_left_by_links_dots_or_pipes() {
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("secret"), "s").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    std::fs::create_dir(root.join("d")).unwrap();
+    std::fs::write(root.join("d/a"), "abc").unwrap();
+    symlink(outside.path(), root.join("way")).unwrap();
+    symlink(outside.path().join("secret"), root.join("d/link")).unwrap();
+    let pipe = root.join("pipe");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let bridge = open_folder(root);
+    let (files, mut passed) = names(&bridge, "").await;
+    passed.sort();
+    assert_eq!(files, ["d/a"]);
+    assert_eq!(passed, ["d/link", "pipe", "way"]);
+    for path in [
+        "way/secret",
+        "d/link",
+        "pipe",
+        "d",
+        "../x",
+        "d/../d/a",
+        "/etc/passwd",
+        "",
+    ] {
+        assert!(bridge.stat(path).await.is_err(), "{path}");
+    }
+    for path in ["way/new", "../new", "d/a/new", "/new"] {
+        assert!(write(&bridge, path, b"x").await.is_err(), "{path}");
+    }
+    assert!(!outside.path().join("new").exists());
+    // A link is replaced, not followed.
+    write(&bridge, "d/link", b"mine").await.unwrap();
+    assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"s");
+    assert_eq!(std::fs::read(root.join("d/link")).unwrap(), b"mine");
+    let object = bridge.stat("d/a").await.unwrap();
+    std::fs::write(root.join("d/a"), "abcd").unwrap();
+    assert!(matches!(
+        read(&bridge, &object).await.unwrap_err(),
+        Error::Changed(_)
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_folder_is_seen_when_it_is_whole_and_has_one_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = open_folder(folder.path());
+    let mut first = bridge.write("x/y/file").await.unwrap();
+    first.write(Bytes::from_static(b"first")).await.unwrap();
+    assert!(bridge.stat("x/y/file").await.unwrap_err().is_missing());
+    assert!(names(&bridge, "").await.0.is_empty());
+    assert!(matches!(
+        bridge.write("x/y/file").await.unwrap_err(),
+        Error::Busy(_)
+    ));
+    let written = first.finish().await.unwrap();
+    assert_eq!(written, bridge.stat("x/y/file").await.unwrap());
+    assert_eq!(read(&bridge, &written).await.unwrap(), b"first");
+    let mut second = bridge.write("x/y/file").await.unwrap();
+    second.write(Bytes::from_static(b"second")).await.unwrap();
+    second.abort().await;
+    let left: Vec<_> = std::fs::read_dir(folder.path().join("x/y"))
+        .unwrap()
+        .collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(read(&bridge, &written).await.unwrap(), b"first");
+}

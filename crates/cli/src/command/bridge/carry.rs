@@ -1,0 +1,239 @@
+//! Carries one file over, and notes on it which one it was: who comes again passes it by.
+
+use super::incoming::{Incoming, Piece};
+use super::limit::Limit;
+use super::tally::Outcome;
+use super::{Opened, Way};
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::progress::Progress;
+use anyhow::{Context as _, ensure};
+use made::Folders;
+use serde::{Deserialize, Serialize};
+use tidemill_bridge::{Object, Reader, Writer};
+use tidemill_client::transfer::{Transfer, Wanted};
+use tidemill_client::{Error, Server};
+use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
+use tokio::sync::mpsc;
+
+/// Files carried at the same time.
+pub(super) const AT_ONCE: usize = 8;
+
+/// Bytes of the array that are read at once.
+const PIECE_BYTES: u64 = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct Carrier {
+    pub(super) server: Server,
+    pub(super) opened: Opened,
+    transfer: Transfer,
+    limit: Limit,
+    pub(super) progress: Progress,
+    folders: Folders,
+}
+
+/// The attribute `user.bridge.NAME` of a file: it and that object are the same.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    path: String,
+    tag: String,
+    size: u64,
+    /// The file's version.
+    object: u64,
+}
+
+impl Note {
+    fn new(there: &Object, object: u64) -> Self {
+        Self {
+            path: there.path.clone(),
+            tag: there.tag.clone(),
+            size: there.size,
+            object,
+        }
+    }
+}
+
+impl Carrier {
+    pub(super) async fn new(context: &Context, way: &Way, bridge: &str) -> anyhow::Result<Self> {
+        let server = context.connect().await?;
+        Ok(Self {
+            opened: way.keys.open(&server, bridge).await?,
+            transfer: Transfer::new(server.clone(), credentials()),
+            limit: Limit::new(way.limit.map_or(0, |rate| rate.0)),
+            progress: Progress::new(context, 0),
+            folders: Folders::default(),
+            server,
+        })
+    }
+
+    fn attribute(&self) -> Vec<u8> {
+        format!("user.bridge.{}", self.opened.name).into_bytes()
+    }
+
+    async fn noted(&self, attr: &v1::Attr) -> Option<Note> {
+        let get = v1::GetXattr {
+            ino: attr.ino,
+            name: self.attribute(),
+        };
+        match self.server.one(&credentials(), Op::GetXattr(get)).await {
+            Ok(Answer::Bytes(bytes)) => serde_json::from_slice(&bytes.value).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whoever may not note it copies it again the next time.
+    async fn note(&self, ino: u64, note: &Note) {
+        let set = v1::SetXattr {
+            ino,
+            name: self.attribute(),
+            value: serde_json::to_vec(note).unwrap_or_default(),
+            ..v1::SetXattr::default()
+        };
+        if let Err(error) = self.server.one(&credentials(), Op::SetXattr(set)).await {
+            tracing::debug!(ino, "not noted: {error}");
+        }
+    }
+
+    async fn attr(&self, path: &str) -> Result<v1::Attr, Error> {
+        let entry = files::find(&self.server, path, true).await?;
+        entry.attr.ok_or(Error::Answer("Resolve"))
+    }
+
+    /// Copies an object of the store to a path of the array.
+    pub(super) async fn import(&self, object: &Object, path: &str) -> anyhow::Result<Outcome> {
+        let carried = self.imported(object, path).await;
+        carried.with_context(|| format!("can't import {path}"))
+    }
+
+    async fn imported(&self, object: &Object, path: &str) -> anyhow::Result<Outcome> {
+        match self.attr(path).await {
+            Ok(attr) => {
+                ensure!(attr.kind() != Kind::Directory, "a folder is there");
+                if self.noted(&attr).await == Some(Note::new(object, attr.object)) {
+                    return Ok(Outcome::Same);
+                }
+            }
+            Err(error) if error.is(rustix::io::Errno::NOENT) => {
+                let (above, _) = files::split(path)?;
+                self.folders.make(&self.server, above).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.progress.now(path);
+        let reader = self.opened.bridge.read(object).await?;
+        let (sender, incoming) = Incoming::new();
+        let mode = 0o666 & !files::umask();
+        let put = self
+            .transfer
+            .put_from(incoming, path, (mode, Wanted::default()), |_| {});
+        let (fed, put) = tokio::join!(self.feed(reader, sender), put);
+        // What the store said tells more than that there is no more of it.
+        fed?;
+        let (size, version) = put?;
+        let attr = self.attr(path).await?;
+        if attr.object == version {
+            self.note(attr.ino, &Note::new(object, version)).await;
+        }
+        Ok(Outcome::Copied(size))
+    }
+
+    async fn feed(
+        &self,
+        mut reader: Reader,
+        sender: mpsc::Sender<Piece>,
+    ) -> Result<(), tidemill_bridge::Error> {
+        while let Some(bytes) = reader.next().await? {
+            self.limit.take(bytes.len()).await;
+            self.progress.add(bytes.len() as u64);
+            if sender.send(Piece::Bytes(bytes)).await.is_err() {
+                // It could not be put, which says why.
+                return Ok(());
+            }
+        }
+        let _ = sender.send(Piece::End).await;
+        Ok(())
+    }
+
+    /// Copies a file of the array to a path of the store.
+    pub(super) async fn export(&self, path: &str, to: &str) -> anyhow::Result<Outcome> {
+        let carried = self.exported(path, to).await;
+        carried.with_context(|| format!("can't export {path}"))
+    }
+
+    async fn exported(&self, path: &str, to: &str) -> anyhow::Result<Outcome> {
+        let bridge = &self.opened.bridge;
+        let attr = self.attr(path).await?;
+        if let Some(note) = self.noted(&attr).await
+            && note.path == to
+            && note.object == attr.object
+        {
+            match bridge.stat(to).await {
+                Ok(there) if note == Note::new(&there, attr.object) => return Ok(Outcome::Same),
+                Err(error) if !error.is_missing() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        self.progress.now(path);
+        let mut ranged = self.transfer.ranged(path).await?;
+        let attr = self.attr(path).await?;
+        ensure!(
+            attr.version == ranged.version() && attr.version > 0,
+            "it is being written: try again later"
+        );
+        let mut writer = bridge.write(to).await?;
+        if let Err(error) = self.pour(&mut ranged, attr.size, &mut writer).await {
+            writer.abort().await;
+            return Err(error);
+        }
+        let there = writer.finish().await?;
+        ensure!(
+            there.size == attr.size,
+            "the store says that it has {} bytes of it, not {}: was another file written there?",
+            there.size,
+            attr.size
+        );
+        self.note(attr.ino, &Note::new(&there, attr.object)).await;
+        Ok(Outcome::Copied(attr.size))
+    }
+
+    async fn pour(
+        &self,
+        ranged: &mut tidemill_client::ranged::Ranged<'_>,
+        size: u64,
+        writer: &mut Writer,
+    ) -> anyhow::Result<()> {
+        let mut done = 0;
+        while done < size {
+            let end = size.min(done + PIECE_BYTES);
+            let bytes = ranged.read(done..end).await?;
+            self.limit.take(bytes.len()).await;
+            self.progress.add(bytes.len() as u64);
+            writer.write(bytes).await?;
+            done = end;
+        }
+        Ok(())
+    }
+}
+
+/// Folders that are known to be there.
+mod made {
+    use crate::files;
+    use std::collections::HashSet;
+    use tidemill_client::Server;
+    use tokio::sync::Mutex;
+
+    #[derive(Debug, Default)]
+    pub(super) struct Folders(Mutex<HashSet<String>>);
+
+    impl Folders {
+        /// Makes one with those above it, once.
+        pub(super) async fn make(&self, server: &Server, path: &str) -> anyhow::Result<()> {
+            let mut known = self.0.lock().await;
+            if path != "/" && !known.contains(path) {
+                files::make_folder(server, path, true).await?;
+                known.insert(path.to_owned());
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `tidemill export`: copies files of the array to a store.
+
+use super::carry::{AT_ONCE, Carrier};
+use super::import::{Chosen, is_pattern};
+use super::tally::{Outcome, Tally};
+use super::{Way, bridge_of};
+use crate::context::Context;
+use crate::files;
+use crate::output::files::kind;
+use anyhow::ensure;
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tidemill_wire::v1::Kind;
+use tokio::task::JoinSet;
+
+const EXAMPLES: &str = "Examples:
+  tidemill export /results cloud/run-7            all below /results, as run-7/…
+  tidemill export '/results/*.png' cloud/plots
+  tidemill export /results/max.txt cloud/run-7    one file, as run-7/max.txt
+
+What is there already and the same in the array is passed by: a command that was ended is begun again.";
+
+/// Copy files of the array to a store outside
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to copy: a file, a folder or a pattern
+    #[arg(value_name = "/PATTERN")]
+    from: String,
+    /// A bridge, and the folder there
+    #[arg(value_name = "BRIDGE/PATH")]
+    to: String,
+    #[command(flatten)]
+    way: Way,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let (name, to) = bridge_of(&args.to)?;
+    let path = files::path(&args.from)?;
+    let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
+    let mut tally = Tally::default();
+    let mut names = HashSet::new();
+    into(context, &carrier, (&path, to), (&mut tally, &mut names)).await?;
+    carrier.progress.end();
+    ensure!(!tally.is_empty(), "nothing there: {path}");
+    tally.end(context, "exported")
+}
+
+fn below(folder: &str, name: &str) -> String {
+    match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    }
+}
+
+/// Copies what is at a path of the array, or below it; gives the names that it has below `to`.
+pub(super) async fn into(
+    context: &Context,
+    carrier: &Arc<Carrier>,
+    (path, to): (&str, &str),
+    (tally, names): (&mut Tally, &mut HashSet<String>),
+) -> anyhow::Result<()> {
+    ensure!(
+        !carrier.opened.read_only,
+        "bridge {} is read only: nothing is exported to it",
+        carrier.opened.name
+    );
+    let chosen = Chosen::new(path.trim_start_matches('/'))?;
+    let top = format!("/{}", chosen.folder);
+    let found = files::resolve(&carrier.server, &top, true).await?;
+    if kind(&found) == Kind::File && !is_pattern(path) {
+        let (_, name) = files::split(path)?;
+        names.insert(name.to_owned());
+        let carried = carrier.export(path, &below(to, name)).await;
+        tally.add(context, carried);
+        return Ok(());
+    }
+    let mut folders = vec![(top, found.attr.map_or(0, |attr| attr.ino))];
+    let mut running: JoinSet<anyhow::Result<Outcome>> = JoinSet::new();
+    while let Some((above, ino)) = folders.pop() {
+        for entry in files::list(&carrier.server, ino).await? {
+            let Ok(name) = std::str::from_utf8(&entry.name) else {
+                tally.pass(context, &above, "a name in it is no UTF-8");
+                continue;
+            };
+            let path = files::join(&above, name);
+            match kind(&entry) {
+                Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
+                Kind::File => {
+                    let Some(name) = chosen.name(&path[1..]) else {
+                        continue;
+                    };
+                    names.insert(name.to_owned());
+                    if running.len() >= AT_ONCE
+                        && let Some(done) = running.join_next().await
+                    {
+                        tally.add(context, done?);
+                    }
+                    let (carrier, to) = (carrier.clone(), below(to, name));
+                    running.spawn(async move { carrier.export(&path, &to).await });
+                }
+                _ => tally.pass(context, &path, "no file"),
+            }
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        tally.add(context, done?);
+    }
+    Ok(())
+}

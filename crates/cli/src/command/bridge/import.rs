@@ -1,0 +1,144 @@
+//! `tidemill import`: copies files of a store into the array.
+
+use super::carry::{AT_ONCE, Carrier};
+use super::tally::{Outcome, Tally};
+use super::{Way, bridge_of};
+use crate::context::Context;
+use crate::files;
+use anyhow::Context as _;
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tidemill_bridge::{Error, Listed};
+use tidemill_core::rule::Pattern;
+use tokio::task::JoinSet;
+
+const EXAMPLES: &str = "Examples:
+  tidemill import scratch/run-7 /raw              all below run-7, as /raw/…
+  tidemill import 'cloud/2026/**/*.nc' /raw       below 2026, as /raw/…
+  tidemill import survey/dr9/table.fits /raw      one file, as /raw/table.fits
+  tidemill import cloud /all --limit 20MB         20 MB a second at most
+
+What is there already and the same in the store is passed by: a command that was ended is begun again.";
+
+/// Copy files of a store outside into the array
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to copy: a bridge with a file, a folder or a pattern there
+    #[arg(value_name = "BRIDGE/PATTERN")]
+    from: String,
+    /// The folder of the array; it is made if it is not there
+    #[arg(value_name = "/FOLDER")]
+    to: String,
+    #[command(flatten)]
+    way: Way,
+}
+
+/// Whether a text stands for other names than itself.
+pub(super) fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// Files below a folder that are wanted: all, or those whose whole path matches.
+pub(super) struct Chosen {
+    pub(super) folder: String,
+    pattern: Option<Pattern>,
+}
+
+impl Chosen {
+    pub(super) fn new(text: &str) -> anyhow::Result<Self> {
+        if !is_pattern(text) {
+            return Ok(Self {
+                folder: text.to_owned(),
+                pattern: None,
+            });
+        }
+        let pattern = Pattern::new(text).with_context(|| format!("bad pattern {text}"))?;
+        Ok(Self {
+            folder: pattern.folder().to_owned(),
+            pattern: Some(pattern),
+        })
+    }
+
+    /// What a path is called below the folder, if it is wanted.
+    pub(super) fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
+        if self
+            .pattern
+            .as_ref()
+            .is_some_and(|pattern| !pattern.matches(path))
+        {
+            return None;
+        }
+        match self.folder.as_str() {
+            "" => Some(path),
+            folder => path.strip_prefix(folder)?.strip_prefix('/'),
+        }
+    }
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let (name, path) = bridge_of(&args.from)?;
+    let to = files::path(&args.to)?;
+    let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
+    let mut tally = Tally::default();
+    let mut names = HashSet::new();
+    from(context, &carrier, (path, &to), (&mut tally, &mut names)).await?;
+    carrier.progress.end();
+    anyhow::ensure!(!tally.is_empty(), "nothing there: {}", args.from);
+    tally.end(context, "imported")
+}
+
+/// Copies what is at a path of the store, or below it; gives the names that it has below `to`.
+pub(super) async fn from(
+    context: &Context,
+    carrier: &Arc<Carrier>,
+    (path, to): (&str, &str),
+    (tally, names): (&mut Tally, &mut HashSet<String>),
+) -> anyhow::Result<()> {
+    let bridge = &carrier.opened.bridge;
+    if !path.is_empty() && !is_pattern(path) {
+        let found = bridge.stat(path).await;
+        if let Ok(object) = &found {
+            let name = path.rsplit('/').next().unwrap_or(path);
+            names.insert(name.to_owned());
+            let carried = carrier.import(object, &files::join(to, name)).await;
+            tally.add(context, carried);
+            return Ok(());
+        }
+        // It may be a folder.
+        let is_told = |error: &Error| !bridge.lists() || matches!(error, Error::Refused { .. });
+        if let Err(error) = found
+            && is_told(&error)
+        {
+            return Err(error.into());
+        }
+    }
+    let chosen = Chosen::new(path)?;
+    let mut listed = bridge.list(&chosen.folder);
+    let mut running: JoinSet<anyhow::Result<Outcome>> = JoinSet::new();
+    while let Some(one) = listed.next().await? {
+        let object = match one {
+            Listed::Object(object) => object,
+            Listed::Passed(path, what) => {
+                tally.pass(context, &path, what);
+                continue;
+            }
+        };
+        let Some(name) = chosen.name(&object.path) else {
+            continue;
+        };
+        names.insert(name.to_owned());
+        if running.len() >= AT_ONCE
+            && let Some(done) = running.join_next().await
+        {
+            tally.add(context, done?);
+        }
+        let (carrier, to) = (carrier.clone(), files::join(to, name));
+        running.spawn(async move { carrier.import(&object, &to).await });
+    }
+    while let Some(done) = running.join_next().await {
+        tally.add(context, done?);
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! `tidemill sync`: makes a folder of a store the same as one of the array, or the other way round.
+
+use super::carry::Carrier;
+use super::tally::Tally;
+use super::{Way, export, import, named};
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::files::kind;
+use anyhow::{Context as _, bail, ensure};
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tidemill_bridge::Listed;
+use tidemill_wire::v1::{self, Kind, name_op::Op};
+
+const EXAMPLES: &str = "Examples:
+  tidemill sync cloud/run-7 /raw                  what is new or changed there comes
+  tidemill sync /results cloud/run-7 --delete     and what is gone from /results is deleted there";
+
+/// Make a folder of a store outside the same as one of the array, or the other way round
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The folder that is copied: BRIDGE/PATH, or /FOLDER of the array
+    #[arg(value_name = "FROM")]
+    from: String,
+    /// The folder that it is copied to, the other kind of the two
+    #[arg(value_name = "TO")]
+    to: String,
+    /// Delete files in TO that FROM has not, if all of FROM was copied
+    #[arg(long)]
+    delete: bool,
+    #[command(flatten)]
+    way: Way,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    for path in [&args.from, &args.to] {
+        ensure!(
+            !import::is_pattern(path),
+            "{path} is a pattern: give a folder, or use `import` or `export`"
+        );
+    }
+    let mut tally = Tally::default();
+    let mut names = HashSet::new();
+    match (named(&args.from), named(&args.to)) {
+        (Some((name, path)), None) => {
+            let to = files::path(&args.to)?;
+            let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
+            // All else in TO would be deleted.
+            ensure!(
+                path.is_empty() || carrier.opened.bridge.stat(path).await.is_err(),
+                "{} is a file: give a folder, or use `import`",
+                args.from
+            );
+            import::from(context, &carrier, (path, &to), (&mut tally, &mut names)).await?;
+            if may_delete(&args, &tally)? {
+                delete_here(&carrier, &to, &names, &mut tally).await?;
+            }
+            carrier.progress.end();
+        }
+        (None, Some((name, to))) => {
+            let path = files::path(&args.from)?;
+            let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
+            let found = files::resolve(&carrier.server, &path, true).await?;
+            ensure!(kind(&found) == Kind::Directory, "not a folder: {path}");
+            export::into(context, &carrier, (&path, to), (&mut tally, &mut names)).await?;
+            if may_delete(&args, &tally)? {
+                delete_there(&carrier, to, &names, &mut tally).await?;
+            }
+            carrier.progress.end();
+        }
+        _ => bail!("one of the two is to be BRIDGE/PATH, the other one /FOLDER of the array"),
+    }
+    tally.end(context, "copied")
+}
+
+/// Nothing is deleted because something could not be copied, or because nothing was found.
+fn may_delete(args: &Args, tally: &Tally) -> anyhow::Result<bool> {
+    if !args.delete || !tally.is_whole() {
+        return Ok(false);
+    }
+    ensure!(
+        !tally.is_empty(),
+        "nothing there: {}; nothing was deleted",
+        args.from
+    );
+    Ok(true)
+}
+
+async fn delete_there(
+    carrier: &Carrier,
+    to: &str,
+    names: &HashSet<String>,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
+    let bridge = &carrier.opened.bridge;
+    let mut gone = Vec::new();
+    let mut listed = bridge.list(to);
+    while let Some(one) = listed.next().await? {
+        if let Listed::Object(object) = one {
+            let name = match to {
+                "" => Some(object.path.as_str()),
+                to => object
+                    .path
+                    .strip_prefix(to)
+                    .and_then(|rest| rest.strip_prefix('/')),
+            };
+            if name.is_some_and(|name| !names.contains(name)) {
+                gone.push(object.path);
+            }
+        }
+    }
+    for path in gone {
+        let removed = bridge.remove(&path).await;
+        removed.with_context(|| format!("can't delete {path}"))?;
+        tally.delete();
+    }
+    Ok(())
+}
+
+async fn delete_here(
+    carrier: &Carrier,
+    to: &str,
+    names: &HashSet<String>,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
+    let top = files::inode(&carrier.server, to).await?;
+    let mut folders = vec![(String::new(), top)];
+    while let Some((above, parent)) = folders.pop() {
+        for entry in files::list(&carrier.server, parent).await? {
+            let name = String::from_utf8_lossy(&entry.name);
+            let path = match above.as_str() {
+                "" => name.into_owned(),
+                above => format!("{above}/{name}"),
+            };
+            match kind(&entry) {
+                Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
+                Kind::File if !names.contains(&path) => {
+                    let unlink = v1::Unlink {
+                        parent,
+                        name: entry.name,
+                        ..v1::Unlink::default()
+                    };
+                    let gone = carrier.server.one(&credentials(), Op::Unlink(unlink)).await;
+                    gone.with_context(|| format!("can't delete {to}/{path}"))?;
+                    tally.delete();
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}

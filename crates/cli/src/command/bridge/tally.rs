@@ -1,0 +1,88 @@
+//! What became of the files that were to be copied.
+
+use crate::context::Context;
+use crate::format;
+use crate::output::Said;
+use serde_json::json;
+use std::process::ExitCode;
+
+/// What became of one file.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It was copied: so many bytes.
+    Copied(u64),
+    /// It was there.
+    Same,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    files: u64,
+    bytes: u64,
+    same: u64,
+    passed: u64,
+    failed: u64,
+    deleted: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, context: &Context, outcome: anyhow::Result<Outcome>) {
+        match outcome {
+            Ok(Outcome::Copied(bytes)) => {
+                self.files += 1;
+                self.bytes += bytes;
+            }
+            Ok(Outcome::Same) => self.same += 1,
+            Err(error) => {
+                self.failed += 1;
+                context.note(format!("{error:#}"));
+            }
+        }
+    }
+
+    /// What is no file, or has no name that can be one.
+    pub(super) fn pass(&mut self, context: &Context, path: &str, what: &str) {
+        self.passed += 1;
+        context.note(format!("passed by: {path}: {what}"));
+    }
+
+    pub(super) fn delete(&mut self) {
+        self.deleted += 1;
+    }
+
+    /// Whether all that was found was copied or there.
+    pub(super) fn is_whole(&self) -> bool {
+        self.failed == 0 && self.passed == 0
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.files + self.same + self.passed + self.failed == 0
+    }
+
+    pub(super) fn end(&self, context: &Context, done: &str) -> anyhow::Result<ExitCode> {
+        let mut text = format!(
+            "{}, {} {done}; {} as they were",
+            format::count(self.files, "file"),
+            format::bytes(self.bytes),
+            self.same
+        );
+        for (count, what) in [
+            (self.deleted, "deleted"),
+            (self.passed, "passed by"),
+            (self.failed, "failed"),
+        ] {
+            if count > 0 {
+                text.push_str(&format!("; {count} {what}"));
+            }
+        }
+        let said = json!({
+            "files": self.files, "bytes": self.bytes, "same": self.same, "deleted": self.deleted,
+            "passed_by": self.passed, "failed": self.failed,
+        });
+        context.output.show(&Said::new(text, said))?;
+        Ok(match self.failed {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        })
+    }
+}

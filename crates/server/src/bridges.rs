@@ -1,0 +1,147 @@
+//! Stores outside of the array, by name: where they are. Clients go there themselves, with keys that the array never sees.
+
+use crate::access::Access;
+use crate::clock;
+use crate::names::{Fault, SqliteNames};
+use crate::namespace_service::refused;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::sync::Arc;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// Bridges at once.
+const BRIDGES_MAX: usize = 256;
+const NAME_BYTES_MAX: usize = 64;
+const URI_BYTES_MAX: usize = 2000;
+
+/// The gRPC service.
+#[derive(Clone, Debug)]
+pub(crate) struct BridgeService {
+    pub(crate) names: Arc<SqliteNames>,
+    pub(crate) access: Arc<Access>,
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<v1::Bridge> {
+    Ok(v1::Bridge {
+        name: row.get(0)?,
+        uri: row.get(1)?,
+        read_only: row.get(2)?,
+        uid: row.get(3)?,
+        added: row.get(4)?,
+    })
+}
+
+fn all(db: &Connection) -> Result<Vec<v1::Bridge>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM bridge ORDER BY name")?;
+    let rows = statement.query_map([], read)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+fn one(db: &Connection, name: &str) -> Result<Option<v1::Bridge>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM bridge WHERE name = ?1")?;
+    Ok(statement.query_row([name], read).optional()?)
+}
+
+/// A name that is one part of a path and of a file's name; and an address without a user, a password or a key in it, which all may
+/// read here.
+fn checked(asked: &v1::AddBridgeRequest) -> Result<(), Status> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let name = &asked.name;
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.starts_with('.')
+        || !name.chars().all(allowed)
+    {
+        return Err(Status::invalid_argument(format!(
+            "{name:?} is no name of a bridge: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+        )));
+    }
+    let uri = &asked.uri;
+    let host = uri.split_once("://").map(|(_, rest)| rest);
+    let host = host.and_then(|rest| rest.split(['/', '?']).next());
+    if host.is_none() || uri.len() > URI_BYTES_MAX || uri.chars().any(char::is_control) {
+        return Err(Status::invalid_argument(
+            "the bridge's address is none: give scheme://…, of 2000 bytes at most",
+        ));
+    }
+    if host.is_some_and(|host| host.contains('@')) {
+        return Err(Status::invalid_argument(
+            "the bridge's address has a user or password in it, which all would read: put them into the file of keys",
+        ));
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl v1::bridges_server::Bridges for BridgeService {
+    async fn add(
+        &self,
+        request: Request<v1::AddBridgeRequest>,
+    ) -> Result<Response<v1::Bridge>, Status> {
+        self.access.need_trusted(&request)?;
+        let uid = self.access.peer(&request)?.uid;
+        let asked = request.into_inner();
+        checked(&asked)?;
+        let bridge = v1::Bridge {
+            name: asked.name,
+            uri: asked.uri,
+            read_only: asked.read_only,
+            uid,
+            added: clock::now_ns(),
+        };
+        let row = bridge.clone();
+        let added = self.names.database().write(move |db| {
+            if one(db, &row.name)?.is_some() {
+                return Ok(Err(
+                    "there is a bridge of this name: remove it first, or give another name",
+                ));
+            }
+            if all(db)?.len() >= BRIDGES_MAX {
+                return Ok(Err(
+                    "there are 256 bridges, which is as many as may be: remove some",
+                ));
+            }
+            let mut insert = db.prepare_cached("INSERT INTO bridge VALUES (?1, ?2, ?3, ?4, ?5)")?;
+            insert.execute(params![
+                row.name,
+                row.uri,
+                row.read_only,
+                row.uid,
+                row.added
+            ])?;
+            Ok(Ok(()))
+        });
+        let added = added.await.map_err(|fault| refused(&fault))?;
+        added.map_err(Status::already_exists)?;
+        tracing::info!(bridge = bridge.name, by = uid, "a bridge was added");
+        Ok(Response::new(bridge))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListBridgesRequest>,
+    ) -> Result<Response<v1::ListBridgesReply>, Status> {
+        self.access.peer(&request)?;
+        let bridges = self.names.database().read(all);
+        let bridges = bridges.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::ListBridgesReply { bridges }))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RemoveBridgeRequest>,
+    ) -> Result<Response<v1::Bridge>, Status> {
+        self.access.need_trusted(&request)?;
+        let name = request.into_inner().name;
+        let unknown =
+            Status::not_found(format!("there is no bridge {name}: `tidemill bridge list`"));
+        let removed = self.names.database().write(move |db| {
+            let found = one(db, &name)?;
+            db.prepare_cached("DELETE FROM bridge WHERE name = ?1")?
+                .execute([&name])?;
+            Ok(found)
+        });
+        let removed = removed.await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(removed.ok_or(unknown)?))
+    }
+}

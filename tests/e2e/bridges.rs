@@ -1,0 +1,288 @@
+//! Stores outside of the array: what comes from there and goes there, who may, and where keys are not.
+
+use crate::array::{Array, said, wait};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const SECRET: &str = "hush-hush-hush";
+
+/// Some counts of what an import, export or sync says.
+fn counts(array: &Array, args: &[&str]) -> [u64; 4] {
+    let told = array.json(args);
+    ["files", "same", "deleted", "passed_by"].map(|what| told[what].as_u64().unwrap())
+}
+
+fn add(array: &Array, name: &str, folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    array.json(&[
+        "bridge",
+        "add",
+        name,
+        &format!("file://{}", folder.display()),
+    ]);
+}
+
+#[test]
+fn files_come_from_a_folder_and_go_to_one_and_those_that_are_there_are_passed_by() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let (source, out) = (array.path("source"), array.path("out"));
+    add(&array, "source", &source);
+    add(&array, "out", &out);
+    std::fs::create_dir_all(source.join("run/deep")).unwrap();
+    for (name, content) in [
+        ("run/a.nc", "aa"),
+        ("run/b.txt", ""),
+        ("run/deep/c.nc", "ccc"),
+    ] {
+        std::fs::write(source.join(name), content).unwrap();
+    }
+    symlink("/etc/passwd", source.join("run/link")).unwrap();
+    assert!(array.run(&["bridge", "check", "source"]).ok);
+    assert_eq!(
+        counts(&array, &["import", "source/run", "/raw"]),
+        [3, 0, 0, 1]
+    );
+    assert_eq!(
+        array.sh("cat raw/a.nc raw/b.txt raw/deep/c.nc; find raw -type l"),
+        "aaccc"
+    );
+    assert_eq!(
+        counts(&array, &["import", "source/run", "/raw"]),
+        [0, 3, 0, 1]
+    );
+    // What was changed at either end is copied again, and nothing else.
+    std::fs::write(source.join("run/a.nc"), "AA").unwrap();
+    array.sh("echo mine > raw/b.txt");
+    assert_eq!(
+        counts(&array, &["import", "source/run/**/*.nc", "/raw"]),
+        [1, 1, 0, 1]
+    );
+    assert_eq!(
+        counts(&array, &["import", "source/run/b.txt", "/raw"]),
+        [1, 0, 0, 0]
+    );
+    assert_eq!(array.sh("cat raw/a.nc raw/b.txt"), "AA");
+    let nothing = array.run(&["import", "source/none", "/raw"]);
+    assert!(
+        !nothing.ok && nothing.err.contains("none"),
+        "{}",
+        nothing.err
+    );
+
+    assert_eq!(counts(&array, &["export", "/raw", "out/x"]), [3, 0, 0, 0]);
+    assert_eq!(std::fs::read(out.join("x/deep/c.nc")).unwrap(), b"ccc");
+    assert_eq!(
+        counts(&array, &["export", "/raw/*.nc", "out/x"]),
+        [0, 1, 0, 0]
+    );
+    std::fs::write(out.join("x/a.nc"), "no").unwrap();
+    std::fs::write(out.join("x/old"), "old").unwrap();
+    array.sh("rm raw/b.txt");
+    assert_eq!(
+        counts(&array, &["sync", "/raw", "out/x", "--delete"]),
+        [1, 1, 2, 0]
+    );
+    assert_eq!(std::fs::read(out.join("x/a.nc")).unwrap(), b"AA");
+    assert!(!out.join("x/old").exists() && !out.join("x/b.txt").exists());
+    array.sh("echo new > raw/new");
+    // What came from the array is known to be the same.
+    assert_eq!(
+        counts(&array, &["sync", "out/x", "/raw", "--delete"]),
+        [0, 2, 1, 0]
+    );
+    // A file is no folder that has nothing else in it.
+    assert!(!array.run(&["sync", "out/x/a.nc", "/raw", "--delete"]).ok);
+    assert_eq!(
+        array.sh("find raw -type f | sort"),
+        "raw/a.nc\nraw/deep/c.nc\n"
+    );
+    let text = array.run(&["bridge", "list"]).out;
+    assert!(
+        text.contains("source") && text.contains("file://"),
+        "{text}"
+    );
+    assert!(array.run(&["bridge", "remove", "out"]).ok && out.join("x/a.nc").exists());
+    assert!(!array.run(&["export", "/raw", "out/x"]).ok);
+}
+
+#[test]
+fn who_may_not_read_or_write_can_not_by_a_bridge_and_only_administrators_add_them() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let (source, out) = (array.path("source"), array.path("out"));
+    add(&array, "source", &source);
+    add(&array, "out", &out);
+    let uri = format!("file://{}", source.display());
+    array.json(&["bridge", "add", "kept", &uri, "--read-only"]);
+    std::fs::write(source.join("open"), "open").unwrap();
+    std::fs::write(source.join("secret"), "secret").unwrap();
+    std::fs::set_permissions(source.join("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    array.sh("mkdir d theirs; echo x > d/private; chmod 600 d/private; chmod 777 theirs");
+    std::fs::set_permissions(&out, PermissionsExt::from_mode(0o777)).unwrap();
+    let stranger = |args: &str| array.try_sh(&format!("{STRANGER} {:?} {args}", array.tidemill()));
+    for args in ["bridge add mine file:///tmp", "bridge remove source"] {
+        let refused = stranger(args);
+        assert!(
+            !refused.ok && refused.err.contains("only root"),
+            "{}",
+            refused.err
+        );
+    }
+    assert!(stranger("bridge list").out.contains("source"));
+    let import = stranger("import source /theirs");
+    assert!(
+        !import.ok && import.err.contains("secret"),
+        "{}",
+        import.err
+    );
+    assert_eq!(
+        array.sh("cat theirs/open; stat -c %u theirs/open; ls theirs"),
+        "open65534\nopen\n"
+    );
+    assert!(!stranger("import source /d").ok);
+    let export = stranger("export /d out");
+    assert!(
+        !export.ok && export.err.contains("private"),
+        "{}",
+        export.err
+    );
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
+    assert!(!stranger("export /theirs source").ok);
+    let kept = array.run(&["export", "/d", "kept"]);
+    assert!(!kept.ok && kept.err.contains("read only"), "{}", kept.err);
+    assert!(!array.run(&["bridge", "add", "source", &uri]).ok);
+    assert!(!array.run(&["bridge", "add", "../x", &uri]).ok);
+    assert!(!array.run(&["import", "nowhere/x", "/d"]).ok);
+}
+
+#[test]
+fn a_copy_that_was_killed_is_begun_again_and_no_half_file_is_seen() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let (source, out) = (array.path("source"), array.path("out"));
+    add(&array, "source", &source);
+    add(&array, "out", &out);
+    for number in 0..12_u8 {
+        std::fs::write(source.join(number.to_string()), vec![number + 1; 500_000]).unwrap();
+    }
+    let begin = |args: &[&str]| {
+        let mut command = array.tidemill();
+        command.args(args).args(["--limit", "1MB"]).spawn().unwrap()
+    };
+    let noted = |name: &str| {
+        let find = format!(
+            "for f in raw/*; do getfattr -n user.bridge.{name} $f 2>/dev/null || true; done"
+        );
+        array.sh(&find).contains("tag")
+    };
+    array.sh("mkdir raw");
+    let mut import = begin(&["import", "source", "/raw"]);
+    wait("a file has come", || noted("source"));
+    import.kill().unwrap();
+    import.wait().unwrap();
+    // What was begun may be there, as a file that nothing was written to.
+    let halves = array.sh("find raw -type f -size +0c -not -size 500000c");
+    assert_eq!(halves, "");
+    let [files, same, ..] = counts(&array, &["import", "source", "/raw"]);
+    assert!(files + same == 12 && same > 0, "{files} {same}");
+    array.sh(&format!("diff -r {source:?} raw"));
+
+    let mut export = begin(&["export", "/raw", "out"]);
+    let seen = || {
+        let files = std::fs::read_dir(&out).unwrap().map(|file| file.unwrap());
+        let files =
+            files.filter(|file| !file.file_name().to_str().unwrap().starts_with(".tidemill"));
+        files
+            .map(|file| file.metadata().unwrap().len())
+            .collect::<Vec<_>>()
+    };
+    wait("a file is there", || noted("out"));
+    export.kill().unwrap();
+    export.wait().unwrap();
+    assert!(seen().iter().all(|&length| length == 500_000));
+    let [files, same, ..] = counts(&array, &["export", "/raw", "out"]);
+    assert!(files + same == 12 && same > 0, "{files} {same}");
+    array.sh(&format!("diff -r {source:?} {out:?}"));
+}
+
+/// A store that takes nobody's keys; says what it was shown.
+fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (shown, all) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut text) = (stream.unwrap(), [0; 8192]);
+            let count = stream.read(&mut text).unwrap_or_default();
+            let _ = shown.send(String::from_utf8_lossy(&text[..count]).into_owned());
+            let _ = stream
+                .write_all(b"HTTP/1.1 403 no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            // What was not read would take the answer away.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(5)));
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    });
+    (address, all)
+}
+
+#[test]
+fn keys_go_to_their_store_and_nowhere_else() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let (address, shown) = refusing();
+    let uri = format!("s3://bucket/x?endpoint=http://{address}");
+    array.json(&["bridge", "add", "cloud", &uri]);
+    for bad in [
+        format!("https://me:{SECRET}@host/"),
+        format!("s3://bucket?secret_access_key={SECRET}"),
+        format!("{uri}&token={SECRET}"),
+    ] {
+        let refused = array.run(&["bridge", "add", "bad", &bad]);
+        assert!(
+            !refused.ok && !refused.err.contains(SECRET),
+            "{}",
+            refused.err
+        );
+    }
+    let keys = array.path("config/tidemill/bridges/cloud");
+    std::fs::create_dir_all(keys.parent().unwrap()).unwrap();
+    let text = format!("access_key_id = \"me-me-me\"\nsecret_access_key = \"{SECRET}\"\n");
+    std::fs::write(&keys, text).unwrap();
+    let with_keys = |args: &[&str]| {
+        let mut command = array.tidemill();
+        command.env("XDG_CONFIG_HOME", array.path("config"));
+        said(command.args(args).output().unwrap())
+    };
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o644)).unwrap();
+    let open = with_keys(&["bridge", "check", "cloud"]);
+    assert!(!open.ok && open.err.contains("chmod 600"), "{}", open.err);
+    assert!(shown.try_recv().is_err(), "the store was asked");
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    array.sh("mkdir d; echo x > d/f");
+    for args in [
+        &["bridge", "check", "cloud", "-vv"][..],
+        &["import", "cloud/a", "/raw", "-vv"],
+        &["export", "/d", "cloud", "-vv"],
+    ] {
+        let refused = with_keys(args);
+        let told = refused.out + &refused.err;
+        assert!(!refused.ok && told.contains("keys"), "{args:?}: {told}");
+        assert!(!told.contains(SECRET), "{args:?}: {told}");
+    }
+    let asked = shown.try_iter().collect::<String>();
+    assert!(asked.contains("me-me-me/") && !asked.contains(SECRET));
+    let found = format!(
+        "grep -rlF -e {SECRET} -e me-me-me {0:?} --exclude-dir=mnt --exclude-dir=config || true",
+        array.path(".")
+    );
+    assert_eq!(array.sh(&found), "");
+}

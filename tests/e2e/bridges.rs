@@ -153,7 +153,8 @@ fn who_may_not_read_or_write_can_not_by_a_bridge_and_only_administrators_add_the
         export.err
     );
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
-    assert!(!stranger("export /theirs source").ok);
+    array.sh("echo x > theirs/new");
+    assert!(!stranger("export /theirs source").ok && !source.join("new").exists());
     let kept = array.run(&["export", "/d", "kept"]);
     assert!(!kept.ok && kept.err.contains("read only"), "{}", kept.err);
     assert!(!array.run(&["bridge", "add", "source", &uri]).ok);

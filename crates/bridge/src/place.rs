@@ -4,6 +4,9 @@ use crate::Error;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+/// Longest scheme.
+const SCHEME_BYTES_MAX: usize = 7;
+
 /// An address without any key in it: all users of an array read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -32,9 +35,12 @@ impl Place {
     /// # Errors
     /// If it is none, or has more in it than says where a store is.
     pub fn parse(uri: &str) -> Result<Self, Error> {
-        // A user, a password or a key may be in it: it is not repeated.
+        // A user, a password or a key may be in it: no more is repeated than of which kind it is.
         let bad = |what: &str| Error::Place {
-            uri: uri.split(['@', '?']).next().unwrap_or_default().to_owned(),
+            uri: match uri.split_once("://") {
+                Some((scheme, _)) if scheme.len() <= SCHEME_BYTES_MAX => format!("{scheme}://…"),
+                _ => "without a scheme".into(),
+            },
             what: what.to_owned(),
         };
         let (scheme, rest) = uri.split_once("://").ok_or_else(|| {
@@ -152,6 +158,7 @@ mod tests {
             "s3://data?secret_access_key=hush",
             "https://host/?token=hush",
             "s3://data?endpoint=http://me:hush@host",
+            "hush@host/path",
         ] {
             let error = Place::parse(uri).unwrap_err().to_string();
             assert!(!error.contains("hush"), "{error}");

@@ -212,7 +212,7 @@ impl State {
             ("PUT", Some(upload)) => {
                 let number = request.query["partNumber"].parse().unwrap();
                 if self.bad_part == Some(number) {
-                    return reply(500, "<Error><Code>InternalError</Code></Error>");
+                    return reply(400, "<Error><Code>InvalidPart</Code></Error>");
                 }
                 let Some(parts) = self.uploads.get_mut(&upload) else {
                     return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");

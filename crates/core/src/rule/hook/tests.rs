@@ -117,101 +117,37 @@ fn results_may_lie_elsewhere() {
     assert_eq!(read(&apart).workdir, "/");
 }
 
-fn all_refused(wrong: &[(Spec, &str)]) {
-    for (wrong, why) in wrong {
-        let said = refused(wrong);
-        assert!(said.contains(why), "{wrong:?}: {said}");
-    }
-}
-
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let reduce = || Some("cat".to_owned());
-    all_refused(&[
-        (
-            Spec {
-                output: "one".into(),
-                ..spec(On::Seal)
-            },
-            "${stem}",
-        ),
-        (
-            Spec {
-                map: "a || b".into(),
-                ..spec(On::Seal)
-            },
-            "on each side",
-        ),
-        (
-            Spec {
-                group: Some(3),
-                ..spec(On::Seal)
-            },
-            "there is no reduce",
-        ),
-        (
-            Spec {
-                marker: Some("done".into()),
-                ..spec(On::Seal)
-            },
-            "there is no reduce",
-        ),
-        (
-            Spec {
-                parts: Some("p".into()),
-                ..spec(On::Seal)
-            },
-            "there is no reduce",
-        ),
-        (
-            Spec {
-                reduce: reduce(),
-                ..spec(On::Seal)
-            },
-            "there is ${round}",
-        ),
-    ]);
-}
-
-#[test]
-fn what_is_wrong_by_itself_is_refused() {
-    let reduce = || Some("cat".to_owned());
-    all_refused(&[
-        (
-            Spec {
-                marker: Some("a(".into()),
-                reduce: reduce(),
-                output: "o".into(),
-                ..spec(On::Seal)
-            },
-            "never closed",
-        ),
-        (spec(On::Group), "group = 10"),
-        (
-            Spec {
-                output: "a/../${stem}".into(),
-                ..spec(On::Seal)
-            },
-            "..",
-        ),
-        (
-            Spec {
-                time: Some("soon".into()),
-                ..spec(On::Seal)
-            },
-            "time",
-        ),
-        (
-            Spec {
-                name: "a b".into(),
-                ..spec(On::Seal)
-            },
-            "a b",
-        ),
-    ]);
+    for (wrong, why) in nonsense() {
+        let said = refused(&wrong);
+        assert!(said.contains(why), "{wrong:?}: {said}");
+    }
     let text = spec(On::Seal).rule_text() + "task = { kernel = \"x\"; output = [ \"y\" ]; };";
     let said = Rule::read("hook", &text).unwrap_err().to_string();
     assert!(said.contains("made of its hook"), "{said}");
+}
+
+/// What is refused, and what is said.
+fn nonsense() -> Vec<(Spec, &'static str)> {
+    let changes: [(fn(&mut Spec), _); 10] = [
+        (|spec| spec.output = "one".into(), "${stem}"),
+        (|spec| spec.map = "a || b".into(), "on each side"),
+        (|spec| spec.group = Some(3), "there is no reduce"),
+        (|spec| spec.marker = Some("a".into()), "there is no reduce"),
+        (|spec| spec.parts = Some("p".into()), "there is no reduce"),
+        (|spec| spec.reduce = Some("cat".into()), "there is ${round}"),
+        (|spec| spec.marker = Some("a(".into()), "never closed"),
+        (|spec| spec.output = "a/../${stem}".into(), ".."),
+        (|spec| spec.time = Some("soon".into()), "time"),
+        (|spec| spec.name = "a b".into(), "a b"),
+    ];
+    let changed = changes.into_iter().map(|(change, why)| {
+        let mut wrong = spec(On::Seal);
+        change(&mut wrong);
+        (wrong, why)
+    });
+    changed.chain([(spec(On::Group), "group = 10")]).collect()
 }
 
 const PAPER: &str = "

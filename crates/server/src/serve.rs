@@ -507,19 +507,13 @@ impl Parts {
             signals: self.signals,
             submissions: Arc::new(Turns::new(1)),
         };
-        let lineage = LineageService {
-            names: self.names,
-            access: self.access.clone(),
-        };
+        let lineage = lineage(self.names, &self.access);
         let (rooms, arrivals) = waits(&jobs.names, &self.access, &self.array);
         let tokens = TokenService {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
         };
-        let bridges = BridgesServer::new(BridgeService {
-            names: jobs.names.clone(),
-            access: self.access.clone(),
-        });
+        let bridges = bridges(&jobs.names, &self.access);
         let health = HealthService {
             names: jobs.names.clone(),
             array: self.array.clone(),
@@ -574,6 +568,16 @@ fn tell(names: &SqliteNames, config: &Config) {
     names.shared().set_copies(config.copies);
     names.shared().bursts.set_limits(config.burst);
     names.shared().limits.set(config.limits);
+}
+
+fn lineage(names: Arc<SqliteNames>, access: &Arc<Access>) -> LineageService {
+    let access = access.clone();
+    LineageService { names, access }
+}
+
+fn bridges(names: &Arc<SqliteNames>, access: &Arc<Access>) -> BridgesServer<BridgeService> {
+    let (names, access) = (names.clone(), access.clone());
+    BridgesServer::new(BridgeService { names, access })
 }
 
 /// What others wait at.

@@ -209,19 +209,7 @@ impl State {
         match (request.method.as_str(), upload) {
             ("GET", _) if request.query.contains_key("list-type") => self.list(request),
             ("GET" | "HEAD", _) => self.content(key, request),
-            ("PUT", Some(upload)) => {
-                let number = request.query["partNumber"].parse().unwrap();
-                if self.bad_part == Some(number) {
-                    return reply(400, "<Error><Code>InvalidPart</Code></Error>");
-                }
-                let Some(parts) = self.uploads.get_mut(&upload) else {
-                    return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
-                };
-                parts.insert(number, request.body.clone());
-                let mut done = reply(200, "");
-                done.headers.push(("etag", format!("\"p{number}\"")));
-                done
-            }
+            ("PUT", Some(upload)) => self.part(&upload, request),
             ("PUT", None) => {
                 let etag = self.put(key, request.body.clone());
                 let mut done = reply(200, "");
@@ -259,6 +247,20 @@ impl State {
             }
             _ => reply(405, ""),
         }
+    }
+
+    fn part(&mut self, upload: &str, request: &Request) -> Reply {
+        let number = request.query["partNumber"].parse().unwrap();
+        if self.bad_part == Some(number) {
+            return reply(400, "<Error><Code>InvalidPart</Code></Error>");
+        }
+        let Some(parts) = self.uploads.get_mut(upload) else {
+            return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
+        };
+        parts.insert(number, request.body.clone());
+        let mut done = reply(200, "");
+        done.headers.push(("etag", format!("\"p{number}\"")));
+        done
     }
 
     fn content(&mut self, key: &str, request: &Request) -> Reply {

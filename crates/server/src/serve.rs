@@ -519,8 +519,7 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let (firer, access) = (self.firer, self.access.clone());
-        let rules = RuleService { firer, access };
+        let rules = RuleService::new(self.firer, &self.access, &self.recalls);
         let find = FindService::start(&health.names, &self.access, &self.files);
         let places = PlaceService::new(self.mover, self.manager, self.recalls, self.access.clone());
         let array = ArrayService {

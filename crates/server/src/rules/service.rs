@@ -6,23 +6,52 @@ use crate::access::Access;
 use crate::clock;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::recall::Recalls;
+use futures_util::future::join_all;
 use rusqlite::Connection;
 use std::sync::Arc;
 use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
+/// Files that mounts are asked about at once when a round ends: others are part of the next one.
+const SETTLED_MAX: u32 = 1024;
 /// Firings in one answer.
 const LOG_MAX: u32 = 10_000;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
-    pub(crate) firer: Firer,
-    pub(crate) access: Arc<Access>,
+    firer: Firer,
+    access: Arc<Access>,
+    recalls: Recalls,
 }
 
 impl RuleService {
+    pub(crate) fn new(firer: Firer, access: &Arc<Access>, recalls: &Recalls) -> Self {
+        Self {
+            firer,
+            access: access.clone(),
+            recalls: recalls.clone(),
+        }
+    }
+
+    /// What mounts closed a moment ago is sealed before this returns.
+    async fn settle_what_was_closed(&self) -> Result<(), Status> {
+        let written = self.names().database().read(|db| {
+            let sql = "SELECT DISTINCT ino FROM writing WHERE session != 0 LIMIT ?1";
+            let mut statement = db.prepare_cached(sql)?;
+            let inodes = statement.query_map([SETTLED_MAX], |row| row.get::<_, i64>(0))?;
+            Ok(inodes.collect::<Result<Vec<_>, _>>()?)
+        });
+        let written = written.map_err(|fault| refused(&fault))?.into_iter();
+        let settled = written.map(|ino| self.recalls.settle(0, ino.cast_unsigned()));
+        for settled in join_all(settled).await {
+            settled.map_err(|fault| refused(&fault))?;
+        }
+        Ok(())
+    }
+
     fn names(&self) -> &Arc<SqliteNames> {
         &self.firer.names
     }
@@ -381,6 +410,7 @@ impl v1::rules_server::Rules for RuleService {
                 "{name} reduces nothing, so it has no rounds"
             )));
         }
+        self.settle_what_was_closed().await?;
         let end = move |db: &Connection| rounds::end_open(db, id);
         let ended = self.names().database().write(end).await;
         let ended = ended.map_err(|fault| refused(&fault))?;

@@ -17,7 +17,7 @@ done
 
 cargo test --no-fail-fast "$@" 2>&1 | tee "$log"
 [ "${PIPESTATUS[0]}" = 0 ] && exit 0
-mapfile -t failed < <(sed -n 's/^test \(.*[^ ]\) \.\.\. FAILED$/\1/p' "$log" | sed 's/ - should panic$//' | sort -u)
+mapfile -t failed < <(sed -n 's/^---- \(.*\) stdout ----$/\1/p' "$log" | sort -u)
 if [ ${#failed[@]} = 0 ]; then
   echo "test: no test was named as failed: this does not build, or a process of tests ended early" >&2
   exit 1

@@ -93,9 +93,7 @@ mod tests {
         ] {
             assert_eq!(split(text).unwrap(), stages, "{text}");
         }
-        for text in [
-            "| a", "a |", "a || b", "a | 'b", "a | \\", "'' | b", "a | \"b",
-        ] {
+        for text in ["a |", "a || b", "a | 'b", "a | \\", "'' | b", "a | \"b"] {
             assert!(split(text).is_err(), "{text}");
         }
         let most = vec!["a"; MAX_STAGES].join("|");

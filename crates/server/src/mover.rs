@@ -13,7 +13,6 @@ use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use crate::recall::Recalls;
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::collections::BTreeSet;
@@ -299,10 +298,8 @@ impl v1::places_server::Places for PlaceService {
         let request = request.into_inner();
         // What was closed a moment ago is what is to be drained.
         let written = self.mover.written(&caller, &request)?;
-        let settled = written.iter().map(|&ino| self.recalls.settle(0, ino));
-        for settled in join_all(settled).await {
-            settled.map_err(|fault| refused(&fault))?;
-        }
+        let settled = self.recalls.settle_files(written).await;
+        settled.map_err(|fault| refused(&fault))?;
         let staged = self.mover.stage(caller, request).await?;
         Ok(Response::new(staged))
     }

@@ -425,6 +425,15 @@ impl Recalls {
         self.settle_all(session, ino).await
     }
 
+    /// As [`Self::settle`], of several files, for who is no mount: what was closed a moment ago is sealed then.
+    pub(crate) async fn settle_files(&self, inodes: Vec<u64>) -> Result<(), Fault> {
+        let settled = inodes.into_iter().map(|ino| self.settle(0, ino));
+        for settled in join_all(settled).await {
+            settled?;
+        }
+        Ok(())
+    }
+
     /// As [`Self::settle`], of all writers but the mount that asks.
     async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;

@@ -519,7 +519,8 @@ impl Parts {
             array: self.array.clone(),
             access: self.access.clone(),
         };
-        let rules = RuleService::new(self.firer, &self.access, &self.recalls);
+        let (firer, access) = (self.firer, self.access.clone());
+        let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let places = PlaceService::new(self.mover, self.manager, self.recalls, self.access.clone());
         let array = ArrayService {

@@ -1,6 +1,6 @@
 //! Hooks: what they do, and how their maps and rounds went.
 
-use super::rule::rule_json;
+use super::rule::{counts, rule_json};
 use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
@@ -66,18 +66,7 @@ impl View for HookView {
         writeln!(out, "output  {}", line(&hook.output))?;
         let dropped = format::count(hook.dropped, "file");
         writeln!(out, "keeps   {}; {dropped} dropped", hook.keep)?;
-        let mut firings: Vec<_> = rule.firings.iter().collect();
-        firings.sort();
-        let counts = firings
-            .iter()
-            .map(|(state, count)| format!("{count} {state}"));
-        let counts = counts.collect::<Vec<_>>().join(", ");
-        let counts = if counts.is_empty() {
-            "none yet"
-        } else {
-            &counts
-        };
-        writeln!(out, "files   {counts}")?;
+        writeln!(out, "files   {}", counts(rule))?;
         if hook.lag_files > 0 {
             let lag = format::count(hook.lag_files, "file");
             let bytes = format::bytes(hook.lag_bytes);

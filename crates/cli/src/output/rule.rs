@@ -38,6 +38,20 @@ impl View for RulesView {
     }
 }
 
+/// How many firings of a rule are in which state.
+pub(super) fn counts(rule: &v1::Rule) -> String {
+    let mut firings: Vec<_> = rule.firings.iter().collect();
+    firings.sort();
+    let counts = firings
+        .iter()
+        .map(|(state, count)| format!("{count} {state}"));
+    let counts = counts.collect::<Vec<_>>().join(", ");
+    match counts.is_empty() {
+        true => "none yet".into(),
+        false => counts,
+    }
+}
+
 fn state(rule: &v1::Rule) -> &'static str {
     if rule.paused { "paused" } else { "active" }
 }
@@ -68,17 +82,7 @@ impl View for RuleView {
             state(rule),
             format::time(rule.changed)
         )?;
-        let mut firings: Vec<_> = rule.firings.iter().collect();
-        firings.sort();
-        let counts = firings
-            .iter()
-            .map(|(state, count)| format!("{count} {state}"));
-        let counts = counts.collect::<Vec<_>>().join(", ");
-        let counts = if counts.is_empty() {
-            "none yet".into()
-        } else {
-            counts
-        };
+        let counts = counts(rule);
         writeln!(out, "firings: {counts}; jobs under way: {}", rule.jobs)?;
         if rule.walking {
             writeln!(out, "files that are there already are being looked for")?;

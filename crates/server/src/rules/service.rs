@@ -6,8 +6,6 @@ use crate::access::Access;
 use crate::clock;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
-use crate::recall::Recalls;
-use futures_util::future::join_all;
 use rusqlite::Connection;
 use std::sync::Arc;
 use tidemill_core::rule::Rule;
@@ -22,34 +20,24 @@ const LOG_MAX: u32 = 10_000;
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
-    firer: Firer,
-    access: Arc<Access>,
-    recalls: Recalls,
+    pub(crate) firer: Firer,
+    pub(crate) access: Arc<Access>,
 }
 
 impl RuleService {
-    pub(crate) fn new(firer: Firer, access: &Arc<Access>, recalls: &Recalls) -> Self {
-        Self {
-            firer,
-            access: access.clone(),
-            recalls: recalls.clone(),
-        }
-    }
-
     /// What mounts closed a moment ago is sealed before this returns.
     async fn settle_what_was_closed(&self) -> Result<(), Status> {
         let written = self.names().database().read(|db| {
             let sql = "SELECT DISTINCT ino FROM writing WHERE session != 0 LIMIT ?1";
             let mut statement = db.prepare_cached(sql)?;
-            let inodes = statement.query_map([SETTLED_MAX], |row| row.get::<_, i64>(0))?;
+            let inodes = statement.query_map([SETTLED_MAX], |row| {
+                row.get::<_, i64>(0).map(i64::cast_unsigned)
+            })?;
             Ok(inodes.collect::<Result<Vec<_>, _>>()?)
         });
-        let written = written.map_err(|fault| refused(&fault))?.into_iter();
-        let settled = written.map(|ino| self.recalls.settle(0, ino.cast_unsigned()));
-        for settled in join_all(settled).await {
-            settled.map_err(|fault| refused(&fault))?;
-        }
-        Ok(())
+        let written = written.map_err(|fault| refused(&fault))?;
+        let settled = self.firer.recalls.settle_files(written).await;
+        settled.map_err(|fault| refused(&fault))
     }
 
     fn names(&self) -> &Arc<SqliteNames> {

@@ -3,7 +3,7 @@
 use crate::array::{Array, Device, Options, wait};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -95,6 +95,9 @@ fn what_was_sent_is_there_once_and_in_one_order_whoever_is_killed() {
             _ => {
                 child.kill().unwrap();
                 child.wait().unwrap();
+                // What it wrote is in the pipe, up to a line that it may have been killed in.
+                out.read_to_end(&mut got).unwrap();
+                got.truncate(1 + got.iter().rposition(|byte| *byte == b'\n').unwrap());
             }
         }
     }
@@ -149,9 +152,13 @@ impl Output for Child {
     fn done(&mut self) -> Vec<u8> {
         drop(self.stdin.take());
         let mut out = Vec::new();
-        std::io::Read::read_to_end(self.stdout.as_mut().unwrap(), &mut out).unwrap();
+        self.stdout.as_mut().unwrap().read_to_end(&mut out).unwrap();
         let mut err = String::new();
-        std::io::Read::read_to_string(self.stderr.as_mut().unwrap(), &mut err).unwrap();
+        self.stderr
+            .as_mut()
+            .unwrap()
+            .read_to_string(&mut err)
+            .unwrap();
         assert!(self.wait().unwrap().success(), "{err}");
         out
     }

@@ -57,6 +57,13 @@ fn what_was_sent_is_there_once_and_in_one_order_whoever_is_killed() {
         channel(&array, &args)
     };
     let mut slow = read("slow", &all);
+    let mut child = read("all", &all);
+    // Who begins later begins with what the others have not all read by then.
+    wait("both read", || {
+        ["slow", "all"]
+            .iter()
+            .all(|one| state(&array, "c")["readers"][*one].is_u64())
+    });
     // Nobody waits for who does not empty the pipe.
     let slow = std::thread::spawn(move || slow.done());
     let senders = ["a", "b"].map(|who| {
@@ -73,7 +80,6 @@ fn what_was_sent_is_there_once_and_in_one_order_whoever_is_killed() {
         });
         (child, writing)
     });
-    let mut child = read("all", &all);
     let mut got = Vec::new();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     for round in 0..4 {

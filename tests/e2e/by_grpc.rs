@@ -10,7 +10,8 @@ use std::time::Duration;
 use tidemill_wire::labels::label::Type;
 use tidemill_wire::labels::labels_client::LabelsClient;
 use tidemill_wire::labels::{
-    Batch, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered, WaitRequest,
+    Batch, Came, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered,
+    SubscribeRequest, WaitRequest,
 };
 use tokio::sync::Semaphore;
 use tokio_stream::wrappers::ReceiverStream;
@@ -349,6 +350,92 @@ fn each_label_is_done_once_whoever_goes_away() {
         .map(|number| format!("{number:09}\n"))
         .collect();
     assert_eq!(log(), expected);
+}
+
+async fn subscribe(
+    client: &mut Client,
+    pattern: &str,
+    since: &str,
+) -> Result<Streaming<Came>, Status> {
+    let request = SubscribeRequest {
+        key: KEY.into(),
+        pattern: pattern.into(),
+        since: since.into(),
+    };
+    Ok(client.subscribe(request).await?.into_inner())
+}
+
+/// All that comes is told once, though the agent is killed and nobody listens for a while; and nothing that another may
+/// not read.
+#[test]
+fn files_are_told_as_they_come_whoever_goes_away() {
+    const FILES: usize = 60;
+    let Some(array) = array() else { return };
+    let labels = Labels::of(&array, USER);
+    let mut made: Vec<_> = (0..FILES).map(|n| format!("tidemill:/w/s-{n}")).collect();
+    runtime().block_on(async {
+        let mut client = connect(&labels).await;
+        let unknown = subscribe(&mut client, "tidemill:/w/*", "").await;
+        assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
+        let (_, held) = register(&mut client, KEY).await.unwrap();
+        for (pattern, since) in [
+            ("tidemill:/w/[", ""),
+            ("/etc/*", ""),
+            ("tidemill:/w/*", "x"),
+        ] {
+            let refused = match subscribe(&mut client, pattern, since).await {
+                Err(status) => status,
+                Ok(mut stream) => loop {
+                    match stream.message().await {
+                        Err(status) => break status,
+                        Ok(told) => assert!(told.is_some_and(|told| told.path.is_empty())),
+                    }
+                },
+            };
+            assert_eq!(refused.code(), Code::InvalidArgument, "{pattern} {since}");
+        }
+        let mut stream = subscribe(&mut client, "tidemill:/w/s-*", "").await.unwrap();
+        let first = stream.message().await.unwrap().unwrap();
+        assert_eq!(first.path, "");
+        array.sh(&format!(
+            "for n in $(seq 0 {}); do echo > w/s-$n; echo > own/s-$n; echo > w/other-$n; done",
+            FILES - 1
+        ));
+        let (mut came, mut since) = (Vec::new(), first.cursor);
+        let mut held = Some((client, held, stream));
+        while came.len() < FILES {
+            let (client, registered, mut stream) = match held.take() {
+                Some(held) => held,
+                None => {
+                    let mut client = connect(&labels).await;
+                    let Ok((_, registered)) = register(&mut client, KEY).await else {
+                        continue;
+                    };
+                    let stream = subscribe(&mut client, "tidemill:/w/s-*", &since).await;
+                    (client, registered, stream.unwrap())
+                }
+            };
+            for number in 0.. {
+                let Ok(Some(told)) = stream.message().await else {
+                    break;
+                };
+                since = told.cursor;
+                assert!(!told.missed);
+                came.extend(Some(told.path).filter(|path| !path.is_empty()));
+                match (came.len() / 20 % 2, number) {
+                    _ if came.len() == FILES => break,
+                    (0, 15) => labels.kill_agent(),
+                    (1, 15) => break,
+                    _ => {}
+                }
+            }
+            drop((client, registered));
+        }
+        // They come in the order in which they were stored, which several that are closed at once have from nobody.
+        came.sort();
+        made.sort();
+        assert_eq!(came, made);
+    });
 }
 
 /// On a port of the host for who has the token; on no other address.

@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tidemill_label::{Analysis, App, Error, Intent, Label, Settings, Ticket};
+use tidemill_label::{Analysis, App, Error, Intent, Label, Settings, Subscription, Ticket};
 use tidemill_wire::labels::label::Type;
-use tidemill_wire::labels::{self as said, labels_server};
+use tidemill_wire::labels::{self as said, Came, labels_server};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,7 +20,9 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 const ROOM_PAUSE: Duration = Duration::from_millis(2);
 /// Who waits looks so often whether the application is still there.
 const SLICE: Duration = Duration::from_secs(1);
-/// Those who wait at once, or publish: each holds a thread.
+/// Arrivals that wait for a client to read them.
+const ARRIVALS_AHEAD: usize = 64;
+/// Those who wait at once, publish or subscribe: each holds a thread.
 const BUSY_MAX: usize = 256;
 /// Applications of clients at once.
 const APPS_MAX: usize = 256;
@@ -98,7 +100,7 @@ impl Labels {
     ) -> Result<T, Status> {
         let Ok(place) = self.busy.clone().try_acquire_owned() else {
             return Err(Status::resource_exhausted(format!(
-                "{BUSY_MAX} wait or publish, as many as may: try again later"
+                "{BUSY_MAX} wait, publish or subscribe, as many as may: try again later"
             )));
         };
         let done = tokio::task::spawn_blocking(move || {
@@ -327,6 +329,46 @@ impl Client {
     }
 }
 
+/// Tells a client of what comes, for as long as it listens and its application is there.
+fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result<Came, Status>>) {
+    let mut came = Ok(Came {
+        cursor: files.cursor().to_owned(),
+        ..Came::default()
+    });
+    loop {
+        let failed = came.is_err();
+        if sends.blocking_send(came).is_err() || failed {
+            return;
+        }
+        came = loop {
+            if client.gone.load(Ordering::Relaxed) {
+                break Err(Status::cancelled("the application has ended"));
+            }
+            match files.next(Some(SLICE)) {
+                Err(Error::Timeout) if sends.is_closed() => return,
+                Err(Error::Timeout) => {}
+                Ok(arrival) => {
+                    break Ok(Came {
+                        path: arrival.path,
+                        version: arrival.version,
+                        size: arrival.size,
+                        cursor: arrival.cursor,
+                        missed: false,
+                    });
+                }
+                Err(Error::Missed) => {
+                    break Ok(Came {
+                        cursor: files.cursor().to_owned(),
+                        missed: true,
+                        ..Came::default()
+                    });
+                }
+                Err(error) => break Err(refused(&error)),
+            }
+        };
+    }
+}
+
 /// What is to be done, but for what it is after.
 fn asked<'a>(label: &'a said::Label, analysis: &'a Analysis<'a>) -> Label<'a> {
     let (path, to) = (label.path.as_str(), label.to.as_str());
@@ -374,6 +416,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl labels_server::Labels for Labels {
     type RegisterStream = Answers<said::Registered>;
     type PublishStream = Answers<said::Published>;
+    type SubscribeStream = Answers<Came>;
 
     async fn register(
         &self,
@@ -471,6 +514,35 @@ impl labels_server::Labels for Labels {
             tickets.remove(number);
         }
         Ok(Response::new(said::Nothing {}))
+    }
+
+    async fn subscribe(
+        &self,
+        request: Request<said::SubscribeRequest>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let request = request.into_inner();
+        let client = self.client(&request.key)?;
+        let (sends, receives) = mpsc::channel(ARRIVALS_AHEAD);
+        let subscribed = self.apart({
+            let client = client.clone();
+            move || {
+                let files = client.app.subscribe(&request.pattern, own(&request.since));
+                files.map_err(|error| refused(&error))
+            }
+        });
+        let files = subscribed.await?;
+        let labels = self.clone();
+        tokio::spawn(async move {
+            let tells = sends.clone();
+            let told = labels.apart(move || {
+                pass_on(&client, files, &tells);
+                Ok(())
+            });
+            if let Err(status) = told.await {
+                let _ = sends.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receives))))
     }
 
     async fn applications(

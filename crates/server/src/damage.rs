@@ -73,8 +73,6 @@ pub(crate) fn forgotten(
         reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
     let channels = channels::lose(db, element)?;
-    // Nothing is left there to be removed.
-    db.execute("DELETE FROM removal WHERE element = ?1", [element])?;
     tracing::error!(
         element,
         objects = lost.len(),

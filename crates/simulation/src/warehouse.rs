@@ -162,10 +162,9 @@ impl World {
         if self.server.is_none() {
             return;
         }
-        let (gone, rooms) = (!warehouse.gone.is_empty(), !warehouse.rooms.is_empty());
-        if gone {
-            self.take_lost();
-        }
+        let rooms = !warehouse.rooms.is_empty();
+        // Also what was written while the server was away, of which nobody else knows.
+        self.take_lost();
         if rooms {
             self.take_ended();
         }

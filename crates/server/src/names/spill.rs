@@ -2,6 +2,7 @@
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
+use super::ids::reserve;
 use super::node::Node;
 use super::shared::Rooms;
 use super::transaction::{Change, Tx};
@@ -117,7 +118,7 @@ impl Tx<'_> {
         let written = written.collect::<Result<Vec<(u64, u64)>, _>>()?;
         for &(ino, object) in &written {
             match Node::find(self.db, ino)?.filter(|node| node.writing == object) {
-                Some(node) if node.object == 0 => self.lose_first(node)?,
+                Some(node) if node.object == 0 => self.lose_first(node, element.into())?,
                 Some(_) => drop(self.abandon(&v1::Abandon { ino, object })?),
                 None => {
                     self.drop_object(object, element.into())?;
@@ -128,13 +129,16 @@ impl Tx<'_> {
         Ok(written.len() as u64)
     }
 
-    /// The first version of a file, which was not yet sealed, becomes one without bytes. It fires no rule.
-    fn lose_first(&mut self, mut node: Node) -> Result<(), Fault> {
-        node.object = std::mem::take(&mut node.writing);
+    /// The first version of a file, which was not yet sealed, becomes one without bytes. It fires no rule. It has an object of its own,
+    /// which is nowhere: the one that was written may come to the element all the same, from who does not know yet, and is no version.
+    fn lose_first(&mut self, mut node: Node, element: i64) -> Result<(), Fault> {
+        let written = std::mem::take(&mut node.writing);
+        self.end_begun(written, GIVEN_UP)?;
+        self.end_writing(written)?;
+        self.drop_object(written, element)?;
+        node.object = reserve(self.db, "object", 1)?;
         node.version += 1;
         node.size = 0;
-        self.end_begun(node.object, GIVEN_UP)?;
-        self.end_writing(node.object)?;
         let path = self.path_of(node.ino)?.unwrap_or_default();
         let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
                    VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6, 0, ?7, 1)";

@@ -38,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) element_args: Vec<String>,
     /// Further arguments of `tidemill server`.
     pub(crate) server_args: Vec<String>,
+    /// What is in the environment of `tidemill mount`.
+    pub(crate) mount_env: Vec<(&'static str, String)>,
 }
 
 impl Default for Options {
@@ -54,6 +56,7 @@ impl Default for Options {
             element_listen: "127.0.0.1:0".into(),
             element_args: Vec::new(),
             server_args: Vec::new(),
+            mount_env: Vec::new(),
         }
     }
 }
@@ -247,6 +250,7 @@ impl Array {
         std::fs::create_dir_all(self.path("mnt")).unwrap();
         let mut command = self.tidemill();
         command.arg("mount").arg("--path").arg(self.path("mnt"));
+        command.envs(self.options.mount_env.iter().cloned());
         if self.options.remote {
             command.args(["--in-place", "false"]);
         }

@@ -8,6 +8,7 @@ mod arrivals;
 mod asked;
 mod away;
 mod bridges;
+mod bridges_seen;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;

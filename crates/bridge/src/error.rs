@@ -52,6 +52,14 @@ pub enum Error {
     /// This store has no such thing.
     #[error("stores of this kind can't {0}")]
     Unable(&'static str),
+    /// This user may not.
+    #[error("{path}: {reason}")]
+    Denied {
+        /// Of what.
+        path: String,
+        /// What the system said.
+        reason: String,
+    },
     /// All else.
     #[error("{path}: {reason}")]
     Store {
@@ -76,6 +84,10 @@ impl Error {
             Errno::LOOP => Self::NoFile {
                 path: path.to_owned(),
                 what: "a link, or behind one",
+            },
+            Errno::ACCESS | Errno::PERM => Self::Denied {
+                path: path.to_owned(),
+                reason: std::io::Error::from(errno).to_string(),
             },
             errno => Self::Store {
                 path: path.to_owned(),

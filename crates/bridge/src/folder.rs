@@ -2,20 +2,39 @@
 //! descriptor, and no link is followed.
 
 use crate::Error;
+use crate::look::{Entry, Seen};
 use crate::part::Part;
 use crate::place::{PART, checked};
 use crate::store::{Listed, Object};
+use bytes::Bytes;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 
 /// Folders within folders.
 const DEPTH_MAX: usize = 256;
 
+/// Threads that wait for one folder's disk for those who look into it.
+const TURNS: usize = 16;
+
 #[derive(Clone, Debug)]
-pub(crate) struct Folder(Arc<OwnedFd>);
+pub(crate) struct Folder {
+    root: Arc<OwnedFd>,
+    pub(crate) turns: Arc<Semaphore>,
+}
+
+/// One folder within, of which names are told on.
+#[derive(Debug)]
+pub(crate) struct Page {
+    path: String,
+    folder: OwnedFd,
+    names: Dir,
+}
 
 /// Tells a version of a file from all others.
 pub(crate) fn object(path: &str, stat: &Stat) -> Object {
@@ -51,11 +70,63 @@ fn kind(stat: &Stat) -> Option<&'static str> {
     }
 }
 
+fn seen(path: &str, stat: &Stat) -> Result<Seen, Error> {
+    match kind(stat) {
+        None => {
+            let since = Duration::new(
+                u64::try_from(stat.st_mtime).unwrap_or_default(),
+                u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),
+            );
+            let time: Option<SystemTime> = UNIX_EPOCH.checked_add(since);
+            Ok(Seen::File(object(path, stat), time))
+        }
+        Some("a folder") => Ok(Seen::Folder),
+        Some(what) => Err(Error::NoFile {
+            path: path.to_owned(),
+            what,
+        }),
+    }
+}
+
+impl Page {
+    /// Some more names; none at the end.
+    pub(crate) fn next(&mut self, most: usize) -> Result<Vec<Entry>, Error> {
+        let at = Error::of(&self.path);
+        let mut entries = Vec::new();
+        while entries.len() < most
+            && let Some(entry) = self.names.next()
+        {
+            let entry = entry.map_err(&at)?;
+            let Ok(name) = entry.file_name().to_str() else {
+                continue;
+            };
+            if name == "." || name == ".." || name.starts_with(PART) {
+                continue;
+            }
+            let path = match self.path.as_str() {
+                "" => name.to_owned(),
+                above => format!("{above}/{name}"),
+            };
+            // It may have gone meanwhile.
+            if let Ok(stat) = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)
+                && let Ok(seen) = seen(&path, &stat)
+            {
+                let name = name.to_owned();
+                entries.push(Entry { name, seen });
+            }
+        }
+        Ok(entries)
+    }
+}
+
 impl Folder {
     pub(crate) fn open(path: &str) -> Result<Self, Error> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty()).map_err(Error::of(path))?;
-        Ok(Self(Arc::new(root)))
+        Ok(Self {
+            root: Arc::new(root),
+            turns: Arc::new(Semaphore::new(TURNS)),
+        })
     }
 
     fn below(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -64,7 +135,7 @@ impl Folder {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         // It gives up when something is renamed meanwhile.
         loop {
-            match rustix::fs::openat2(&*self.0, path, flags, Mode::empty(), resolve) {
+            match rustix::fs::openat2(&*self.root, path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => return opened,
             }
@@ -85,6 +156,60 @@ impl Folder {
 
     pub(crate) fn stat(&self, path: &str) -> Result<Object, Error> {
         self.file(path).map(|(_, object)| object)
+    }
+
+    /// What is at a path. That it may be read is not said.
+    pub(crate) fn look(&self, path: &str) -> Result<Seen, Error> {
+        let found = self
+            .below(checked(path)?, OFlags::PATH)
+            .map_err(|errno| match errno {
+                // A file is above it.
+                Errno::NOTDIR => Error::Missing(path.to_owned()),
+                errno => Error::of(path)(errno),
+            })?;
+        let stat = rustix::fs::fstat(&found).map_err(Error::of(path))?;
+        seen(path, &stat)
+    }
+
+    pub(crate) fn page(&self, path: &str) -> Result<Page, Error> {
+        let at = Error::of(path);
+        let start = if path.is_empty() { "." } else { path };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let folder = self.below(start, flags).map_err(&at)?;
+        Ok(Page {
+            path: path.to_owned(),
+            names: Dir::read_from(&folder).map_err(&at)?,
+            folder,
+        })
+    }
+
+    /// A range of a file that is this one before and after.
+    pub(crate) fn range(
+        &self,
+        path: &str,
+        wanted: &Object,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Error> {
+        let changed = || Error::Changed(path.to_owned());
+        let (file, now) = self.file(path)?;
+        if now != *wanted {
+            return Err(changed());
+        }
+        let mut bytes = vec![0; usize::try_from(count).unwrap_or_default()];
+        file.read_exact_at(&mut bytes, from)
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => changed(),
+                _ => Error::Store {
+                    path: path.to_owned(),
+                    reason: error.to_string(),
+                },
+            })?;
+        let stat = rustix::fs::fstat(&file).map_err(Error::of(path))?;
+        match is_content(&wanted.tag, &stat) {
+            true => Ok(bytes.into()),
+            false => Err(changed()),
+        }
     }
 
     /// Tells all files below a folder, and what is passed by, until nobody listens.

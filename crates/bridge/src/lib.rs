@@ -4,6 +4,7 @@
 mod error;
 mod folder;
 mod keys;
+mod look;
 mod part;
 mod place;
 mod remote;
@@ -11,5 +12,6 @@ mod store;
 
 pub use error::Error;
 pub use keys::Keys;
+pub use look::{Entries, Entry, Seen};
 pub use place::Place;
 pub use store::{Bridge, Listed, Lister, Object, Reader, Writer};

@@ -1,9 +1,10 @@
 //! Stores that are asked over the network, by way of OpenDAL.
 
+use crate::look::{Entry, Seen};
 use crate::place::{Kind, Place};
 use crate::store::{Listed, Object};
 use crate::{Error, Keys};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use opendal::layers::{RetryLayer, TimeoutLayer};
 use opendal::services::{Http, S3, Webdav};
@@ -11,7 +12,7 @@ use opendal::{EntryMode, ErrorKind, HttpTransporter, Metadata, Operator};
 use opendal_http_transport_reqwest::ReqwestTransport;
 use std::fmt;
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
 /// Bytes of a part of a large object.
@@ -26,6 +27,8 @@ const TRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest that a store may say nothing.
 const SILENCE: Duration = Duration::from_secs(60);
+/// Longest name of a file, as systems have it.
+const NAME_BYTES_MAX: usize = 255;
 /// Longest part of what a store says that is told.
 const REASON_CHARS: usize = 300;
 
@@ -35,6 +38,8 @@ pub(crate) struct Remote {
     keys: Arc<Keys>,
     /// HTTP has no listings.
     pub(crate) lists: bool,
+    /// It gives nothing of another object than the one that is asked for (`If-Match`). Of WebDAV and HTTP, servers do as they like.
+    strict: bool,
 }
 
 pub(crate) struct Writer {
@@ -125,7 +130,7 @@ fn operator(place: &Place, keys: &Keys) -> opendal::Result<Operator> {
     }
 }
 
-fn object(path: &str, about: &Metadata) -> Object {
+pub(crate) fn object(path: &str, about: &Metadata) -> Object {
     let size = about.content_length();
     let etag = about.etag().filter(|etag| !etag.is_empty());
     let tag = match (etag, about.last_modified()) {
@@ -139,6 +144,68 @@ fn object(path: &str, about: &Metadata) -> Object {
         tag,
         checked_by_store: etag.is_some_and(|etag| !etag.starts_with("W/")),
     }
+}
+
+fn modified(about: &Metadata) -> Option<SystemTime> {
+    about.last_modified().map(SystemTime::from)
+}
+
+/// Whether it is what servers show for a folder.
+fn is_page(content: &str) -> bool {
+    content.starts_with("text/html")
+}
+
+/// The names of one folder, which go on.
+pub(crate) struct Level {
+    remote: Remote,
+    lister: Option<opendal::Lister>,
+    path: String,
+}
+
+impl fmt::Debug for Level {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Level");
+        out.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Level {
+    pub(crate) async fn next(&mut self, most: usize) -> Result<Vec<Entry>, Error> {
+        let mut entries = Vec::new();
+        while entries.len() < most
+            && let Some(lister) = &mut self.lister
+        {
+            let next = lister.try_next().await;
+            let Some(entry) = next.map_err(self.remote.failed(&self.path))? else {
+                self.lister = None;
+                break;
+            };
+            let (path, about) = entry.into_parts();
+            entries.extend(named(&self.path, &path, &about));
+        }
+        Ok(entries)
+    }
+}
+
+/// What is in a folder, if its key is that of a file or folder just there.
+fn named(folder: &str, path: &str, about: &Metadata) -> Option<Entry> {
+    let below = match folder {
+        "" => path,
+        folder => path.strip_prefix(folder)?.strip_prefix('/')?,
+    };
+    let name = below.strip_suffix('/').unwrap_or(below);
+    let plain = crate::place::checked(name).is_ok() && !name.contains('/');
+    if !plain || name.len() > NAME_BYTES_MAX || crate::place::is_part(name) {
+        return None;
+    }
+    let seen = match below.len() == name.len() && about.mode() != EntryMode::DIR {
+        true => Seen::File(object(path, about), modified(about)),
+        false => Seen::Folder,
+    };
+    Some(Entry {
+        name: name.to_owned(),
+        seen,
+    })
 }
 
 impl Remote {
@@ -159,6 +226,7 @@ impl Remote {
             operator: operator.layer(timeout).layer(retries),
             keys: Arc::new(keys.clone()),
             lists: !place.is_plain_http(),
+            strict: matches!(place.kind, Kind::S3 { .. }),
         })
     }
 
@@ -224,6 +292,99 @@ impl Remote {
         Ok(())
     }
 
+    /// What is at a path. In stores that know only keys a folder is what keys begin with.
+    pub(crate) async fn look(&self, path: &str) -> Result<Seen, Error> {
+        let asked = self.operator.stat(path).await;
+        let (there, page) = match &asked {
+            Ok(about) if about.mode() == EntryMode::DIR => return Ok(Seen::Folder),
+            Ok(about) => (true, about.content_type().is_some_and(is_page)),
+            Err(error) if error.kind() == ErrorKind::NotFound => (false, true),
+            Err(_) => (true, false),
+        };
+        let folder = match self.lists {
+            true => !there && self.has_below(path).await?,
+            false => page && self.is_shown(path).await,
+        };
+        if folder {
+            return Ok(Seen::Folder);
+        }
+        let about = asked.map_err(self.failed(path))?;
+        let found = object(path, &about);
+        if !self.lists && found.size == 0 && self.operator.read_with(path).range(..1).await.is_ok()
+        {
+            return Err(Error::Store {
+                path: path.to_owned(),
+                reason: "the server does not say how long it is".into(),
+            });
+        }
+        Ok(Seen::File(found, modified(&about)))
+    }
+
+    async fn has_below(&self, path: &str) -> Result<bool, Error> {
+        let below = format!("{path}/");
+        let lister = self.operator.lister_with(&below).limit(1);
+        let mut lister = lister.await.map_err(self.failed(path))?;
+        let first = lister.try_next().await;
+        Ok(first.map_err(self.failed(path))?.is_some())
+    }
+
+    /// Whether a server of HTTP has a page for a folder.
+    async fn is_shown(&self, path: &str) -> bool {
+        let shown = self.operator.stat(&format!("{path}/")).await;
+        shown.is_ok_and(|about| about.content_type().is_some_and(is_page))
+    }
+
+    /// The names of one folder.
+    pub(crate) async fn level(&self, path: &str) -> Result<Level, Error> {
+        let below = match path {
+            "" => "/".to_owned(),
+            path => format!("{path}/"),
+        };
+        let lister = self.operator.lister(&below).await;
+        Ok(Level {
+            remote: self.clone(),
+            lister: Some(lister.map_err(self.failed(path))?),
+            path: path.to_owned(),
+        })
+    }
+
+    /// A range of the object and no other one, of which no more is taken than was asked for.
+    pub(crate) async fn range(
+        &self,
+        object: &Object,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Error> {
+        let path = &object.path;
+        let failed = self.failed(path);
+        let reader = self.operator.reader_with(path);
+        let reader = match self.checks() && object.checked_by_store {
+            true => reader.if_match(&object.tag).await,
+            false => reader.await,
+        };
+        let stream = reader.map_err(&failed)?.into_stream(from..from + count);
+        let mut stream = stream.await.map_err(&failed)?;
+        let mut bytes = BytesMut::new();
+        while let Some(more) = stream.try_next().await.map_err(&failed)? {
+            if bytes.len() as u64 + more.len() as u64 > count {
+                return Err(Error::Store {
+                    path: path.clone(),
+                    reason: "the server gives files only as a whole: import it".into(),
+                });
+            }
+            for piece in more {
+                bytes.extend_from_slice(&piece);
+            }
+        }
+        let same = bytes.len() as u64 == count
+            && (self.checks() && object.checked_by_store
+                || self.stat(path).await?.tag == object.tag);
+        match same {
+            true => Ok(bytes.freeze()),
+            false => Err(Error::Changed(path.clone())),
+        }
+    }
+
     /// Bytes of the object and no other one.
     pub(crate) async fn read(
         &self,
@@ -245,7 +406,7 @@ impl Remote {
     }
 
     pub(crate) fn checks(&self) -> bool {
-        self.operator.info().capability().read_with_if_match
+        self.strict && self.operator.info().capability().read_with_if_match
     }
 
     pub(crate) async fn write(&self, path: &str) -> Result<Writer, Error> {

@@ -25,7 +25,7 @@ pub struct Object {
     /// Another one when the file is: its `ETag`, else its size and time.
     pub tag: String,
     /// The store itself refuses to read another one than this.
-    pub(crate) checked_by_store: bool,
+    pub checked_by_store: bool,
 }
 
 /// What a listing gives.
@@ -39,10 +39,10 @@ pub enum Listed {
 
 /// A store.
 #[derive(Clone, Debug)]
-pub struct Bridge(Store);
+pub struct Bridge(pub(crate) Store);
 
 #[derive(Clone, Debug)]
-enum Store {
+pub(crate) enum Store {
     Folder(Folder),
     Remote(Remote),
 }
@@ -81,7 +81,7 @@ enum Writing {
 }
 
 /// Does what waits for a disk.
-async fn aside<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use stand_in::{Fault, StandIn};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use tidemill_bridge::{Bridge, Error, Keys, Listed, Object, Place};
+use tidemill_bridge::{Bridge, Error, Keys, Listed, Object, Place, Seen};
 
 const SECRET: &str = "hush-hush-hush";
 
@@ -247,4 +247,74 @@ async fn a_file_of_a_folder_is_seen_when_it_is_whole_and_has_one_writer() {
         .collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(read(&bridge, &written).await.unwrap(), b"first");
+}
+
+async fn tree(bridge: &Bridge, folder: &str) -> Vec<String> {
+    let mut entries = bridge.entries(folder).await.unwrap();
+    let mut names = Vec::new();
+    loop {
+        let page = entries.next(300).await.unwrap();
+        assert!(page.len() <= 300);
+        if page.is_empty() {
+            return names;
+        }
+        let name = |entry: tidemill_bridge::Entry| match entry.seen {
+            Seen::File(..) => entry.name,
+            Seen::Folder => entry.name + "/",
+        };
+        names.extend(page.into_iter().map(name));
+    }
+}
+
+#[tokio::test]
+async fn a_store_is_a_tree_and_each_range_is_of_one_version() {
+    let store = StandIn::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("a/b")).unwrap();
+    symlink("/etc/passwd", folder.path().join("a/link")).unwrap();
+    let put = |content: &[u8]| {
+        // Another file: clocks of file systems are slow.
+        let part = folder.path().join("part");
+        std::fs::write(&part, content).unwrap();
+        std::fs::rename(&part, folder.path().join("a/b/x")).unwrap();
+        for key in ["a/b/x", "a//y", "a/../z", "a/"] {
+            store.put(key, content.to_vec());
+        }
+    };
+    put(b"0123456789");
+    for number in 0..2500 {
+        store.put(&format!("many/{number:04}"), Vec::new());
+    }
+    let s3 = open(&store.s3());
+    let web = open(&format!("http://{}/", store.address));
+    let stores = [open_folder(folder.path()), s3, web];
+    for (number, bridge) in stores.iter().enumerate() {
+        let listed = |names: &[&str]| {
+            if number == 2 {
+                Vec::new()
+            } else {
+                names.to_vec()
+            }
+            .join(" ")
+        };
+        assert_eq!(tree(bridge, "a").await.join(" "), listed(&["b/"]));
+        assert_eq!(tree(bridge, "a/b").await.join(" "), listed(&["x"]));
+        assert_eq!(bridge.look("a/b").await.unwrap(), Seen::Folder);
+        assert!(bridge.look("a/none").await.unwrap_err().is_missing());
+        assert!(bridge.look("a/../a").await.is_err() && bridge.look("a/link").await.is_err());
+        let Seen::File(object, Some(_)) = bridge.look("a/b/x").await.unwrap() else {
+            panic!("{bridge:?}: no file with a time");
+        };
+        assert_eq!(bridge.read_at(&object, 3, 4).await.unwrap(), &b"3456"[..]);
+        put(b"9876543210");
+        for range in [(3, 4), (0, 10)] {
+            let read = bridge.read_at(&object, range.0, range.1).await;
+            assert!(
+                matches!(read, Err(Error::Changed(_))),
+                "{bridge:?}: {read:?}"
+            );
+        }
+        put(b"0123456789");
+    }
+    assert_eq!(tree(&stores[1], "many").await.len(), 2500);
 }

@@ -199,6 +199,7 @@ pub(crate) struct Mount {
     pub(crate) in_place: Option<bool>,
     pub(crate) allow_other: Option<bool>,
     pub(crate) attr_ttl: Option<u64>,
+    pub(crate) bridge_timeout: Option<u64>,
 }
 
 /// What elements draw and what energy costs, which no machine tells by itself.

@@ -71,6 +71,14 @@ pub enum Error {
     /// What was given away is not what the file is to have any more.
     #[error("somebody else has written the file since")]
     Overtaken,
+    /// A store outside of the array.
+    #[error("{reason}")]
+    Store {
+        /// What programs are told.
+        errno: Errno,
+        /// What it said, or did not.
+        reason: String,
+    },
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -91,6 +99,7 @@ impl Error {
             Self::Overtaken => Errno::STALE.raw_os_error(),
             Self::Folder { .. } => Errno::PERM.raw_os_error(),
             Self::Unsealed { .. } => Errno::IO.raw_os_error(),
+            Self::Store { errno, .. } => errno.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),
         }
     }

@@ -12,6 +12,7 @@ pub mod mountpoint;
 pub mod pieces;
 pub mod preload;
 pub mod session;
+pub mod stores;
 
 pub use error::Error;
 pub use session::{Config, Session, mount};

@@ -3,10 +3,12 @@
 use crate::error::Error;
 use crate::fs::Fs;
 use crate::fs::backend::Backend;
+use crate::fs::bridged::Bridged;
 use crate::fs::unsealed::Standing;
 use crate::fs::watch::{Kernel, Notices};
 use crate::fuse::{Adapter, Caches};
 use crate::mountpoint::{Bare, Own, SOURCE};
+use crate::stores::Stores;
 use fuser::{BackgroundSession, MountOption, SessionACL};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +47,10 @@ pub struct Config {
     /// How long attributes and names are believed without asking. The server tells of changes, so this only
     /// limits how long a lost message can matter.
     pub attr_ttl: Duration,
+    /// What is seen in `/bridges`, by the user who mounts and root; without it there is no such folder.
+    pub stores: Option<Arc<dyn Stores>>,
+    /// How long a store may take for one answer.
+    pub bridge_timeout: Duration,
 }
 
 impl Config {
@@ -58,6 +64,8 @@ impl Config {
             in_place: true,
             allow_other: rustix::process::geteuid().is_root(),
             attr_ttl: Duration::from_secs(60),
+            stores: None,
+            bridge_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -85,6 +93,11 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     let bare = Bare::open(&config.mountpoint)?;
     let caches = Caches::default();
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
+    if let Some(stores) = &config.stores {
+        let bridged = Bridged::new(stores.clone(), fs.backend.clone(), config.bridge_timeout);
+        // Nothing else sets it.
+        let _ = fs.bridged.set(Arc::new(bridged));
+    }
     let fuse = fuser::Session::new(
         Adapter::new(fs.clone(), caches.clone()),
         bare.path(),

@@ -26,9 +26,13 @@ pub(crate) struct State {
     pub(crate) faults: VecDeque<Fault>,
     /// No part of this number is taken.
     pub(crate) bad_part: Option<u32>,
-    /// The key id without which nothing is given.
+    /// The key id without which nothing of the bucket is given.
     pub(crate) key: Option<String>,
     pub(crate) lists: usize,
+    /// Ranges of content that were asked for, by key.
+    pub(crate) reads: BTreeMap<String, usize>,
+    /// It takes questions and never answers them.
+    pub(crate) silent: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -114,6 +118,9 @@ impl StandIn {
 
     async fn serve(&self, mut stream: TcpStream) -> Option<()> {
         let request = read(&mut stream).await?;
+        if self.state().silent {
+            std::future::pending::<()>().await;
+        }
         let reply = self.state().answer(&request);
         let mut head = format!("HTTP/1.1 {} X\r\nconnection: close\r\n", reply.status);
         let length = match reply.headers.iter().find(|(name, _)| *name == "length") {
@@ -193,6 +200,7 @@ impl State {
             .cloned()
             .unwrap_or_default();
         if let Some(key) = &self.key
+            && request.path.starts_with("/bucket")
             && !shown.contains(&format!("Credential={key}/"))
         {
             let body = format!(
@@ -265,7 +273,12 @@ impl State {
 
     fn content(&mut self, key: &str, request: &Request) -> Reply {
         let Some((content, version)) = self.objects.get(key) else {
-            return reply(404, "");
+            // What servers of HTTP show for a folder.
+            let below = |key: &&String| !key.is_empty() && key.starts_with(&request.path[1..]);
+            let page = request.path.ends_with('/') && self.objects.keys().any(|key| below(&key));
+            let mut none = reply(if page { 200 } else { 404 }, "");
+            none.headers.push(("content-type", "text/html".into()));
+            return none;
         };
         let etag = format!("\"e{version}\"");
         let head = request.method == "HEAD";
@@ -278,6 +291,7 @@ impl State {
         }
         let mut done = reply(200, content.clone());
         if let Some(range) = request.headers.get("range") {
+            *self.reads.entry(key.to_owned()).or_default() += 1;
             let (from, to) = range
                 .strip_prefix("bytes=")
                 .unwrap()
@@ -290,6 +304,8 @@ impl State {
             done.headers.push(("content-range", range));
         }
         done.headers.push(("etag", etag));
+        done.headers
+            .push(("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT".into()));
         if head {
             done.headers.push(("length", content.len().to_string()));
             done.body.clear();
@@ -311,20 +327,39 @@ impl State {
             .get("continuation-token")
             .cloned()
             .unwrap_or_default();
-        let all: Vec<_> = self
+        let grouped = request.query.contains_key("delimiter");
+        // A key, or what those have in common that a page shows as one.
+        let shown = |key: &str| match key[prefix.len()..].find('/') {
+            Some(at) if grouped => key[..=prefix.len() + at].to_owned(),
+            _ => key.to_owned(),
+        };
+        let below = |key: &&String| key.starts_with(&prefix) && shown(key) > after;
+        let all: BTreeMap<String, &String> = self
             .objects
-            .iter()
-            .filter(|(key, _)| key.starts_with(&prefix) && **key > after)
+            .keys()
+            .filter(below)
+            .map(|key| (shown(key), key))
             .collect();
+        let most = request.query.get("max-keys");
+        let most = most.map_or(1000, |most| most.parse::<usize>().unwrap().min(1000));
         let mut body = String::from("<ListBucketResult>");
-        for (key, (content, version)) in all.iter().take(1000) {
+        for (name, key) in all.iter().take(most) {
+            if name != *key {
+                write!(
+                    body,
+                    "<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+                )
+                .unwrap();
+                continue;
+            }
+            let (content, version) = &self.objects[*key];
             write!(body, "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>\"e{version}\"</ETag><Size>{}</Size></Contents>", content.len()).unwrap();
         }
-        if all.len() > 1000 {
+        if let Some((last, _)) = all.iter().nth(most).and(all.iter().nth(most - 1)) {
             write!(
                 body,
                 "<IsTruncated>true</IsTruncated><NextContinuationToken>{}</NextContinuationToken>",
-                all[999].0
+                last
             )
             .unwrap();
         } else {

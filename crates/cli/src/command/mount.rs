@@ -1,10 +1,13 @@
 //! `tidemill mount`: the array as a file system, in the foreground.
 
+mod bridges;
+
 use crate::context::Context;
 use crate::process::Foreground;
 use anyhow::Context as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use tidemill_mount::mountpoint;
 
@@ -13,7 +16,8 @@ const EXAMPLES: &str = "Examples:
   tidemill mount /mnt/tidemill --server https://10.0.0.1:7700 --token-file /etc/tidemill.token
 
 Needs /dev/fuse; for users other than root also the program fusermount3 (Debian: fuse3). Mounted by root, all
-users may use it with their own rights; mounted by another user, only that user. Waits for a server that is not
+users may use it with their own rights; mounted by another user, only that user. What bridges lead to is in /bridges,
+for the user who mounts and root, with that user's keys. Waits for a server that is not
 there yet. Ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
 
 /// Mount the array as a file system, in the foreground
@@ -35,6 +39,9 @@ pub(crate) struct Args {
     /// Seconds that names and attributes are believed if the server does not tell of a change [default: 60]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_ATTR_TTL")]
     attr_ttl: Option<u64>,
+    /// Seconds that a store of `/bridges` may take for one answer [default: 30]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_BRIDGE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
+    bridge_timeout: Option<u64>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -61,6 +68,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if let Some(seconds) = args.attr_ttl.or(file.attr_ttl) {
         config.attr_ttl = Duration::from_secs(seconds);
     }
+    if let Some(seconds) = args.bridge_timeout.or(file.bridge_timeout) {
+        config.bridge_timeout = Duration::from_secs(seconds.max(1));
+    }
+    config.stores = Some(Arc::new(bridges::Bridges::default()));
     // The mount has threads of its own and blocks until it ends.
     let served = tokio::task::spawn_blocking(move || {
         let session = tidemill_mount::mount(&config)?;

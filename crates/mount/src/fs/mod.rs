@@ -19,8 +19,10 @@
 //! | `directory`, `drain` | listings, and waiting for what is below a folder to drain |
 //! | `watch` | what others changed |
 //! | `control` | the control folder |
+//! | `bridged` | stores outside of the array |
 
 pub(crate) mod backend;
+pub(crate) mod bridged;
 pub(crate) mod control;
 pub(crate) mod directory;
 mod drain;
@@ -72,6 +74,8 @@ pub(crate) struct Fs {
     pub(crate) backend: Arc<Backend>,
     pub(crate) table: Arc<table::Table>,
     pub(crate) control: control::Control,
+    /// Of mounts that show them.
+    pub(crate) bridged: OnceLock<Arc<bridged::Bridged>>,
     pub(crate) locks: locks::Locks,
     pub(crate) mountpoint: PathBuf,
     sealer: seal::Sealer,
@@ -110,6 +114,7 @@ impl Fs {
         Self {
             sealer: seal::Sealer::new(backend.clone(), table.clone()),
             control: control::Control::default(),
+            bridged: OnceLock::new(),
             locks: locks::Locks::default(),
             backend,
             table,

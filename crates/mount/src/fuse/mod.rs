@@ -4,6 +4,7 @@
 //! goes to a pool, so that a slow element holds up nobody else.
 
 mod backing;
+mod bridged;
 mod caches;
 mod convert;
 mod list;
@@ -220,22 +221,27 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if let Some(bridged) = self.0.fs.bridged_at(parent.0) {
+            return self.bridged_lookup(bridged, request, (parent, name), reply);
+        }
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         self.serve_entry(request.pid(), reply, move |fs, pace| {
             let name = name.as_bytes();
             if parent.is_special() {
                 return fs.control_lookup(caller, parent.ino, name, pace);
             }
-            if parent.ino == Inode::ROOT.0
-                && let Some(found) = fs.control.at_root(name)
-            {
-                return Ok(found);
+            if parent.ino == Inode::ROOT.0 {
+                let own = fs.control.at_root(name);
+                return own.map_or_else(|| fs.lookup_at_root(caller, name, pace), Ok);
             }
             fs.lookup(caller, parent.ino, name, pace)
         });
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return bridged.forget(ino.0, lookups);
+        }
         self.0.fs.forget(key(ino), lookups);
         if self.0.fs.table.get(key(ino).ino).is_none() {
             self.0.forget_pages(ino.0);
@@ -243,6 +249,9 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return bridged::getattr(bridged, ino, reply);
+        }
         let (caller, key) = (caller(request), key(ino));
         self.serve_attr(request.pid(), reply, move |fs, pace| {
             if key.is_special() {
@@ -271,6 +280,9 @@ impl Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        if self.0.fs.bridged_at(ino.0).is_some() {
+            return reply.error(fuser::Errno::EROFS);
+        }
         let (caller, key) = (caller(request), key(ino));
         let changes = Changes {
             mode: mode.map(|mode| mode & 0o7777),
@@ -375,7 +387,7 @@ impl Filesystem for Adapter {
     ) {
         let (from, to) = (key(parent), key(newparent));
         if from.is_special() || to.is_special() {
-            return reply.error(fuser::Errno::EPERM);
+            return reply.error(self.not_here(&[from, to]));
         }
         if flags.contains(RenameFlags::RENAME_WHITEOUT) {
             return reply.error(fuser::Errno::EINVAL);
@@ -401,7 +413,7 @@ impl Filesystem for Adapter {
     ) {
         let (node, parent) = (key(ino), key(newparent));
         if node.is_special() || parent.is_special() {
-            return reply.error(fuser::Errno::EPERM);
+            return reply.error(self.not_here(&[node, parent]));
         }
         let (caller, name) = (caller(request), newname.to_owned());
         self.serve_entry(request.pid(), reply, move |fs, pace| {
@@ -410,6 +422,9 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return self.bridged_open(bridged, request, (ino, flags), reply);
+        }
         let (caller, key) = (caller(request), key(ino));
         let how = OpenHow {
             write: flags.acc_mode() != OpenAccMode::O_RDONLY,
@@ -446,7 +461,7 @@ impl Filesystem for Adapter {
     ) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         if parent.is_special() {
-            return reply.error(fuser::Errno::EPERM);
+            return reply.error(self.not_here(&[parent]));
         }
         let mode = mode & 0o7777 & !umask;
         let exclusive = flags & libc::O_EXCL != 0;
@@ -485,6 +500,9 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return self.bridged_read(bridged, request, (fh, offset, size), reply);
+        }
         let special = key(ino).is_special();
         self.serve_bytes(request.pid(), reply, move |fs, pace| {
             if special {
@@ -544,6 +562,9 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let key = key(ino);
+        if self.0.fs.bridged_at(ino.0).is_some() {
+            return reply.ok();
+        }
         if key.is_special() {
             return self.serve_empty(request.pid(), reply, move |fs, pace| {
                 fs.control_flush(fh.0, pace)
@@ -575,7 +596,9 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if key(ino).is_special() {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            bridged.release(fh.0);
+        } else if key(ino).is_special() {
             self.0.fs.control_release(fh.0);
         } else {
             self.0.release(fh.0);
@@ -598,6 +621,9 @@ impl Filesystem for Adapter {
         pid: u32,
         reply: ReplyLock,
     ) {
+        if self.0.fs.bridged_at(ino.0).is_some() {
+            return reply.locked(start, end, libc::F_UNLCK, 0);
+        }
         let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
         self.test_lock(asked, reply);
     }
@@ -615,6 +641,10 @@ impl Filesystem for Adapter {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
+        if self.0.fs.bridged_at(ino.0).is_some() && typ != libc::F_WRLCK {
+            // Nobody writes there.
+            return reply.ok();
+        }
         let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
         if typ == libc::F_UNLCK {
             self.unlock(asked, reply);
@@ -645,7 +675,10 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return bridged::opendir(bridged, request, ino, reply);
+        }
         let key = key(ino);
         let handle = if key.is_special() {
             0
@@ -663,6 +696,9 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return self.bridged_readdir(bridged, request, (ino, fh, offset), reply);
+        }
         self.list(request, ino, fh, offset, reply, |_, mut reply, lines| {
             for line in lines {
                 let kind = file_type(line.attr.kind());
@@ -687,6 +723,9 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return self.bridged_readdirplus(bridged, request, (ino, fh, offset), reply);
+        }
         self.list(
             request,
             ino,
@@ -704,8 +743,18 @@ impl Filesystem for Adapter {
         );
     }
 
-    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        self.0.fs.releasedir(fh.0);
+    fn releasedir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        match self.0.fs.bridged_at(ino.0) {
+            Some(bridged) => bridged.releasedir(fh.0),
+            None => self.0.fs.releasedir(fh.0),
+        }
         reply.ok();
     }
 
@@ -820,7 +869,7 @@ impl Filesystem for Adapter {
     fn lseek(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: i64,
         whence: i32,
@@ -834,6 +883,9 @@ impl Filesystem for Adapter {
         let Ok(offset) = u64::try_from(offset) else {
             return reply.error(fuser::Errno::ENXIO);
         };
+        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
+            return bridged::lseek(bridged, fh, (offset, data), reply);
+        }
         match self.0.fs.seek(fh.0, offset, data) {
             Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
             Err(error) => reply.error(errno(&error)),
@@ -868,10 +920,19 @@ impl Filesystem for Adapter {
 }
 
 impl Adapter {
+    /// Why nothing is made, named or removed in a special folder.
+    fn not_here(&self, keys: &[Key]) -> fuser::Errno {
+        let bridged = |key: &Key| self.0.fs.bridged_at(key.ino).is_some();
+        match keys.iter().any(bridged) {
+            true => fuser::Errno::EROFS,
+            false => fuser::Errno::EPERM,
+        }
+    }
+
     fn make(&self, request: &Request, parent: INodeNo, name: &OsStr, new: New, reply: ReplyEntry) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         if parent.is_special() {
-            return reply.error(fuser::Errno::EPERM);
+            return reply.error(self.not_here(&[parent]));
         }
         self.serve_entry(request.pid(), reply, move |fs, pace| {
             fs.make(caller, parent.ino, name.as_bytes(), &new, pace)
@@ -888,7 +949,7 @@ impl Adapter {
     ) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         if parent.is_special() {
-            return reply.error(fuser::Errno::EPERM);
+            return reply.error(self.not_here(&[parent]));
         }
         self.serve_empty(request.pid(), reply, move |fs, pace| {
             fs.unlink(caller, parent.ino, name.as_bytes(), directory, pace)

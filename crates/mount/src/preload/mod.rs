@@ -140,12 +140,14 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
     let held = take_folder(config)?;
     let Attached { runtime, fs } = session::attach(
         &session::Config {
-            endpoint: config.endpoint.clone(),
-            credential: config.credential.clone(),
-            mountpoint: config.prefix.clone(),
             in_place: config.in_place,
             allow_other: config.allow_other,
             attr_ttl: config.attr_ttl,
+            ..session::Config::new(
+                config.endpoint.clone(),
+                config.credential.clone(),
+                config.prefix.clone(),
+            )
         },
         config.prefix.clone(),
         NoKernel,

@@ -70,7 +70,7 @@ enum BridgeCommand {
 
 /// Where keys are.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct KeysFile {
+pub(crate) struct KeysFile {
     /// File with the store's keys, which nobody else may be able to read [default: ~/.config/tidemill/bridges/NAME]
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
@@ -90,9 +90,18 @@ impl KeysFile {
         if let Some(named) = &self.keys {
             return Ok(Keys::read(named)?);
         }
-        let own = own_token_file().map(|token| token.with_file_name("bridges").join(name));
-        match own.filter(|path| path.exists()) {
-            Some(path) => Ok(Keys::read(&path)?),
+        Ok(Self::of_bridge(name)?)
+    }
+
+    /// Where this user's keys of a bridge are, if there are any.
+    pub(crate) fn usual(name: &str) -> Option<PathBuf> {
+        own_token_file().map(|token| token.with_file_name("bridges").join(name))
+    }
+
+    /// This user's keys of a bridge; none if there is no file of them.
+    pub(crate) fn of_bridge(name: &str) -> Result<Keys, tidemill_bridge::Error> {
+        match Self::usual(name).filter(|path| path.exists()) {
+            Some(path) => Keys::read(&path),
             None => Ok(Keys::default()),
         }
     }

@@ -1,0 +1,110 @@
+//! Which bridges there are, of whom the server is asked now and then, and their stores.
+
+use super::{Bridged, TTL};
+use crate::error::Error;
+use crate::stores::{Failure, Store};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1;
+use tokio::sync::Semaphore;
+
+/// How long it is believed which bridges there are.
+const BRIDGES_TTL: Duration = Duration::from_secs(1);
+/// Blocks of one store that are on their way at once.
+const READS_AT_ONCE: usize = 8;
+
+/// Addresses by name.
+pub(super) type Bridges = Arc<BTreeMap<String, String>>;
+
+/// A store that has been gone to.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) id: u64,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) turns: Semaphore,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    bridges: tokio::sync::Mutex<Option<(Instant, Bridges)>>,
+    opened: Mutex<HashMap<String, (Instant, Arc<Opened>)>>,
+    /// Stores that did not answer, and since when that is known.
+    away: Mutex<HashMap<String, Instant>>,
+}
+
+impl Known {
+    pub(super) fn is_away(&self, name: &str) -> bool {
+        let away = self.away.lock();
+        away.get(name).is_some_and(|since| since.elapsed() < TTL)
+    }
+
+    pub(super) fn set_away(&self, name: &str) {
+        let mut away = self.away.lock();
+        away.retain(|_, since| since.elapsed() < TTL);
+        away.insert(name.to_owned(), Instant::now());
+    }
+}
+
+impl Bridged {
+    /// All bridges. Where the server does not answer, those that it told last.
+    pub(super) async fn bridges(&self) -> Result<Bridges, Error> {
+        let mut known = self.known.bridges.lock().await;
+        if let Some((since, bridges)) = &*known
+            && since.elapsed() < BRIDGES_TTL
+        {
+            return Ok(bridges.clone());
+        }
+        let server = &self.backend.server;
+        let asked = async {
+            let listed = server.bridges().list(v1::ListBridgesRequest {}).await;
+            listed.map_err(|status| Failure {
+                errno: Errno::IO,
+                reason: server.explain(status).to_string(),
+            })
+        };
+        let bridges = match (self.within(("of the server", ""), asked).await, &*known) {
+            (Ok(listed), _) => {
+                let all = listed.into_inner().bridges.into_iter();
+                let named = all.filter(|bridge| is_name(&bridge.name));
+                Arc::new(named.map(|bridge| (bridge.name, bridge.uri)).collect())
+            }
+            (Err(_), Some((_, bridges))) => bridges.clone(),
+            (Err(error), None) => return Err(error),
+        };
+        *known = Some((Instant::now(), bridges.clone()));
+        Ok(bridges)
+    }
+
+    /// The store of a bridge, as its address and its keys are now.
+    pub(super) async fn store(&self, name: &str) -> Result<Arc<Opened>, Error> {
+        let bridges = self.bridges().await?;
+        let uri = bridges.get(name).ok_or(Errno::NOENT)?;
+        if let Some((since, opened)) = self.known.opened.lock().get(name)
+            && since.elapsed() < TTL
+        {
+            return Ok(opened.clone());
+        }
+        let store = self.within((name, ""), self.stores.open(name, uri)).await?;
+        let mut all = self.known.opened.lock();
+        let before = all.get(name).map(|(_, opened)| opened.clone());
+        let opened = match before.filter(|before| Arc::ptr_eq(&before.store, &store)) {
+            Some(before) => before,
+            None => Arc::new(Opened {
+                id: self.number(),
+                store,
+                turns: Semaphore::new(READS_AT_ONCE),
+            }),
+        };
+        all.insert(name.to_owned(), (Instant::now(), opened.clone()));
+        all.retain(|name, _| bridges.contains_key(name));
+        Ok(opened)
+    }
+}
+
+/// Whether it can be the name of a folder, whoever made it.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0'])
+}

@@ -1,0 +1,138 @@
+//! Open folders of stores: a page of names at a time, however many there are.
+
+use super::Bridged;
+use super::nodes::Place;
+use crate::error::Error;
+use crate::fs::{Caller, Found};
+use crate::stores::{Entries, Entry, Seen};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// Names that a store is asked for at once.
+const PAGE_ENTRIES: usize = 1000;
+
+#[derive(Debug)]
+pub(super) struct Listing {
+    place: Place,
+    /// Which store told them.
+    store: u64,
+    source: Option<Box<dyn Entries>>,
+    /// The number of the first name that is here.
+    base: u64,
+    here: VecDeque<Entry>,
+    ended: bool,
+}
+
+impl Listing {
+    fn new(place: Place) -> Self {
+        Self {
+            place,
+            store: 0,
+            source: None,
+            base: 0,
+            here: VecDeque::new(),
+            ended: false,
+        }
+    }
+}
+
+/// Names from one of them on, and of which folder they are.
+#[derive(Debug)]
+pub(crate) struct Names {
+    place: Place,
+    store: u64,
+    /// The number of the first one.
+    pub(crate) from: u64,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Bridged {
+    pub(crate) fn opendir(&self, caller: Caller, number: u64) -> Result<u64, Error> {
+        Self::check(caller)?;
+        let place = self.nodes.lock().place(number)?;
+        if matches!(place, Place::File(_)) {
+            return Err(Errno::NOTDIR.into());
+        }
+        let handle = self.number();
+        let listing = Arc::new(Mutex::new(Listing::new(place)));
+        self.listings.lock().insert(handle, listing);
+        Ok(handle)
+    }
+
+    pub(crate) fn releasedir(&self, handle: u64) {
+        self.listings.lock().remove(&handle);
+    }
+
+    /// Names from the one with a number on, so many at most; none at the end.
+    pub(crate) async fn list(&self, handle: u64, from: u64, most: usize) -> Result<Names, Error> {
+        let listing = self.listings.lock().get(&handle).cloned();
+        let listing = listing.ok_or(Errno::BADF)?;
+        let mut listing = listing.lock().await;
+        if from < listing.base || from == 0 {
+            // Back to the begin: the store is asked again.
+            *listing = Listing::new(listing.place.clone());
+        }
+        loop {
+            while listing.base < from && listing.here.pop_front().is_some() {
+                listing.base += 1;
+            }
+            if listing.base == from && !listing.here.is_empty() || listing.ended {
+                break;
+            }
+            if let Err(error) = self.page(&mut listing).await {
+                *listing = Listing::new(listing.place.clone());
+                return Err(error);
+            }
+        }
+        Ok(Names {
+            place: listing.place.clone(),
+            store: listing.store,
+            from: listing.base,
+            entries: listing.here.iter().take(most).cloned().collect(),
+        })
+    }
+
+    async fn page(&self, listing: &mut Listing) -> Result<(), Error> {
+        let Place::Folder(bridge, path) = &listing.place else {
+            let bridges = self.bridges().await?;
+            let folder = |name: &String| Entry {
+                name: name.clone(),
+                seen: Seen::Folder,
+            };
+            listing.here.extend(bridges.keys().map(folder));
+            listing.ended = true;
+            return Ok(());
+        };
+        let at = (bridge.as_str(), path.as_str());
+        let mut source = match listing.source.take() {
+            Some(source) => source,
+            None => {
+                let opened = self.store(bridge).await?;
+                listing.store = opened.id;
+                self.within(at, opened.store.entries(path)).await?
+            }
+        };
+        let page = self.within(at, source.next(PAGE_ENTRIES)).await?;
+        listing.ended = page.is_empty();
+        listing.here.extend(page);
+        listing.source = Some(source);
+        Ok(())
+    }
+
+    /// What the kernel may know of a listed name without asking for it.
+    pub(crate) fn listed(&self, names: &Names, entry: &Entry) -> Option<Found> {
+        let mut nodes = self.nodes.lock();
+        match &names.place {
+            Place::Folder(bridge, path) => nodes.listed((bridge, path), names.store, entry),
+            _ => {
+                let whole = Entry {
+                    name: String::new(),
+                    seen: Seen::Folder,
+                };
+                nodes.listed((&entry.name, ""), 0, &whole)
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Stores outside of the array as folders, `/bridges/NAME/…`: to look at and to read, for the mount's own user and root
+//! ([0063](../../../../../docs/decisions/0063-bridges-in-the-mount.md)).
+//!
+//! A version of a file is an inode of its own. So what the kernel keeps of one is never taken for another's, whoever has which
+//! of them open; a name leads to another inode when its file is another one. No thread waits for a store: one that is dead
+//! holds up nobody but those who ask it, and those for a bounded time.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `nodes` | inodes that the kernel knows |
+//! | `known` | which bridges there are, and their stores |
+//! | `reading` | open files |
+//! | `blocks` | bytes that are kept, and asked for once |
+//! | `listing` | open folders |
+
+mod blocks;
+mod known;
+mod listing;
+mod nodes;
+mod reading;
+
+pub(crate) use listing::Names;
+
+use super::backend::Backend;
+use super::{Caller, Found, Fs, Pace};
+use crate::error::Error;
+use crate::stores::{Failure, Stores};
+use nodes::{Nodes, Place};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tidemill_core::id::Inode;
+
+/// The folder's name in the root. A folder of the array that has it goes before.
+pub(crate) const FOLDER: &[u8] = b"bridges";
+/// How long names, sizes and times of stores are believed without asking.
+pub(crate) const TTL: Duration = Duration::from_secs(5);
+/// Longest name of a file, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// The stores of one mount.
+#[derive(Debug)]
+pub(crate) struct Bridged {
+    stores: Arc<dyn Stores>,
+    backend: Arc<Backend>,
+    /// How long a store may take for one answer.
+    patience: Duration,
+    nodes: Mutex<Nodes>,
+    known: known::Known,
+    blocks: blocks::Blocks,
+    files: Mutex<HashMap<u64, Arc<reading::File>>>,
+    listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<listing::Listing>>>>,
+    next: AtomicU64,
+}
+
+impl Bridged {
+    pub(crate) fn new(stores: Arc<dyn Stores>, backend: Arc<Backend>, patience: Duration) -> Self {
+        Self {
+            stores,
+            backend,
+            patience,
+            nodes: Mutex::default(),
+            known: known::Known::default(),
+            blocks: blocks::Blocks::default(),
+            files: Mutex::default(),
+            listings: Mutex::default(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// What is a store's is for the user whose keys and rights it is read with, and for root. A mount that asks itself would
+    /// go in circles.
+    fn check(caller: Caller) -> Result<(), Error> {
+        let own = rustix::process::geteuid().as_raw();
+        if caller.uid != own && caller.uid != 0 {
+            return Err(Errno::ACCESS.into());
+        }
+        let thread = format!("/proc/self/task/{}", caller.pid);
+        match caller.pid != 0 && std::path::Path::new(&thread).exists() {
+            true => Err(Errno::LOOP.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// An answer of a store, for which nobody waits for longer than it may take. Who asks just after one that never came is
+    /// told so at once: the kernel lets those who want one name ask one after the other.
+    async fn bounded<T>(
+        &self,
+        name: &str,
+        asked: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let silent = || Failure {
+            errno: Errno::IO,
+            reason: format!("no answer for {} s", self.patience.as_secs()),
+        };
+        if self.known.is_away(name) {
+            return Err(silent());
+        }
+        let answer = tokio::time::timeout(self.patience, asked).await;
+        answer.unwrap_or_else(|_| {
+            self.known.set_away(name);
+            Err(silent())
+        })
+    }
+
+    async fn within<T>(
+        &self,
+        (name, path): (&str, &str),
+        asked: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Error> {
+        let answer = self.bounded(name, asked).await;
+        answer.map_err(|failure| outside(&failure, name, path))
+    }
+
+    /// The folder of all bridges, if there are any.
+    async fn top(&self, caller: Caller) -> Result<Found, Error> {
+        if self.bridges().await?.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
+        if caller.pid != 0 && matches!(Self::check(caller), Err(error) if error.is(Errno::LOOP)) {
+            return Err(Errno::LOOP.into());
+        }
+        let mut found = self.nodes.lock().hold(&Place::Top, None);
+        // A folder of the array may have the name by now, and who may enter is looked at each time.
+        found.ttl = Duration::ZERO;
+        Ok(found)
+    }
+
+    /// A name of a folder.
+    pub(crate) async fn lookup(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<Found, Error> {
+        Self::check(caller)?;
+        let place = self.nodes.lock().place(parent)?;
+        if name == b"." {
+            return Ok(self.nodes.lock().hold(&place, None));
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
+        let (bridge, path) = match place {
+            Place::Top => {
+                let known = self.bridges().await?;
+                known.get(name).ok_or(Errno::NOENT)?;
+                let place = Place::Folder(name.to_owned(), String::new());
+                return Ok(self.nodes.lock().hold(&place, None));
+            }
+            Place::Folder(bridge, path) => (bridge, join(&path, name)),
+            Place::File(_) => return Err(Errno::NOTDIR.into()),
+        };
+        let store = self.store(&bridge).await?;
+        let seen = self
+            .within((&bridge, &path), store.store.look(&path))
+            .await?;
+        Ok(self.nodes.lock().found(&bridge, &path, store.id, seen))
+    }
+
+    /// What is known of an inode: a version does not change.
+    pub(crate) fn getattr(&self, number: u64) -> Result<Found, Error> {
+        self.nodes.lock().at(number)
+    }
+
+    pub(crate) fn forget(&self, number: u64, lookups: u64) {
+        self.nodes.lock().let_go(number, lookups);
+    }
+}
+
+/// Says what a store answered, with the errno of it. What is there no more is no news.
+fn outside(failure: &Failure, name: &str, path: &str) -> Error {
+    let reason = format!("bridge {name}: {path:?}: {}", failure.reason);
+    if failure.errno == Errno::ACCESS {
+        tracing::warn!("{reason}");
+    }
+    Error::Store {
+        errno: failure.errno,
+        reason,
+    }
+}
+
+fn join(folder: &str, name: &str) -> String {
+    match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    }
+}
+
+impl Fs {
+    /// The stores, if an inode is of one.
+    pub(crate) fn bridged_at(&self, number: u64) -> Option<&Arc<Bridged>> {
+        match number & (Inode::SPECIAL | nodes::BRIDGED) == Inode::SPECIAL | nodes::BRIDGED {
+            true => self.bridged.get(),
+            false => None,
+        }
+    }
+
+    /// Looks a name of the root up. The folder of bridges is there if the array has none of that name.
+    pub(crate) fn lookup_at_root(
+        &self,
+        caller: Caller,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        match (
+            self.lookup(caller, Inode::ROOT.0, name, pace),
+            self.bridged.get(),
+        ) {
+            (Err(error), Some(bridged)) if name == FOLDER && error.is(Errno::NOENT) => {
+                pace.wait()?;
+                self.backend.runtime.block_on(bridged.top(caller))
+            }
+            (found, _) => found,
+        }
+    }
+}

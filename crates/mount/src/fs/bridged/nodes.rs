@@ -1,0 +1,213 @@
+//! Inodes of stores that the kernel knows. Numbers are never used again.
+
+use super::{TTL, join};
+use crate::error::Error;
+use crate::fs::{Found, Key};
+use crate::stores::{Content, Entry, Seen};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::time::UNIX_EPOCH;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{Attr, Kind};
+
+/// The bit that tells inodes of stores from other special ones.
+pub(super) const BRIDGED: u64 = 1 << 62;
+/// Inodes that are made known by listings alone; beyond, each name is asked for.
+const LISTED_MAX: usize = 65_536;
+/// Mode bits: whoever may look may try to write, and is told that it can't be.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// A version of a file of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Version {
+    pub(super) bridge: String,
+    pub(super) path: String,
+    /// Of which store: a bridge may be taken away and lead elsewhere.
+    pub(super) store: u64,
+    pub(super) tag: String,
+}
+
+/// What an inode stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// The folder of all bridges.
+    Top,
+    /// A bridge and a folder there.
+    Folder(String, String),
+    /// A file as it is or was.
+    File(Version),
+}
+
+#[derive(Debug)]
+struct Node {
+    place: Place,
+    content: Option<Content>,
+    lookups: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    all: HashMap<u64, Node>,
+    numbers: HashMap<Place, u64>,
+    last: u64,
+}
+
+impl Nodes {
+    fn node(&self, number: u64) -> Result<&Node, Error> {
+        self.all.get(&number).ok_or_else(|| Errno::STALE.into())
+    }
+
+    pub(super) fn place(&self, number: u64) -> Result<Place, Error> {
+        self.node(number).map(|node| node.place.clone())
+    }
+
+    /// The version that an inode is, and what is known of it.
+    pub(super) fn file(&self, number: u64) -> Result<(Version, Content), Error> {
+        let node = self.node(number)?;
+        match (&node.place, &node.content) {
+            (Place::File(version), Some(content)) => Ok((version.clone(), content.clone())),
+            _ => Err(Errno::ISDIR.into()),
+        }
+    }
+
+    pub(super) fn at(&self, number: u64) -> Result<Found, Error> {
+        let node = self.node(number)?;
+        Ok(shown(number, node.content.as_ref()))
+    }
+
+    /// What the kernel is going to know once more.
+    pub(super) fn hold(&mut self, place: &Place, content: Option<Content>) -> Found {
+        let number = match self.numbers.get(place) {
+            Some(&number) => number,
+            None => {
+                self.last += 1;
+                let number = Inode::SPECIAL | BRIDGED | self.last;
+                self.numbers.insert(place.clone(), number);
+                let node = Node {
+                    place: place.clone(),
+                    content,
+                    lookups: 0,
+                };
+                self.all.insert(number, node);
+                number
+            }
+        };
+        let Some(node) = self.all.get_mut(&number) else {
+            return shown(number, None);
+        };
+        node.lookups += 1;
+        shown(number, node.content.as_ref())
+    }
+
+    /// What was seen at a path.
+    pub(super) fn found(&mut self, bridge: &str, path: &str, store: u64, seen: Seen) -> Found {
+        match seen {
+            Seen::Folder => {
+                let place = Place::Folder(bridge.to_owned(), path.to_owned());
+                self.hold(&place, None)
+            }
+            Seen::File(content) => {
+                let version = Version {
+                    bridge: bridge.to_owned(),
+                    path: path.to_owned(),
+                    store,
+                    tag: content.tag.clone(),
+                };
+                self.hold(&Place::File(version), Some(content))
+            }
+        }
+    }
+
+    /// What a listing has told of a name; `None`: it is to be asked for, as too many are known.
+    pub(super) fn listed(
+        &mut self,
+        (bridge, folder): (&str, &str),
+        store: u64,
+        entry: &Entry,
+    ) -> Option<Found> {
+        let path = join(folder, &entry.name);
+        (self.all.len() < LISTED_MAX).then(|| self.found(bridge, &path, store, entry.seen.clone()))
+    }
+
+    pub(super) fn let_go(&mut self, number: u64, lookups: u64) {
+        let Some(node) = self.all.get_mut(&number) else {
+            return;
+        };
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups == 0
+            && let Some(node) = self.all.remove(&number)
+        {
+            self.numbers.remove(&node.place);
+        }
+    }
+}
+
+/// What the kernel is told of an inode, for the user whose keys are asked with.
+fn shown(number: u64, content: Option<&Content>) -> Found {
+    let modified = content.and_then(|content| content.modified);
+    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let time = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
+    let time = time.unwrap_or_default();
+    let size = content.map_or(0, |content| content.size);
+    let (kind, mode) = match content {
+        Some(_) => (Kind::File, FILE_MODE),
+        None => (Kind::Directory, FOLDER_MODE),
+    };
+    let attr = Attr {
+        ino: number,
+        kind: kind.into(),
+        mode,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        nlink: 1,
+        size,
+        mtime: time,
+        ctime: time,
+        atime: time,
+        ..Attr::default()
+    };
+    Found {
+        key: Key {
+            ino: number,
+            alias: 0,
+        },
+        attr,
+        blocks: size.div_ceil(512),
+        ttl: TTL,
+        asked: 0,
+        entry: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(tag: &str) -> Seen {
+        Seen::File(Content {
+            size: 3,
+            tag: tag.into(),
+            checked_by_store: true,
+            modified: None,
+        })
+    }
+
+    #[test]
+    fn each_version_is_an_inode_and_what_the_kernel_forgets_is_forgotten() {
+        let mut nodes = Nodes::default();
+        let one = nodes.found("b", "x", 1, content("1")).key.ino;
+        assert_eq!(nodes.found("b", "x", 1, content("1")).key.ino, one);
+        let two = nodes.found("b", "x", 1, content("2")).key.ino;
+        let elsewhere = nodes.found("b", "x", 2, content("1")).key.ino;
+        assert!(one != two && one != elsewhere && two != elsewhere);
+        nodes.let_go(one, 1);
+        assert!(nodes.file(one).is_ok());
+        nodes.let_go(one, 1);
+        assert!(nodes.file(one).is_err());
+        nodes.let_go(two, 1);
+        nodes.let_go(elsewhere, 1);
+        assert!(nodes.all.is_empty() && nodes.numbers.is_empty());
+        assert_ne!(nodes.found("b", "x", 1, content("1")).key.ino, one);
+    }
+}

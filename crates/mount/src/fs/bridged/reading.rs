@@ -1,0 +1,229 @@
+//! Open files of stores. Whoever opens one is given what is there then, and reads that version or nothing.
+
+use super::blocks::{BLOCK_BYTES, BlockKey};
+use super::known::Opened;
+use super::nodes::Version;
+use super::{Bridged, outside};
+use crate::error::Error;
+use crate::fs::Caller;
+use crate::stores::{Content, Failure, Seen};
+use bytes::Bytes;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks that are asked for ahead of whoever reads one after the other.
+const BLOCKS_AHEAD: u64 = 2;
+/// Times a store's patience that a read may wait for its turn.
+const TURN_PATIENCES: u32 = 4;
+/// No block has been read yet.
+const NONE: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(super) struct File {
+    store: Arc<Opened>,
+    bridge: String,
+    path: Arc<str>,
+    tag: Arc<str>,
+    content: Content,
+    /// The block that was read last.
+    last: AtomicU64,
+}
+
+impl File {
+    fn key(&self, index: u64) -> BlockKey {
+        BlockKey {
+            store: self.store.id,
+            path: self.path.clone(),
+            tag: self.tag.clone(),
+            index,
+        }
+    }
+
+    fn blocks(&self) -> u64 {
+        self.content.size.div_ceil(BLOCK_BYTES)
+    }
+
+    /// The bytes of a range that are there.
+    fn end(&self, offset: u64, length: usize) -> u64 {
+        self.content.size.min(offset.saturating_add(length as u64))
+    }
+
+    /// Takes a range out of its blocks, as far as `block` gives them.
+    fn cut(offset: u64, end: u64, mut block: impl FnMut(u64) -> Option<Bytes>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let index = at / BLOCK_BYTES;
+            let begin = index * BLOCK_BYTES;
+            let block = block(index)?;
+            let from = usize::try_from(at - begin).ok()?;
+            let to = usize::try_from(end.min(begin + BLOCK_BYTES) - begin).ok()?;
+            bytes.extend_from_slice(block.get(from..to)?);
+            at = begin + BLOCK_BYTES;
+        }
+        Some(bytes)
+    }
+}
+
+impl Bridged {
+    /// Opens the version that an inode is, if it is still that of its name: the kernel looks the name up again otherwise.
+    pub(crate) async fn open(
+        &self,
+        caller: Caller,
+        number: u64,
+        write: bool,
+    ) -> Result<u64, Error> {
+        Self::check(caller)?;
+        if write {
+            return Err(Errno::ROFS.into());
+        }
+        let (version, content) = self.nodes.lock().file(number)?;
+        let Version { bridge, path, .. } = &version;
+        let store = match self.store(bridge).await {
+            Err(error) if error.is(Errno::NOENT) => return Err(Errno::STALE.into()),
+            store => store?,
+        };
+        if store.id != version.store {
+            return Err(Errno::STALE.into());
+        }
+        let asked = async {
+            let seen = store.store.look(path).await?;
+            let same = matches!(&seen, Seen::File(now) if now.tag == version.tag);
+            if same {
+                store.store.read(path, &content, (0, 0)).await?;
+            }
+            Ok(same)
+        };
+        match self.within((bridge, path), asked).await {
+            Ok(true) => {}
+            Ok(false) => return Err(Errno::STALE.into()),
+            Err(error) if error.is(Errno::NOENT) => return Err(Errno::STALE.into()),
+            Err(error) => return Err(error),
+        }
+        let handle = self.number();
+        let file = File {
+            store,
+            bridge: version.bridge,
+            path: version.path.into(),
+            tag: version.tag.into(),
+            content,
+            last: AtomicU64::new(NONE),
+        };
+        self.files.lock().insert(handle, Arc::new(file));
+        Ok(handle)
+    }
+
+    fn file(&self, handle: u64) -> Result<Arc<File>, Error> {
+        let files = self.files.lock();
+        files
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| Errno::BADF.into())
+    }
+
+    pub(crate) fn release(&self, handle: u64) {
+        self.files.lock().remove(&handle);
+    }
+
+    /// A range of which all is here.
+    pub(crate) fn read_now(&self, handle: u64, offset: u64, length: usize) -> Option<Vec<u8>> {
+        let file = self.file(handle).ok()?;
+        // The first of a block may ask for the next ones.
+        if offset < file.content.size && file.last.load(Ordering::Relaxed) != offset / BLOCK_BYTES {
+            return None;
+        }
+        let block = |index| self.blocks.now(&file.key(index));
+        File::cut(offset, file.end(offset, length), block)
+    }
+
+    pub(crate) async fn read(
+        self: &Arc<Self>,
+        handle: u64,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Error> {
+        let file = self.file(handle)?;
+        let end = file.end(offset, length);
+        let mut blocks = Vec::new();
+        if offset < end {
+            for index in offset / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES {
+                let before = file.last.swap(index, Ordering::Relaxed);
+                if before != NONE && index == before.wrapping_add(1) {
+                    self.read_ahead(&file, index);
+                }
+                let block = self.block(&file, index).await;
+                let failed = |failure: Failure| outside(&failure, &file.bridge, &file.path);
+                blocks.push((index, block.map_err(failed)?));
+            }
+        }
+        let block = |index| {
+            let found = blocks.iter().find(|(at, _)| *at == index);
+            found.map(|(_, block)| block.clone())
+        };
+        File::cut(offset, end, block).ok_or_else(|| Errno::IO.into())
+    }
+
+    /// Asks for the blocks behind one.
+    fn read_ahead(self: &Arc<Self>, file: &Arc<File>, index: u64) {
+        for ahead in index + 1..(index + 1 + BLOCKS_AHEAD).min(file.blocks()) {
+            let (bridged, file) = (self.clone(), file.clone());
+            self.backend.runtime.spawn(async move {
+                // Who reads it is told.
+                let _ = bridged.block(&file, ahead).await;
+            });
+        }
+    }
+
+    async fn block(&self, file: &File, index: u64) -> Result<Bytes, Failure> {
+        let from = index * BLOCK_BYTES;
+        let count = BLOCK_BYTES.min(file.content.size - from);
+        let store = &file.store;
+        let ask = async {
+            let turn = tokio::time::timeout(self.patience * TURN_PATIENCES, store.turns.acquire());
+            let _turn = turn.await.map_err(|_| Failure {
+                errno: Errno::IO,
+                reason: "too many wait for it".into(),
+            })?;
+            let read = store.store.read(&file.path, &file.content, (from, count));
+            let bytes = self.bounded(&file.bridge, read).await?;
+            match bytes.len() as u64 == count {
+                true => Ok(bytes),
+                false => Err(Failure {
+                    errno: Errno::IO,
+                    reason: format!("{} bytes came, not {count}", bytes.len()),
+                }),
+            }
+        };
+        self.blocks.get(&file.key(index), ask).await
+    }
+
+    /// Where data or a hole is: there are no holes but the one at the end.
+    pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
+        let size = self.file(handle)?.content.size;
+        match offset < size {
+            true => Ok(if data { offset } else { size }),
+            false => Err(Errno::NXIO.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_cut_out_of_all_blocks_that_it_touches() {
+        let block = |index: u64| {
+            let length = if index == 2 { 10 } else { BLOCK_BYTES };
+            let bytes = vec![u8::try_from(index).ok()?; usize::try_from(length).ok()?];
+            Some(Bytes::from(bytes))
+        };
+        let cut = |from, to| File::cut(from, to, block).unwrap();
+        assert_eq!(cut(BLOCK_BYTES - 1, BLOCK_BYTES + 2), [0, 1, 1]);
+        assert_eq!(cut(2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 3), [1, 2, 2, 2]);
+        assert!(cut(5, 5).is_empty());
+        assert!(File::cut(2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 11, block).is_none());
+        assert!(File::cut(0, 1, |_| None).is_none());
+    }
+}

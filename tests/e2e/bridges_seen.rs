@@ -1,0 +1,339 @@
+//! `/bridges` in the mount: what is in stores outside of the array, as programs see it, and who does not.
+
+#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
+#[allow(dead_code, reason = "tests of the stores need more of it")]
+mod stand_in;
+
+use crate::array::{Array, Options, Said, wait};
+use stand_in::StandIn;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const SECRET: &str = "hush-hush-hush";
+/// Three blocks of the mount.
+const BYTES: usize = (9 << 20) + 3;
+/// The names of one object and file in all three stores.
+const PLACES: [&str; 3] = ["dir", "cloud", "web"];
+
+struct Seen {
+    array: Array,
+    store: StandIn,
+    /// Where the mount's user has keys.
+    config: tempfile::TempDir,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn noise(mut seed: u64) -> Vec<u8> {
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        seed.to_be_bytes()[0]
+    };
+    (0..BYTES).map(|_| next()).collect()
+}
+
+impl Seen {
+    /// `timeout`: seconds that stores may take. An array with a folder, S3 and HTTP as bridges `dir`, `cloud` and `web`, of which the mount has the keys of `cloud`.
+    fn start(timeout: &str) -> Option<Self> {
+        let config = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = runtime.block_on(StandIn::start());
+        let array = Array::with(Options {
+            mount_env: vec![
+                ("XDG_CONFIG_HOME", config.path().display().to_string()),
+                ("TIDEMILL_MOUNT_BRIDGE_TIMEOUT", timeout.into()),
+            ],
+            ..Options::default()
+        })?;
+        array.sh("test ! -e bridges");
+        store.state().key = Some("me".into());
+        let seen = Self {
+            array,
+            store,
+            config,
+            _runtime: runtime,
+        };
+        seen.keys("me");
+        std::fs::create_dir_all(seen.folder().join("run/deep")).unwrap();
+        for (name, uri) in [
+            ("dir", format!("file://{}", seen.folder().display())),
+            ("cloud", seen.store.s3()),
+            ("web", format!("http://{}/open", seen.store.address)),
+        ] {
+            seen.array.json(&["bridge", "add", name, &uri]);
+        }
+        wait("bridges are seen", || seen.array.at("bridges/web").exists());
+        Some(seen)
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.array.path("folder")
+    }
+
+    fn keys_file(&self) -> PathBuf {
+        self.config.path().join("tidemill/bridges/cloud")
+    }
+
+    fn keys(&self, id: &str) {
+        let path = self.keys_file();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let text = format!("access_key_id = \"{id}\"\nsecret_access_key = \"{SECRET}\"\n");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    }
+
+    /// Puts a file into all three, in place of any that is there.
+    fn put(&self, name: &str, content: &[u8]) {
+        let (path, part) = (self.folder().join(name), self.folder().join("part"));
+        std::fs::write(&part, content).unwrap();
+        std::fs::rename(&part, path).unwrap();
+        self.store.put(name, content.to_vec());
+        self.store.put(&format!("open/{name}"), content.to_vec());
+    }
+
+    fn refused(&self, script: &str, why: &str) {
+        let said: Said = self.array.try_sh(script);
+        assert!(
+            !said.ok && said.err.contains(why),
+            "{script}: {}{}",
+            said.out,
+            said.err
+        );
+    }
+}
+
+#[test]
+fn what_bridges_lead_to_is_read_in_the_mount_by_its_user_and_nobody_else() {
+    let Some(seen) = Seen::start("60") else {
+        return;
+    };
+    let array = &seen.array;
+    let content = noise(1);
+    seen.put("run/a.bin", &content);
+    seen.put("run/deep/b", b"bb");
+    std::fs::write(array.path("whole"), &content).unwrap();
+    for odd in ["run//x", "run/../y", "run/deep/..", "run/nul\0"] {
+        seen.store.put(odd, b"odd".to_vec());
+    }
+    symlink("/etc/passwd", seen.folder().join("run/link")).unwrap();
+    symlink("/etc", seen.folder().join("run/away")).unwrap();
+    array.sh("mkfifo ../folder/run/pipe");
+    assert_eq!(array.sh("ls bridges"), "cloud\ndir\nweb\n");
+    // Who copies the array does not copy the stores.
+    assert_eq!(array.sh("ls -A"), "kernels\n");
+    for place in PLACES {
+        let path = format!("bridges/{place}/run/a.bin");
+        array.sh(&format!(
+            "cmp {path} ../whole; cp {path} {place}; cmp {place} ../whole"
+        ));
+        array.sh(&format!(
+            "test $(stat -c %s {path}) = {BYTES}; test -s bridges/{place}/run/deep/b"
+        ));
+        array.sh(&format!(
+            "test $(md5sum < {path} | cut -c-32) = $(md5sum < ../whole | cut -c-32)"
+        ));
+        let mapped = "import mmap,sys; f=open(sys.argv[1],'rb'); m=mmap.mmap(f.fileno(),0,flags=mmap.MAP_PRIVATE,prot=mmap.PROT_READ|mmap.PROT_WRITE); w=open('../whole','rb').read(); assert m[:]==w; m[0:2]=b'xx'; assert open(sys.argv[1],'rb').read()==w";
+        array.sh(&format!("python3 -c \"{mapped}\" {path}"));
+        seen.refused(&format!("cat bridges/{place}/none"), "No such file");
+    }
+    let all = "run\nrun/a.bin\nrun/deep\nrun/deep/b\n";
+    assert_eq!(array.sh("cd bridges/dir; find * | sort"), all);
+    assert_eq!(array.sh("cd bridges/cloud; find run | sort"), all);
+    assert_eq!(
+        array.sh("ls bridges/web bridges/web/run"),
+        "bridges/web:\n\nbridges/web/run:\n"
+    );
+    assert_eq!(
+        array.sh("stat -c %Y bridges/cloud/run/a.bin"),
+        "1767225600\n"
+    );
+    for name in ["link", "away/passwd", "pipe"] {
+        seen.refused(&format!("cat bridges/dir/run/{name}"), "No such file");
+    }
+    nothing_is_written(&seen);
+    // Not even what the kernel knows for root by now.
+    array.sh("ls -lR bridges > /dev/null");
+    for ask in [
+        "ls bridges",
+        "ls bridges/dir",
+        "cat bridges/dir/run/deep/b",
+        "cat bridges/cloud/run/deep/b",
+        "stat bridges/web/run/a.bin",
+    ] {
+        seen.refused(&format!("{STRANGER} {ask}"), "Permission denied");
+    }
+    array.sh(&format!(
+        "{STRANGER} find . > /dev/null; {STRANGER} stat bridges"
+    ));
+}
+
+fn nothing_is_written(seen: &Seen) {
+    for change in [
+        "touch {}/new",
+        "mkdir {}/new",
+        "rm {}/a.bin",
+        "rmdir {}/deep",
+        "mv {}/a.bin {}/b.bin",
+        "mv {}/a.bin here",
+        "mv cloud {}/c",
+        "ln -s x {}/l",
+        "ln {}/a.bin {}/l",
+        "chmod 600 {}/a.bin",
+        "truncate -s 0 {}/a.bin",
+        "sh -c 'echo x >> {}/a.bin'",
+    ] {
+        for place in ["dir", "cloud"] {
+            let run = format!("bridges/{place}/run");
+            seen.refused(&change.replace("{}", &run), "Read-only file system");
+        }
+    }
+}
+
+#[test]
+fn stores_that_fail_change_or_are_large_harm_nobody_else() {
+    let Some(mut seen) = Seen::start("6") else {
+        return;
+    };
+    changed_while_open(&seen);
+    large(&seen);
+    gone_and_back(&seen);
+    wrong_keys(&seen);
+    folders_of_that_name(&seen);
+    // A mount that ends with all that in it ends.
+    seen.array.kill_mount();
+    seen.array.start_mount();
+    seen.array.sh("ls bridges/dir");
+}
+
+/// Who has a file open reads that version, or an error; who opens it then reads the new one.
+fn changed_while_open(seen: &Seen) {
+    let (old, new) = (noise(1), noise(2));
+    seen.put("run/a.bin", &old);
+    let open = PLACES.map(|place| seen.array.at(&format!("bridges/{place}/run/a.bin")));
+    let before = open.each_ref().map(|path| {
+        let (file, mut bytes) = (File::open(path).unwrap(), [0; 100]);
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, old[..100]);
+        file
+    });
+    seen.put("run/a.bin", &new);
+    for (path, before) in open.iter().zip(&before) {
+        let now = std::fs::read(path).unwrap();
+        assert!(now == new, "{path:?}: not what is there now");
+        let mut bytes = [0; 100];
+        let error = before.read_at(&mut bytes, 6 << 20).unwrap_err();
+        let errno = error
+            .raw_os_error()
+            .map(rustix::io::Errno::from_raw_os_error);
+        let told = [rustix::io::Errno::IO, rustix::io::Errno::STALE];
+        assert!(
+            errno.is_some_and(|errno| told.contains(&errno)),
+            "{path:?}: {error}"
+        );
+        if before.read_exact_at(&mut bytes, 0).is_ok() {
+            assert_eq!(bytes, old[..100]);
+        }
+    }
+}
+
+/// A folder of many keys is told by pages, with what is known of them; readers of one file ask once for each block.
+fn large(seen: &Seen) {
+    for number in 0..10_000 {
+        let key = format!("many/{number:05}");
+        seen.store.put(&key, vec![0; number % 7]);
+    }
+    seen.store.put("many/5/x", vec![0; 1]);
+    let before = seen.store.state().lists;
+    assert_eq!(
+        seen.array.sh("ls bridges/cloud/many | wc -l").trim(),
+        "10001"
+    );
+    assert_eq!(
+        seen.array
+            .sh("find bridges/cloud/many -size +0c -type f | wc -l")
+            .trim(),
+        "8572"
+    );
+    let lists = seen.store.state().lists - before;
+    assert!(
+        lists < 100,
+        "asked {lists} times for two listings of 11 pages"
+    );
+    seen.store.put("run/once", noise(3));
+    std::fs::write(seen.array.path("once"), noise(3)).unwrap();
+    seen.array.sh("for i in 1 2 3 4; do cmp bridges/cloud/run/once ../once & p[i]=$!; done; for i in 1 2 3 4; do wait ${p[i]}; done");
+    assert_eq!(seen.store.state().reads["run/once"], 3);
+}
+
+/// A store that says nothing: who asks it is told so after a while, everybody else goes on.
+fn gone_and_back(seen: &Seen) {
+    seen.put("run/deep/b", b"bb");
+    seen.store.state().silent = true;
+    let asking: Vec<_> = (0..16)
+        .map(|number| {
+            let path = seen.array.at(&format!("bridges/cloud/asked-{number}"));
+            std::thread::spawn(move || std::fs::read(path))
+        })
+        .collect();
+    seen.array
+        .sh("echo x > other; cat other bridges/dir/run/deep/b; rm other; ls bridges");
+    for asked in asking {
+        let error = asked.join().unwrap().unwrap_err();
+        let errno = error
+            .raw_os_error()
+            .map(rustix::io::Errno::from_raw_os_error);
+        assert_eq!(errno, Some(rustix::io::Errno::IO), "{error}");
+    }
+    let log = seen.array.log("mount.log");
+    assert!(
+        log.contains("bridge cloud") && log.contains("no answer"),
+        "{log}"
+    );
+    seen.store.state().silent = false;
+    wait("the store is back", || {
+        seen.array.try_sh("cat bridges/cloud/run/deep/b").out == "bb"
+    });
+}
+
+fn wrong_keys(seen: &Seen) {
+    let read = || seen.array.try_sh("cat bridges/cloud/run/deep/b");
+    let denied = || {
+        let said = read();
+        !said.ok && said.err.contains("Permission denied")
+    };
+    seen.keys("somebody");
+    wait("wrong keys are refused", denied);
+    std::fs::set_permissions(seen.keys_file(), Permissions::from_mode(0o644)).unwrap();
+    wait("keys that others can read are refused", || {
+        denied() && seen.array.log("mount.log").contains("chmod 600")
+    });
+    seen.keys("me");
+    wait("the right keys are taken", || read().out == "bb");
+    assert!(!seen.array.log("mount.log").contains(SECRET));
+}
+
+/// A folder of the array goes before, and nothing of it is lost; a bridge that leads into the mount ends there.
+fn folders_of_that_name(seen: &Seen) {
+    let array = &seen.array;
+    assert!(array.run(&["mkdir", "/bridges"]).ok);
+    wait("the array's own folder is there", || {
+        array.try_sh("echo mine > bridges/f").ok
+    });
+    assert_eq!(
+        array.sh("ls bridges; cat bridges/f; ls"),
+        "f\nmine\nbridges\nkernels\n"
+    );
+    array.sh("rm -r bridges");
+    wait("bridges are seen again", || {
+        array.at("bridges/dir").exists()
+    });
+    let uri = format!("file://{}", array.path("mnt").display());
+    array.json(&["bridge", "add", "circle", &uri]);
+    wait("it is seen", || array.at("bridges/circle").exists());
+    array.sh("echo x > f; test $(cat bridges/circle/f) = x");
+    let said = array.try_sh("ls bridges/circle/bridges/circle");
+    assert!(!said.ok, "{}", said.out);
+    array.json(&["bridge", "remove", "circle"]);
+    wait("it is gone", || !array.at("bridges/circle").exists());
+}

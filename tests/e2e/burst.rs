@@ -340,6 +340,173 @@ fn what_is_stored_comes_to_the_burst_tier_for_who_may_read_it() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
+/// The tier as the tests of promises have it: 256 MiB, from which nothing drains unless room is wanted.
+fn promising() -> Option<Array> {
+    configured(&["--drain-after", "1h"], &["--capacity", "256MiB"])
+}
+
+fn promises(array: &Array) -> Vec<Value> {
+    array
+        .json(&["stage", "list"])
+        .as_array()
+        .cloned()
+        .unwrap_or_default()
+}
+
+/// What nobody is promised, whatever there is.
+fn promises_that_are_refused(array: &Array) {
+    let refused = |size: &str, folder: &str, why: &str| {
+        let said = array.run(&["stage", "reserve", size, "--folder", folder]);
+        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    };
+    refused("1GiB", "/a", "at all");
+    refused("0", "/a", "give a size");
+    refused("1MiB", "/nowhere", "/nowhere");
+    let nobody = |size: &str, folder: &str, why: &str| {
+        let said = array.try_sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage reserve {size} --folder {folder}",
+            array.tidemill()
+        ));
+        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    };
+    nobody("1MiB", "/mine", "/mine");
+    nobody("200MiB", "/theirs", "reserve-max");
+    let stores = [
+        "stage",
+        "reserve",
+        "1MiB",
+        "--folder",
+        "/a",
+        "--element",
+        "0",
+    ];
+    assert!(!array.run(&stores).ok);
+}
+
+/// What is promised is there for whom it was promised, whatever others write, and though the server is killed and nothing drains; the
+/// others wait, and lose nothing.
+#[test]
+fn promised_room_is_kept_from_others_until_it_is_used() {
+    let Some(mut array) = promising() else {
+        return;
+    };
+    array.sh("mkdir a b out; mkdir -m 700 mine; mkdir theirs; chown 65534 theirs");
+    let reserve =
+        |size: &str, folder: &str| array.run(&["stage", "reserve", size, "--folder", folder]);
+    promises_that_are_refused(&array);
+    let kept = reserve("150MiB", "/a");
+    assert!(kept.ok, "{}", kept.err);
+    // Two promises for more than there is.
+    let refused = reserve("150MiB", "/b");
+    assert!(
+        !refused.ok && refused.err.contains("are missing"),
+        "{}",
+        refused.err
+    );
+
+    // Between the promise and its use the server is killed, nothing stores any more, and others fill the tier.
+    array.kill_server();
+    array.start_server();
+    array.kill_element(0);
+    array.kill_element(1);
+    let script = "for i in $(seq 16); do head -c 8M /dev/urandom > o$i; done; sha256sum o* > osums";
+    let mut others = std::process::Command::new("sh");
+    let mut others = others
+        .args(["-ec", script])
+        .current_dir(array.at("out"))
+        .spawn()
+        .unwrap();
+    wait("others have taken what is not promised", || {
+        array.at("out/o8").exists()
+    });
+    array.sh("cd a; mkdir deep; for i in $(seq 17); do head -c 8M /dev/urandom > deep/$i; done; sha256sum deep/* > sums");
+    assert!(
+        others.try_wait().unwrap().is_none(),
+        "others have not waited"
+    );
+    for path in ["/a/deep/1", "/a/deep/17"] {
+        assert_eq!(elements(&array, path), [2], "{path}");
+    }
+    let promised = promises(&array);
+    let used = promised[0]["used"].as_u64().unwrap();
+    assert_eq!(used >> 20, 17 * 8, "{promised:?}");
+    let status = array.json(&["status"]);
+    let staged = &status["elements"][2]["staged"];
+    assert_eq!(staged["promised"], 150 << 20, "{staged}");
+    assert_eq!(staged["promised_left"], (150 << 20) - used, "{staged}");
+    // They have not taken what is left of it.
+    let free = status["elements"][2]["free_bytes"].as_u64().unwrap();
+    assert!(free >= (150 << 20) - used, "{free}");
+    array.restart_element(0, &[]);
+    array.restart_element(1, &[]);
+    assert!(others.wait().unwrap().success());
+    array.sh("(cd out; sha256sum --quiet -c osums); cd a; sha256sum --quiet -c sums");
+    array.run(&["drain", "/", "--wait"]);
+    let check = array.run(&["check"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+}
+
+/// Promises end at their time, with their folder, when they are released and when their element leaves the tier; whoever waits for one
+/// gets it then. Files that are open are not hurt.
+#[test]
+fn promises_end_and_others_get_the_room() {
+    let Some(mut array) = promising() else {
+        return;
+    };
+    array.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
+    // What was closed a moment ago may be counted twice for two seconds.
+    let first = array.json(&["stage", "reserve", "120MiB", "--folder", "/a", "--wait"]);
+    assert_eq!((&first["element"], &first["used"]), (&2.into(), &0.into()));
+    // What waits to drain goes for it, too, when the first one has ended.
+    let wanted = ["stage", "reserve", "200MiB", "--folder", "/b", "--wait"];
+    let mut second = array.tidemill().args(wanted).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert!(second.try_wait().unwrap().is_none(), "it did not wait");
+    assert!(array.run(&["stage", "release", "/a"]).ok);
+    assert!(second.wait().unwrap().success());
+    array.sh("sha256sum --quiet -c sums");
+    // It stays with its folder, and ends with it.
+    array.sh("mv b c");
+    let promised = promises(&array);
+    assert_eq!(promised.len(), 1, "{promised:?}");
+    assert_eq!(promised[0]["folder"], "/c", "{promised:?}");
+    array.sh("rmdir c");
+    wait("it ends with its folder", || promises(&array).is_empty());
+
+    let timed = ["stage", "reserve", "40MiB", "--folder", "/a", "--for", "5s"];
+    assert!(array.run(&timed).ok);
+    use std::io::Write as _;
+    let mut open = std::fs::File::create(array.at("a/open")).unwrap();
+    open.write_all(b"before ").unwrap();
+    wait("its time is over", || promises(&array).is_empty());
+    open.write_all(b"and after").unwrap();
+    drop(open);
+    assert_eq!(array.sh("cat a/open"), "before and after");
+    let gone = array.run(&["stage", "release", "/a"]);
+    assert!(
+        !gone.ok && gone.err.contains("nothing is promised"),
+        "{}",
+        gone.err
+    );
+
+    // What was written within a promise and removed is promised again, when it has gone.
+    assert!(
+        array
+            .run(&["stage", "reserve", "40MiB", "--folder", "/a"])
+            .ok
+    );
+    array.sh("head -c 30M /dev/zero > a/large");
+    assert_eq!(promises(&array)[0]["used"], 30 << 20);
+    array.sh("rm a/large");
+    wait("its room is promised again", || {
+        promises(&array)[0]["used"] == 0
+    });
+    array.restart_element(2, &[]);
+    array.wait_for_elements(3);
+    wait("it ends with the tier", || promises(&array).is_empty());
+    array.sh("sha256sum --quiet -c sums; echo new > a/new");
+}
+
 /// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, outputs stored.
 #[test]
 fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user() {
@@ -394,6 +561,19 @@ fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user(
     job("#TM release /run/%j");
     assert!(run("epilog", "root").ok);
     assert_eq!(elements(&array, "/run/7/out").len(), 1);
+    // Room is there before the job begins, and everybody's again after it; a job that does not begin keeps none.
+    array.sh("chmod 700 in");
+    job("#TM reserve 1MiB /run/%j/out\n#TM stage /nowhere");
+    let refused = run("prolog", "root");
+    assert!(!refused.ok, "{}", refused.out);
+    assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
+    job("#TM reserve 1MiB /run/%j/out");
+    let reserved = run("prolog", "root");
+    assert!(reserved.ok, "{}{}", reserved.out, reserved.err);
+    let promises = array.json(&["stage", "list"]);
+    assert_eq!(promises[0]["folder"], "/run/7/out", "{promises}");
+    assert!(run("epilog", "root").ok);
+    assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
     job("#TM steal /run");
     let refused = run("prolog", "root");
     assert!(

@@ -39,6 +39,8 @@ pub struct Limits {
     /// What becomes of new files when the tier is full: true, they go to elements that store at once; false, they wait until
     /// something has drained.
     pub pass: bool,
+    /// Part of what an element could hold, in percent, that users may be promised together ([`crate::promise`]).
+    pub reserve: u8,
 }
 
 impl Default for Limits {
@@ -48,6 +50,7 @@ impl Default for Limits {
             high: 80,
             low: 60,
             pass: false,
+            reserve: 50,
         }
     }
 }
@@ -75,39 +78,76 @@ impl Limits {
         }
     }
 
-    /// Bytes that are to go from an element that could hold `capacity`, holds `used`, and from which `going` go already.
+    /// Bytes that are to go from an element so that it is not filled above the mark, and a new file can begin.
     #[must_use]
-    pub fn to_go(&self, capacity: u64, used: u64, going: u64) -> u64 {
+    pub fn to_go(&self, fill: Fill) -> u64 {
         let part = |percent: u8| {
-            let part = u128::from(capacity) * u128::from(percent) / 100;
+            let part = u128::from(fill.capacity) * u128::from(percent) / 100;
             u64::try_from(part).unwrap_or(u64::MAX)
         };
-        let stays = used.saturating_sub(going);
-        match stays > part(self.high) {
-            true => stays - part(self.low),
+        let stays = fill.used.saturating_sub(fill.going);
+        let taken = stays.saturating_add(fill.aside);
+        let begins = fill.capacity.saturating_sub(taken) >= fill.least;
+        match taken > part(self.high) || (!begins && taken > part(self.low)) {
+            true => (taken - part(self.low)).min(stays),
             false => 0,
         }
     }
+}
+
+/// How full an element is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fill {
+    /// What it could hold.
+    pub capacity: u64,
+    /// What it holds.
+    pub used: u64,
+    /// What of that goes already.
+    pub going: u64,
+    /// What is set aside of the rest, for files that are being written and by promises ([`crate::promise`]): as good as taken.
+    pub aside: u64,
+    /// What a new file needs beside all that.
+    pub least: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn to_go(capacity: u64, used: u64, going: u64, (aside, least): (u64, u64)) -> u64 {
+        Limits::default().to_go(Fill {
+            capacity,
+            used,
+            going,
+            aside,
+            least,
+        })
+    }
+
     #[test]
     fn what_goes_brings_an_element_down_to_the_low_mark_and_nothing_goes_below_the_high_one() {
-        let limits = Limits::default();
-        assert_eq!(limits.to_go(1000, 800, 0), 0);
-        assert_eq!(limits.to_go(1000, 801, 0), 201);
-        assert_eq!(limits.to_go(1000, 900, 100), 0);
-        assert_eq!(limits.to_go(1000, 1000, 100), 300);
-        assert_eq!(limits.to_go(0, 0, 0), 0);
-        assert_eq!(limits.to_go(0, 5, 0), 5);
-        assert_eq!(
-            limits.to_go(u64::MAX, u64::MAX, 0),
-            u64::MAX - u64::MAX / 5 * 3
-        );
-        assert_eq!(limits.to_go(100, 10, 20), 0);
+        let to_go = |capacity, used, going| to_go(capacity, used, going, (0, 0));
+        assert_eq!(to_go(1000, 800, 0), 0);
+        assert_eq!(to_go(1000, 801, 0), 201);
+        assert_eq!(to_go(1000, 900, 100), 0);
+        assert_eq!(to_go(1000, 1000, 100), 300);
+        assert_eq!(to_go(0, 0, 0), 0);
+        assert_eq!(to_go(0, 5, 0), 5);
+        assert_eq!(to_go(u64::MAX, u64::MAX, 0), u64::MAX - u64::MAX / 5 * 3);
+        assert_eq!(to_go(100, 10, 20), 0);
+    }
+
+    #[test]
+    fn what_is_set_aside_is_as_good_as_taken_and_a_new_file_can_begin() {
+        assert_eq!(to_go(1000, 700, 0, (100, 0)), 0);
+        assert_eq!(to_go(1000, 700, 0, (101, 0)), 201);
+        // No more can go than there is.
+        assert_eq!(to_go(1000, 100, 0, (900, 0)), 100);
+        assert_eq!(to_go(1000, 100, 100, (900, 0)), 0);
+        // Below the mark, but no file can begin: an element that is small, or has many files open.
+        assert_eq!(to_go(100, 62, 0, (16, 16)), 0);
+        assert_eq!(to_go(64, 50, 0, (0, 16)), 50 - 38);
+        assert_eq!(to_go(20, 5, 0, (0, 16)), 0);
     }
 
     #[test]

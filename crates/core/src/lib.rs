@@ -23,6 +23,7 @@ pub mod locks;
 pub mod nearest;
 pub mod object;
 pub mod pace;
+pub mod promise;
 pub mod random;
 pub mod resources;
 pub mod rule;

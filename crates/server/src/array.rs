@@ -365,21 +365,17 @@ impl Array {
         self.shared.bursts.limits()
     }
 
-    /// Elements of the burst tier that are up and may hold too much.
-    pub(crate) fn filling(&self) -> Vec<Free> {
-        let limits = self.shared.bursts.limits();
+    /// Elements of the burst tier that are up, and what they have left.
+    pub(crate) fn tier(&self) -> Vec<Free> {
         let slots = self.slots.lock();
         let up = slots.values();
         let up = up.filter(|slot| slot.connection.is_some() && slot.is_burst());
-        let filling = up.map(|slot| &slot.status).filter(|status| {
-            let used = status.capacity_bytes.saturating_sub(status.free_bytes);
-            limits.to_go(status.capacity_bytes, used, 0) > 0
-        });
-        let free = filling.map(|status| Free {
+        let tier = up.map(|slot| &slot.status).map(|status| Free {
             element: status.element,
             bytes: status.free_bytes,
+            capacity: status.capacity_bytes,
         });
-        free.collect()
+        tier.collect()
     }
 
     /// An element was taken out of the array, and is not let in again.

@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::array::{Array, outbox};
 use crate::check::Check;
+use crate::clock;
 use crate::copies;
 use crate::ends::Ends;
 use crate::jobs::driver::Signals;
@@ -97,7 +98,7 @@ impl v1::array_server::Array for ArrayService {
             let staged = self
                 .names
                 .database()
-                .read(|db| burst::told(db, element.element));
+                .read(|db| burst::told(db, element.element, clock::now_ns()));
             element.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
         let rooms = self.array.rooms();

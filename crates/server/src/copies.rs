@@ -11,7 +11,7 @@ use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::moves;
 use crate::names::Fault;
-use crate::names::burst;
+use crate::names::burst::{self, Free};
 use crate::names::commit::Database;
 use crate::names::copies::{
     COMING, CURRENT, MOVES, NEW, NOWHERE, leaves, look_again, others, remove_copy, state_of_first,
@@ -225,12 +225,15 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether an element of the burst tier holds too much.
-fn full(database: &Database, array: &Array) -> bool {
-    array.filling().into_iter().any(|free| {
-        let to_go = database.read(|db| burst::to_go(db, array.limits(), free));
+/// Elements of the burst tier that hold too much.
+pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
+    let mut tier = array.tier();
+    tier.retain(|&free| {
+        let at = (free, clock::now_ns());
+        let to_go = database.read(|db| burst::to_go(db, array.limits(), at));
         to_go.is_ok_and(|bytes| bytes > 0)
-    })
+    });
+    tier
 }
 
 /// Has the driver look, for ever.
@@ -246,7 +249,7 @@ pub(crate) async fn watch(
         let now = clock::now_ns();
         let due = database.read(|db| Ok(!due(db, (now, now), &array.up(), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
-        let look = due.unwrap_or(false) || before != gone || full(&database, &array);
+        let look = due.unwrap_or(false) || before != gone || !filling(&database, &array).is_empty();
         if look && driver.send(Incoming::Copies).is_err() {
             return;
         }

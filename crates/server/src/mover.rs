@@ -6,7 +6,7 @@ use crate::array::Array;
 use crate::clock;
 use crate::elastic::manager::Manager;
 use crate::jobs::Incoming;
-use crate::moves::{self, Member, Refusal, balance, files, labels};
+use crate::moves::{self, Member, Refusal, balance, files, labels, promises};
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -63,7 +63,10 @@ impl From<Refusal> for Status {
         let text = refusal.to_string();
         match refusal {
             Refusal::Unknown(_) => Self::not_found(text),
-            Refusal::Full { .. } => Self::resource_exhausted(text),
+            Refusal::NoPromise(_) => Self::not_found(text),
+            Refusal::Full { .. } | Refusal::Missing { .. } | Refusal::Share { .. } => {
+                Self::resource_exhausted(text)
+            }
             _ => Self::failed_precondition(text),
         }
     }
@@ -191,6 +194,41 @@ impl Mover {
         .await
     }
 
+    /// Promises room of the burst tier.
+    async fn reserve(
+        &self,
+        caller: Caller,
+        request: v1::PromiseRequest,
+    ) -> Result<v1::Promise, Status> {
+        let sites = self.array.sites();
+        let now = clock::now_ns();
+        self.write(move |db, shared, members| {
+            let tx = Tx::new(db, shared, &caller, 0, now);
+            promises::reserve(&tx, &request, (members, &sites))
+        })
+        .await
+    }
+
+    /// Ends promises.
+    async fn release(
+        &self,
+        caller: Caller,
+        request: v1::ReleaseRequest,
+    ) -> Result<Vec<v1::Promise>, Status> {
+        let now = clock::now_ns();
+        self.write(move |db, shared, _| {
+            promises::release(&Tx::new(db, shared, &caller, 0, now), &request)
+        })
+        .await
+    }
+
+    /// The caller's promises.
+    fn promises(&self, caller: &Caller) -> Result<Vec<v1::Promise>, Status> {
+        let now = clock::now_ns();
+        let list = |db: &Connection| promises::list(&Tx::new(db, &self.shared, caller, 0, now));
+        self.database.read(list).map_err(|fault| refused(&fault))
+    }
+
     /// Has files moved from full elements to empty ones.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
@@ -302,6 +340,36 @@ impl v1::places_server::Places for PlaceService {
         settled.map_err(|fault| refused(&fault))?;
         let staged = self.mover.stage(caller, request).await?;
         Ok(Response::new(staged))
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<v1::PromiseRequest>,
+    ) -> Result<Response<v1::Promise>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let promise = self.mover.reserve(caller, request.into_inner()).await?;
+        Ok(Response::new(promise))
+    }
+
+    async fn release(
+        &self,
+        request: Request<v1::ReleaseRequest>,
+    ) -> Result<Response<v1::PromisesReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let promises = self.mover.release(caller, request.into_inner()).await?;
+        Ok(Response::new(v1::PromisesReply { promises }))
+    }
+
+    async fn promises(
+        &self,
+        request: Request<v1::PromisesRequest>,
+    ) -> Result<Response<v1::PromisesReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let promises = self.mover.promises(&caller)?;
+        Ok(Response::new(v1::PromisesReply { promises }))
     }
 
     async fn rebalance(

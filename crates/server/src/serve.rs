@@ -23,6 +23,7 @@ use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
 use crate::mover::{Mover, PlaceService};
+use crate::moves::promises;
 use crate::names::changes::Teller;
 use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
@@ -392,6 +393,7 @@ fn keep_up(
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
     tokio::spawn(rooms::run(names.clone()));
+    tokio::spawn(promises::run(names.clone()));
 }
 
 fn start_local(

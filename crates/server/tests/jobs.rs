@@ -322,7 +322,8 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     running.stop().await;
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
-        "DROP TRIGGER header_of_removed; DROP TABLE header; DROP TABLE term; DROP TABLE said; DROP TABLE span; DROP INDEX xattr_name; \
+        "DROP TRIGGER promised_closed; DROP TRIGGER promised_gone; DROP TRIGGER promise_orphan; DROP TRIGGER promise_folder; DROP TABLE promise; DROP TABLE promised; DELETE FROM counter WHERE name = 'promise'; \
+         DROP TRIGGER header_of_removed; DROP TABLE header; DROP TABLE term; DROP TABLE said; DROP TABLE span; DROP INDEX xattr_name; \
          DROP TABLE rule; DROP TABLE firing; DROP TABLE rule_job; DROP TABLE rule_walk; DROP TABLE round; DROP TABLE mapped; DROP TABLE dropped; DELETE FROM counter WHERE name = 'rule'; \
          DROP TABLE room; DROP TABLE room_member; DROP TABLE channel; DELETE FROM counter WHERE name = 'member'; DROP TABLE arrival; DROP TABLE bridge; DELETE FROM counter WHERE name = 'arrival'; \
          DROP VIEW held; DROP TABLE layout; DROP TABLE part; DROP TABLE label; DROP TABLE locker; DROP TABLE removal; DROP TABLE copy; DROP TABLE short; DROP TABLE lost; DROP INDEX version_copies; \

@@ -142,6 +142,10 @@ struct Draining {
     /// store) [default: wait]
     #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
     burst_full: Option<BurstFull>,
+    /// Percent of what an element of the burst tier could hold that users may be promised together (`tidemill stage reserve`); root may
+    /// be promised more [default: 50]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
+    reserve_max: Option<u8>,
 }
 
 impl Draining {
@@ -153,6 +157,15 @@ impl Draining {
         limits.high = self.drain_high.or(file.drain_high).unwrap_or(limits.high);
         limits.low = self.drain_low.or(file.drain_low).unwrap_or(limits.low);
         limits.pass = self.burst_full.or(file.burst_full) == Some(BurstFull::Store);
+        limits.reserve = self
+            .reserve_max
+            .or(file.reserve_max)
+            .unwrap_or(limits.reserve);
+        anyhow::ensure!(
+            limits.reserve <= 100,
+            "--reserve-max: {} is no percentage: give 0 to 100",
+            limits.reserve
+        );
         limits.checked().context("--drain-high, --drain-low")
     }
 }

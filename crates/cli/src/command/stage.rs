@@ -1,23 +1,49 @@
-//! `tidemill stage`: what is stored gets a copy in the burst tier, where a program is about to read it.
+//! `tidemill stage`: what is stored gets a copy in the burst tier, where a program is about to read it; and room there is promised
+//! before it is written to.
 
 use super::drain;
-use crate::context::Context;
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::format::{self, Length, Size};
+use crate::output::Said;
+use crate::output::promise::{PromisesView, promise_json};
+use anyhow::Context as _;
 use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_core::shown::line;
 use tidemill_wire::v1;
+use tonic::Code;
 
 const EXAMPLES: &str = "Examples:
   tidemill stage /input --wait              until all below it has a copy in the burst tier
   tidemill stage /input --element 8         on that element of the tier
   tidemill --json stage /input | jq .bytes
   tidemill drain /output --free --wait      the other way, when the program has ended
+  tidemill stage reserve 100GB --folder /run/42 --wait   room in the tier for what will be written there
+  tidemill stage list
+  tidemill stage release /run/42
 
 Without --element it is an element of the tier on this host, if there is one, else the one with the most room. Copies there are none of
 those that `copies` counts, and go when room is wanted, those that were staged last come last. Files have to be readable for the caller.";
 
-/// Copy stored files to the burst tier, near a program that will read them
+const RESERVE_EXAMPLES: &str = "Examples:
+  tidemill stage reserve 100GB --folder /run/42            refused at once if there is no room
+  tidemill stage reserve 100GB --folder /run/42 --wait     waits until enough has drained, or other promises have ended
+  tidemill stage reserve 1TB --folder /run/42 --for 4h --element 8
+
+New files below the folder go to that element, and use the promise up, whoever writes them, until it ends: after --for, by
+`tidemill stage release`, or with the folder. Others' new files begin in what is not promised. An open file counts as 16 MiB.";
+
+/// How often a promise is asked for again.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Copy stored files to the burst tier, near a program that will read them, or have room there promised
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<StageCommand>,
     /// Files and folders; all below a folder is staged
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
@@ -29,15 +55,134 @@ pub(crate) struct Args {
     element: Option<u32>,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum StageCommand {
+    /// Have room in the burst tier promised for what will be written below a folder
+    Reserve(Reserve),
+    /// List your promises; root's list has all
+    List,
+    /// End a promise: what was written stays, and the room is everybody's again
+    Release {
+        /// Its number, or its folder, for all of yours there
+        #[arg(value_name = "PROMISE|FOLDER")]
+        which: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = RESERVE_EXAMPLES)]
+struct Reserve {
+    /// How much, such as 100GB
+    size: Size,
+    /// The folder, which you may write to
+    #[arg(long, value_name = "FOLDER")]
+    folder: String,
+    /// How long, at most, as 4h [default: 1d]
+    #[arg(long = "for", value_name = "TIME")]
+    lasts: Option<Length>,
+    /// The element of the burst tier
+    #[arg(long, value_name = "N")]
+    element: Option<u32>,
+    /// Wait until there is room
+    #[arg(long)]
+    wait: bool,
+}
+
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let bring = v1::Bring {
+    match args.command {
+        Some(command) => promises(command, context).await?,
+        None => {
+            let bring = v1::Bring {
+                element: args.element.map_or(0, |element| element.saturating_add(1)),
+                host: tidemill_client::host::id(),
+            };
+            let request = v1::StageRequest {
+                bring: Some(bring),
+                ..v1::StageRequest::default()
+            };
+            drain::ask(context, (&args.paths, request), args.wait).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn promises(command: StageCommand, context: &Context) -> anyhow::Result<()> {
+    let server = context.connect().await?;
+    match command {
+        StageCommand::Reserve(args) => reserve(args, context, &server).await,
+        StageCommand::List => {
+            let request = v1::PromisesRequest {
+                credentials: Some(credentials()),
+            };
+            let listed = server.places().promises(request).await;
+            let listed = listed.map_err(|status| server.explain(status))?;
+            context
+                .output
+                .show(&PromisesView(listed.into_inner().promises))?;
+            Ok(())
+        }
+        StageCommand::Release { which } => {
+            let id = which.parse().unwrap_or(0);
+            let path = match id {
+                0 => files::path(&which)?.into_bytes(),
+                _ => Vec::new(),
+            };
+            let request = v1::ReleaseRequest {
+                credentials: Some(credentials()),
+                id,
+                path,
+            };
+            let released = server.places().release(request).await;
+            let released = released.map_err(|status| server.explain(status))?;
+            for promise in released.into_inner().promises {
+                let folder = line(&String::from_utf8_lossy(&promise.folder));
+                let text = format!("promise {} for {folder} has ended", promise.id);
+                let said = Said::new(text, promise_json(&promise));
+                context.output.step(&said)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::Result<()> {
+    let lasts = args
+        .lasts
+        .map(|Length(lasts)| i64::try_from(lasts.as_nanos()));
+    let Size(bytes) = args.size;
+    let request = v1::PromiseRequest {
+        credentials: Some(credentials()),
+        path: files::path(&args.folder)?.into_bytes(),
+        bytes,
         element: args.element.map_or(0, |element| element.saturating_add(1)),
         host: tidemill_client::host::id(),
+        for_ns: lasts.transpose().context("--for is too long")?.unwrap_or(0),
+        wait: args.wait,
     };
-    let request = v1::StageRequest {
-        bring: Some(bring),
-        ..v1::StageRequest::default()
+    let mut waits = false;
+    let promise = loop {
+        match server.places().reserve(request.clone()).await {
+            Ok(promise) => break promise.into_inner(),
+            Err(status) if args.wait && status.code() == Code::ResourceExhausted => {
+                if !waits {
+                    tracing::warn!("{}; it is waited for", status.message());
+                    waits = true;
+                }
+                tokio::time::sleep(PERIOD).await;
+            }
+            Err(status) => return Err(server.explain(status).into()),
+        }
     };
-    drain::ask(context, (&args.paths, request), args.wait).await?;
-    Ok(ExitCode::SUCCESS)
+    let text = format!(
+        "promise {}: {} of element {} for what is written below {} until {} (UTC)",
+        promise.id,
+        format::bytes(promise.bytes),
+        promise.element,
+        line(&String::from_utf8_lossy(&promise.folder)),
+        format::time(promise.until)
+    );
+    context
+        .output
+        .show(&Said::new(text, promise_json(&promise)))?;
+    Ok(())
 }

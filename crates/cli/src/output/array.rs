@@ -161,6 +161,14 @@ impl ArrayView {
                     out,
                     "element {id} holds {bytes} on their way, {left} of it not stored yet"
                 )?;
+                if staged.promised > 0 {
+                    let promised = format::bytes(staged.promised);
+                    let left = format::bytes(staged.promised_left);
+                    writeln!(
+                        out,
+                        "{promised} of element {id} are promised, {left} of them not used yet; see `tidemill stage list`"
+                    )?;
+                }
             }
         }
         Ok(())
@@ -362,6 +370,8 @@ fn staged_json(element: &v1::Element) -> Option<Value> {
         "bytes": staged.bytes,
         "drained": staged.drained,
         "bytes_left": staged.bytes_left,
+        "promised": staged.promised,
+        "promised_left": staged.promised_left,
         "oldest": (staged.oldest != 0).then_some(staged.oldest),
     }))
 }

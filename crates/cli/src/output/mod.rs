@@ -16,6 +16,7 @@ pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod places;
 pub(crate) mod plan;
+pub(crate) mod promise;
 pub(crate) mod prov;
 pub(crate) mod reduce;
 pub(crate) mod report;

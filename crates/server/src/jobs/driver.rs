@@ -336,7 +336,8 @@ impl Driver {
         let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(Step::List));
-        steps.extend(self.array.filling().into_iter().map(Step::MakeRoom));
+        let filling = copies::filling(&self.database, &self.array);
+        steps.extend(filling.into_iter().map(Step::MakeRoom));
         let now = clock::now_ns();
         let until = now.max(self.woken);
         let due = self

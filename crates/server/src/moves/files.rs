@@ -5,6 +5,7 @@ use crate::names::Fault;
 use crate::names::copies::{self, CURRENT, DRAIN, MOVE};
 use crate::names::node::Node;
 use crate::names::parts;
+use crate::names::promises;
 use crate::names::transaction::Tx;
 use rusqlite::params;
 use tidemill_core::copies::Site;
@@ -194,7 +195,13 @@ pub(crate) fn bring(
         Err(refusal) => return Ok(Err(refusal)),
     };
     let element = target.element.0;
-    let needed = [bytes_new, tx.coming_to_burst(element)?, RESERVE_BYTES];
+    let promised = promises::promised(tx.db, element, tx.now)?;
+    let needed = [
+        bytes_new,
+        tx.coming_to_burst(element)?,
+        RESERVE_BYTES,
+        promised,
+    ];
     let needed = needed.into_iter().fold(0, u64::saturating_add);
     let free = target.free_bytes;
     let may_go = tx.may_go(element)?.saturating_sub(bytes_there);
@@ -215,7 +222,7 @@ pub(crate) fn bring(
 }
 
 /// The element of the burst tier that was named, or one on the caller's host, else the one with the most room.
-fn burst_site<'a>(
+pub(super) fn burst_site<'a>(
     bring: &v1::Bring,
     members: &[Member],
     sites: &'a [Site],

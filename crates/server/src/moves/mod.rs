@@ -8,6 +8,7 @@
 pub(crate) mod balance;
 pub(crate) mod files;
 pub(crate) mod labels;
+pub(crate) mod promises;
 
 use crate::elastic::store;
 use crate::names::burst;
@@ -94,6 +95,44 @@ pub(crate) enum Refusal {
         free: u64,
         needed: u64,
     },
+    #[error(
+        "element {element} of the burst tier can't keep {bytes} bytes more: {missing} are missing even when all that is stored \
+         elsewhere has gone from there; wait for that (--wait), ask for less, or name another element, see `tidemill status`"
+    )]
+    Missing {
+        element: u32,
+        bytes: u64,
+        missing: u64,
+    },
+    #[error(
+        "element {element} of the burst tier could hold {capacity} bytes at all, and {bytes}, and 16 MiB beside them, are more"
+    )]
+    Beyond {
+        element: u32,
+        bytes: u64,
+        capacity: u64,
+    },
+    #[error(
+        "users may be promised {max} bytes of element {element} together (--reserve-max of the server), and were promised {promised}: \
+         wait until that has ended (--wait), or ask for less"
+    )]
+    Share {
+        element: u32,
+        max: u64,
+        promised: u64,
+    },
+    #[error(
+        "users may be promised {max} bytes of element {element} together (--reserve-max of the server), and {bytes} are more"
+    )]
+    BeyondShare { element: u32, bytes: u64, max: u64 },
+    #[error("{0} is no folder: room is promised for files below one")]
+    NoFolder(String),
+    #[error("a promise of {0} can't be: give a size, and a time up to 366 days")]
+    Nothing(&'static str),
+    #[error("there are {0} promises, as many as may be: `tidemill stage list`")]
+    TooManyPromises(u64),
+    #[error("nothing is promised as {0}, or not to you: `tidemill stage list`")]
+    NoPromise(String),
     #[error("{0} has more than {1} files and folders below it; name some of them")]
     TooMany(String, usize),
     #[error(
@@ -413,6 +452,7 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
         "DELETE FROM note WHERE element = ?1",
         "DELETE FROM lost WHERE element = ?1",
         "DELETE FROM burst WHERE element = ?1",
+        "DELETE FROM promise WHERE element = ?1",
         "DELETE FROM element WHERE element = ?1",
     ] {
         db.execute(sql, [element])?;

@@ -6,24 +6,24 @@ use super::attribute::FOLDER_DURABLE;
 use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
 use super::fault::Fault;
 use super::node::Node;
+use super::promises;
 use super::shared::Shared;
 use super::transaction::Tx;
 use parking_lot::RwLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::burst::{Durable, Limits};
-use tidemill_core::id::ElementId;
-use tidemill_core::layout::{PlacementError, RESERVE_BYTES, place_in_burst};
+use tidemill_core::burst::{Durable, Fill, Limits};
+use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
 /// How far an object is (`burst.state`): it waits for its time, is to be copied now, is elsewhere, too.
-const WAITS: i64 = 0;
-const DUE: i64 = 1;
+pub(super) const WAITS: i64 = 0;
+pub(super) const DUE: i64 = 1;
 const DRAINED: i64 = 2;
 /// What was sealed before that is counted in what an element says.
-const HEARD_NS: i64 = 2 * 1_000_000_000;
+pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
 /// Objects that are had go, or drain sooner, at once.
 const OBJECTS_MAX: u32 = 4096;
 
@@ -33,6 +33,8 @@ pub(crate) struct Bursts {
     elements: RwLock<BTreeSet<u32>>,
     any: AtomicBool,
     limits: RwLock<Limits>,
+    /// Something was promised since the start, or before.
+    promised: AtomicBool,
 }
 
 impl Bursts {
@@ -52,6 +54,15 @@ impl Bursts {
         self.any() && self.elements.read().contains(&element)
     }
 
+    /// Whether some of their room may be promised.
+    pub(crate) fn promised(&self) -> bool {
+        self.promised.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_promised(&self) {
+        self.promised.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         *self.limits.read()
     }
@@ -62,40 +73,6 @@ impl Bursts {
 }
 
 impl Tx<'_> {
-    /// The element of the burst tier for a new version that nobody wants on another.
-    pub(super) fn placed_in_burst(
-        &self,
-        here: &[u32],
-        bytes: u64,
-    ) -> Result<Option<ElementId>, Fault> {
-        if !self.shared.bursts.any() {
-            return Ok(None);
-        }
-        let mut rooms = self.shared.rooms().store.clone();
-        for room in rooms.iter_mut().filter(|room| room.burst) {
-            let taken = self.taken(room.element.0)?;
-            room.free_bytes = room.free_bytes.saturating_sub(taken);
-        }
-        let here: Vec<ElementId> = here.iter().copied().map(ElementId).collect();
-        match place_in_burst(&here, bytes, &rooms) {
-            Err(PlacementError::BurstFull) if self.shared.bursts.limits().pass => Ok(None),
-            placed => Ok(placed?),
-        }
-    }
-
-    /// Bytes of an element that it has not said to be taken: many files may be begun before it says anything.
-    fn taken(&self, element: u32) -> Result<u64, Fault> {
-        let sql = "SELECT count(*) FROM writing WHERE element = ?1";
-        let mut statement = self.db.prepare_cached(sql)?;
-        let begun: i64 = statement.query_row([element], |row| row.get(0))?;
-        let sql = "SELECT coalesce(sum(size), 0) FROM burst WHERE element = ?1 AND state = ?2 AND at > ?3";
-        let mut statement = self.db.prepare_cached(sql)?;
-        let row = params![element, WAITS, self.now - HEARD_NS];
-        let sealed: i64 = statement.query_row(row, |row| row.get(0))?;
-        let begun = begun.cast_unsigned().saturating_mul(RESERVE_BYTES);
-        Ok(begun.saturating_add(sealed.cast_unsigned()))
-    }
-
     /// An object that was just sealed lies on an element of the burst tier: it is to be copied from there, some time later, and
     /// still later if it may go before that.
     pub(super) fn staged(&self, object: u64, element: u32, held_ns: i64) -> Result<(), Fault> {
@@ -288,10 +265,28 @@ pub(crate) fn left(db: &Connection, object: i64, element: u32) -> Result<(), Fau
 pub(crate) struct Free {
     pub(crate) element: u32,
     pub(crate) bytes: u64,
+    /// Of the whole device.
+    pub(crate) capacity: u64,
 }
 
 /// Bytes that are to go from an element so that there is room. What others have on its device can't go, and is no part of it.
-pub(crate) fn to_go(db: &Connection, limits: Limits, free: Free) -> Result<u64, Fault> {
+pub(crate) fn to_go(
+    db: &Connection,
+    limits: Limits,
+    (free, now): (Free, i64),
+) -> Result<u64, Fault> {
+    let aside = promises::aside(db, free.element, now)?;
+    let fill = Fill {
+        capacity: free.capacity,
+        used: free.capacity.saturating_sub(free.bytes),
+        going: 0,
+        aside,
+        least: RESERVE_BYTES,
+    };
+    // Known without counting what is there: others' files make it fuller.
+    if limits.to_go(fill) == 0 {
+        return Ok(0);
+    }
     let sum = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
         let sum: i64 = statement.query_row([free.element], |row| row.get(0))?;
@@ -306,7 +301,12 @@ pub(crate) fn to_go(db: &Connection, limits: Limits, free: Free) -> Result<u64, 
     )?;
     let has = held.saturating_add(removed);
     let capacity = has.saturating_add(free.bytes);
-    Ok(limits.to_go(capacity, has, going.saturating_add(removed)))
+    Ok(limits.to_go(Fill {
+        capacity,
+        used: has,
+        going: going.saturating_add(removed),
+        ..fill
+    }))
 }
 
 /// Makes room on an element: of what has drained the oldest goes, and if that is not enough, what has not drains now.
@@ -316,7 +316,7 @@ pub(crate) fn make_room(
     free: Free,
     now: i64,
 ) -> Result<(), Fault> {
-    let mut wanted = to_go(db, shared.bursts.limits(), free)?;
+    let mut wanted = to_go(db, shared.bursts.limits(), (free, now))?;
     let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 \
                AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = burst.object) ORDER BY at, object LIMIT ?3";
     for state in [DRAINED, WAITS] {
@@ -334,6 +334,27 @@ pub(crate) fn make_room(
                 _ => sooner(db, object, now)?,
             }
         }
+    }
+    Ok(())
+}
+
+/// What waits for its time on an element drains now, the oldest first, until that makes so many bytes.
+pub(crate) fn drain_sooner(
+    db: &Connection,
+    (element, mut bytes): (u32, u64),
+    now: i64,
+) -> Result<(), Fault> {
+    let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let oldest = statement.query_map(params![element, WAITS, OBJECTS_MAX], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+    })?;
+    for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
+        if bytes == 0 {
+            break;
+        }
+        bytes = bytes.saturating_sub(size);
+        sooner(db, object, now)?;
     }
     Ok(())
 }
@@ -369,7 +390,12 @@ fn stores(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE element = ?1 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.execute(sql, params![element, now, MOVES])?;
-    db.execute("DELETE FROM burst WHERE element = ?1", [element])?;
+    for sql in [
+        "DELETE FROM burst WHERE element = ?1",
+        "DELETE FROM promise WHERE element = ?1",
+    ] {
+        db.execute(sql, [element])?;
+    }
     Ok(())
 }
 
@@ -385,7 +411,8 @@ fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
 }
 
 /// What an element of the tier holds, for people.
-pub(crate) fn told(db: &Connection, element: u32) -> Result<v1::Staged, Fault> {
+pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<v1::Staged, Fault> {
+    let (promised, promised_left) = promises::told(db, element, now)?;
     let sql = "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(state = 2), 0), \
                coalesce(sum(CASE WHEN state = 2 THEN 0 ELSE size END), 0), coalesce(min(CASE WHEN state = 2 THEN NULL ELSE at END), 0) \
                FROM burst WHERE element = ?1";
@@ -398,6 +425,8 @@ pub(crate) fn told(db: &Connection, element: u32) -> Result<v1::Staged, Fault> {
             drained: number(2)?,
             bytes_left: number(3)?,
             oldest: row.get(4)?,
+            promised,
+            promised_left,
         })
     })?)
 }

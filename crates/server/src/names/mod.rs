@@ -26,6 +26,7 @@ mod meant;
 pub(crate) mod node;
 pub(crate) mod notes;
 pub(crate) mod parts;
+pub(crate) mod promises;
 mod quota;
 pub(crate) mod reading;
 pub(crate) mod rooms;

@@ -76,6 +76,7 @@ const MIGRATIONS: &[&str] = &[
     BURST,
     HOOKS,
     BRIDGES,
+    PROMISES,
 ];
 
 const NAMES: &str = "
@@ -378,6 +379,36 @@ ALTER TABLE burst ADD COLUMN goes INTEGER NOT NULL DEFAULT 0;
 const BRIDGES: &str = "
 CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL, added INTEGER NOT NULL)
   WITHOUT ROWID;
+";
+
+// What was promised of the burst tier, and which objects are within a promise: closed ones with their bytes, until their element
+// has removed them. A promise ends with its folder.
+const PROMISES: &str = "
+CREATE TABLE promise(promise INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL, bytes INTEGER NOT NULL,
+  used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL);
+CREATE INDEX promise_ino ON promise(ino);
+CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX promised_promise ON promised(promise);
+INSERT INTO counter VALUES ('promise', 1);
+CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
+  UPDATE promise SET used = used + NEW.size WHERE promise =
+    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
+  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
+END;
+CREATE TRIGGER promised_gone AFTER DELETE ON removal BEGIN
+  UPDATE promise SET used = max(used - (SELECT size FROM promised WHERE object = OLD.object), 0) WHERE promise =
+    (SELECT promise FROM promised WHERE object = OLD.object AND element = OLD.element);
+  DELETE FROM promised WHERE object = OLD.object AND element = OLD.element;
+END;
+CREATE TRIGGER promise_ended AFTER DELETE ON promise BEGIN
+  DELETE FROM promised WHERE promise = OLD.promise;
+END;
+CREATE TRIGGER promise_orphan AFTER INSERT ON orphan BEGIN
+  DELETE FROM promise WHERE ino = NEW.ino;
+END;
+CREATE TRIGGER promise_folder AFTER DELETE ON inode BEGIN
+  DELETE FROM promise WHERE ino = OLD.ino;
+END;
 ";
 
 /// Opens the database for writing, making or migrating it first.

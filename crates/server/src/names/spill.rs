@@ -20,19 +20,27 @@ pub(crate) struct Here<'a> {
     pub(crate) here: &'a [u32],
     /// Bytes that the version begins with.
     pub(crate) bytes: u64,
+    /// The object that it is written to; 0 if that does not matter.
+    pub(crate) object: u64,
 }
 
 impl<'a> From<&'a v1::Create> for Here<'a> {
     fn from(op: &'a v1::Create) -> Self {
-        let here = &op.here;
-        Self { here, bytes: 0 }
+        Self {
+            here: &op.here,
+            bytes: 0,
+            object: op.object,
+        }
     }
 }
 
 impl<'a> From<&'a v1::NewVersion> for Here<'a> {
     fn from(op: &'a v1::NewVersion) -> Self {
-        let (here, bytes) = (&op.here, op.bytes);
-        Self { here, bytes }
+        Self {
+            here: &op.here,
+            bytes: op.bytes,
+            object: op.object,
+        }
     }
 }
 

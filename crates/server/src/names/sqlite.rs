@@ -97,6 +97,9 @@ impl SqliteNames {
         if count("SELECT count(*) FROM room").map_err(at)? > 0 {
             shared.quotas.set_any();
         }
+        if count("SELECT count(*) FROM promise").map_err(at)? > 0 {
+            shared.bursts.set_promised();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

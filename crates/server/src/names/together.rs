@@ -187,13 +187,16 @@ impl Tx<'_> {
                 takes && room.free_bytes >= RESERVE_BYTES
             })
         });
-        let burst = self.placed_in_burst(&op.here, 0)?;
+        let folder = self.folder_of(node.ino)?;
+        let here = Here {
+            here: &op.here,
+            bytes: 0,
+            object: op.object,
+        };
+        let burst = self.placed_in_burst(&folder, here)?;
         let element = match burst.map(|burst| burst.0).or(near) {
             Some(near) => near.into(),
-            None => {
-                let folder = self.folder_of(node.ino)?;
-                self.place(Inode(node.ino), None, &folder, Here::default())?
-            }
+            None => self.place(Inode(node.ino), None, &folder, Here::default())?,
         };
         self.insert_part(version, count, op.object, element)?;
         self.begin_writing_of(op.object, node.ino, element)?;

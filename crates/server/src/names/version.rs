@@ -53,9 +53,12 @@ impl Tx<'_> {
             return Ok(element.0.into());
         }
         if named.is_none()
-            && let Some(element) = self.placed_in_burst(here.here, here.bytes)?
+            && let Some(element) = self.placed_in_burst(dir, here)?
         {
             return Ok(element.0.into());
+        }
+        if let Some(named) = named {
+            self.need_unpromised(dir, named, here)?;
         }
         let named = named.map(ElementId);
         let placed = place(ino, named, &rooms.store);
@@ -83,6 +86,10 @@ impl Tx<'_> {
             u32::try_from(element).is_ok_and(|element| !self.shared.bursts.has(element))
         };
         if named.is_none() && self.shared.bursts.any() && stored(node.element) {
+            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+        }
+        // So is what lies in the tier while room there is promised: it is not for everybody.
+        if named.is_none() && self.shared.bursts.promised() && !stored(node.element) {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
         // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.

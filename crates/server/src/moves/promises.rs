@@ -1,0 +1,276 @@
+//! Promises of room in the burst tier: they are given, told and ended here. What they do is [`crate::names::promises`].
+
+use super::{Member, Refusal};
+use crate::clock;
+use crate::names::burst;
+use crate::names::ids;
+use crate::names::node::{Node, SEARCH, WRITE};
+use crate::names::promises::{self, Promised};
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Fault, SqliteNames};
+use rusqlite::params;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::copies::Site;
+use tidemill_core::layout::RESERVE_BYTES;
+use tidemill_wire::v1;
+
+/// Promises at once: each new file in the tier looks at all.
+const PROMISES_MAX: u64 = 256;
+/// Promises of a user at once, unless they are an administrator.
+const EACH_MAX: u64 = 64;
+/// How long one lasts if nobody says, and at most.
+const LASTS_NS: i64 = 24 * 3600 * 1_000_000_000;
+const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
+/// How often it is looked for those that end.
+const PERIOD: Duration = Duration::from_secs(1);
+
+type Done<T> = Result<Result<T, Refusal>, Fault>;
+
+/// What is asked of an element.
+struct Asked<'a> {
+    bytes: u64,
+    promises: &'a [Promised],
+    bounded: bool,
+}
+
+/// Promises room for what will be written below a folder.
+pub(crate) fn reserve(
+    tx: &Tx<'_>,
+    request: &v1::PromiseRequest,
+    (members, sites): (&[Member], &[Site]),
+) -> Done<v1::Promise> {
+    let path = String::from_utf8_lossy(&request.path).into_owned();
+    let folder = tx.resolve(&request.path, true)?;
+    if !folder.is_dir() {
+        return Ok(Err(Refusal::NoFolder(path)));
+    }
+    tx.need(&folder, WRITE | SEARCH, &path)?;
+    let lasts = match request.for_ns {
+        0 => LASTS_NS,
+        lasts => lasts,
+    };
+    if !(1..=LASTS_NS_MAX).contains(&lasts) {
+        return Ok(Err(Refusal::Nothing("that time")));
+    }
+    if request.bytes == 0 || i64::try_from(request.bytes).is_err() {
+        return Ok(Err(Refusal::Nothing("that size")));
+    }
+    let promises = promises::all(tx.db, tx.now)?;
+    if let Some(refusal) = too_many(tx.caller, &promises) {
+        return Ok(Err(refusal));
+    }
+    let tier = match candidates(request, members, sites) {
+        Ok(tier) => tier,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let asked = Asked {
+        bytes: request.bytes,
+        promises: &promises,
+        bounded: !tx.caller.above(),
+    };
+    let mut refused = None;
+    for site in tier {
+        match keeps(tx, site, &asked)? {
+            Ok(()) => {
+                let until = tx.now.saturating_add(lasts);
+                return Ok(Ok(keep(tx, (&folder, site), (&asked, until))?));
+            }
+            Err(refusal) => refused = refused.or(Some(refusal)),
+        }
+    }
+    if let Some(Refusal::Missing {
+        element, missing, ..
+    }) = refused
+        && request.wait
+    {
+        // What it waits for comes sooner.
+        burst::drain_sooner(tx.db, (element, missing), tx.now)?;
+    }
+    Ok(Err(refused.unwrap_or(Refusal::NoBurst)))
+}
+
+fn too_many(caller: &Caller, promises: &[Promised]) -> Option<Refusal> {
+    let count = promises.len() as u64;
+    if count >= PROMISES_MAX {
+        return Some(Refusal::TooManyPromises(count));
+    }
+    let own = promises.iter().filter(|one| one.uid == caller.uid).count() as u64;
+    (!caller.above() && own >= EACH_MAX).then_some(Refusal::TooManyPromises(own))
+}
+
+/// The elements that it may be of: the one that was named; else those of the caller's host first, and of these those with the most room.
+fn candidates<'a>(
+    request: &v1::PromiseRequest,
+    members: &[Member],
+    sites: &'a [Site],
+) -> Result<Vec<&'a Site>, Refusal> {
+    if request.element != 0 {
+        let bring = v1::Bring {
+            element: request.element,
+            host: String::new(),
+        };
+        return Ok(vec![super::files::burst_site(&bring, members, sites)?]);
+    }
+    let mut tier: Vec<&Site> = sites
+        .iter()
+        .filter(|site| site.burst && site.takes)
+        .collect();
+    tier.sort_by_key(|site| {
+        let far = site.host != request.host;
+        (far, std::cmp::Reverse(site.free_bytes))
+    });
+    match tier.is_empty() {
+        true => Err(Refusal::NoBurst),
+        false => Ok(tier),
+    }
+}
+
+/// Whether an element can keep a promise.
+fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
+    let (element, bytes) = (site.element.0, asked.bytes);
+    let held = burst::told(tx.db, element, tx.now)?.bytes;
+    let capacity = held.saturating_add(site.free_bytes);
+    if bytes.saturating_add(RESERVE_BYTES) > capacity {
+        return Ok(Err(Refusal::Beyond {
+            element,
+            bytes,
+            capacity,
+        }));
+    }
+    if asked.bounded {
+        let percent = u128::from(tx.shared.bursts.limits().reserve);
+        let max = u64::try_from(u128::from(capacity) * percent / 100).unwrap_or(u64::MAX);
+        let users = asked.promises.iter();
+        let users = users.filter(|one| one.bounded && one.element == element);
+        let promised = users.map(|one| one.promise.bytes).sum::<u64>();
+        if bytes > max {
+            return Ok(Err(Refusal::BeyondShare {
+                element,
+                bytes,
+                max,
+            }));
+        }
+        if promised.saturating_add(bytes) > max {
+            return Ok(Err(Refusal::Share {
+                element,
+                max,
+                promised,
+            }));
+        }
+    }
+    let at = (element, site.free_bytes);
+    let space = promises::space(tx.db, at, (asked.promises, tx.now))?;
+    let promised = promises::of(asked.promises, element);
+    let moves = (tx.may_go(element)?, tx.coming_to_burst(element)?);
+    Ok(match space.missing(bytes, &promised, moves) {
+        0 => Ok(()),
+        missing => Err(Refusal::Missing {
+            element,
+            bytes,
+            missing,
+        }),
+    })
+}
+
+fn keep(
+    tx: &Tx<'_>,
+    (folder, site): (&Node, &Site),
+    (asked, until): (&Asked<'_>, i64),
+) -> Result<v1::Promise, Fault> {
+    let id = ids::reserve(tx.db, "promise", 1)?;
+    let sql = "INSERT INTO promise(promise, ino, element, bytes, uid, bounded, since, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    tx.db.execute(
+        sql,
+        params![
+            id.cast_signed(),
+            folder.ino.cast_signed(),
+            site.element.0,
+            asked.bytes.cast_signed(),
+            tx.caller.uid,
+            asked.bounded,
+            tx.now,
+            until
+        ],
+    )?;
+    tx.shared.bursts.set_promised();
+    tx.shared.leaving.set_moving();
+    let made = promises::all(tx.db, tx.now)?;
+    let made = made.iter().find(|one| one.id == id);
+    let made = made.ok_or(Fault::Malformed("a promise that has ended already"))?;
+    told(tx, made)
+}
+
+/// A promise, for people.
+fn told(tx: &Tx<'_>, one: &Promised) -> Result<v1::Promise, Fault> {
+    Ok(v1::Promise {
+        id: one.id,
+        folder: tx.path_of(one.ino)?.unwrap_or_default(),
+        element: one.element,
+        bytes: one.promise.bytes,
+        used: one.promise.used,
+        open: one.promise.open,
+        uid: one.uid,
+        since: one.since,
+        until: one.until,
+    })
+}
+
+/// The caller's promises; of an administrator, all.
+pub(crate) fn list(tx: &Tx<'_>) -> Result<Vec<v1::Promise>, Fault> {
+    let promises = promises::all(tx.db, tx.now)?;
+    let own = promises
+        .iter()
+        .filter(|one| tx.caller.above() || one.uid == tx.caller.uid);
+    own.map(|one| told(tx, one)).collect()
+}
+
+/// Ends a promise by its number, or all of the caller's for a folder. What was written within them stays.
+pub(crate) fn release(tx: &Tx<'_>, request: &v1::ReleaseRequest) -> Done<Vec<v1::Promise>> {
+    let folder = match request.id {
+        0 => tx.resolve(&request.path, true)?.ino,
+        _ => 0,
+    };
+    let promises = promises::all(tx.db, tx.now)?.into_iter();
+    let meant = promises
+        .filter(|one| one.id == request.id || one.ino == folder)
+        .filter(|one| tx.caller.above() || one.uid == tx.caller.uid);
+    let mut released = Vec::new();
+    for one in meant {
+        released.push(told(tx, &one)?);
+        tx.db
+            .prepare_cached("DELETE FROM promise WHERE promise = ?1")?
+            .execute([one.id.cast_signed()])?;
+    }
+    if released.is_empty() {
+        let called = match request.id {
+            0 => String::from_utf8_lossy(&request.path).into_owned(),
+            id => id.to_string(),
+        };
+        return Ok(Err(Refusal::NoPromise(called)));
+    }
+    Ok(Ok(released))
+}
+
+/// Ends promises when their time is over, for ever.
+pub(crate) async fn run(names: Arc<SqliteNames>) {
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let now = clock::now_ns();
+        let over = |db: &rusqlite::Connection| {
+            let sql = "SELECT EXISTS (SELECT 1 FROM promise WHERE until <= ?1)";
+            Ok(db.query_row(sql, [now], |row| row.get::<_, bool>(0))?)
+        };
+        let swept = match names.database().read(over) {
+            Ok(true) => {
+                let sweep = move |db: &rusqlite::Connection| promises::sweep(db, now);
+                names.database().write(sweep).await
+            }
+            Ok(false) => Ok(()),
+            Err(fault) => Err(fault),
+        };
+        if let Err(fault) = swept {
+            tracing::warn!(%fault, "promises of room whose time is over stay for now");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Room in the burst tier that was promised (`promise`), and which versions are placed within a promise (`promised`). What that means
+//! for who may begin what is [`tidemill_core::promise`]. How much of it is used, and that it ends with its folder, the database
+//! itself keeps.
+
+use super::burst::{DUE, HEARD_NS, WAITS};
+use super::fault::Fault;
+use super::node::Node;
+use super::spill::Here;
+use super::transaction::{DEPTH_MAX, Tx};
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::layout::{PlacementError, RESERVE_BYTES, Room, place_in_burst};
+use tidemill_core::promise::{Promise, Space};
+
+/// A promise that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Promised {
+    pub(crate) id: u64,
+    /// The folder whose files are within it.
+    pub(crate) ino: u64,
+    pub(crate) element: u32,
+    pub(crate) promise: Promise,
+    /// Who asked for it.
+    pub(crate) uid: u32,
+    /// It counts for what users may be promised together.
+    pub(crate) bounded: bool,
+    pub(crate) since: i64,
+    pub(crate) until: i64,
+}
+
+/// All promises that have not ended.
+pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<Promised>, Fault> {
+    let sql = "SELECT promise, ino, element, bytes, used, uid, bounded, since, until FROM promise WHERE until > ?1 ORDER BY promise";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([now], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok(Promised {
+            id: number(0)?,
+            ino: number(1)?,
+            element: row.get(2)?,
+            promise: Promise {
+                bytes: number(3)?,
+                used: number(4)?,
+                open: 0,
+            },
+            uid: row.get(5)?,
+            bounded: row.get(6)?,
+            since: row.get(7)?,
+            until: row.get(8)?,
+        })
+    })?;
+    let mut promises = rows.collect::<Result<Vec<_>, _>>()?;
+    if promises.is_empty() {
+        return Ok(promises);
+    }
+    let sql = "SELECT promise, count(*) FROM writing CROSS JOIN promised ON promised.object = writing.object GROUP BY promise";
+    let mut statement = db.prepare_cached(sql)?;
+    let open = statement.query_map([], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?))
+    })?;
+    let open = open.collect::<Result<BTreeMap<u64, u64>, _>>()?;
+    for one in &mut promises {
+        one.promise.open = open.get(&one.id).copied().unwrap_or(0);
+    }
+    Ok(promises)
+}
+
+/// Those of an element.
+pub(crate) fn of(promises: &[Promised], element: u32) -> Vec<Promise> {
+    let of = promises.iter().filter(|one| one.element == element);
+    of.map(|one| one.promise).collect()
+}
+
+/// The room of an element that has so many bytes free.
+pub(crate) fn space(
+    db: &Connection,
+    (element, free): (u32, u64),
+    (promises, now): (&[Promised], i64),
+) -> Result<Space, Fault> {
+    let sql = "SELECT count(*) FROM writing WHERE element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let open: i64 = statement.query_row([element], |row| row.get(0))?;
+    let sql = "SELECT coalesce(sum(size), 0) FROM burst WHERE element = ?1 AND state IN (?2, ?3) AND at > ?4";
+    let mut statement = db.prepare_cached(sql)?;
+    let row = params![element, WAITS, DUE, now - HEARD_NS];
+    let unheard: i64 = statement.query_row(row, |row| row.get(0))?;
+    let within = of(promises, element).iter().map(|one| one.open).sum();
+    Ok(Space {
+        free,
+        unheard: unheard.cast_unsigned(),
+        open: open.cast_unsigned().saturating_sub(within),
+    })
+}
+
+/// Bytes of an element that are set aside, for files that are being written and by promises.
+pub(crate) fn aside(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
+    let promises = all(db, now)?;
+    let space = space(db, (element, 0), (&promises, now))?;
+    Ok(space.aside(&of(&promises, element)))
+}
+
+/// Bytes of an element that are set aside by promises alone.
+pub(crate) fn promised(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
+    let promises = of(&all(db, now)?, element);
+    Ok(promises
+        .iter()
+        .map(Promise::aside)
+        .fold(0, u64::saturating_add))
+}
+
+/// Bytes of an element that are promised, and those of them that are not used up.
+pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<(u64, u64), Fault> {
+    let promises = of(&all(db, now)?, element);
+    let sum = |bytes: fn(&Promise) -> u64| promises.iter().map(bytes).fold(0, u64::saturating_add);
+    Ok((sum(|one| one.bytes), sum(Promise::left)))
+}
+
+/// Promises whose time is over end.
+pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
+    db.prepare_cached("DELETE FROM promise WHERE until <= ?1")?
+        .execute([now])?;
+    Ok(())
+}
+
+impl Tx<'_> {
+    /// The element of the burst tier for a new version in a folder that nobody wants on another: one on which room was promised for
+    /// it, else any that has room which is not promised to others.
+    pub(super) fn placed_in_burst(
+        &self,
+        dir: &Node,
+        here: Here<'_>,
+    ) -> Result<Option<ElementId>, Fault> {
+        if !self.shared.bursts.any() {
+            return Ok(None);
+        }
+        let promises = self.promises()?;
+        let own = self.own(dir, &promises)?;
+        let elements: Vec<ElementId> = here.here.iter().copied().map(ElementId).collect();
+        let (mut within, mut beside) = (Vec::new(), Vec::new());
+        let rooms = self.shared.rooms();
+        for room in rooms.store.iter().filter(|room| room.burst) {
+            let element = room.element.0;
+            let at = (element, room.free_bytes);
+            let space = space(self.db, at, (&promises, self.now))?;
+            let takes = |one: &&Promised| one.element == element && one.promise.takes(here.bytes);
+            if own.iter().any(|one| takes(&one)) {
+                within.push(Room {
+                    free_bytes: space.within(),
+                    ..*room
+                });
+            }
+            beside.push(Room {
+                free_bytes: space.beside(&of(&promises, element)),
+                ..*room
+            });
+        }
+        if let Ok(Some(element)) = place_in_burst(&elements, here.bytes, &within) {
+            self.take_up(&own, element.0, here)?;
+            return Ok(Some(element));
+        }
+        match place_in_burst(&elements, here.bytes, &beside) {
+            Err(PlacementError::BurstFull) if self.shared.bursts.limits().pass => Ok(None),
+            placed => Ok(placed?),
+        }
+    }
+
+    /// Who names an element of the tier may begin there what is within a promise, and what leaves others theirs; else they wait, as all
+    /// who write there.
+    pub(super) fn need_unpromised(
+        &self,
+        dir: &Node,
+        element: u32,
+        here: Here<'_>,
+    ) -> Result<(), Fault> {
+        if !self.shared.bursts.promised() || !self.shared.bursts.has(element) {
+            return Ok(());
+        }
+        let promises = self.promises()?;
+        let own = self.own(dir, &promises)?;
+        if own
+            .iter()
+            .any(|one| one.element == element && one.promise.takes(here.bytes))
+        {
+            return self.take_up(&own, element, here);
+        }
+        let promised = of(&promises, element);
+        let rooms = self.shared.rooms();
+        let room = rooms.store.iter().find(|room| room.element.0 == element);
+        let Some(room) = room.filter(|_| !promised.is_empty()) else {
+            return Ok(());
+        };
+        let at = (element, room.free_bytes);
+        let space = space(self.db, at, (&promises, self.now))?;
+        match space.beside(&promised) >= here.bytes.saturating_add(RESERVE_BYTES) {
+            true => Ok(()),
+            false => Err(PlacementError::BurstFull.into()),
+        }
+    }
+
+    fn promises(&self) -> Result<Vec<Promised>, Fault> {
+        match self.shared.bursts.promised() {
+            true => all(self.db, self.now),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// Those for a folder, or one above it; of the nearest first.
+    fn own(&self, dir: &Node, promises: &[Promised]) -> Result<Vec<Promised>, Fault> {
+        let mut own = Vec::new();
+        let (mut at, mut parent) = (dir.ino, dir.parent);
+        for _ in 0..DEPTH_MAX {
+            if promises.len() == own.len() {
+                break;
+            }
+            own.extend(promises.iter().filter(|one| one.ino == at).copied());
+            if at == Inode::ROOT.0 {
+                break;
+            }
+            at = parent;
+            parent = Node::get(self.db, at)?.parent;
+        }
+        Ok(own)
+    }
+
+    /// What is begun is within the first of these promises of an element that takes it.
+    fn take_up(&self, own: &[Promised], element: u32, here: Here<'_>) -> Result<(), Fault> {
+        let mut takes = own
+            .iter()
+            .filter(|one| one.element == element && one.promise.takes(here.bytes));
+        let Some(one) = takes.next().filter(|_| here.object != 0) else {
+            return Ok(());
+        };
+        let sql = "INSERT OR REPLACE INTO promised(object, promise, element) VALUES (?1, ?2, ?3)";
+        let row = params![here.object.cast_signed(), one.id.cast_signed(), element];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+}

@@ -563,15 +563,15 @@ fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user(
     assert_eq!(elements(&array, "/run/7/out").len(), 1);
     // Room is there before the job begins, and everybody's again after it; a job that does not begin keeps none.
     array.sh("chmod 700 in");
-    job("#TM reserve 1MiB /run/%j/out\n#TM stage /nowhere");
+    job("#TM reserve 1MiB /run/%j/new\n#TM stage /nowhere");
     let refused = run("prolog", "root");
     assert!(!refused.ok, "{}", refused.out);
     assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
-    job("#TM reserve 1MiB /run/%j/out");
+    job("#TM reserve 1MiB /run/%j/new");
     let reserved = run("prolog", "root");
     assert!(reserved.ok, "{}{}", reserved.out, reserved.err);
     let promises = array.json(&["stage", "list"]);
-    assert_eq!(promises[0]["folder"], "/run/7/out", "{promises}");
+    assert_eq!(promises[0]["folder"], "/run/7/new", "{promises}");
     assert!(run("epilog", "root").ok);
     assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
     job("#TM steal /run");

@@ -3,6 +3,7 @@
 
 use crate::element::fill;
 use crate::port::{Answer, Ask, OfElement};
+use crate::reference::NOENT;
 use crate::store::Refusal;
 use crate::world::World;
 use std::sync::Arc;
@@ -165,6 +166,11 @@ impl World {
                     && slot.session == session
                 {
                     slot.holds = Some((opened.object, self.server_life));
+                }
+                let missing = |result: &v1::NameResult| matches!(&result.result, Some(Named::Error(error)) if error.errno == NOENT);
+                if results.iter().any(missing) {
+                    // A room may have ended before it, in the same moment.
+                    self.take_warehouse();
                 }
                 self.reference.carried_out(ops, &results, &self.elements);
                 self.passes(ops, &results);

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_wire::v1::{self, NameResult, name_op::Op, name_result::Result as Named};
 
 const ROOT: u64 = 1;
-const NOENT: i32 = 2;
+pub(crate) const NOENT: i32 = 2;
 const EXIST: i32 = 17;
 
 /// A name: its folder's inode and itself.

@@ -25,14 +25,12 @@ impl Promise {
         self.open.saturating_mul(RESERVE_BYTES)
     }
 
-    /// Bytes that no other files may begin in. As long as something is left it is a little more than that: the last file of a
-    /// promise needs room to begin in, too.
+    /// Bytes that no other files may begin in. It is a little more than what is left: the last file of a promise needs room to begin
+    /// in, too, and so does one that begins when another has gone.
     #[must_use]
     pub fn aside(&self) -> u64 {
-        match self.left() {
-            0 => self.open_bytes(),
-            left => self.open_bytes().max(left.saturating_add(RESERVE_BYTES)),
-        }
+        let left = self.left().saturating_add(RESERVE_BYTES);
+        self.open_bytes().max(left)
     }
 
     /// Whether one more file, which begins with so many bytes, is within it: something is left beside what is set aside for those
@@ -127,11 +125,11 @@ mod tests {
             open: 0,
         };
         assert!(!promise.takes(0));
-        assert_eq!(space.beside(&[promise]), 80 * MIB);
-        assert_eq!(space.missing(64 * MIB, &[promise], (0, 0)), 0);
-        assert_eq!(space.missing(65 * MIB, &[promise], (0, 0)), MIB);
-        assert_eq!(space.missing(65 * MIB, &[promise], (MIB, 0)), 0);
-        assert_eq!(space.missing(64 * MIB, &[promise], (0, 9)), 9);
+        assert_eq!(space.beside(&[promise]), 64 * MIB);
+        assert_eq!(space.missing(48 * MIB, &[promise], (0, 0)), 0);
+        assert_eq!(space.missing(49 * MIB, &[promise], (0, 0)), MIB);
+        assert_eq!(space.missing(49 * MIB, &[promise], (MIB, 0)), 0);
+        assert_eq!(space.missing(48 * MIB, &[promise], (0, 9)), 9);
         assert_eq!(
             space.missing(u64::MAX, &[promise], (0, 0)),
             u64::MAX - 100 * MIB

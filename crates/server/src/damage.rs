@@ -165,3 +165,86 @@ pub(crate) fn mended(
 pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
     Ok(db.prepare("SELECT 1 FROM damage LIMIT 1")?.exists([])?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Names as _, Request, SqliteNames, ids};
+    use tidemill_wire::v1::name_op::Op;
+    use tidemill_wire::v1::name_result::Result as Answer;
+
+    fn ask(names: &SqliteNames, op: Op) -> Answer {
+        let request = Request {
+            caller: Caller::root(),
+            session: 5,
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..Request::default()
+        };
+        let mut results = names.apply_blocking(request).unwrap();
+        results.remove(0).result.unwrap()
+    }
+
+    fn numbers(names: &SqliteNames, sql: &str) -> Vec<(u64, u32)> {
+        let read = names.database().read(|db| {
+            let mut rows = db.prepare(sql)?;
+            let rows = rows.query_map([], |row| {
+                Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        });
+        read.unwrap()
+    }
+
+    /// Who was writing when the memory was lost may still bring bytes to the object: that is no version, and is removed.
+    #[test]
+    fn what_is_lost_while_it_is_written_is_not_what_comes_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        names.add_element(ElementId(3));
+        let reserved = names
+            .database()
+            .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 1, 10));
+        let (ino, object) = reserved.unwrap();
+        let create = v1::Create {
+            parent: 1,
+            name: b"f".to_vec(),
+            kind: v1::Kind::File.into(),
+            mode: 0o644,
+            ino,
+            object,
+            ..v1::Create::default()
+        };
+        assert!(matches!(ask(&names, Op::Create(create)), Answer::Opened(_)));
+        let known = v1::Element {
+            element: 3,
+            memory_id: 7,
+            ..v1::Element::default()
+        };
+        let came = v1::Element {
+            memory_id: 8,
+            ..known.clone()
+        };
+        let shared = names.shared().clone();
+        let lose = move |db: &Connection| forgotten(db, &shared, (Some(&known), &came), 99);
+        names.database().write_blocking(lose).unwrap();
+        let lost = numbers(
+            &names,
+            "SELECT object, element FROM inode WHERE object != 0",
+        );
+        assert_eq!((lost.len(), lost[0].1), (1, 3));
+        assert_ne!(lost[0].0, object);
+        assert_eq!(numbers(&names, "SELECT object, element FROM damage"), lost);
+        let removed = numbers(&names, "SELECT object, element FROM removal");
+        assert_eq!(removed, [(object, 3)]);
+        let good = move |db: &Connection| verified(db, ElementId(3), &[ObjectId(object)], &[], 100);
+        names.database().write_blocking(good).unwrap();
+        assert_eq!(numbers(&names, "SELECT object, element FROM damage"), lost);
+        let seal = v1::Seal {
+            ino,
+            object,
+            size: 5,
+            ..v1::Seal::default()
+        };
+        assert!(matches!(ask(&names, Op::Seal(seal)), Answer::Error(_)));
+    }
+}

@@ -44,6 +44,8 @@ pub(crate) struct Warehouse {
     rooms: BTreeMap<&'static str, Room>,
     /// Objects that were in memory that is gone.
     gone: BTreeSet<u64>,
+    /// Elements whose memory was lost.
+    hosts: BTreeSet<u32>,
     /// Where clients were told to go on with what had no more room. One that is killed on the way there leaves what had arrived.
     passing: BTreeSet<(u32, u64)>,
     /// Rooms that have ended.
@@ -73,6 +75,7 @@ impl World {
             first,
             rooms: BTreeMap::new(),
             gone: BTreeSet::new(),
+            hosts: BTreeSet::new(),
             passing: BTreeSet::new(),
             ended: 0,
         });
@@ -110,6 +113,12 @@ impl World {
         });
     }
 
+    /// Whether the memory of an element was ever lost.
+    fn has_ended(&self, element: u32) -> bool {
+        let warehouse = self.warehouse.as_ref();
+        warehouse.is_some_and(|warehouse| warehouse.hosts.contains(&element))
+    }
+
     fn lose_memory(&mut self) {
         let Some(warehouse) = &mut self.warehouse else {
             return;
@@ -129,6 +138,7 @@ impl World {
         let Some(warehouse) = &mut self.warehouse else {
             return;
         };
+        warehouse.hosts.insert(id);
         for (object, known) in lost {
             warehouse.gone.insert(object);
             if known.sealed {
@@ -172,16 +182,20 @@ impl World {
 
     fn take_lost(&mut self) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT ino, object FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
+        let sql = "SELECT ino, object, damage.element FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
         let found = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([FORGOTTEN], |row| {
                 let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
-                Ok((number(0)?, number(1)?))
+                Ok((number(0)?, number(1)?, row.get(2)?))
             })?;
             rows.collect::<Result<Vec<_>, _>>()
         });
-        for (ino, object) in found.expect("the server's tables can be read") {
+        for (ino, object, element) in found.expect("the server's tables can be read") {
+            assert!(
+                self.has_ended(element),
+                "inode {ino} is said to be lost, and the memory of element {element} is there"
+            );
             self.reference.is_lost(ino, object);
         }
     }
@@ -294,8 +308,10 @@ impl World {
     pub(crate) fn check_lost(&self) -> BTreeSet<(u32, u64)> {
         let named = self.named();
         for &(id, object) in &named {
+            // The first version of a file that is lost while it is written has an object that is nowhere.
+            let was_nowhere = self.reference.content(object).is_none() && self.has_ended(id);
             assert!(
-                self.is_gone(object) || self.reference.content(object).is_none(),
+                self.is_gone(object) || was_nowhere,
                 "object {object} is said to be lost, and its memory is there"
             );
             let element = self.elements.iter().find(|element| element.id == id);

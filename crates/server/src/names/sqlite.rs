@@ -331,7 +331,7 @@ impl Names for SqliteNames {
 #[cfg(test)]
 impl SqliteNames {
     /// There is an element that has room.
-    pub(super) fn add_element(&self, element: tidemill_core::id::ElementId) {
+    pub(crate) fn add_element(&self, element: tidemill_core::id::ElementId) {
         let mut rooms = super::shared::Rooms::clone(&self.shared().rooms());
         rooms.store.push(tidemill_core::layout::Room {
             leaving: false,

@@ -496,7 +496,7 @@ fn promises_end_and_others_get_the_room() {
             .ok
     );
     array.sh("head -c 30M /dev/zero > a/large");
-    assert_eq!(promises(&array)[0]["used"], 30 << 20);
+    wait("it is used", || promises(&array)[0]["used"] == 30 << 20);
     array.sh("rm a/large");
     wait("its room is promised again", || {
         promises(&array)[0]["used"] == 0

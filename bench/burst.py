@@ -171,9 +171,9 @@ def abb(options):
                 numbers.array("d", (chance.uniform(0, 1000) for _ in range(size))).tofile(file)
         for what, (kernel, args) in KERNELS.items():
             ways = {way: [] for way in ("ABB", "BB+ANALY", "PFS+ANALY")}
-            for round in range(options.rounds):
+            for turn in range(options.rounds):
                 for way, taken in ways.items():
-                    taken.append(task(options, os.path.join(folder, f"{what}-{way}-{round}"), source, way, kernel, args))
+                    taken.append(task(options, os.path.join(folder, f"{what}-{way}-{turn}"), source, way, kernel, args))
             middle = {way: [statistics.median(values) for values in zip(*taken)] for way, taken in ways.items()}
             ours = middle["ABB"]
             print(json.dumps({"what": f"{what} of {options.size_mib} MiB, {options.ranks} programs, 1 element of the tier", "seconds": round(ours[0], 3),

@@ -172,9 +172,10 @@ impl World {
         if self.server.is_none() {
             return;
         }
-        let rooms = !warehouse.rooms.is_empty();
-        // Also what was written while the server was away, of which nobody else knows.
-        self.take_lost();
+        let (lost, rooms) = (!warehouse.hosts.is_empty(), !warehouse.rooms.is_empty());
+        if lost {
+            self.take_lost();
+        }
         if rooms {
             self.take_ended();
         }

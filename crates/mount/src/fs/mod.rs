@@ -107,6 +107,25 @@ pub(crate) struct Found {
     pub(crate) entry: Option<entries::Slot>,
 }
 
+impl Found {
+    /// What is known of something but for its kind: nothing.
+    pub(crate) fn of_kind(key: Key, kind: Kind) -> Self {
+        let attr = Attr {
+            ino: key.ino,
+            kind: kind.into(),
+            ..Attr::default()
+        };
+        Self {
+            key,
+            attr,
+            blocks: 0,
+            ttl: Duration::ZERO,
+            asked: 0,
+            entry: None,
+        }
+    }
+}
+
 impl Fs {
     pub(crate) fn new(backend: Arc<Backend>, mountpoint: PathBuf, attr_ttl: Duration) -> Self {
         let table = Arc::new(table::Table::default());

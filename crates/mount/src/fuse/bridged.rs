@@ -4,8 +4,8 @@ use super::convert::{attr_of, errno, file_type};
 use super::waiting::Refuse;
 use super::{Adapter, caller};
 use crate::error::Error;
-use crate::fs::Found;
 use crate::fs::bridged::{Bridged, Names};
+use crate::fs::{Found, Key};
 use crate::stores::Seen;
 use fuser::{
     FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyAttr,
@@ -159,11 +159,8 @@ impl Adapter {
                 full = full || reply.add(ino, *next, folder, name);
             }
             for (next, entry) in page.numbered() {
-                let kind = match entry.seen {
-                    Seen::Folder => Kind::Directory,
-                    Seen::File(_) => Kind::File,
-                };
-                full = full || reply.add(INodeNo(UNKNOWN), next, file_type(kind), &entry.name);
+                let kind = file_type(kind(&entry.seen));
+                full = full || reply.add(INodeNo(UNKNOWN), next, kind, &entry.name);
             }
             reply.ok();
         };
@@ -179,7 +176,7 @@ impl Adapter {
     ) {
         let answer = move |bridged: &Bridged, mut reply: ReplyDirectoryPlus, page: &Page| {
             for (next, name) in &page.dots {
-                let attr = unknown(&Seen::Folder);
+                let attr = unknown(Kind::Directory);
                 if reply.add(ino, *next, name, &Duration::ZERO, &attr, Generation(0)) {
                     return reply.ok();
                 }
@@ -188,7 +185,7 @@ impl Adapter {
                 let found = bridged.listed(&page.names, entry);
                 let (attr, ttl) = match &found {
                     Some(found) => (attr_of(found, found.key.ino), found.ttl),
-                    None => (unknown(&entry.seen), Duration::ZERO),
+                    None => (unknown(kind(&entry.seen)), Duration::ZERO),
                 };
                 let number = found.map_or(UNKNOWN, |found| found.key.ino);
                 let number = INodeNo(number);
@@ -205,26 +202,16 @@ impl Adapter {
     }
 }
 
-/// Attributes that say nothing but the kind: the kernel takes what has the number 0 for a name only.
-fn unknown(seen: &Seen) -> FileAttr {
-    let kind = match seen {
+fn kind(seen: &Seen) -> Kind {
+    match seen {
         Seen::Folder => Kind::Directory,
         Seen::File(_) => Kind::File,
-    };
-    let attr = tidemill_wire::v1::Attr {
-        kind: kind.into(),
-        ..tidemill_wire::v1::Attr::default()
-    };
-    let key = crate::fs::Key { ino: 0, alias: 0 };
-    let found = Found {
-        key,
-        attr,
-        blocks: 0,
-        ttl: Duration::ZERO,
-        asked: 0,
-        entry: None,
-    };
-    attr_of(&found, 0)
+    }
+}
+
+/// Attributes that say nothing but the kind: the kernel takes what has the number 0 for a name only.
+fn unknown(kind: Kind) -> FileAttr {
+    attr_of(&Found::of_kind(Key { ino: 0, alias: 0 }, kind), 0)
 }
 
 /// Tells what is known of an inode.

@@ -8,7 +8,6 @@ use crate::fs::{Caller, Found, Fs, Key, Pace, directory::Listed};
 use fuser::{FileHandle, Generation, INodeNo, ReplyDirectoryPlus, Request};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 use tidemill_wire::v1::{Attr, Kind};
 
 /// Entries in one answer at most; the kernel has room for a few hundred.
@@ -95,22 +94,10 @@ fn lines(
     let dots = [(0, &b"."[..]), (1, &b".."[..])];
     for (at, name) in dots {
         if offset <= at {
-            let attr = Attr {
-                ino: key.ino,
-                kind: Kind::Directory.into(),
-                ..Attr::default()
-            };
-            let found = Found {
-                key,
-                attr,
-                blocks: 0,
-                ttl: Duration::ZERO,
-                asked: 0,
-                entry: None,
-            };
+            let found = Found::of_kind(key, Kind::Directory);
             lines.push(Line {
                 name: name.to_vec(),
-                attr,
+                attr: found.attr,
                 next: at + 1,
                 entry: None,
                 special: Some(found),

@@ -73,6 +73,12 @@ pub(crate) fn of(promises: &[Promised], element: u32) -> Vec<Promise> {
     of.map(|one| one.promise).collect()
 }
 
+/// The first of these promises of an element that takes a file which begins with so many bytes.
+fn taker(own: &[Promised], element: u32, bytes: u64) -> Option<&Promised> {
+    own.iter()
+        .find(|one| one.element == element && one.promise.takes(bytes))
+}
+
 /// The room of an element that has so many bytes free.
 pub(crate) fn space(
     db: &Connection,
@@ -144,8 +150,7 @@ impl Tx<'_> {
             let element = room.element.0;
             let at = (element, room.free_bytes);
             let space = space(self.db, at, (&promises, self.now))?;
-            let takes = |one: &&Promised| one.element == element && one.promise.takes(here.bytes);
-            if own.iter().any(|one| takes(&one)) {
+            if taker(&own, element, here.bytes).is_some() {
                 within.push(Room {
                     free_bytes: space.within(),
                     ..*room
@@ -157,7 +162,9 @@ impl Tx<'_> {
             });
         }
         if let Ok(Some(element)) = place_in_burst(&elements, here.bytes, &within) {
-            self.take_up(&own, element.0, here)?;
+            if let Some(one) = taker(&own, element.0, here.bytes) {
+                self.take_up(one, here)?;
+            }
             return Ok(Some(element));
         }
         match place_in_burst(&elements, here.bytes, &beside) {
@@ -179,11 +186,8 @@ impl Tx<'_> {
         }
         let promises = self.promises()?;
         let own = self.own(dir, &promises)?;
-        if own
-            .iter()
-            .any(|one| one.element == element && one.promise.takes(here.bytes))
-        {
-            return self.take_up(&own, element, here);
+        if let Some(one) = taker(&own, element, here.bytes) {
+            return self.take_up(one, here);
         }
         let promised = of(&promises, element);
         let rooms = self.shared.rooms();
@@ -224,16 +228,13 @@ impl Tx<'_> {
         Ok(own)
     }
 
-    /// What is begun is within the first of these promises of an element that takes it.
-    fn take_up(&self, own: &[Promised], element: u32, here: Here<'_>) -> Result<(), Fault> {
-        let mut takes = own
-            .iter()
-            .filter(|one| one.element == element && one.promise.takes(here.bytes));
-        let Some(one) = takes.next().filter(|_| here.object != 0) else {
+    /// What is begun is within this promise.
+    fn take_up(&self, one: &Promised, here: Here<'_>) -> Result<(), Fault> {
+        if here.object == 0 {
             return Ok(());
-        };
+        }
         let sql = "INSERT OR REPLACE INTO promised(object, promise, element) VALUES (?1, ?2, ?3)";
-        let row = params![here.object.cast_signed(), one.id.cast_signed(), element];
+        let row = params![here.object.cast_signed(), one.id.cast_signed(), one.element];
         self.db.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tidemill_label::{Analysis, App, Error, Intent, Label, Settings, Subscription, Ticket};
+use tidemill_label::{
+    Analysis, App, Arrival, Error, Intent, Label, Settings, Subscription, Ticket,
+};
 use tidemill_wire::labels::label::Type;
 use tidemill_wire::labels::{self as said, Came, labels_server};
 use tokio::sync::{Semaphore, mpsc};
@@ -331,40 +333,42 @@ impl Client {
 
 /// Tells a client of what comes, for as long as it listens and its application is there.
 fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result<Came, Status>>) {
-    let mut came = Ok(Came {
+    let without_file = |files: &Subscription, missed| Came {
         cursor: files.cursor().to_owned(),
+        missed,
         ..Came::default()
-    });
+    };
+    let mut came = Ok(without_file(&files, false));
     loop {
         let failed = came.is_err();
         if sends.blocking_send(came).is_err() || failed {
             return;
         }
-        came = loop {
-            if client.gone.load(Ordering::Relaxed) {
-                break Err(Status::cancelled("the application has ended"));
-            }
+        let next = loop {
             match files.next(Some(SLICE)) {
                 Err(Error::Timeout) if sends.is_closed() => return,
-                Err(Error::Timeout) => {}
-                Ok(arrival) => {
-                    break Ok(Came {
-                        path: arrival.path,
-                        version: arrival.version,
-                        size: arrival.size,
-                        cursor: arrival.cursor,
-                        missed: false,
-                    });
-                }
-                Err(Error::Missed) => {
-                    break Ok(Came {
-                        cursor: files.cursor().to_owned(),
-                        missed: true,
-                        ..Came::default()
-                    });
-                }
-                Err(error) => break Err(refused(&error)),
+                Err(Error::Timeout) if !client.gone.load(Ordering::Relaxed) => {}
+                next => break next,
             }
+        };
+        came = match next {
+            _ if client.gone.load(Ordering::Relaxed) => {
+                Err(Status::cancelled("the application has ended"))
+            }
+            Ok(Arrival {
+                path,
+                version,
+                size,
+                cursor,
+            }) => Ok(Came {
+                path,
+                version,
+                size,
+                cursor,
+                missed: false,
+            }),
+            Err(Error::Missed) => Ok(without_file(&files, true)),
+            Err(error) => Err(refused(&error)),
         };
     }
 }

@@ -304,6 +304,17 @@ impl Folder {
         Part::begin(parent.map_err(Error::of(path))?, name, path)
     }
 
+    /// Gives a file another name beside its own, in place of what has that.
+    pub(crate) fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
+        let (file, _) = self.file(path)?;
+        let mut copy = self.create(other)?;
+        match copy.link(&file, path)? {
+            true => {}
+            false => copy.fill(file)?,
+        }
+        copy.finish()
+    }
+
     pub(crate) fn remove(&self, path: &str) -> Result<(), Error> {
         let (above, name) = checked(path)?.rsplit_once('/').unwrap_or((".", path));
         let parent = self.below(above, OFlags::PATH | OFlags::DIRECTORY);

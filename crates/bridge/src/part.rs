@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -66,6 +67,39 @@ impl Part {
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| Error::Store {
+            path: self.path.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Makes it another name of a file, if the file system can do that; whether it could.
+    pub(crate) fn link(&mut self, file: &File, path: &str) -> Result<bool, Error> {
+        let at = Error::of(path);
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let beside = format!("{}-link", self.part);
+        let _ = rustix::fs::unlinkat(&self.folder, &beside, AtFlags::empty());
+        let linked = rustix::fs::linkat(
+            rustix::fs::CWD,
+            &name,
+            &self.folder,
+            &beside,
+            AtFlags::SYMLINK_FOLLOW,
+        );
+        if linked.is_err() {
+            return Ok(false);
+        }
+        rustix::fs::renameat(&self.folder, &beside, &self.folder, &self.part).map_err(&at)?;
+        self.file = file.try_clone().map_err(|error| Error::Store {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok(true)
+    }
+
+    /// Takes over all bytes of a file.
+    pub(crate) fn fill(&mut self, mut file: File) -> Result<(), Error> {
+        let copied = std::io::copy(&mut file, &mut self.file);
+        copied.map(drop).map_err(|error| Error::Store {
             path: self.path.clone(),
             reason: error.to_string(),
         })

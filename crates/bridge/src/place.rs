@@ -96,6 +96,46 @@ impl Place {
         &self.uri
     }
 
+    /// What a path here is called in another place that this is in, or that it is itself; `None`: it is elsewhere.
+    #[must_use]
+    pub fn seen_from(&self, other: &Self, path: &str) -> Option<String> {
+        let (ours, theirs, same) = match (&self.kind, &other.kind) {
+            (Kind::Folder(ours), Kind::Folder(theirs)) => (ours, theirs, true),
+            (
+                Kind::S3 {
+                    root: ours,
+                    bucket,
+                    endpoint,
+                    ..
+                },
+                Kind::S3 {
+                    root: theirs,
+                    bucket: bucket_there,
+                    endpoint: endpoint_there,
+                    ..
+                },
+            ) => (
+                ours,
+                theirs,
+                (bucket, endpoint) == (bucket_there, endpoint_there),
+            ),
+            (Kind::WebDav(host, ours), Kind::WebDav(there, theirs))
+            | (Kind::Http(host, ours), Kind::Http(there, theirs)) => (ours, theirs, host == there),
+            _ => return None,
+        };
+        let (ours, theirs) = (ours.trim_matches('/'), theirs.trim_matches('/'));
+        let between = match (same, theirs.is_empty(), ours.strip_prefix(theirs)?) {
+            (false, ..) => return None,
+            (true, true, below) => below,
+            (true, false, "") => "",
+            (true, false, below) => below.strip_prefix('/')?,
+        };
+        Some(match between {
+            "" => path.to_owned(),
+            between => format!("{between}/{path}"),
+        })
+    }
+
     /// Whether nothing can be listed or written there.
     #[must_use]
     pub fn is_plain_http(&self) -> bool {
@@ -137,6 +177,23 @@ pub(crate) fn is_part(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_known_in_the_places_around_it_and_in_no_others() {
+        let seen = |here: &str, there: &str| {
+            let [here, there] = [here, there].map(|uri| Place::parse(uri).unwrap());
+            here.seen_from(&there, "x/y")
+        };
+        let found = Some("b/x/y".to_owned());
+        assert_eq!(seen("file:///a/b", "file:///a/"), found);
+        assert_eq!(seen("s3://data/b", "s3://data"), found);
+        assert_eq!(seen("s3://data/b/", "s3://data/b"), Some("x/y".into()));
+        assert_eq!(seen("file:///ab", "file:///a"), None);
+        assert_eq!(seen("file:///a", "file:///a/b"), None);
+        assert_eq!(seen("s3://data/b", "s3://other"), None);
+        assert_eq!(seen("s3://data/b", "s3://data?endpoint=http://h"), None);
+        assert_eq!(seen("file:///a", "http://h/a"), None);
+    }
 
     #[test]
     fn addresses_say_where_and_nothing_secret() {

@@ -430,6 +430,40 @@ impl Remote {
         })
     }
 
+    /// Writes a file that is here as a whole.
+    pub(crate) async fn put(&self, path: &str, bytes: Bytes) -> Result<Object, Error> {
+        let able = self.operator.info().capability();
+        if !able.write || able.rename {
+            let mut writer = self.write(path).await?;
+            return match writer.write(bytes).await {
+                Ok(()) => writer.finish().await,
+                Err(error) => {
+                    writer.abort().await;
+                    Err(error)
+                }
+            };
+        }
+        let size = bytes.len() as u64;
+        let about = self.operator.write(path, bytes).await;
+        let about = about.map_err(self.failed(path))?;
+        if about.etag().is_none() {
+            return self.stat(path).await;
+        }
+        let mut written = object(path, &about);
+        written.size = size;
+        Ok(written)
+    }
+
+    /// Makes another file of the same bytes, in place of what is there.
+    pub(crate) async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
+        if !self.operator.info().capability().copy {
+            return Err(Error::Unable("copy what it has"));
+        }
+        let copied = self.operator.copy(path, other).await;
+        copied.map_err(self.failed(path))?;
+        self.stat(other).await
+    }
+
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         let removed = self.operator.delete(path).await;
         removed.map_err(self.failed(path))

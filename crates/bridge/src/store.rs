@@ -194,6 +194,34 @@ impl Bridge {
         }))
     }
 
+    /// Writes a file that is here as a whole, in place of what is there.
+    ///
+    /// # Errors
+    /// If the store does not take it: then what had its name before still has it.
+    pub async fn put(&self, path: &str, bytes: Bytes) -> Result<Object, Error> {
+        if let Store::Remote(remote) = &self.0 {
+            return remote.put(checked(path)?, bytes).await;
+        }
+        let mut writer = self.write(path).await?;
+        writer.write(bytes).await?;
+        writer.finish().await
+    }
+
+    /// Makes another file of the bytes of one, in place of what is there: a name of its own in a folder, a copy elsewhere.
+    ///
+    /// # Errors
+    /// If the store can't, or the file is not there.
+    pub async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
+        let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
+        match &self.0 {
+            Store::Folder(folder) => {
+                let folder = folder.clone();
+                aside(move || folder.also(&path, &other)).await
+            }
+            Store::Remote(remote) => remote.also(&path, &other).await,
+        }
+    }
+
     /// Removes a file.
     ///
     /// # Errors

@@ -120,6 +120,9 @@ pub(crate) struct Element {
     pub(crate) scrub_rate: Option<OrOff<Size>>,
     pub(crate) role: Option<ElementRole>,
     pub(crate) tier: Option<ElementTier>,
+    pub(crate) outside: Option<String>,
+    pub(crate) outside_keys: Option<PathBuf>,
+    pub(crate) near: Option<Size>,
 }
 
 /// Named resources, `gpu=2,licence.x=1`.
@@ -221,6 +224,8 @@ pub(crate) struct Up {
     pub(crate) elements: Option<u32>,
     pub(crate) warehouse: Option<Size>,
     pub(crate) burst: Option<PathBuf>,
+    pub(crate) outside: Option<String>,
+    pub(crate) outside_keys: Option<PathBuf>,
 }
 
 /// The file can't be used.

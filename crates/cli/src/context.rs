@@ -55,6 +55,11 @@ impl ArrayDir {
         self.0.join("warehouse")
     }
 
+    /// Where the files of the element outside are, as text, and in a second line the file of its keys, if there is one.
+    pub(crate) fn outside(&self) -> PathBuf {
+        self.0.join("outside")
+    }
+
     /// The folder of the element of the burst tier, as text, if there is one.
     pub(crate) fn burst(&self) -> PathBuf {
         self.0.join("burst")

@@ -2,11 +2,12 @@
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
 //! [`tls`] says who is at the other end of both,
-//! [`LocalNames`] is a short way to the namespace of a server on this host, [`users`] are those of this host. [`transfer`] puts the two together for whole files, [`channel`] for messages. It decides nothing about placement or order.
+//! [`LocalNames`] is a short way to the namespace of a server on this host, [`users`] are those of this host. [`transfer`] puts the two together for whole files, [`channel`] for messages. [`blocks`] are what is kept of files of stores outside. It decides nothing about placement or order.
 //!
 //! What those who are connected to allow others has its bounds here, too: [`guests`] for connections, [`turns`] for
 //! requests, [`sparse`] for log lines.
 
+pub mod blocks;
 pub mod channel;
 pub mod credential;
 pub mod endpoint;

@@ -218,6 +218,16 @@ impl Objects {
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
+    /// Makes a sealed object of a file of the store outside in which the element has what it keeps; gives its length in bytes.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn link(&self, remote: &Remote, path: &str) -> Result<u64, Error> {
+        let request = base(remote, Method::POST, "/outside");
+        let response = self.send(remote, request, Bytes::from(path.to_owned()));
+        size_of(remote, response.await?, "link").await
+    }
+
     /// `fallocate(2)` on an unsealed object; gives its length in bytes.
     ///
     /// # Errors

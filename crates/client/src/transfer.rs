@@ -132,6 +132,44 @@ impl Transfer {
                 written.await.map(|size| (size, Vec::new()))
             }
         };
+        self.end((ino, object), wanted, written).await
+    }
+
+    /// Makes a version of what is in the store outside of the element that is named, without fetching it. Gives its length in bytes,
+    /// and the object that is the version.
+    ///
+    /// # Errors
+    /// As those of [`Self::put`].
+    pub async fn link(
+        &self,
+        element: ElementId,
+        outside: &str,
+        (path, mode): (&str, u32),
+    ) -> Result<(u64, u64), Error> {
+        let wanted = Wanted {
+            element: Some(element),
+            copies: Some(copies::Wanted::ONE),
+            stripes: None,
+        };
+        let opened = self.begin(path, mode, wanted).await?;
+        let attr = opened.attr.clone().ok_or(Error::Answer("Open"))?;
+        let link = async {
+            let remote = Self::remote(&opened)?;
+            let size = self.objects.link(&remote, outside).await?;
+            self.objects.seal(&remote, &seal_body(&attr, path)).await?;
+            Ok((size, Vec::new()))
+        };
+        let linked = link.await;
+        self.end((attr.ino, opened.object), wanted, linked).await
+    }
+
+    /// Seals a version that was written, or gives it up.
+    async fn end(
+        &self,
+        (ino, object): (u64, u64),
+        wanted: Wanted,
+        written: Result<(u64, Vec<u64>), Error>,
+    ) -> Result<(u64, u64), Error> {
         let done = match written {
             Ok((size, parts)) => {
                 let seal = v1::Seal {

@@ -89,6 +89,9 @@ pub struct Site {
     pub memory: bool,
     /// Whether it is of the burst tier: no copies are put there.
     pub burst: bool,
+    /// Whether its files stay in a store outside of the array: what drains goes there rather than elsewhere, other copies only if
+    /// there is no other place.
+    pub outside: bool,
 }
 
 /// An object and who has it.
@@ -277,9 +280,11 @@ impl Kept {
         let stays = self.of(&[CopyState::Current, CopyState::Coming]);
         let hosts = stays.filter_map(site).map(|one| one.host.as_str());
         let hosts: Vec<&str> = hosts.collect();
+        let drains = hosts.is_empty() && self.of(&[CopyState::Burst]).next().is_some();
         takes.min_by_key(|one| {
             let shared = hosts.contains(&one.host.as_str());
-            (shared, self.draw(one.element), one.element)
+            let other = one.outside != drains;
+            (shared, other, self.draw(one.element), one.element)
         })
     }
 
@@ -375,6 +380,7 @@ mod tests {
             takes: true,
             memory: false,
             burst: false,
+            outside: false,
         };
         (0..).zip(hosts).map(site).collect()
     }
@@ -402,6 +408,20 @@ mod tests {
         Next::Remove {
             goes: goes.iter().copied().map(ElementId).collect(),
             first: ElementId(first),
+        }
+    }
+
+    #[test]
+    fn what_drains_goes_outside_and_other_copies_stay_inside() {
+        let mut some = sites(&["a", "b", "c", "c (outside)"]);
+        (some[0].burst, some[3].outside) = (true, true);
+        for object in 0..20 {
+            let mut kept = kept(1, &[(0, CopyState::Burst)]);
+            kept.object = ObjectId(object);
+            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == ElementId(3)));
+            let mut kept = self::kept(2, &[(1, Current)]);
+            kept.object = ObjectId(object);
+            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == ElementId(2)));
         }
     }
 

@@ -1,5 +1,6 @@
 //! What an element is told when it starts.
 
+use crate::outside::Where;
 use crate::power::Meter;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -66,6 +67,8 @@ pub struct Config {
     pub kernels_environment: Vec<(String, String)>,
     /// What it keeps them in.
     pub medium: Medium,
+    /// Where its files stay, if that is outside of the array.
+    pub outside: Option<Where>,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
     /// Memory for what tasks of jobs hand to each other, in bytes, beside what is on its disk; `None`: that goes to the disk.
@@ -151,6 +154,7 @@ impl Config {
             kernels_path: Vec::new(),
             kernels_environment: Vec::new(),
             medium: Medium::Disk,
+            outside: None,
             capacity_bytes: None,
             intermediate_bytes: None,
             link_bytes_per_sec: None,

@@ -7,6 +7,7 @@ use crate::executor::Parts;
 use crate::labels::{Labels, Live, failed};
 use crate::records::{self, Hash, ObjectRecord};
 use crate::scrub;
+use crate::store::Named;
 use crate::task::{Work, now};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,12 +66,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
     for (element, wanted) in sources {
         bring(parts, element, &wanted, &mut made);
     }
-    if !made.is_empty()
-        && let Err(error) = parts.store.flush()
-    {
-        tracing::warn!(%error, "copies are made one by one");
-        made.clear();
-    }
+    settle(parts, &mut made);
     let mut left = Vec::new();
     for (id, live) in taken {
         match made.remove(&id) {
@@ -79,6 +75,29 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
         }
     }
     left
+}
+
+/// Brings what was made to where it is to stay; what can't be is made again, one by one, which tells why.
+fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
+    let mut labels = Vec::with_capacity(made.len());
+    let mut objects = Vec::with_capacity(made.len());
+    for (id, work) in made.iter() {
+        for record in &work.made {
+            let named = Named {
+                path: record.path.clone(),
+                part: record.part.is_some(),
+                hash: record.hash,
+            };
+            labels.push(*id);
+            objects.push((record.id, named));
+        }
+    }
+    for (id, settled) in labels.into_iter().zip(parts.store.settle(&objects)) {
+        if let Err(error) = settled {
+            tracing::warn!(%error, "a copy is made again");
+            made.remove(&id);
+        }
+    }
 }
 
 /// Brings objects of one element.

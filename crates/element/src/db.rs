@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
 /// Version of the schema (`PRAGMA user_version`).
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
@@ -24,7 +24,7 @@ const GROUP_MAX: usize = 2000;
 const READERS: usize = 2;
 
 /// Step `n` brings a database of version `n` to version `n + 1`.
-const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES];
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE];
 
 const TABLES: &str = "
     CREATE TABLE object (
@@ -67,6 +67,25 @@ const HASHES: &str = "
     ALTER TABLE object ADD COLUMN damage TEXT;
     CREATE INDEX object_unhashed ON object (id) WHERE kind = 0 AND hash IS NULL AND damage IS NULL;
     CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
+";
+
+// What was only linked is not read to hash it: it would all be fetched.
+const OUTSIDE: &str = "
+    ALTER TABLE object ADD COLUMN linked INTEGER NOT NULL DEFAULT 0;
+    DROP INDEX object_unhashed;
+    CREATE INDEX object_unhashed ON object (id)
+        WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0;
+    CREATE TABLE outside (
+        object INTEGER PRIMARY KEY,
+        path TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        tag TEXT NOT NULL,
+        checked INTEGER NOT NULL,
+        linked INTEGER NOT NULL,
+        gone INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX outside_path ON outside (path);
+    CREATE INDEX outside_gone ON outside (object) WHERE gone = 1;
 ";
 
 /// What is wrong with the database.

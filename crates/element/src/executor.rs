@@ -10,6 +10,7 @@ use crate::db::Db;
 use crate::error::Error;
 use crate::flash_model::FlashModel;
 use crate::labels::{Labels, Live, failed};
+use crate::outside::{self, Outside};
 use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::records;
@@ -31,6 +32,8 @@ use tidemill_wire::v1;
 
 /// Objects that are copied here at once.
 const COPIES: usize = 2;
+/// The same where each waits for a store outside.
+const COPIES_OUTSIDE: usize = 8;
 
 /// What the executor works with.
 #[derive(Debug)]
@@ -41,6 +44,8 @@ pub struct Parts {
     pub folder: PathBuf,
     /// Objects.
     pub store: Arc<dyn Store>,
+    /// The same, if they stay outside of the array.
+    pub(crate) outside: Option<Arc<Outside>>,
     /// Channels of rooms.
     pub(crate) channels: Arc<Channels>,
     /// Rows.
@@ -93,7 +98,11 @@ impl Executor {
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
         let light = (0..LIGHT_MAX).map(|number| (Lane::Light, format!("light-{number}")));
-        let copies = (0..COPIES).map(|copy| (Lane::Copy, format!("copy-{copy}")));
+        let copies = match parts.outside {
+            Some(_) => COPIES_OUTSIDE,
+            None => COPIES,
+        };
+        let copies = (0..copies).map(|copy| (Lane::Copy, format!("copy-{copy}")));
         let removal = (Lane::Remove, "remove".to_owned());
         let verify = (Lane::Verify, "verify".to_owned());
         let mut spawn = |name: String, run: fn(&Parts, &Arc<Labels>, Lane), lane| {
@@ -105,6 +114,11 @@ impl Executor {
         };
         for (lane, name) in cores.chain(light).chain(copies).chain([removal, verify]) {
             spawn(name, work, lane)?;
+        }
+        if parts.outside.is_some() {
+            let settle: fn(&Parts, &Arc<Labels>, Lane) =
+                |parts, labels, _| outside::keep_settling(parts, labels);
+            spawn("settle".to_owned(), settle, Lane::Verify)?;
         }
         if parts.scrub_bytes_per_sec.is_some() {
             let hash: fn(&Parts, &Arc<Labels>, Lane) =

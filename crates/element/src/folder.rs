@@ -9,7 +9,7 @@
 //! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
 
 use crate::handed::Handed;
-use crate::store::{Disk, Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
+use crate::store::{Disk, Entry, Named, Opened, ReadAt, Space, Stat, Store, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -655,12 +655,19 @@ impl Store for FolderStore {
         })
     }
 
-    fn flush(&self) -> Result<(), StoreError> {
-        let synced = File::open(&self.folder).and_then(|folder| Ok(rustix::fs::syncfs(&folder)?));
-        synced.map_err(|source| StoreError::Device {
-            path: self.folder.clone(),
-            source,
-        })
+    fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
+        if let [(object, _)] = objects {
+            return vec![self.sync(*object)];
+        }
+        let flush = || File::open(&self.folder).and_then(|folder| Ok(rustix::fs::syncfs(&folder)?));
+        let flushed = flush().map_err(|error| (error.kind(), error.to_string()));
+        let settled = |_| {
+            flushed.clone().map_err(|(kind, said)| StoreError::Device {
+                path: self.folder.clone(),
+                source: std::io::Error::new(kind, said),
+            })
+        };
+        objects.iter().map(settled).collect()
     }
 
     fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {

@@ -51,6 +51,9 @@ pub const PIECE_BYTES: usize = 1 << 20;
 /// Longest value of an attribute that clients set.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
+/// Longest path of a file outside.
+const PATH_BYTES_MAX: usize = 4096;
+
 /// Longest body of a request that is not an object's bytes.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
@@ -134,6 +137,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
+        .route("/objects/{id}/outside", post(link))
         .route("/objects/{id}/allocate", post(allocate))
         .route("/objects/{id}/reserve", post(reserve))
         .route("/objects/{id}/sync", post(sync))
@@ -200,6 +204,8 @@ pub(crate) enum Refused {
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
     OwnPage,
+    #[error("what is outside can be linked by root and by the array's own user only; import it")]
+    NotYours,
     #[error("more than {0} bytes")]
     TooLong(usize),
     #[error("the body of the request took longer than {} s", BODY_MAX.as_secs())]
@@ -228,7 +234,9 @@ impl Refused {
             Self::Bad(_) | Self::Body(_) | Self::Capability(Refusal::Malformed) => {
                 StatusCode::BAD_REQUEST
             }
-            Self::NoCapability | Self::Capability(_) | Self::OwnPage => StatusCode::FORBIDDEN,
+            Self::NoCapability | Self::Capability(_) | Self::OwnPage | Self::NotYours => {
+                StatusCode::FORBIDDEN
+            }
             Self::NotJoined | Self::Db(DbError::Stopped) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unsealed(_) | Self::Missing(_) | Self::Store(StoreError::NotFound { .. }) => {
                 StatusCode::NOT_FOUND
@@ -258,7 +266,7 @@ impl Refused {
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Store(StoreError::Unsupported { .. }) => StatusCode::NOT_IMPLEMENTED,
             Self::Unknown(_)
-            | Self::Store(StoreError::Device { .. })
+            | Self::Store(StoreError::Device { .. } | StoreError::Outside { .. })
             | Self::Db(_)
             | Self::Thread(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -552,6 +560,25 @@ async fn copy(
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.copy(object, from, bytes)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// All that is outside is reached with the element's keys, so who may say what of it is a file has to be the array's own.
+async fn link(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Extension(shown): Extension<Capability>,
+    body: Body,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
+    if shown.uid != 0 && shown.uid != rustix::process::geteuid().as_raw() {
+        return Err(Refused::NotYours);
+    }
+    let body = collect(body, PATH_BYTES_MAX).await?;
+    let path = String::from_utf8(body.into());
+    let path = path.map_err(|_| Refused::Bad("a path is UTF-8"))?;
+    let store = Arc::clone(&context.node.parts().store);
+    let size = blocking(move || store.link(object, &path)).await?;
+    Ok(axum::Json(serde_json::json!({ "size": size })).into_response())
 }
 
 #[derive(serde::Deserialize)]

@@ -27,6 +27,7 @@ pub mod labels;
 pub mod memory;
 pub mod node;
 pub mod notes;
+pub mod outside;
 pub mod power;
 pub mod programs;
 pub mod pull;
@@ -57,10 +58,11 @@ use crate::db::Db;
 use crate::executor::{Executor, Parts};
 use crate::flash_model::FlashModel;
 use crate::folder::FolderStore;
+use crate::outside::Outside;
 use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::runner::Runner;
-use crate::store::{Store as _, StoreError};
+use crate::store::Store as _;
 use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -216,7 +218,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     let db = Db::open(&config.folder.join("element.db"))?;
     node::claim(&db, config)?;
     let counters = db.read(status::Counters::load)?;
-    let store = open_store(config)?;
+    let (store, outside) = open_store(config, &db, &runtime)?;
     let capacity_bytes = store.space()?.capacity_bytes;
     let flash = Arc::new(FlashModel::new(&config.folder, capacity_bytes));
     let pulled = config.folder.join("pulled");
@@ -232,12 +234,12 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         path: pulled,
         source,
     })?;
-    let store: Arc<dyn store::Store> = Arc::new(store);
     let channels = Channels::open(&config.folder, Arc::clone(&store))?;
     Ok(Parts {
         element: config.element,
         folder: config.folder.clone(),
         store,
+        outside,
         channels: Arc::new(channels),
         db,
         pulls: Arc::new(pulls),
@@ -252,8 +254,14 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
 
 /// Opens the store. Under the id of the status object, which has no bytes, it keeps an empty file: what a task
 /// reads that has a file as input that never had a byte, and so no object of its own.
-fn open_store(config: &Config) -> Result<FolderStore, StoreError> {
-    let mut store = FolderStore::open(&config.folder, config.capacity_bytes)?;
+fn open_store(
+    config: &Config,
+    db: &Db,
+    runtime: &tokio::runtime::Handle,
+) -> Result<(Arc<dyn store::Store>, Option<Arc<Outside>>), Error> {
+    // What is near goes when it has settled, so that it is not bounded.
+    let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
+    let mut store = FolderStore::open(&config.folder, capacity)?;
     if let Some(bytes) = config.intermediate_bytes {
         store = store.with_memory(bytes)?;
     }
@@ -261,7 +269,12 @@ fn open_store(config: &Config) -> Result<FolderStore, StoreError> {
         store.create(ObjectId::STATUS)?;
     }
     store.seal(ObjectId::STATUS, false)?;
-    Ok(store)
+    let Some(at) = &config.outside else {
+        return Ok((Arc::new(store), None));
+    };
+    let with = (db.clone(), runtime.clone());
+    let outside = Arc::new(Outside::open(store, at, config.capacity_bytes, with)?);
+    Ok((Arc::clone(&outside) as Arc<dyn store::Store>, Some(outside)))
 }
 
 /// Makes sure that no other process has the folder.

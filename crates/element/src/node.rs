@@ -213,6 +213,14 @@ impl Node {
         }
     }
 
+    /// The host that it tells: where files stay outside there is no folder that others on its host may open.
+    fn host(&self) -> String {
+        match self.config.outside {
+            Some(_) => format!("{} (outside)", self.config.host),
+            None => self.config.host.clone(),
+        }
+    }
+
     /// What it is and does now.
     ///
     /// # Errors
@@ -228,7 +236,7 @@ impl Node {
             role: role_name(self.config.role).into(),
             up: true,
             url: self.url.clone(),
-            host: self.config.host.clone(),
+            host: self.host(),
             folder: self.config.folder.display().to_string(),
             cores: self.config.cores,
             memory_bytes: self.config.offers().memory_bytes,
@@ -266,6 +274,13 @@ impl Node {
         }
         let left = parts.db.left();
         element.trouble = left.trouble();
+        if let Some(outside) = &parts.outside {
+            let told = outside.told();
+            if element.trouble.is_empty() {
+                element.trouble.clone_from(&told.trouble);
+            }
+            element.outside = Some(told.into());
+        }
         if left.is_short() {
             // New files go elsewhere.
             element.free_bytes = 0;
@@ -286,6 +301,13 @@ impl Node {
         let known = self.labels().known().map_err(|error| error.to_string())?;
         if !known.is_empty() || self.labels().counts() != (0, 0) {
             return Err("it has labels".into());
+        }
+        let outside = &self.parts().outside;
+        if outside
+            .as_ref()
+            .is_some_and(|outside| outside.told().waiting > 0)
+        {
+            return Err("what it has is not all outside yet".into());
         }
         if self.parts().channels.any() {
             return Err("it keeps channels of rooms".into());

@@ -202,7 +202,7 @@ pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached(
             "SELECT id FROM object INDEXED BY object_unhashed
-             WHERE kind = 0 AND hash IS NULL AND damage IS NULL LIMIT ?1",
+             WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0 LIMIT ?1",
         )?
         .query_map([max], |row| {
             Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
@@ -370,7 +370,10 @@ fn exit_code(outcome: &Outcome) -> Option<u64> {
 
 fn put(connection: &Connection, id: ObjectId, kind: i64, state: i64) -> Result<()> {
     connection
-        .prepare_cached("INSERT OR REPLACE INTO object (id, kind, state) VALUES (?1, ?2, ?3)")?
+        .prepare_cached(
+            "INSERT OR REPLACE INTO object (id, kind, state, linked) VALUES (?1, ?2, ?3,
+                 EXISTS (SELECT 1 FROM outside WHERE object = ?1 AND linked = 1))",
+        )?
         .execute(params![signed(id.0), kind, state])?;
     Ok(())
 }

@@ -8,6 +8,7 @@
 use crate::db::DbError;
 use crate::executor::Parts;
 use crate::labels::{Labels, Live, failed};
+use crate::outside::Failure;
 use crate::records::{self, Hash, Sum};
 use crate::store::{Opened, ReadAt, StoreError};
 use crate::task::{Work, now};
@@ -229,6 +230,7 @@ fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Open
     let opened = opened.map_err(|error| match error {
         StoreError::NotFound { .. } => Problem::Damage(MISSING.to_owned()),
         StoreError::Device { source, .. } => Problem::of(&source),
+        StoreError::Outside { .. } => outside(&error),
         error => Problem::Unknown(error.to_string()),
     })?;
     if !opened.stat.sealed {
@@ -242,14 +244,32 @@ fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Open
     Ok(opened)
 }
 
-/// What an object hashes to that is as long as it was sealed.
+/// What is wrong with one that is outside: that the store can't be asked now is no damage.
+fn outside(error: &StoreError) -> Problem {
+    match error {
+        StoreError::Outside {
+            why: Failure::Missing | Failure::Changed,
+            ..
+        } => Problem::Damage(error.to_string()),
+        error => Problem::Unknown(error.to_string()),
+    }
+}
+
+/// What an object hashes to that is as long as it was sealed. Of one that is outside, which is not fetched for that, it is what was
+/// known before: the store says whether it is what was put there.
 fn hashed(
     parts: &Parts,
     object: ObjectId,
     sum: &Sum,
     cold: bool,
     pace: &mut Pace<'_>,
-) -> Result<Hash, Problem> {
+) -> Result<Option<Hash>, Problem> {
+    if let Some(vouched) = parts.store.vouch(object) {
+        return match vouched {
+            Ok(()) => Ok(sum.hash),
+            Err(error) => Err(outside(&error)),
+        };
+    }
     let opened = opened(parts, object, sum, cold)?;
     let (hash, length) = hash(opened.bytes.as_ref(), pace)?;
     if length != sum.size {
@@ -258,7 +278,7 @@ fn hashed(
     }
     match sum.hash {
         Some(was) if was != hash => Err(Problem::Damage(CHANGED.into())),
-        _ => Ok(hash),
+        _ => Ok(Some(hash)),
     }
 }
 
@@ -304,13 +324,15 @@ pub(crate) fn check(
 }
 
 /// An object is what was sealed, with this hash.
-fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Hash) -> Result<(), DbError> {
-    if sum.hash.is_some() && sum.damage.is_none() {
+fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Result<(), DbError> {
+    let repaired = sum.damage.is_some();
+    if !repaired && (sum.hash.is_some() || hash.is_none()) {
         return Ok(());
     }
-    let repaired = sum.damage.is_some();
     parts.db.write_blocking(false, move |db| {
-        records::set_hash(db, object, &hash)?;
+        if let Some(hash) = hash {
+            records::set_hash(db, object, &hash)?;
+        }
         if repaired {
             records::set_damage(db, object, None)?;
         }
@@ -401,6 +423,14 @@ pub(crate) fn confirm(
         |sum: Option<Sum>| sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs));
     if same(kept()?) {
         return Ok(true);
+    }
+    // What was linked outside nobody has hashed; each range of it that was given was of the file that it is.
+    let unread = kept()?.is_some_and(|sum| sum.damage.is_none() && sum.hash.is_none());
+    if unread && matches!(parts.store.vouch(object), Some(Ok(()))) {
+        let theirs = *theirs;
+        let keep = move |db: &rusqlite::Connection| records::set_hash(db, object, &theirs);
+        parts.db.write_blocking(false, keep)?;
+        return Ok(same(kept()?));
     }
     let found = check(parts, object, false, &mut Pace::at_once(cancelled))?;
     Ok(matches!(found, Found::Good(_)) && same(kept()?))
@@ -527,7 +557,7 @@ fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
             continue;
         };
         match hashed(parts, object, &sum, false, pace) {
-            Ok(hash) => hashes.push((object, hash)),
+            Ok(hash) => hashes.extend(hash.map(|hash| (object, hash))),
             Err(Problem::Stopped) => break,
             // It is looked at once more, and then told.
             Err(Problem::Damage(_)) => drop(check(parts, object, false, pace)?),

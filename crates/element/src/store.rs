@@ -117,11 +117,25 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Makes all objects that are sealed, and their names, survive power loss.
+    /// Brings sealed objects to where they are to stay, so that they and their names survive power loss.
+    fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>>;
+
+    /// Makes an object of a file of the store outside, without fetching it; gives its length in bytes.
     ///
     /// # Errors
-    /// [`StoreError::Device`].
-    fn flush(&self) -> Result<(), StoreError>;
+    /// [`StoreError::Outside`]; [`StoreError::Unsupported`] if this element has no such store.
+    fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
+        let _ = (object, path);
+        Err(StoreError::Unsupported {
+            source: std::io::ErrorKind::Unsupported.into(),
+        })
+    }
+
+    /// Whether an object that is in a store outside is still what was put there, as that says; `None`: it is here.
+    fn vouch(&self, object: ObjectId) -> Option<Result<(), StoreError>> {
+        let _ = object;
+        None
+    }
 
     /// Opens an object for reading. It stays readable through this even if it is removed.
     ///
@@ -181,6 +195,17 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`StoreError::Device`].
     fn space(&self) -> Result<Space, StoreError>;
+}
+
+/// What an object is of, for a store that others see.
+#[derive(Clone, Debug, Default)]
+pub struct Named {
+    /// Path of the file that it is a version of; empty: of none.
+    pub path: String,
+    /// Whether it is only a part of that.
+    pub part: bool,
+    /// What its bytes hash to, where that is known.
+    pub hash: Option<[u8; 32]>,
 }
 
 /// Bytes that can be read at any offset from several threads.
@@ -273,6 +298,14 @@ pub enum StoreError {
     Unsupported {
         /// What the system said.
         source: std::io::Error,
+    },
+    /// The store outside, where the object is or is to be.
+    #[error("the store outside of this element has {path} not as it should be: {why}")]
+    Outside {
+        /// Where in it.
+        path: String,
+        /// Why.
+        why: crate::outside::Failure,
     },
     /// The device failed.
     #[error("the device of this element failed at {path}: {source}")]

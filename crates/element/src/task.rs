@@ -14,7 +14,7 @@ use crate::reads::Reads;
 use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, Ran};
 use crate::scrub;
-use crate::store::StoreError;
+use crate::store::{Named, StoreError};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -708,7 +708,7 @@ impl Running<'_> {
             self.held.push(held);
             return Ok(found);
         }
-        if input.element == self.parts.element {
+        if input.element == self.parts.element && self.parts.outside.is_none() {
             // The server is told before this label ends, and sends it elsewhere.
             let what = scrub::look(self.parts, input.object);
             let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
@@ -833,10 +833,17 @@ impl Running<'_> {
             let _ = std::fs::remove_file(&own);
         })?;
         // What it is made of may be removed as soon as this is told.
-        self.parts.store.sync(to.object).map_err(|error| {
-            self.parts.remove_if_unkept(to.object);
-            store_failure(&error)
-        })?;
+        let named = Named {
+            path: to.path.clone(),
+            part: part.is_some(),
+            hash: Some(hash),
+        };
+        for settled in self.parts.store.settle(&[(to.object, named)]) {
+            settled.map_err(|error| {
+                self.parts.remove_if_unkept(to.object);
+                store_failure(&error)
+            })?;
+        }
         self.outcome.read_bytes = size;
         self.outcome.written_bytes = size;
         self.made.push(ObjectRecord {

@@ -321,6 +321,7 @@ impl Array {
                 && !self.shared.leaving.is_closed(slot.status.element),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
+            outside: slot.status.outside.is_some(),
         });
         sites.collect()
     }
@@ -810,12 +811,12 @@ impl Array {
                 // Nothing goes or stays there unasked, so nobody is told of that room.
                 continue;
             }
-            // Those of an earlier release don't say, and are each on a disk of their own.
-            let (host, disk) = match status.disk {
+            // Those of an earlier release don't say, and are each on a disk of their own; those whose files are outside on none.
+            let (host, disk) = match status.disk.filter(|_| status.outside.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
                 None => (format!("element {element}"), v1::Disk::default()),
             };
-            let own = status.disk.is_none();
+            let own = status.disk.is_none() || status.outside.is_some();
             let most = |said: u64| if own { u64::MAX } else { said };
             let sum = disks.entry((host, disk.device)).or_default();
             let add = |sum: u64, more: u64, most: u64| sum.saturating_add(more).min(most);
@@ -840,6 +841,7 @@ impl Array {
             leaving: self.shared.leaving.is_closed(status.element),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
+            outside: status.outside.is_some(),
         })
     }
 

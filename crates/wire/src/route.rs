@@ -9,6 +9,7 @@
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
 //! | `POST /objects/{id}/copy?from={id}&bytes=N` | makes an unsealed object of the first `N` bytes of a sealed one of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is whole; idempotent |
+//! | `POST /objects/{id}/outside` | makes a sealed object of a file of the store outside in which the element keeps what it has (body: its path there); for root and the array's own user; answers `{"size": N}` |
 //! | `POST /objects/{id}/reserve?size=N` | sets room aside for an unsealed object of that many bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |

@@ -1,6 +1,7 @@
 //! `tidemill element`: one storage node, in the foreground; and how the array gets rid of one.
 
 mod drain;
+pub(crate) mod outside;
 mod remove;
 mod sleep;
 
@@ -24,6 +25,8 @@ const EXAMPLES: &str = "Examples:
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
 
   tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
+
+  tidemill element --id 20 --outside s3://bucket/array --outside-keys ~/keys      files go on to an object store
 
   tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
   tidemill element suspend 3                          it sleeps until what it has is needed; `wake 3` wakes it
@@ -153,6 +156,16 @@ pub(crate) struct Args {
     /// store) [default: store]
     #[arg(long, value_name = "TIER", env = "TIDEMILL_ELEMENT_TIER")]
     tier: Option<config::ElementTier>,
+    /// Where its files stay, if that is outside of the array: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as `tidemill
+    /// bridge add` has it; --capacity then is what it may hold there [default: in its folder]
+    #[arg(long, value_name = "URI", env = "TIDEMILL_ELEMENT_OUTSIDE")]
+    outside: Option<String>,
+    /// File with the keys of that store, which nobody else may be able to read [default: none]
+    #[arg(long, value_name = "FILE", env = "TIDEMILL_ELEMENT_OUTSIDE_KEYS")]
+    outside_keys: Option<PathBuf>,
+    /// Bytes that are outside and kept in its folder, too, to be read from there [default: 4Gi]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_NEAR")]
+    near: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -231,6 +244,12 @@ fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_element::Co
     anyhow::ensure!(
         !config.burst || (config.role == Role::Store && config.medium == Medium::Disk),
         "--tier burst: what only lends cores has no tier, and what is in memory drains nowhere; leave out --role and --medium"
+    );
+    config.outside = outside::place(args, file)?;
+    anyhow::ensure!(
+        config.outside.is_none()
+            || (config.role == Role::Store && config.medium == Medium::Disk && !config.burst),
+        "--outside: what only lends cores, is in memory or of the burst tier keeps no files outside; leave out --role, --medium and --tier"
     );
     if let Some(cores) = args.cores.or(file.cores) {
         anyhow::ensure!(

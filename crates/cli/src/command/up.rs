@@ -21,6 +21,8 @@ const EXAMPLES: &str = "Examples:
   tidemill up --elements 8 --cores 2 --host-cores 4
   tidemill up --warehouse 2GiB                  and an element in memory, for folders that ask for it
   tidemill up --burst /nvme/tidemill            and one of the burst tier on a fast disk, where new files go first
+  tidemill up --burst /nvme/tidemill --outside s3://bucket/run --outside-keys ~/keys
+                                                and what was written goes on to an object store
   tidemill --dir /data/array up --mount /mnt/array
 
 Can be given again at any time: what runs already is left alone, what is missing is started.
@@ -39,6 +41,8 @@ const ELEMENTS: u32 = 4;
 const WAREHOUSE: u32 = 999;
 /// The element of the burst tier.
 const BURST: u32 = 998;
+/// The element whose files are outside.
+const OUTSIDE: u32 = 997;
 
 /// Start a server, elements and a mount on this machine, in the background
 #[derive(Debug, clap::Args)]
@@ -53,6 +57,18 @@ pub(crate) struct Args {
     /// One more element, number 998, of the burst tier: its folder, on a fast disk [default: as before]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_UP_BURST")]
     burst: Option<PathBuf>,
+    /// One more element, number 997, whose files stay outside of the array: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; what
+    /// drains goes there [default: as before]
+    #[arg(long, value_name = "URI", env = "TIDEMILL_UP_OUTSIDE")]
+    outside: Option<String>,
+    /// File with the keys of that store, which nobody else may be able to read [default: as before, or none]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "outside",
+        env = "TIDEMILL_UP_OUTSIDE_KEYS"
+    )]
+    outside_keys: Option<PathBuf>,
     /// Kernels that each element runs at once [default: the machine's cores shared out]
     #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
@@ -81,6 +97,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let disks = ids.len();
     let warehouse = warehouse(&args, context)?;
     let burst = burst(&args, context)?;
+    let outside = outside(&args, context)?;
     let mut up = Up {
         context,
         endpoint: Endpoint::Unix(context.array.socket()),
@@ -97,6 +114,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if let Some(folder) = burst {
         up.element((BURST, &folder), &args, disks)?;
         ids.push(BURST);
+    }
+    if let Some(at) = &outside {
+        up.outside(at, &args, disks)?;
+        ids.push(OUTSIDE);
     }
     if let Some(bytes) = warehouse {
         up.warehouse(bytes)?;
@@ -124,7 +145,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Those that have a folder here, since they may hold data, and as many as were asked for.
 fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
     let mut there = context.array.elements();
-    there.retain(|&id| id != WAREHOUSE && id != BURST);
+    there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
     let wanted = args.elements.or(context.config.up.elements);
     let count = wanted.unwrap_or(if there.is_empty() { ELEMENTS } else { 0 });
     let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
@@ -184,6 +205,59 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
+/// Where the files of an element are that has them outside.
+#[derive(Debug, PartialEq, Eq)]
+struct At {
+    uri: String,
+    keys: Option<PathBuf>,
+}
+
+/// The same, if there is to be one or was before.
+fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
+    let note = context.array.outside();
+    let shown = || note.display().to_string();
+    let before = match std::fs::read_to_string(&note) {
+        Ok(text) => {
+            let (uri, keys) = text.split_once('\n').unwrap_or((&text, ""));
+            Some(At {
+                uri: uri.to_owned(),
+                keys: (!keys.is_empty()).then(|| keys.into()),
+            })
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error).with_context(shown),
+    };
+    let file = &context.config.up;
+    let Some(uri) = args.outside.as_ref().or(file.outside.as_ref()) else {
+        return Ok(before);
+    };
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    let keys = keys.map(std::path::absolute).transpose()?;
+    // It would not start, and tell so in its log only.
+    super::element::outside::open(uri, keys.as_deref())
+        .with_context(|| format!("--outside: can't have files in {uri}"))?;
+    if let Some(before) = before.filter(|before| before.uri != *uri) {
+        anyhow::bail!(
+            "element {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
+             (`tidemill element drain {OUTSIDE} --wait`), stop it, take it out (`tidemill element remove {OUTSIDE}`) and remove {}",
+            before.uri,
+            shown()
+        );
+    }
+    let at = At {
+        uri: uri.clone(),
+        keys,
+    };
+    std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+    let text = [
+        Path::new(&at.uri),
+        at.keys.as_deref().unwrap_or(Path::new("")),
+    ];
+    let text = text.map(|one| one.as_os_str().as_bytes()).join(&b'\n');
+    std::fs::write(&note, text).with_context(shown)?;
+    Ok(Some(at))
+}
+
 /// Where to mount, or why not.
 fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
     if args.no_mount {
@@ -222,12 +296,31 @@ impl Up<'_> {
         self.start("server", flags, queue)
     }
 
+    /// Starts the element whose files are outside.
+    fn outside(&mut self, at: &At, args: &Args, elements: usize) -> anyhow::Result<()> {
+        let folder = self.context.array.element(OUTSIDE);
+        let mut flags = self.flags_of((OUTSIDE, &folder), args, elements);
+        flags.extend(["--outside".into(), OsString::from(&at.uri)]);
+        if let Some(keys) = &at.keys {
+            flags.extend(["--outside-keys".into(), keys.into()]);
+        }
+        self.start(&format!("element-{OUTSIDE}"), flags, None)
+    }
+
     fn element(
         &mut self,
         (id, folder): (u32, &Path),
         args: &Args,
         elements: usize,
     ) -> anyhow::Result<()> {
+        let mut flags = self.flags_of((id, folder), args, elements);
+        if id == BURST {
+            flags.extend(["--tier".into(), "burst".into()]);
+        }
+        self.start(&format!("element-{id}"), flags, None)
+    }
+
+    fn flags_of(&self, (id, folder): (u32, &Path), args: &Args, elements: usize) -> Vec<OsString> {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = u32::try_from(all / elements.max(1)).unwrap_or(1).max(1);
         let cores = args
@@ -245,11 +338,8 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        if id == BURST {
-            flags.extend(["--tier".into(), "burst".into()]);
-        }
         flags.extend(self.memory_of_each(elements));
-        self.start(&format!("element-{id}"), flags, None)
+        flags
     }
 
     /// Starts the element in memory, which runs nothing.

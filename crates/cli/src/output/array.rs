@@ -154,6 +154,18 @@ impl ArrayView {
 
     fn staged_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for element in &self.status.elements {
+            if let Some(outside) = &element.outside {
+                let (id, uri) = (element.element, tidemill_core::shown::line(&outside.uri));
+                let (files, bytes) = (outside.files, format::bytes(outside.bytes));
+                let files = format::count(files, "object");
+                write!(out, "element {id}: {bytes} in {files} in {uri}")?;
+                match outside.waiting {
+                    0 => writeln!(out)?,
+                    waiting => {
+                        writeln!(out, "; {} not there yet", format::count(waiting, "object"))?
+                    }
+                }
+            }
             if let Some(staged) = &element.staged {
                 let (id, bytes) = (element.element, format::bytes(staged.bytes));
                 let left = format::bytes(staged.bytes_left);
@@ -354,8 +366,12 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
 
 /// What an element is for, and where what it keeps lies.
 fn role_of(element: &v1::Element) -> String {
+    let outside = element.outside.as_ref().map(|_| "outside".to_owned());
     let more = [&element.tier, &element.medium];
-    let more = more.into_iter().filter(|word| !word.is_empty());
+    let more = more
+        .into_iter()
+        .chain(&outside)
+        .filter(|word| !word.is_empty());
     let words: Vec<&str> = std::iter::once(&element.role)
         .chain(more)
         .map(String::as_str)
@@ -376,12 +392,23 @@ fn staged_json(element: &v1::Element) -> Option<Value> {
     }))
 }
 
+fn outside_json(element: &v1::Element) -> Option<Value> {
+    let outside = element.outside.as_ref()?;
+    Some(json!({
+        "uri": outside.uri,
+        "objects": outside.files,
+        "bytes": outside.bytes,
+        "waiting": outside.waiting,
+    }))
+}
+
 fn element_json(element: &v1::Element) -> Value {
     let mut value = tidemill_element::status_json(element);
     let known_by_the_server = [
         ("medium", medium(element).into()),
         ("tier", tier(element).into()),
         ("staged", staged_json(element).into()),
+        ("outside", outside_json(element).into()),
         ("up", element.up.into()),
         ("emptied", element.emptied.into()),
         ("sleep", sleep_json(element)),

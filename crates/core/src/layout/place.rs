@@ -18,6 +18,8 @@ pub struct Room {
     pub memory: bool,
     /// Whether what is written there goes on to others: it gets new files before they do.
     pub burst: bool,
+    /// Whether its files stay in a store outside of the array: it gets new files when no other can take them.
+    pub outside: bool,
 }
 
 impl Room {
@@ -117,16 +119,23 @@ pub fn place(
             Some(_) => Ok(element),
         };
     }
-    let staying: Vec<Room>;
-    let mut rooms = rooms;
     let stays = |room: &&Room| !room.leaving && room.takes_any();
-    if !rooms.iter().all(|room| stays(&room)) {
-        staying = rooms.iter().filter(stays).copied().collect();
-        if staying.is_empty() && rooms.iter().any(|room| !room.leaving) {
-            return Err(PlacementError::NoStore);
-        }
-        rooms = &staying;
+    if rooms.iter().all(|room| stays(&room) && !room.outside) {
+        return place_among(inode, rooms);
     }
+    let staying = rooms.iter().filter(stays).copied();
+    let (outside, inside): (Vec<Room>, Vec<Room>) = staying.partition(|room| room.outside);
+    if inside.is_empty() && outside.is_empty() && rooms.iter().any(|room| !room.leaving) {
+        return Err(PlacementError::NoStore);
+    }
+    match place_among(inode, &inside) {
+        Err(_) if !outside.is_empty() => place_among(inode, &outside),
+        placed => placed,
+    }
+}
+
+/// Inode modulo these, else the next that is not full and answers.
+fn place_among(inode: Inode, rooms: &[Room]) -> Result<ElementId, PlacementError> {
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
     }
@@ -216,7 +225,7 @@ pub fn place_in_burst(
     }
 }
 
-/// Chooses the elements of a striped file, none of them in memory or of the burst tier: `width` of them, all if that is 0, one after the other from inode modulo the
+/// Chooses the elements of a striped file, none of them in memory, of the burst tier or with its files outside: `width` of them, all if that is 0, one after the other from inode modulo the
 /// elements on, those before that answer.
 ///
 /// # Errors
@@ -229,7 +238,8 @@ pub fn place_stripes(
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
     }
-    let disks: Vec<Room> = rooms.iter().copied().filter(Room::takes_any).collect();
+    let disk = |room: &Room| room.takes_any() && !room.outside;
+    let disks: Vec<Room> = rooms.iter().copied().filter(disk).collect();
     if disks.is_empty() {
         return Err(PlacementError::NoStore);
     }
@@ -270,6 +280,7 @@ mod tests {
                 leaving: false,
                 memory: false,
                 burst: false,
+                outside: false,
             })
             .collect()
     }
@@ -285,6 +296,22 @@ mod tests {
             Err(PlacementError::AllFull)
         );
         assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoElement));
+    }
+
+    #[test]
+    fn new_files_go_outside_only_if_nothing_else_takes_them() {
+        let mut some = rooms(&[1 << 30, 1 << 50, 1 << 30]);
+        some[1].outside = true;
+        for inode in 0..6 {
+            assert_ne!(place(Inode(inode), None, &some), Ok(ElementId(1)));
+        }
+        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Ok(ElementId(1)));
+        (some[0].free_bytes, some[2].free_bytes) = (0, 0);
+        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(1)));
+        let all = place_stripes(Inode(6), 0, &some).map(|all| all.len());
+        assert_ne!(all, Ok(1));
+        some[1].free_bytes = 0;
+        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::AllFull));
     }
 
     #[test]

@@ -1111,6 +1111,13 @@ impl Driver {
         holders.find(|element| up.contains(element))
     }
 
+    /// Whether an element has its files outside of the array.
+    fn is_outside(&self, element: ElementId) -> bool {
+        let rooms = self.shared.rooms();
+        let mut outside = rooms.store.iter().filter(|room| room.outside);
+        outside.any(|room| room.element == element)
+    }
+
     fn is_damaged(&self, object: u64, element: u32) -> bool {
         let is = |db: &rusqlite::Connection| damage::is(db, object, element);
         self.shared.damage() && self.database.read(is).unwrap_or(false)
@@ -1139,7 +1146,17 @@ impl Driver {
                 return;
             }
             input.growing = input.element == element.0 && self.is_growing(input.object);
-            if input.element != element.0 {
+            let own = input.element == element.0;
+            if own && self.is_outside(element) {
+                // It has no file that it could open: it asks itself.
+                input.capability = self.shared.sign_for_label(
+                    input.element,
+                    input.object,
+                    rights::READ,
+                    label.owner.uid,
+                );
+            }
+            if !own {
                 let object = input.object;
                 let is_damaged = || self.is_damaged(object, input.element);
                 if !up.contains(&input.element) || is_damaged() {

@@ -36,7 +36,7 @@ impl Rebalance {
         let held = held(db)?;
         let takes = sites
             .iter()
-            .filter(|site| site.takes && !site.memory && !site.burst);
+            .filter(|site| site.takes && !site.memory && !site.burst && !site.outside);
         let fills = takes.map(|site| Fill {
             element: site.element,
             host: site.host.clone(),

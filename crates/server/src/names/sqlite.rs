@@ -337,6 +337,7 @@ impl SqliteNames {
             leaving: false,
             memory: false,
             burst: false,
+            outside: false,
             element,
             free_bytes: 1 << 40,
             answers: true,

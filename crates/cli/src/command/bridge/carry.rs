@@ -10,9 +10,10 @@ use crate::progress::Progress;
 use anyhow::{Context as _, ensure};
 use made::Folders;
 use serde::{Deserialize, Serialize};
-use tidemill_bridge::{Object, Reader, Writer};
+use tidemill_bridge::{Object, Place, Reader, Writer};
 use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_client::{Error, Server};
+use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::mpsc;
 
@@ -30,6 +31,8 @@ pub(super) struct Carrier {
     limit: Limit,
     pub(super) progress: Progress,
     folders: Folders,
+    /// Nothing is copied: the element that has its files there, and where there.
+    linked: Option<(ElementId, Place)>,
 }
 
 /// The attribute `user.bridge.NAME` of a file: it and that object are the same.
@@ -62,8 +65,30 @@ impl Carrier {
             limit: Limit::new(way.limit.map_or(0, |rate| rate.0)),
             progress: Progress::new(context, 0),
             folders: Folders::default(),
+            linked: None,
             server,
         })
+    }
+
+    /// What is imported is only linked.
+    pub(super) async fn link_only(&mut self) -> anyhow::Result<()> {
+        let ours = &self.opened.place;
+        let mut array = self.server.array();
+        let status = array.status(v1::StatusRequest::default());
+        let status = status.await.map_err(|status| self.server.explain(status))?;
+        let found = status.into_inner().elements.into_iter().find_map(|one| {
+            let theirs = Place::parse(&one.outside.filter(|_| one.up)?.uri).ok()?;
+            ours.seen_from(&theirs, "")?;
+            Some((ElementId(one.element), theirs))
+        });
+        self.linked = Some(found.with_context(|| {
+            format!(
+                "no element that is up has its files in {}: start one with `tidemill element --outside {}`, or import without --link",
+                ours.uri(),
+                ours.uri()
+            )
+        })?);
+        Ok(())
     }
 
     fn attribute(&self) -> Vec<u8> {
@@ -120,6 +145,9 @@ impl Carrier {
             Err(error) => return Err(error.into()),
         }
         self.progress.now(path);
+        if let Some((element, theirs)) = &self.linked {
+            return self.link(object, path, (*element, theirs)).await;
+        }
         let reader = self.opened.bridge.read(object).await?;
         let (sender, incoming) = Incoming::new();
         let mode = 0o666 & !files::umask();
@@ -130,6 +158,23 @@ impl Carrier {
         // What the store said tells more than that there is no more of it.
         fed?;
         let (size, version) = put?;
+        let attr = self.attr(path).await?;
+        if attr.object == version {
+            self.note(attr.ino, &Note::new(object, version)).await;
+        }
+        Ok(Outcome::Copied(size))
+    }
+
+    async fn link(
+        &self,
+        object: &Object,
+        path: &str,
+        (element, theirs): (ElementId, &Place),
+    ) -> anyhow::Result<Outcome> {
+        let there = self.opened.place.seen_from(theirs, &object.path);
+        let there = there.context("it is elsewhere")?;
+        let mode = 0o666 & !files::umask();
+        let (size, version) = self.transfer.link(element, &there, (path, mode)).await?;
         let attr = self.attr(path).await?;
         if attr.object == version {
             self.note(attr.ino, &Note::new(object, version)).await;

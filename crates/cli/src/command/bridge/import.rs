@@ -18,6 +18,7 @@ const EXAMPLES: &str = "Examples:
   tidemill import 'cloud/2026/**/*.nc' /raw       below 2026, as /raw/…
   tidemill import survey/dr9/table.fits /raw      one file, as /raw/table.fits
   tidemill import cloud /all --limit 20MB         20 MB a second at most
+  tidemill import --link 'cloud/2026/**' /raw     nothing is copied: what is read is fetched then (docs/outside.md)
 
 What is there already and the same in the store is passed by: a command that was ended is begun again.";
 
@@ -31,6 +32,9 @@ pub(crate) struct Args {
     /// The folder of the array; it is made if it is not there
     #[arg(value_name = "/FOLDER")]
     to: String,
+    /// Copy nothing: make files that are read where they are. It takes an element with its files in that store
+    #[arg(long, conflicts_with = "limit")]
+    link: bool,
     #[command(flatten)]
     way: Way,
 }
@@ -80,13 +84,17 @@ impl Chosen {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let (name, path) = bridge_of(&args.from)?;
     let to = files::path(&args.to)?;
-    let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
+    let mut carrier = Carrier::new(context, &args.way, name).await?;
+    if args.link {
+        carrier.link_only().await?;
+    }
+    let carrier = Arc::new(carrier);
     let mut tally = Tally::default();
     let mut names = HashSet::new();
     from(context, &carrier, (path, &to), (&mut tally, &mut names)).await?;
     carrier.progress.end();
     anyhow::ensure!(!tally.is_empty(), "nothing there: {}", args.from);
-    tally.end(context, "imported")
+    tally.end(context, if args.link { "linked" } else { "imported" })
 }
 
 /// Copies what is at a path of the store, or below it; gives the names that it has below `to`.

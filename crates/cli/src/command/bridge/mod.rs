@@ -81,6 +81,7 @@ pub(crate) struct KeysFile {
 pub(super) struct Opened {
     pub(super) name: String,
     pub(super) bridge: Bridge,
+    pub(super) place: Place,
     pub(super) read_only: bool,
 }
 
@@ -117,6 +118,7 @@ impl KeysFile {
         Ok(Opened {
             name: known.name,
             bridge,
+            place,
             read_only: known.read_only,
         })
     }

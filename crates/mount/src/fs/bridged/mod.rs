@@ -13,7 +13,6 @@
 //! | `blocks` | bytes that are kept, and asked for once |
 //! | `listing` | open folders |
 
-mod blocks;
 mod known;
 mod listing;
 mod nodes;
@@ -32,6 +31,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use tidemill_client::blocks::Blocks;
 use tidemill_core::id::Inode;
 
 /// The folder's name in the root. A folder of the array that has it goes before.
@@ -50,7 +50,7 @@ pub(crate) struct Bridged {
     patience: Duration,
     nodes: Mutex<Nodes>,
     known: known::Known,
-    blocks: blocks::Blocks,
+    blocks: Blocks<Failure>,
     files: Mutex<HashMap<u64, Arc<reading::File>>>,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<listing::Listing>>>>,
     next: AtomicU64,
@@ -64,7 +64,7 @@ impl Bridged {
             patience,
             nodes: Mutex::default(),
             known: known::Known::default(),
-            blocks: blocks::Blocks::default(),
+            blocks: Blocks::default(),
             files: Mutex::default(),
             listings: Mutex::default(),
             next: AtomicU64::new(1),

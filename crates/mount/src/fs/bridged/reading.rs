@@ -1,6 +1,5 @@
 //! Open files of stores. Whoever opens one is given what is there then, and reads that version or nothing.
 
-use super::blocks::{BLOCK_BYTES, BlockKey};
 use super::known::Opened;
 use super::nodes::Version;
 use super::{Bridged, outside};
@@ -11,6 +10,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
 
 /// Blocks that are asked for ahead of whoever reads one after the other.
 const BLOCKS_AHEAD: u64 = 2;

@@ -1,6 +1,6 @@
-//! Blocks of files of stores, kept in memory as long as there is room: whoever wants one that is on its way waits for that.
+//! Blocks of files of stores outside of the array, kept in memory as long as there is room: whoever wants one that is on its way
+//! waits for that.
 
-use crate::stores::Failure;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -8,33 +8,47 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 /// Bytes of a block; the last one of a file may be shorter.
-pub(super) const BLOCK_BYTES: u64 = 4 << 20;
+pub const BLOCK_BYTES: u64 = 4 << 20;
 /// Blocks that are kept.
 const KEPT_MAX: usize = 32;
 
 /// A block of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct BlockKey {
-    pub(super) store: u64,
-    pub(super) path: Arc<str>,
-    pub(super) tag: Arc<str>,
-    pub(super) index: u64,
+pub struct BlockKey {
+    /// Of which store.
+    pub store: u64,
+    /// Of which file.
+    pub path: Arc<str>,
+    /// Of which version.
+    pub tag: Arc<str>,
+    /// Which one.
+    pub index: u64,
 }
 
-type Cell = Arc<OnceCell<Result<Bytes, Failure>>>;
+type Cell<E> = Arc<OnceCell<Result<Bytes, E>>>;
 
-#[derive(Debug, Default)]
-pub(super) struct Blocks(Mutex<Kept>);
+/// The blocks that are here or on their way; `E` is why one can't be had.
+#[derive(Debug)]
+pub struct Blocks<E>(Mutex<Kept<E>>);
 
-#[derive(Debug, Default)]
-struct Kept {
+#[derive(Debug)]
+struct Kept<E> {
     /// With the time of their last use.
-    all: HashMap<BlockKey, (Cell, u64)>,
+    all: HashMap<BlockKey, (Cell<E>, u64)>,
     uses: u64,
 }
 
-impl Kept {
-    fn cell(&mut self, key: &BlockKey) -> Cell {
+impl<E> Default for Blocks<E> {
+    fn default() -> Self {
+        Self(Mutex::new(Kept {
+            all: HashMap::new(),
+            uses: 0,
+        }))
+    }
+}
+
+impl<E> Kept<E> {
+    fn cell(&mut self, key: &BlockKey) -> Cell<E> {
         self.uses += 1;
         let (cell, used) = self.all.entry(key.clone()).or_default();
         *used = self.uses;
@@ -45,7 +59,7 @@ impl Kept {
 
     /// Drops what was used longest ago of what is whole. What is on its way is bounded by its store.
     fn make_room(&mut self) {
-        let whole = |(cell, _): &(Cell, u64)| cell.initialized();
+        let whole = |(cell, _): &(Cell<E>, u64)| cell.initialized();
         while self.all.values().filter(|kept| whole(kept)).count() > KEPT_MAX {
             let whole = self.all.iter().filter(|(_, kept)| whole(kept));
             let oldest = whole.min_by_key(|(_, (_, used))| *used);
@@ -57,9 +71,10 @@ impl Kept {
     }
 }
 
-impl Blocks {
+impl<E: Clone> Blocks<E> {
     /// A block that is here.
-    pub(super) fn now(&self, key: &BlockKey) -> Option<Bytes> {
+    #[must_use]
+    pub fn now(&self, key: &BlockKey) -> Option<Bytes> {
         let mut kept = self.0.lock();
         kept.uses += 1;
         let uses = kept.uses;
@@ -69,11 +84,14 @@ impl Blocks {
     }
 
     /// A block, which is asked for if nobody has. A failure is told to all who wait and is not kept.
-    pub(super) async fn get(
+    ///
+    /// # Errors
+    /// What `ask` says.
+    pub async fn get(
         &self,
         key: &BlockKey,
-        ask: impl Future<Output = Result<Bytes, Failure>>,
-    ) -> Result<Bytes, Failure> {
+        ask: impl Future<Output = Result<Bytes, E>>,
+    ) -> Result<Bytes, E> {
         let cell = self.0.lock().cell(key);
         let told = cell.get_or_init(|| ask).await.clone();
         let mut kept = self.0.lock();
@@ -93,7 +111,6 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::io::Errno;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn key(index: u64) -> BlockKey {
@@ -107,7 +124,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_block_is_asked_for_once_and_a_failure_is_not_kept() {
-        let (blocks, asked) = (Blocks::default(), AtomicUsize::new(0));
+        let (blocks, asked) = (Blocks::<&str>::default(), AtomicUsize::new(0));
         let ask = || async {
             asked.fetch_add(1, Ordering::Relaxed);
             tokio::task::yield_now().await;
@@ -120,11 +137,7 @@ mod tests {
             tag: "2".into(),
             ..key
         };
-        let failure = Failure {
-            errno: Errno::IO,
-            reason: "gone".into(),
-        };
-        assert!(blocks.get(&other, async { Err(failure) }).await.is_err());
+        assert!(blocks.get(&other, async { Err("gone") }).await.is_err());
         assert!(blocks.now(&other).is_none());
         assert!(blocks.get(&other, ask()).await.is_ok());
         assert!(blocks.now(&other).is_some());
@@ -132,7 +145,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_more_blocks_are_kept_than_there_is_room_for() {
-        let (blocks, first) = (Blocks::default(), key(0));
+        let (blocks, first) = (Blocks::<()>::default(), key(0));
         for index in 0..100 {
             let key = key(index);
             let block = blocks.get(&key, async { Ok(Bytes::from_static(b"x")) });

@@ -1,0 +1,166 @@
+//! The store outside of an element, by `tidemill-bridge`.
+
+use super::Args;
+use crate::config;
+use crate::format::Size;
+use anyhow::Context as _;
+use std::path::Path;
+use std::sync::Arc;
+use tidemill_bridge::{Bridge, Error, Keys, Object, Place};
+use tidemill_element::outside::{
+    Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Pieces, Placed, Where,
+};
+
+/// Largest file that is written at once, from memory.
+const WHOLE_BYTES_MAX: u64 = 32 << 20;
+
+/// Where an element's files stay, if somebody says so.
+pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Option<Where>> {
+    let uri = args.outside.as_ref().or(file.outside.as_ref());
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    let near = args.near.or(file.near);
+    let Some(uri) = uri else {
+        anyhow::ensure!(
+            keys.is_none() && near.is_none(),
+            "--outside-keys and --near go with --outside"
+        );
+        return Ok(None);
+    };
+    let opened = open(uri, keys.map(std::path::PathBuf::as_path));
+    let bridge = opened.with_context(|| format!("can't have files in {uri}"))?;
+    Ok(Some(Where {
+        far: Arc::new(Outside(bridge)),
+        uri: uri.clone(),
+        near_bytes_max: near.map_or(NEAR_BYTES_MAX_DEFAULT, |Size(bytes)| bytes),
+    }))
+}
+
+/// Goes to a store that can be written to.
+pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
+    let place = Place::parse(uri)?;
+    anyhow::ensure!(
+        !place.is_plain_http(),
+        "HTTP can't be written to: give file:///FOLDER, s3://BUCKET/… or webdav(s)://HOST/…"
+    );
+    let keys = keys.map(Keys::read).transpose()?.unwrap_or_default();
+    Ok(Bridge::open(&place, &keys)?)
+}
+
+#[derive(Debug)]
+struct Outside(Bridge);
+
+fn failure(error: &Error) -> Failure {
+    match error {
+        Error::Missing(_) => Failure::Missing,
+        Error::Changed(_) | Error::NoFile { .. } => Failure::Changed,
+        error => Failure::Other(error.to_string()),
+    }
+}
+
+fn placed(object: Object) -> Placed {
+    Placed {
+        path: object.path,
+        size: object.size,
+        tag: object.tag,
+        checked: object.checked_by_store,
+    }
+}
+
+impl Outside {
+    async fn written(
+        &self,
+        path: &str,
+        size: u64,
+        mut pieces: Pieces<'_>,
+    ) -> Result<Object, Failure> {
+        let mut next = || {
+            let piece = pieces();
+            piece.map_err(|error| Failure::Other(error.to_string()))
+        };
+        if size <= WHOLE_BYTES_MAX {
+            let first = next()?.unwrap_or_default();
+            let mut all = match first.len() as u64 == size {
+                true => first,
+                false => {
+                    let mut all = first.to_vec();
+                    while (all.len() as u64) < size
+                        && let Some(more) = next()?
+                    {
+                        all.extend_from_slice(&more);
+                    }
+                    all.into()
+                }
+            };
+            let more = next()?;
+            if let Some(more) = more {
+                all = [all, more].concat().into();
+            }
+            let put = self.0.put(path, all).await;
+            return put.map_err(|error| failure(&error));
+        }
+        let mut writer = self.0.write(path).await.map_err(|error| failure(&error))?;
+        loop {
+            let piece = match next() {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(why) => {
+                    writer.abort().await;
+                    return Err(why);
+                }
+            };
+            if let Err(error) = writer.write(piece).await {
+                writer.abort().await;
+                return Err(failure(&error));
+            }
+        }
+        writer.finish().await.map_err(|error| failure(&error))
+    }
+}
+
+impl Far for Outside {
+    fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let found = self.0.stat(path).await;
+            found.map(placed).map_err(|error| failure(&error))
+        })
+    }
+
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, bytes::Bytes> {
+        Box::pin(async move {
+            let object = Object {
+                path: of.path.clone(),
+                size: of.size,
+                tag: of.tag.clone(),
+                checked_by_store: of.checked,
+            };
+            let read = self.0.read_at(&object, from, count).await;
+            read.map_err(|error| failure(&error))
+        })
+    }
+
+    fn write<'a>(&'a self, path: &'a str, size: u64, pieces: Pieces<'a>) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let written = self.written(path, size, pieces).await?;
+            match written.size == size {
+                true => Ok(placed(written)),
+                false => Err(Failure::Changed),
+            }
+        })
+    }
+
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let made = self.0.also(path, other).await;
+            made.map(placed).map_err(|error| failure(&error))
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            match self.0.remove(path).await {
+                Err(error) if !error.is_missing() => Err(failure(&error)),
+                _ => Ok(()),
+            }
+        })
+    }
+}

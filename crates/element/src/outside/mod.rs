@@ -1,0 +1,509 @@
+//! The store of an element whose files stay outside of the array: in a file system of others, or in an object store.
+//!
+//! What is written comes **near** first, as files of the element's folder, and is **settled** when the store outside has it, under
+//! the name of its file. What has settled is kept near as long as there is room, and read from outside when it is not.
+//!
+//! ```text
+//!   written, pulled ──► near (folder) ──settle──► far
+//!   readers ◄──────────── near, else blocks ◄────── far
+//! ```
+//!
+//! The table `outside` has a row for each object that is there, from when it is whole. A store outside is others' as well: nothing
+//! is written over, and nothing is removed, that is not what was put there.
+//!
+//! | module | |
+//! |---|---|
+//! | `reading` | bytes of what is not near |
+//! | `rows` | the table |
+//! | `settling` | how an object gets there, and what goes there without anybody waiting |
+
+mod reading;
+mod rows;
+mod settling;
+
+pub(crate) use settling::keep_settling;
+
+use crate::db::Db;
+use crate::folder::FolderStore;
+use crate::store::{Disk, Entry, Named, Opened, Space, Stat, Store, StoreError};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use reading::{Away, Reach};
+use std::collections::{HashSet, VecDeque};
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tidemill_core::id::ObjectId;
+use tidemill_kernel::Made;
+use tidemill_kernel::locks::Shown;
+use tidemill_wire::v1;
+
+/// What an element can hold whose store outside has no bound that anybody said: 1 PiB.
+const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
+
+/// Bytes that have settled and are kept near.
+pub const NEAR_BYTES_MAX_DEFAULT: u64 = 4 << 30;
+
+/// Objects with the same name are settled one after the other; so many names at once.
+const TURNS: usize = 64;
+
+/// An answer that is waited for.
+pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
+
+/// The next bytes of what is written; none at the end.
+pub type Pieces<'a> = Box<dyn FnMut() -> std::io::Result<Option<Bytes>> + Send + 'a>;
+
+/// A file of a store outside, as it was when it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Where, below the store.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// Another one when the file is.
+    pub tag: String,
+    /// The store itself refuses to read another one than this.
+    pub checked: bool,
+}
+
+/// Why a store outside did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It has no such file.
+    #[error("it is not there")]
+    Missing,
+    /// It has another file of that name.
+    #[error("it is another file now")]
+    Changed,
+    /// All else, for people.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// Whether it is sure that what was there is not there any more.
+    fn is_loss(&self) -> bool {
+        matches!(self, Self::Missing | Self::Changed)
+    }
+}
+
+/// A store outside. What it is asked ends, with a failure if need be.
+pub trait Far: Debug + Send + Sync {
+    /// What is there.
+    fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed>;
+    /// A range of this file and no other one, from a byte on, of so many.
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes>;
+    /// Writes a file of that length, in place of what is there; nothing of it is seen before it is whole.
+    fn write<'a>(&'a self, path: &'a str, size: u64, pieces: Pieces<'a>) -> Asked<'a, Placed>;
+    /// Makes another file of the same bytes, in place of what is there.
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
+    /// Removes a file; it is no error if there is none.
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
+}
+
+/// Where an element's files stay, if that is outside.
+#[derive(Clone, Debug)]
+pub struct Where {
+    /// The store.
+    pub far: Arc<dyn Far>,
+    /// Its address, for people.
+    pub uri: String,
+    /// Bytes that have settled and are kept near.
+    pub near_bytes_max: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Outside {
+    near: FolderStore,
+    reach: Arc<Reach>,
+    uri: String,
+    near_bytes_max: u64,
+    capacity_bytes: u64,
+    db: Db,
+    known: Mutex<Known>,
+    turns: Vec<Mutex<()>>,
+}
+
+/// What is known without asking the database.
+#[derive(Debug, Default)]
+struct Known {
+    /// What has settled.
+    far: HashSet<ObjectId>,
+    /// Its bytes.
+    far_bytes: u64,
+    /// What has settled and is near, longest first, and its bytes.
+    near: VecDeque<(ObjectId, u64)>,
+    near_bytes: u64,
+    /// What has to be settled and nobody waits for.
+    waiting: VecDeque<ObjectId>,
+    /// Why nothing settles.
+    trouble: String,
+}
+
+/// How far it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    /// Address of the store.
+    pub(crate) uri: String,
+    /// Objects that are there, and their bytes.
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    /// Objects that are not there yet.
+    pub(crate) waiting: u64,
+    /// Why nothing settles; empty if it does.
+    pub(crate) trouble: String,
+}
+
+impl From<Told> for v1::Outside {
+    fn from(told: Told) -> Self {
+        Self {
+            uri: told.uri,
+            files: told.files,
+            bytes: told.bytes,
+            waiting: told.waiting,
+        }
+    }
+}
+
+impl Outside {
+    /// Takes up what an earlier process left.
+    ///
+    /// # Errors
+    /// If the folder or the database can't be read.
+    pub(crate) fn open(
+        near: FolderStore,
+        at: &Where,
+        capacity_bytes: Option<u64>,
+        (db, runtime): (Db, tokio::runtime::Handle),
+    ) -> Result<Self, crate::Error> {
+        let mut known = Known::default();
+        for (object, size) in db.read(rows::all)? {
+            known.far.insert(object);
+            known.far_bytes += size;
+        }
+        known.waiting = db.read(rows::unsettled)?.into();
+        for folder in 0..=u8::MAX {
+            for entry in near.list(folder)? {
+                if known.far.contains(&entry.object) {
+                    known.near.push_back((entry.object, entry.size));
+                    known.near_bytes += entry.size;
+                }
+            }
+        }
+        Ok(Self {
+            near,
+            reach: Arc::new(Reach::new(Arc::clone(&at.far), runtime)),
+            uri: at.uri.clone(),
+            near_bytes_max: at.near_bytes_max,
+            capacity_bytes: capacity_bytes.unwrap_or(CAPACITY_BYTES_DEFAULT),
+            db,
+            known: Mutex::new(known),
+            turns: (0..TURNS).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    /// How far it is.
+    pub(crate) fn told(&self) -> Told {
+        let known = self.known.lock();
+        Told {
+            uri: self.uri.clone(),
+            files: known.far.len() as u64,
+            bytes: known.far_bytes,
+            waiting: known.waiting.len() as u64,
+            trouble: known.trouble.clone(),
+        }
+    }
+
+    fn is_far(&self, object: ObjectId) -> bool {
+        self.known.lock().far.contains(&object)
+    }
+
+    /// Where an object is outside.
+    fn placed(&self, object: ObjectId) -> Result<Option<Placed>, StoreError> {
+        if !self.is_far(object) {
+            return Ok(None);
+        }
+        let row = self.db.read(|db| rows::find(db, object));
+        row.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &crate::db::DbError) -> StoreError {
+        StoreError::Outside {
+            path: self.uri.clone(),
+            why: Failure::Other(error.to_string()),
+        }
+    }
+
+    /// What is far can't be written any more, though there may be no file of it.
+    fn writable(&self, object: ObjectId) -> Result<(), StoreError> {
+        match self.is_far(object) {
+            true => Err(StoreError::Sealed { object }),
+            false => Ok(()),
+        }
+    }
+
+    /// It was made anew, or for the first time: nobody waits for it to settle.
+    fn made(&self, object: ObjectId) {
+        let mut known = self.known.lock();
+        if known.far.contains(&object) {
+            drop(known);
+            // What is there is written over when this settles.
+            self.forget(object);
+            known = self.known.lock();
+        }
+        known.waiting.push_back(object);
+    }
+
+    /// Nothing of an object is known to be outside any more; what is there goes, unless another one takes its name.
+    fn forget(&self, object: ObjectId) {
+        let left = self
+            .db
+            .write_blocking(false, move |db| rows::leave(db, object));
+        let mut known = self.known.lock();
+        match left {
+            Ok(size) if known.far.remove(&object) => known.far_bytes -= size.unwrap_or(0),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, %object, "what is outside stays there"),
+        }
+        self.reach.clear(object);
+        if let Some(at) = known.near.iter().position(|(near, _)| *near == object)
+            && let Some((_, size)) = known.near.remove(at)
+        {
+            known.near_bytes -= size;
+        }
+    }
+
+    /// What has settled goes from here, longest first, when there is too much of it.
+    fn make_room(&self) {
+        loop {
+            let mut known = self.known.lock();
+            if known.near_bytes <= self.near_bytes_max {
+                return;
+            }
+            let Some((object, size)) = known.near.pop_front() else {
+                return;
+            };
+            known.near_bytes -= size;
+            drop(known);
+            if let Err(error) = self.near.remove(object) {
+                tracing::warn!(%error, %object, "what has settled can't be removed here");
+            }
+        }
+    }
+
+    /// What is here of an object, else what is outside.
+    fn near_or<T>(
+        &self,
+        object: ObjectId,
+        near: Result<T, StoreError>,
+        far: impl FnOnce(Placed) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match near {
+            Err(StoreError::NotFound { .. }) => match self.placed(object)? {
+                Some(placed) => far(placed),
+                None => Err(StoreError::NotFound { object }),
+            },
+            near => near,
+        }
+    }
+}
+
+impl Store for Outside {
+    fn create(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.near.create(object)
+    }
+
+    fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.near.write_at(object, offset, data)
+    }
+
+    fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.near.truncate(object, size)
+    }
+
+    fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError> {
+        let copied = self.near.copy(object, from, bytes);
+        self.near_or(from, copied, |placed| {
+            self.fetch(object, from, &placed, bytes)
+        })
+    }
+
+    fn allocate(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> Result<u64, StoreError> {
+        self.writable(object)?;
+        self.near.allocate(object, offset, length, mode)
+    }
+
+    fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
+        self.near.reserve(object, size)
+    }
+
+    fn take_room(&self, bytes: u64) -> Result<(), StoreError> {
+        self.near.take_room(bytes)
+    }
+
+    fn count_room(&self, bytes: u64) {
+        self.near.count_room(bytes);
+    }
+
+    fn give_room(&self, bytes: u64) {
+        self.near.give_room(bytes);
+    }
+
+    fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
+        let synced = self.near.sync(object);
+        self.near_or(object, synced, |_| Ok(()))
+    }
+
+    fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
+        let size = self.near.seal(object, durable);
+        self.sealed(object, size)
+    }
+
+    fn seal_lost(
+        &self,
+        object: ObjectId,
+        durable: bool,
+        shown: Shown<'_>,
+    ) -> Result<u64, StoreError> {
+        let size = self.near.seal_lost(object, durable, shown);
+        self.sealed(object, size)
+    }
+
+    fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError> {
+        let size = self.near.adopt(object, made)?;
+        self.made(object);
+        Ok(size)
+    }
+
+    fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError> {
+        self.near.hand_on(object, made)
+    }
+
+    fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError> {
+        self.near.put(object, bytes)?;
+        self.made(object);
+        Ok(())
+    }
+
+    fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
+        self.settle_at_once(objects)
+    }
+
+    fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
+        self.link_to(object, path)
+    }
+
+    fn vouch(&self, object: ObjectId) -> Option<Result<(), StoreError>> {
+        if self.near.stat(object).is_ok() {
+            return None;
+        }
+        let placed = match self.placed(object) {
+            Ok(placed) => placed?,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(self.still(object, &placed))
+    }
+
+    fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        self.near_or(object, self.near.open(object), |placed| {
+            if self.reach.is_suspect(object) {
+                self.still(object, &placed)?;
+            }
+            let stat = Stat {
+                size: placed.size,
+                sealed: true,
+            };
+            let bytes = Box::new(Away::new(Arc::clone(&self.reach), object, placed));
+            Ok(Opened { stat, bytes })
+        })
+    }
+
+    fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        let near = self.near.open_cold(object);
+        match near {
+            Err(StoreError::NotFound { .. }) => self.open(object),
+            near => near,
+        }
+    }
+
+    fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
+        // One that is damaged here is read from outside.
+        if self.near.stat(object).is_err() {
+            self.forget(object);
+        }
+        self.near.set_aside(object)
+    }
+
+    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        self.near.open_damaged(object)
+    }
+
+    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.near.forget_damaged(object)
+    }
+
+    fn stat(&self, object: ObjectId) -> Result<Stat, StoreError> {
+        self.near_or(object, self.near.stat(object), |placed| {
+            Ok(Stat {
+                size: placed.size,
+                sealed: true,
+            })
+        })
+    }
+
+    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = self.near.list(folder)?;
+        let here: HashSet<ObjectId> = entries.iter().map(|entry| entry.object).collect();
+        let rows = self.db.read(|db| rows::of_folder(db, folder));
+        for (object, size) in rows.map_err(|error| self.failed(&error))? {
+            if !here.contains(&object) {
+                entries.push(Entry {
+                    object,
+                    size,
+                    sealed: true,
+                    // What is sealed was before anybody asks.
+                    modified: SystemTime::UNIX_EPOCH,
+                });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
+        let near = self.near.remove(object)?;
+        let far = self.is_far(object);
+        if far {
+            self.forget(object);
+        }
+        Ok(near || far)
+    }
+
+    /// None: what has settled may go from here at any time, so all who want it as a file have it brought.
+    fn local_path(&self, _object: ObjectId) -> Option<PathBuf> {
+        None
+    }
+
+    fn space(&self) -> Result<Space, StoreError> {
+        let Space { disk, .. } = self.near.space()?;
+        let known = self.known.lock();
+        let left = self.capacity_bytes.saturating_sub(known.far_bytes);
+        let here = disk.free_bytes.saturating_add(known.near_bytes);
+        Ok(Space {
+            capacity_bytes: self.capacity_bytes,
+            free_bytes: left.min(here),
+            disk: Disk { ..disk },
+        })
+    }
+}

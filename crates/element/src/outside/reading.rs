@@ -1,0 +1,203 @@
+//! Bytes of objects that are not near: by blocks, some of them ahead of whoever reads one after the other.
+
+use super::{Failure, Far, Outside, Placed};
+use crate::store::{ReadAt, Store as _, StoreError};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tidemill_client::blocks::{BLOCK_BYTES, BlockKey, Blocks};
+use tidemill_core::id::ObjectId;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+/// Blocks that are asked for ahead.
+const BLOCKS_AHEAD: u64 = 3;
+/// Blocks that are on their way at once.
+const ON_THEIR_WAY: usize = 32;
+
+/// The way to a store outside.
+#[derive(Debug)]
+pub(super) struct Reach {
+    pub(super) far: Arc<dyn Far>,
+    runtime: Handle,
+    blocks: Blocks<Failure>,
+    turns: Semaphore,
+    /// What was found to be another file, or none: the next who wants it asks first.
+    suspects: Mutex<HashSet<ObjectId>>,
+}
+
+/// The bytes of one object.
+#[derive(Debug)]
+pub(super) struct Away {
+    reach: Arc<Reach>,
+    object: ObjectId,
+    placed: Arc<Placed>,
+}
+
+impl Reach {
+    pub(super) fn new(far: Arc<dyn Far>, runtime: Handle) -> Self {
+        Self {
+            far,
+            runtime,
+            blocks: Blocks::default(),
+            turns: Semaphore::new(ON_THEIR_WAY),
+            suspects: Mutex::default(),
+        }
+    }
+
+    /// Waits for an answer. Not for threads of the runtime.
+    pub(super) fn wait<T>(&self, asked: impl Future<Output = T>) -> T {
+        self.runtime.block_on(asked)
+    }
+
+    pub(super) fn is_suspect(&self, object: ObjectId) -> bool {
+        self.suspects.lock().contains(&object)
+    }
+
+    pub(super) fn clear(&self, object: ObjectId) {
+        self.suspects.lock().remove(&object);
+    }
+
+    async fn block(&self, placed: &Placed, key: &BlockKey) -> Result<Bytes, Failure> {
+        let from = key.index * BLOCK_BYTES;
+        let count = BLOCK_BYTES.min(placed.size - from);
+        let ask = async {
+            let turn = self.turns.acquire().await;
+            let _turn = turn.map_err(|error| Failure::Other(error.to_string()))?;
+            let bytes = self.far.read(placed, from, count).await?;
+            match bytes.len() as u64 == count {
+                true => Ok(bytes),
+                false => Err(Failure::Changed),
+            }
+        };
+        self.blocks.get(key, ask).await
+    }
+}
+
+impl Away {
+    pub(super) fn new(reach: Arc<Reach>, object: ObjectId, placed: Placed) -> Self {
+        Self {
+            reach,
+            object,
+            placed: Arc::new(placed),
+        }
+    }
+
+    fn key(&self, index: u64) -> BlockKey {
+        BlockKey {
+            store: 0,
+            path: self.placed.path.as_str().into(),
+            tag: self.placed.tag.as_str().into(),
+            index,
+        }
+    }
+
+    /// Who has had the block before reads one after the other, most likely.
+    fn read_ahead(&self, index: u64) {
+        let before = index.checked_sub(1);
+        if before.is_none_or(|before| self.reach.blocks.now(&self.key(before)).is_none()) {
+            return;
+        }
+        let blocks = self.placed.size.div_ceil(BLOCK_BYTES);
+        for ahead in index + 1..(index + 1 + BLOCKS_AHEAD).min(blocks) {
+            let (reach, placed, key) = (self.reach.clone(), self.placed.clone(), self.key(ahead));
+            if reach.blocks.now(&key).is_none() {
+                self.reach.runtime.spawn(async move {
+                    // Who reads it is told.
+                    let _ = reach.block(&placed, &key).await;
+                });
+            }
+        }
+    }
+
+    fn block(&self, index: u64) -> Result<Bytes, Failure> {
+        self.read_ahead(index);
+        let key = self.key(index);
+        if let Some(here) = self.reach.blocks.now(&key) {
+            return Ok(here);
+        }
+        let asked = self.reach.block(&self.placed, &key);
+        self.reach.wait(asked).inspect_err(|failure| {
+            if failure.is_loss() {
+                self.reach.suspects.lock().insert(self.object);
+            }
+        })
+    }
+}
+
+impl ReadAt for Away {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let end = offset.saturating_add(buffer.len() as u64);
+        let end = end.min(self.placed.size);
+        let (mut at, mut filled) = (offset, 0);
+        while at < end {
+            let index = at / BLOCK_BYTES;
+            let block = self.block(index).map_err(|failure| {
+                let path = &self.placed.path;
+                std::io::Error::other(format!("{path} in the store outside: {failure}"))
+            })?;
+            let from = usize::try_from(at - index * BLOCK_BYTES).unwrap_or(usize::MAX);
+            let rest = block.get(from..).unwrap_or_default();
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let count = rest.len().min(wanted);
+            if count == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            buffer[filled..filled + count].copy_from_slice(&rest[..count]);
+            filled += count;
+            at += count as u64;
+        }
+        Ok(filled)
+    }
+}
+
+impl Outside {
+    /// Whether what is outside is still what was put there.
+    pub(super) fn still(&self, object: ObjectId, placed: &Placed) -> Result<(), StoreError> {
+        let now = self.reach.wait(self.reach.far.stat(&placed.path));
+        let found = match now {
+            Ok(now) if now == *placed => Ok(()),
+            Ok(_) => Err(Failure::Changed),
+            Err(failure) => Err(failure),
+        };
+        if found.is_ok() {
+            self.reach.clear(object);
+        }
+        found.map_err(|why| StoreError::Outside {
+            path: placed.path.clone(),
+            why,
+        })
+    }
+
+    /// Makes an unsealed object of the first bytes of one that is outside.
+    pub(super) fn fetch(
+        &self,
+        object: ObjectId,
+        from: ObjectId,
+        placed: &Placed,
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        let away = Away::new(Arc::clone(&self.reach), from, placed.clone());
+        let fetch = || {
+            let mut buffer = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(1 << 20)];
+            let (mut at, end) = (0, bytes.min(placed.size));
+            self.near.create(object)?;
+            while at < end {
+                let count = usize::try_from((end - at).min(BLOCK_BYTES)).unwrap_or(buffer.len());
+                let read = away.read_at(at, &mut buffer[..count]);
+                let read = read.map_err(|error| StoreError::Outside {
+                    path: placed.path.clone(),
+                    why: Failure::Other(error.to_string()),
+                })?;
+                self.near.write_at(object, at, &buffer[..read])?;
+                at += read as u64;
+            }
+            self.near.truncate(object, bytes.min(placed.size))
+        };
+        fetch().inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = self.near.remove(object);
+        })
+    }
+}

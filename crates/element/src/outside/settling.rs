@@ -1,0 +1,432 @@
+//! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
+
+use super::{Failure, Outside, Placed, rows};
+use crate::executor::Parts;
+use crate::labels::Labels;
+use crate::records;
+use crate::store::{Named, Opened, Store as _, StoreError};
+use bytes::Bytes;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::attribute::object;
+use tidemill_core::id::ObjectId;
+
+/// Bytes read at once.
+const PIECE_BYTES: usize = 8 << 20;
+/// Objects that are on their way at once.
+const AT_ONCE: usize = 8;
+/// Objects that are looked at before it is looked again what there is to do.
+const BATCH_MAX: usize = 1024;
+/// How often it is looked whether there is something to do …
+const PERIOD: Duration = Duration::from_millis(500);
+/// … and after something could not be done.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Longest path of a file outside, and longest of its names, in bytes: what object stores and file systems have in common.
+const PATH_BYTES_MAX: usize = 900;
+const NAME_BYTES_MAX: usize = 220;
+/// What names begin with that are not those of files: of what has none, or one that can't be outside.
+const OWN: &str = ".tidemill-";
+
+/// Where an object may be put.
+enum Place {
+    /// There.
+    Free(String),
+    /// It is there.
+    Taken(Placed),
+}
+
+/// Where an object is to be, if nobody else is there.
+fn key(object: ObjectId, named: &Named) -> String {
+    let path = named.path.trim_start_matches('/');
+    let good = |name: &str| {
+        let dots = name == "." || name == "..";
+        !name.is_empty() && !dots && name.len() <= NAME_BYTES_MAX && !name.starts_with(OWN)
+    };
+    let able = path.len() <= PATH_BYTES_MAX
+        && path.split('/').all(good)
+        && !path.chars().any(char::is_control);
+    match (able, named.part) {
+        (true, false) => path.to_owned(),
+        (true, true) => beside(path, object),
+        (false, _) => format!("{OWN}objects/{:016x}", object.0),
+    }
+}
+
+/// Another name, of the object alone.
+fn beside(path: &str, object: ObjectId) -> String {
+    format!("{path}.{:016x}", object.0)
+}
+
+impl Outside {
+    /// A sealed object is here now, or was outside before.
+    pub(super) fn sealed(
+        &self,
+        object: ObjectId,
+        size: Result<u64, StoreError>,
+    ) -> Result<u64, StoreError> {
+        let far = self.is_far(object);
+        if size.is_ok() && !far && object.is_data() {
+            self.known.lock().waiting.push_back(object);
+        }
+        self.near_or(object, size, |placed| Ok(placed.size))
+    }
+
+    /// Makes an object of what is outside already.
+    pub(super) fn link_to(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
+        let at = |why| StoreError::Outside {
+            path: path.to_owned(),
+            why,
+        };
+        self.writable(object)?;
+        let placed = self.reach.wait(self.reach.far.stat(path)).map_err(at)?;
+        let size = placed.size;
+        self.keep(object, placed, true)?;
+        // Whoever opened it for writing may have begun it.
+        self.near.remove(object)?;
+        Ok(size)
+    }
+
+    fn keep(&self, object: ObjectId, placed: Placed, linked: bool) -> Result<(), StoreError> {
+        let size = placed.size;
+        let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, linked);
+        let kept = self.db.write_blocking(true, put);
+        kept.map_err(|error| self.failed(&error))?;
+        let mut known = self.known.lock();
+        if known.far.insert(object) {
+            known.far_bytes += size;
+        }
+        if !linked {
+            known.near.push_back((object, size));
+            known.near_bytes += size;
+        }
+        Ok(())
+    }
+
+    /// Settles objects, several at once.
+    pub(super) fn settle_at_once(
+        &self,
+        objects: &[(ObjectId, Named)],
+    ) -> Vec<Result<(), StoreError>> {
+        if let [(object, named)] = objects {
+            return vec![self.settle_one(*object, named)];
+        }
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let results: Vec<_> = objects
+            .iter()
+            .map(|_| parking_lot::Mutex::new(None))
+            .collect();
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let (Some((object, named)), Some(result)) =
+                    (objects.get(index), results.get(index))
+                else {
+                    return;
+                };
+                *result.lock() = Some(self.settle_one(*object, named));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..AT_ONCE.min(objects.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let ended = results.into_iter().zip(objects);
+        ended
+            .map(|(result, (object, _))| {
+                let missing = Err(StoreError::NotFound { object: *object });
+                result.into_inner().unwrap_or(missing)
+            })
+            .collect()
+    }
+
+    fn settle_one(&self, object: ObjectId, named: &Named) -> Result<(), StoreError> {
+        if self.is_far(object) {
+            return Ok(());
+        }
+        let opened = self.near.open(object)?;
+        let wanted = key(object, named);
+        let mut hasher = DefaultHasher::new();
+        wanted.hash(&mut hasher);
+        let turn = usize::try_from(hasher.finish() % self.turns.len() as u64).unwrap_or(0);
+        let turn = self.turns[turn].lock();
+        let placed = match self.place(object, wanted, &opened)? {
+            Place::Taken(placed) => placed,
+            Place::Free(path) => self.write(&path, &opened, named.hash)?,
+        };
+        self.keep(object, placed, false)?;
+        drop(turn);
+        self.make_room();
+        Ok(())
+    }
+
+    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays.
+    fn place(
+        &self,
+        object: ObjectId,
+        wanted: String,
+        opened: &Opened,
+    ) -> Result<Place, StoreError> {
+        let failed = |why| StoreError::Outside {
+            path: wanted.clone(),
+            why,
+        };
+        let far = &self.reach.far;
+        let held = self.db.read(|db| rows::holder(db, &wanted));
+        let held = held.map_err(|error| self.failed(&error))?;
+        let now = match self.reach.wait(far.stat(&wanted)) {
+            Ok(now) => now,
+            Err(Failure::Missing) => return Ok(Place::Free(wanted)),
+            Err(why) => return Err(failed(why)),
+        };
+        match held {
+            Some((_, was, true)) if was == now => Ok(Place::Free(wanted)),
+            Some((other, was, false)) if was == now && other != object => {
+                let aside = beside(&wanted, other);
+                let moved = self.reach.wait(far.also(&wanted, &aside)).map_err(failed)?;
+                let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, false);
+                let kept = self.db.write_blocking(true, put);
+                kept.map_err(|error| self.failed(&error))?;
+                Ok(Place::Free(wanted))
+            }
+            // It may have been written before this process was killed.
+            _ if self.is_same(&now, opened)? => Ok(Place::Taken(now)),
+            _ => {
+                let other = beside(&wanted, object);
+                tracing::warn!(
+                    path = wanted,
+                    other,
+                    "somebody else has a file of this name outside: it gets another one"
+                );
+                Ok(Place::Free(other))
+            }
+        }
+    }
+
+    /// Whether a file outside has the bytes of an object.
+    fn is_same(&self, there: &Placed, opened: &Opened) -> Result<bool, StoreError> {
+        if there.size != opened.stat.size {
+            return Ok(false);
+        }
+        let far = super::Away::new(Arc::clone(&self.reach), ObjectId(0), there.clone());
+        let failed = |error: std::io::Error| StoreError::Outside {
+            path: there.path.clone(),
+            why: Failure::Other(error.to_string()),
+        };
+        let (mut ours, mut theirs) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+        let mut at = 0;
+        while at < there.size {
+            let count = opened.bytes.read_at(at, &mut ours).map_err(failed)?;
+            use crate::store::ReadAt as _;
+            let same = far.read_at(at, &mut theirs).map_err(failed)?;
+            if count != same || count == 0 || ours[..count] != theirs[..count] {
+                return Ok(false);
+            }
+            at += count as u64;
+        }
+        Ok(true)
+    }
+
+    /// Writes an object outside, if it is what was sealed.
+    fn write(
+        &self,
+        path: &str,
+        opened: &Opened,
+        hash: Option<[u8; 32]>,
+    ) -> Result<Placed, StoreError> {
+        let (size, mut at, mut hasher) = (opened.stat.size, 0, blake3::Hasher::new());
+        let pieces = Box::new(move || {
+            let left = usize::try_from(size - at).unwrap_or(usize::MAX);
+            let mut piece = vec![0; left.min(PIECE_BYTES)];
+            let count = opened.bytes.read_at(at, &mut piece)?;
+            if count < piece.len() {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            if hash.is_some() {
+                hasher.update(&piece);
+            }
+            at += count as u64;
+            let changed = hash.is_some_and(|hash| at == size && hasher.finalize() != hash);
+            match (changed, count) {
+                (true, _) => Err(std::io::Error::other("it is not what was sealed")),
+                (false, 0) => Ok(None),
+                (false, _) => Ok(Some(Bytes::from(piece))),
+            }
+        });
+        let written = self.reach.wait(self.reach.far.write(path, size, pieces));
+        written.map_err(|why| StoreError::Outside {
+            path: path.to_owned(),
+            why,
+        })
+    }
+
+    /// What is known of an object's file; `None`: the object is not kept, or not yet.
+    fn named(&self, object: ObjectId) -> Option<Named> {
+        let read = |db: &rusqlite::Connection| {
+            let Some(sum) = records::sum(db, object)?.filter(|sum| sum.damage.is_none()) else {
+                return Ok(None);
+            };
+            let attribute = |number| records::attribute(db, object, object::PAGE, number);
+            let path = attribute(object::PATH)?.unwrap_or_default();
+            Ok(Some(Named {
+                path: String::from_utf8_lossy(&path).into_owned(),
+                part: attribute(object::PART)?.is_some(),
+                hash: sum.hash,
+            }))
+        };
+        self.db.read(read).ok().flatten()
+    }
+
+    /// Settles some of what nobody waits for; whether all went well.
+    fn settle_some(&self) -> bool {
+        let mut objects = Vec::new();
+        {
+            let mut known = self.known.lock();
+            let count = known.waiting.len().min(BATCH_MAX);
+            objects.extend(known.waiting.drain(..count));
+        }
+        let mut later = Vec::new();
+        let mut next = Vec::new();
+        for object in objects {
+            match self.named(object) {
+                Some(named) => next.push((object, named)),
+                // Its row comes soon after it, unless it was removed.
+                None if self.near.stat(object).is_ok() => later.push(object),
+                None => {}
+            }
+        }
+        let results = self.settle_at_once(&next);
+        let mut trouble = None;
+        for ((object, _), result) in next.into_iter().zip(results) {
+            match result {
+                Ok(()) | Err(StoreError::NotFound { .. }) => {}
+                Err(error) => {
+                    trouble.get_or_insert_with(|| error.to_string());
+                    later.push(object);
+                }
+            }
+        }
+        let well = trouble.is_none();
+        let mut known = self.known.lock();
+        if let Some(trouble) = &trouble
+            && known.trouble.is_empty()
+        {
+            tracing::warn!(
+                trouble,
+                "files can't be put outside; they stay here, and it is tried again"
+            );
+        }
+        known.trouble = trouble.unwrap_or_default();
+        known.waiting.extend(later);
+        well
+    }
+
+    /// Removes some of what is no more; whether there may be more.
+    fn remove_some(&self) -> bool {
+        let gone = self.db.read(|db| rows::gone(db, 256)).unwrap_or_default();
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let removed = parking_lot::Mutex::new(Vec::new());
+        let work = || {
+            while let Some((object, placed)) =
+                gone.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+            {
+                if self.remove_one(placed) {
+                    removed.lock().push(*object);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..AT_ONCE.min(gone.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let removed = removed.into_inner();
+        let more = removed.len() == 256;
+        if !removed.is_empty() {
+            let forget = move |db: &rusqlite::Connection| {
+                removed
+                    .iter()
+                    .try_for_each(|object| rows::removed(db, *object))
+            };
+            if let Err(error) = self.db.write_blocking(false, forget) {
+                tracing::warn!(%error, "what was removed outside is looked for again");
+            }
+        }
+        more
+    }
+
+    /// Removes a file outside, if it is what was put there; whether nothing is left to do.
+    fn remove_one(&self, placed: &Placed) -> bool {
+        let mut hasher = DefaultHasher::new();
+        placed.path.hash(&mut hasher);
+        let turn = usize::try_from(hasher.finish() % self.turns.len() as u64).unwrap_or(0);
+        let _turn = self.turns[turn].lock();
+        let held = self.db.read(|db| rows::holder(db, &placed.path));
+        // Another object has taken its name meanwhile.
+        if !matches!(held, Ok(Some((_, _, true)))) {
+            return held.is_ok();
+        }
+        let far = &self.reach.far;
+        match self.reach.wait(far.stat(&placed.path)) {
+            Ok(now) if now == *placed => self.reach.wait(far.remove(&placed.path)).is_ok(),
+            Ok(_) | Err(Failure::Missing | Failure::Changed) => true,
+            Err(Failure::Other(_)) => false,
+        }
+    }
+}
+
+/// Settles what nobody waits for, and removes what is no more, until the element stops.
+pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
+    let Some(outside) = &parts.outside else {
+        return;
+    };
+    let mut pause = PERIOD;
+    while !labels.pause(pause) {
+        let well = outside.settle_some();
+        let more = outside.remove_some();
+        pause = match (well, more) {
+            (false, _) => PAUSE,
+            (true, true) => Duration::ZERO,
+            (true, false) => PERIOD,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_outside_have_the_names_of_files_where_that_can_be() {
+        let key = |path: &str, part| {
+            let named = Named {
+                path: path.to_owned(),
+                part,
+                hash: None,
+            };
+            key(ObjectId(0xab), &named)
+        };
+        assert_eq!(key("/run/a.nc", false), "run/a.nc");
+        assert_eq!(key("/run/a.nc", true), "run/a.nc.00000000000000ab");
+        let long = format!("/{}", "x".repeat(NAME_BYTES_MAX + 1));
+        for path in [
+            "",
+            "/",
+            "/a//b",
+            "/../x",
+            "/a/./b",
+            "/a\nb",
+            "/.tidemill-objects/x",
+            &long,
+        ] {
+            assert_eq!(
+                key(path, false),
+                ".tidemill-objects/00000000000000ab",
+                "{path}"
+            );
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Elements whose files stay outside of the array: what drains goes there under its name, and is read from there.
+
+#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
+#[allow(dead_code, reason = "tests of the stores need more of it")]
+mod stand_in;
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use stand_in::StandIn;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const SECRET: &str = "hush-hush-hush";
+/// Two blocks and some more.
+const BYTES: usize = (9 << 20) + 3;
+
+fn noise(mut seed: u64) -> Vec<u8> {
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        seed.to_be_bytes()[0]
+    };
+    (0..BYTES).map(|_| next()).collect()
+}
+
+fn bare() -> Option<Array> {
+    Array::with(Options {
+        mount: false,
+        server_args: vec!["--drain-after".into(), "1s".into()],
+        ..Options::default()
+    })
+}
+
+/// The elements that have a file.
+fn elements(array: &Array, path: &str) -> Vec<u64> {
+    let layout = array.json(&["layout", path]);
+    let copies = layout["parts"][0]["copies"].as_array().unwrap();
+    copies
+        .iter()
+        .map(|copy| copy["element"].as_u64().unwrap())
+        .collect()
+}
+
+fn outside(array: &Array, index: usize) -> Value {
+    array.json(&["status"])["elements"][index]["outside"].clone()
+}
+
+/// Two elements that store, number 2 of the burst tier, and number 3 whose files are in an object store.
+struct Cloud {
+    array: Array,
+    store: StandIn,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Cloud {
+    fn start() -> Option<Self> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = runtime.block_on(StandIn::start());
+        store.state().key = Some("me".into());
+        let mut array = bare()?;
+        array.add_element(&["--tier", "burst"]);
+        let keys = array.path("keys");
+        let text = format!("access_key_id = \"me\"\nsecret_access_key = \"{SECRET}\"\n");
+        std::fs::write(&keys, text).unwrap();
+        std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+        let cloud = Self {
+            array,
+            store,
+            _runtime: runtime,
+        };
+        Some(cloud.with_outside())
+    }
+
+    fn arguments(&self) -> [String; 6] {
+        [
+            "--outside".into(),
+            format!("s3://bucket/top?endpoint=http://{}", self.store.address),
+            "--outside-keys".into(),
+            self.array.path("keys").display().to_string(),
+            "--near".into(),
+            "1MiB".into(),
+        ]
+    }
+
+    fn with_outside(mut self) -> Self {
+        let arguments = self.arguments();
+        self.array.add_element(&arguments.each_ref().map(String::as_str));
+        self.array.start_mount();
+        self
+    }
+
+    fn there(&self, name: &str) -> Option<Vec<u8>> {
+        let key = format!("top/{name}");
+        let state = self.store.state();
+        state.objects.get(&key).map(|(content, _)| content.clone())
+    }
+}
+
+#[test]
+fn what_was_written_drains_to_an_object_store_and_is_read_and_worked_on_there() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    let (large, other) = (noise(1), noise(2));
+    let array = &cloud.array;
+    cloud.store.put("top/d/theirs", b"of somebody else".to_vec());
+    array.sh("mkdir d; echo one > d/small; : > d/empty; echo ours > d/theirs; echo ö > 'd/ä b'");
+    std::fs::write(array.at("d/large"), &large).unwrap();
+    assert!(array.run(&["drain", "/d", "--free", "--wait"]).ok);
+    for (name, content) in [("small", "one\n"), ("ä b", "ö\n"), ("empty", "")] {
+        assert_eq!(cloud.there(&format!("d/{name}")).unwrap(), content.as_bytes());
+        assert_eq!(elements(array, &format!("/d/{name}")), [3], "{name}");
+    }
+    assert!(cloud.there("d/large").unwrap() == large);
+    // What somebody else has put there is not touched.
+    assert_eq!(cloud.there("d/theirs").unwrap(), b"of somebody else");
+    assert_eq!(array.sh("cat d/theirs"), "ours\n");
+    let told = outside(array, 3);
+    assert_eq!((&told["objects"], &told["waiting"]), (&5.into(), &0.into()), "{told}");
+
+    // What is not near any more is fetched, and only what is read of it.
+    wait("the large one is not near", || {
+        !array.object_files("/d/large")[0].exists()
+    });
+    assert!(std::fs::read(array.at("d/large")).unwrap() == large);
+    array.sh("cp d/large copy; cmp copy d/large; tail -c 3 d/large | cmp - <(tail -c 3 copy)");
+    let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
+        args = ["-c", "cat d/large | wc -c > count; cat d/small >> count"];
+        input = ["d/large", "d/small"]; output = ["count"]; } );"#;
+    array.done(array.submit(job));
+    assert_eq!(array.sh("cat count"), format!("{BYTES}\none\n"));
+
+    replaced_and_removed(&cloud, &other);
+    killed_and_refused(&mut cloud);
+    changed_by_others(&cloud);
+    let kept = cloud.array.log("element-3") + &cloud.array.run(&["status", "--json"]).out;
+    assert!(!kept.contains(SECRET));
+}
+
+/// A new version takes the name, and what is removed goes there, too.
+fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
+    let array = &cloud.array;
+    array.sh("echo two > d/small");
+    std::fs::write(array.at("d/large"), other).unwrap();
+    wait("the new versions are there", || {
+        assert!(array.run(&["drain", "/d", "--free", "--wait"]).ok);
+        cloud.there("d/small").unwrap() == b"two\n" && cloud.there("d/large").unwrap() == other
+    });
+    assert_eq!(array.sh("cat d/small"), "two\n");
+    array.sh("rm d/large d/theirs d/empty");
+    wait("what was removed is gone there, and nothing else", || {
+        let state = cloud.store.state();
+        let all = state.objects.keys().map(String::as_str);
+        let all: Vec<&str> = all.filter(|key| key.starts_with("top/d/")).collect();
+        all == ["top/d/small", "top/d/theirs", "top/d/ä b"]
+    });
+    assert!(cloud.store.state().uploads.is_empty());
+}
+
+/// The element is killed while it writes there; the store refuses, and takes it again.
+fn killed_and_refused(cloud: &mut Cloud) {
+    cloud.array.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
+    cloud.store.state().key = Some("nobody".into());
+    assert!(cloud.array.run(&["drain", "/k"]).ok);
+    let refused = |array: &Array| array.log("element-3").contains("k/");
+    wait("the store refuses", || refused(&cloud.array));
+    assert!(cloud.there("k/7").is_none());
+    cloud.array.sh("sha256sum --quiet -c sums");
+    cloud.store.state().key = Some("me".into());
+    wait("some are there", || cloud.there("k/7").is_some());
+    cloud.array.kill_element(3);
+    let arguments = cloud.arguments();
+    let arguments = arguments.each_ref().map(String::as_str);
+    cloud.array.restart_element(3, &arguments);
+    cloud.array.wait_for_elements(4);
+    let array = &cloud.array;
+    assert!(array.run(&["drain", "/k", "--free", "--wait"]).ok);
+    array.sh("sha256sum --quiet -c sums");
+    let count = || {
+        let state = cloud.store.state();
+        let below = state.objects.keys().filter(|key| key.starts_with("top/k/"));
+        below.count()
+    };
+    assert_eq!(count(), 40);
+    array.sh("rm -r k");
+    wait("they are gone there", || count() == 0);
+    assert!(array.run(&["check"]).ok);
+}
+
+/// Others write over it: nothing of that is taken for the file, and it is told.
+fn changed_by_others(cloud: &Cloud) {
+    let array = &cloud.array;
+    std::fs::write(array.at("d/mine"), noise(3)).unwrap();
+    assert!(array.run(&["drain", "/d", "--free", "--wait"]).ok);
+    wait("it is not near", || !array.object_files("/d/mine")[0].exists());
+    cloud.store.put("top/d/mine", noise(4));
+    array.run(&["scrub", "/d", "--wait"]);
+    wait("it is told", || {
+        array.run(&["health"]).out.contains("/d/mine") || array.run(&["status"]).out.contains("damaged")
+    });
+    let got = array.path("got").display().to_string();
+    assert!(!array.run(&["get", "/d/mine", &got]).ok);
+    array.sh("rm d/mine");
+    assert!(cloud.there("d/mine").unwrap() == noise(4));
+}
+
+/// Files outside that are only linked: nothing is copied, and what is outside stays when they go.
+#[test]
+fn what_is_outside_is_linked_by_the_arrays_own_user_and_read_without_a_copy() {
+    let Some(mut array) = bare() else {
+        return;
+    };
+    let folder: PathBuf = array.path("pfs");
+    std::fs::create_dir_all(folder.join("run/deep")).unwrap();
+    let large = noise(5);
+    std::fs::write(folder.join("run/large"), &large).unwrap();
+    std::fs::write(folder.join("run/deep/small"), "small\n").unwrap();
+    let uri = format!("file://{}", folder.display());
+    array.add_element(&["--outside", &uri]);
+    array.start_mount();
+    array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
+    array.json(&["bridge", "add", "else", "file:///usr"]);
+    let elsewhere = array.run(&["import", "--link", "else/bin", "/x"]);
+    assert!(elsewhere.err.contains("--outside file:///usr"), "{}", elsewhere.err);
+    array.sh("mkdir theirs; chmod 777 theirs");
+    let stranger = format!("{STRANGER} {:?} import --link pfs /theirs", array.tidemill());
+    let stranger = array.try_sh(&stranger);
+    assert!(!stranger.ok && stranger.err.contains("import it"), "{}", stranger.err);
+
+    let told = array.json(&["import", "--link", "pfs", "/raw"]);
+    assert_eq!(told["files"], 2, "{told}");
+    assert_eq!(elements(&array, "/raw/large"), [2]);
+    assert!(!array.object_files("/raw/large")[0].exists());
+    assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
+    assert_eq!(array.json(&["import", "--link", "pfs", "/raw"])["same"], 2);
+    let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
+        args = ["-c", "cat raw/large raw/deep/small | wc -c > count"];
+        input = ["raw/large", "raw/deep/small"]; output = ["count"]; } );"#;
+    array.done(array.submit(job));
+    assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 6));
+
+    // What is written there by name is there soon, under its name, and survives.
+    array.sh("mkdir here; setfattr -n user.tidemill.element -v 2 here; echo mine > here/mine");
+    wait("it is outside", || folder.join("here/mine").exists());
+    array.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
+    array.restart_element(2, &["--outside", &uri]);
+    array.wait_for_elements(3);
+    assert_eq!(array.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");
+
+    std::fs::write(folder.join("run/large"), "short").unwrap();
+    // The mount has its pages still: they are what was there. Others ask.
+    let got = array.path("got").display().to_string();
+    assert!(!array.run(&["get", "/raw/large", &got]).ok);
+    array.sh("rm -r raw here");
+    wait("what was written is gone", || !folder.join("here/mine").exists());
+    assert_eq!(std::fs::read(folder.join("run/large")).unwrap(), b"short");
+    assert!(folder.join("run/deep/small").exists());
+}

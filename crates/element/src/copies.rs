@@ -92,9 +92,13 @@ fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
             objects.push((record.id, named));
         }
     }
+    let mut failed = 0;
     for (id, settled) in labels.into_iter().zip(parts.store.settle(&objects)) {
         if let Err(error) = settled {
-            tracing::warn!(%error, "a copy is made again");
+            if failed == 0 {
+                tracing::warn!(%error, "copies are made one by one");
+            }
+            failed += 1;
             made.remove(&id);
         }
     }

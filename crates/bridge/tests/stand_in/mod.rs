@@ -218,6 +218,17 @@ impl State {
             ("GET", _) if request.query.contains_key("list-type") => self.list(request),
             ("GET" | "HEAD", _) => self.content(key, request),
             ("PUT", Some(upload)) => self.part(&upload, request),
+            ("PUT", None) if request.headers.contains_key("x-amz-copy-source") => {
+                let source = decoded(&request.headers["x-amz-copy-source"]);
+                let source = source.trim_start_matches('/').strip_prefix("bucket/");
+                let found = source.and_then(|source| self.objects.get(source)).cloned();
+                let Some((content, _)) = found else {
+                    return reply(404, "<Error><Code>NoSuchKey</Code></Error>");
+                };
+                let etag = self.put(key, content);
+                let text = format!("<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>");
+                reply(200, text)
+            }
             ("PUT", None) => {
                 let etag = self.put(key, request.body.clone());
                 let mut done = reply(200, "");

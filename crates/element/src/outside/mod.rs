@@ -29,7 +29,7 @@ use crate::store::{Disk, Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use reading::{Away, Reach};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -138,7 +138,7 @@ struct Known {
     near: VecDeque<(ObjectId, u64)>,
     near_bytes: u64,
     /// What has to be settled and nobody waits for.
-    waiting: VecDeque<ObjectId>,
+    waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
 }
@@ -184,7 +184,7 @@ impl Outside {
             known.far.insert(object);
             known.far_bytes += size;
         }
-        known.waiting = db.read(rows::unsettled)?.into();
+        known.waiting = db.read(rows::unsettled)?.into_iter().collect();
         for folder in 0..=u8::MAX {
             for entry in near.list(folder)? {
                 if known.far.contains(&entry.object) {
@@ -254,7 +254,7 @@ impl Outside {
             self.forget(object);
             known = self.known.lock();
         }
-        known.waiting.push_back(object);
+        known.waiting.insert(object);
     }
 
     /// Nothing of an object is known to be outside any more; what is there goes, unless another one takes its name.

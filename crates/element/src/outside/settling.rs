@@ -67,7 +67,7 @@ impl Outside {
     ) -> Result<u64, StoreError> {
         let far = self.is_far(object);
         if size.is_ok() && !far && object.is_data() {
-            self.known.lock().waiting.push_back(object);
+            self.known.lock().waiting.insert(object);
         }
         self.near_or(object, size, |placed| Ok(placed.size))
     }
@@ -96,6 +96,7 @@ impl Outside {
         if known.far.insert(object) {
             known.far_bytes += size;
         }
+        known.waiting.remove(&object);
         if !linked {
             known.near.push_back((object, size));
             known.near_bytes += size;
@@ -186,6 +187,9 @@ impl Outside {
             Some((other, was, false)) if was == now && other != object => {
                 let aside = beside(&wanted, other);
                 let moved = self.reach.wait(far.also(&wanted, &aside)).map_err(failed)?;
+                if moved.size != was.size {
+                    return Err(failed(Failure::Changed));
+                }
                 let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, false);
                 let kept = self.db.write_blocking(true, put);
                 kept.map_err(|error| self.failed(&error))?;
@@ -284,8 +288,11 @@ impl Outside {
         let mut objects = Vec::new();
         {
             let mut known = self.known.lock();
-            let count = known.waiting.len().min(BATCH_MAX);
-            objects.extend(known.waiting.drain(..count));
+            while objects.len() < BATCH_MAX
+                && let Some(object) = known.waiting.pop_first()
+            {
+                objects.push(object);
+            }
         }
         let mut later = Vec::new();
         let mut next = Vec::new();

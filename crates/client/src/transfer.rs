@@ -152,7 +152,7 @@ impl Transfer {
             stripes: None,
         };
         let opened = self.begin(path, mode, wanted).await?;
-        let attr = opened.attr.clone().ok_or(Error::Answer("Open"))?;
+        let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let link = async {
             let remote = Self::remote(&opened)?;
             let size = self.objects.link(&remote, outside).await?;

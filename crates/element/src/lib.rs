@@ -252,13 +252,12 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     })
 }
 
+/// Where objects are, and the same once more if they stay outside.
+type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
+
 /// Opens the store. Under the id of the status object, which has no bytes, it keeps an empty file: what a task
 /// reads that has a file as input that never had a byte, and so no object of its own.
-fn open_store(
-    config: &Config,
-    db: &Db,
-    runtime: &tokio::runtime::Handle,
-) -> Result<(Arc<dyn store::Store>, Option<Arc<Outside>>), Error> {
+fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
     // What is near goes when it has settled, so that it is not bounded.
     let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
     let mut store = FolderStore::open(&config.folder, capacity)?;

@@ -219,15 +219,7 @@ impl State {
             ("GET" | "HEAD", _) => self.content(key, request),
             ("PUT", Some(upload)) => self.part(&upload, request),
             ("PUT", None) if request.headers.contains_key("x-amz-copy-source") => {
-                let source = decoded(&request.headers["x-amz-copy-source"]);
-                let source = source.trim_start_matches('/').strip_prefix("bucket/");
-                let found = source.and_then(|source| self.objects.get(source)).cloned();
-                let Some((content, _)) = found else {
-                    return reply(404, "<Error><Code>NoSuchKey</Code></Error>");
-                };
-                let etag = self.put(key, content);
-                let text = format!("<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>");
-                reply(200, text)
+                self.copy(&request.headers["x-amz-copy-source"], key)
             }
             ("PUT", None) => {
                 let etag = self.put(key, request.body.clone());
@@ -266,6 +258,18 @@ impl State {
             }
             _ => reply(405, ""),
         }
+    }
+
+    fn copy(&mut self, source: &str, key: &str) -> Reply {
+        let source = decoded(source);
+        let source = source.trim_start_matches('/').strip_prefix("bucket/");
+        let found = source.and_then(|source| self.objects.get(source)).cloned();
+        let Some((content, _)) = found else {
+            return reply(404, "<Error><Code>NoSuchKey</Code></Error>");
+        };
+        let etag = self.put(key, content);
+        let text = format!("<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>");
+        reply(200, text)
     }
 
     fn part(&mut self, upload: &str, request: &Request) -> Reply {

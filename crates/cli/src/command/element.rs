@@ -240,17 +240,7 @@ fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_element::Co
         // What tasks made there would lie in memory unasked.
         config.cores = 0;
     }
-    config.burst = args.tier.or(file.tier) == Some(config::ElementTier::Burst);
-    anyhow::ensure!(
-        !config.burst || (config.role == Role::Store && config.medium == Medium::Disk),
-        "--tier burst: what only lends cores has no tier, and what is in memory drains nowhere; leave out --role and --medium"
-    );
-    config.outside = outside::place(args, file)?;
-    anyhow::ensure!(
-        config.outside.is_none()
-            || (config.role == Role::Store && config.medium == Medium::Disk && !config.burst),
-        "--outside: what only lends cores, is in memory or of the burst tier keeps no files outside; leave out --role, --medium and --tier"
-    );
+    set_place(&mut config, args, file)?;
     if let Some(cores) = args.cores.or(file.cores) {
         anyhow::ensure!(
             cores > 0,
@@ -292,6 +282,26 @@ fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_element::Co
         config.scrub_bytes_per_sec = rate.map(|Size(bytes)| bytes);
     }
     Ok(config)
+}
+
+/// Of which tier it is, and whether its files stay in its folder.
+fn set_place(
+    config: &mut tidemill_element::Config,
+    args: &Args,
+    file: &config::Element,
+) -> anyhow::Result<()> {
+    let stores = config.role == Role::Store && config.medium == Medium::Disk;
+    config.burst = args.tier.or(file.tier) == Some(config::ElementTier::Burst);
+    anyhow::ensure!(
+        !config.burst || stores,
+        "--tier burst: what only lends cores has no tier, and what is in memory drains nowhere; leave out --role and --medium"
+    );
+    config.outside = outside::place(args, file)?;
+    anyhow::ensure!(
+        config.outside.is_none() || stores && !config.burst,
+        "--outside: what only lends cores, is in memory or of the burst tier keeps no files outside; leave out --role, --medium and --tier"
+    );
+    Ok(())
 }
 
 /// What it draws, as far as somebody says it.

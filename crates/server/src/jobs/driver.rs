@@ -1139,6 +1139,7 @@ impl Driver {
                 return;
             }
             input.growing = input.element == element.0 && self.is_growing(input.object);
+            input.leaves = self.shared.bursts.leaves(element.0).into();
             if input.element != element.0 {
                 let object = input.object;
                 let is_damaged = || self.is_damaged(object, input.element);

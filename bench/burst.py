@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The burst tier (Active Burst-Buffer, §IV): what a program sees of its writes, and how long they take to be stored.
 
-  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [abb] [--rounds 3] [--size-mib 256]
+  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [abb] [--rounds 3] [--size-mib 256]
 
 `write`: one program writes a file of --size-mib MiB in pieces of 1 MiB, in place through the mount, into an element of the tier, against ext4 beside it. `shared`: four programs on
 two mounts write one file (N-1) into four elements of the tier, against a file each (N-N). `drain`: the client writes --size-mib MiB to elements that store, each behind a link of --rate-mbit
-(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `abb` (Figs. 6 to 10): --ranks programs on
+(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `hooks` (Fig. 11): --ranks programs on this machine
+write --size-mib MiB together, in place into an element of the tier, with a hook on all that is written and without (`peer`); rounds alternate on one array, and each begins when all maps
+of the one before have ended. `abb` (Figs. 6 to 10): --ranks programs on
 one host write --size-mib MiB of doubles together, of which a kernel is wanted (max, average, filter): by hooks on the element of the tier, of which only results stay (ABB); by
 the kernel on a client that reads from the elements that store, after it has drained there from the tier (BB+ANALY), or was written there at once (PFS+ANALY). Links as in `drain`;
 `link_bytes` are those on the links of the elements that store. `seen` is until the last program has closed its file.
@@ -16,7 +18,9 @@ import array as numbers
 import json
 import os
 import random
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,9 +31,9 @@ from dscal import MIB, carried, parser_of, testbed
 from labios import local
 from mount import Bench, write as write_file
 
-GOALS = {"write": 0.9, "shared": 0.9}
+GOALS = {"write": 0.9, "shared": 0.9, "hooks": 0.9}
 # A thousandth of the values is above.
-KERNELS = {"max": ("max", "dtype=f64"), "average": ("mean", "dtype=f64"), "filter": ("filter", "dtype=f64 above=999 out=f64")}
+KERNELS = {"max": ("max", "dtype=f64"), "average": ("mean", "dtype=f64"), "filter": ("filter", "dtype=f64 above=999 out=raw")}
 
 
 class Local(local_array.Array):
@@ -119,14 +123,52 @@ def drain(options):
                       "ratio": round(middle["seen"] / middle["peer"], 4), "ratio_stored": round(middle["stored"] / middle["peer"], 3)}), flush=True)
 
 
-def ranks(options, array, source):
+def written(start, source, folder, number):
     """All programs write at once; the seconds until the last has closed its file."""
     begun = time.perf_counter()
-    writers = [array.client.popen("dd", f"if={source}{rank}", f"of={at(array, 'run', f'{rank}.f64')}", "bs=1M", "status=none")
-               for rank in range(options.ranks)]
+    writers = [start(["dd", f"if={source}{rank}", f"of={folder}/{rank}.f64", "bs=1M", "status=none"]) for rank in range(number)]
     if any([writer.wait() for writer in writers]):
         raise SystemExit("a program could not write")
     return time.perf_counter() - begun
+
+
+def ranks(options, array, source):
+    return written(lambda command: array.client.popen(*command), source, at(array, "run"), options.ranks)
+
+
+def sources(options, folder):
+    """What each program writes: doubles below 1000, the same again in each MiB."""
+    source, chance = os.path.join(folder, "source"), random.Random(1)
+    pieces = options.size_mib // options.ranks
+    for rank in range(options.ranks):
+        with open(f"{source}{rank}", "wb") as file:
+            piece = numbers.array("d", (chance.uniform(0, 1000) for _ in range(MIB // 8)))
+            for _ in range(pieces):
+                piece.tofile(file)
+    return source, pieces * MIB // 8
+
+
+def hooks(options):
+    with Local(1, options, 1) as array, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
+        source, size = sources(options, folder)
+        for what, (kernel, args) in KERNELS.items():
+            times = {"ours": [], "peer": []}
+            for turn in range(options.rounds + 1):
+                for side in times:
+                    place = os.path.join(array.mount_point, f"{what}-{side}-{turn}")
+                    os.mkdir(place)
+                    if side == "ours":
+                        array.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", f"{kernel} {args}", "--output", "out/${stem}", "--on", "write",
+                                       "--name", "bench")
+                    os.sync()
+                    times[side].append(written(subprocess.Popen, source, place, options.ranks))
+                    if side == "ours":
+                        results = [os.path.join(place, "out", str(rank)) for rank in range(options.ranks)]
+                        local_array.wait("the results", lambda: all(map(os.path.exists, results)), 600)
+                        array.tidemill("hook", "remove", "bench")
+                    shutil.rmtree(place)
+            times = {side: taken[1:] for side, taken in times.items()}
+            Bench.print(f"write seen by {options.ranks} programs, hook {what}", "no hook", times, size * 8 * options.ranks, 0, GOALS["hooks"])
 
 
 def analysed(options, array, kernel, args):
@@ -162,13 +204,9 @@ def task(options, folder, source, way, kernel, args):
 
 
 def abb(options):
-    size = options.size_mib * MIB // options.ranks // 8
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
         os.chmod(folder, 0o755)  # kernels are other users
-        source, chance = os.path.join(folder, "source"), random.Random(1)
-        for rank in range(options.ranks):
-            with open(f"{source}{rank}", "wb") as file:
-                numbers.array("d", (chance.uniform(0, 1000) for _ in range(size))).tofile(file)
+        source, size = sources(options, folder)
         for what, (kernel, args) in KERNELS.items():
             ways = {way: [] for way in ("ABB", "BB+ANALY", "PFS+ANALY")}
             for turn in range(options.rounds):
@@ -186,14 +224,14 @@ def abb(options):
 def main():
     parser = parser_of(__doc__, 3)
     parser.set_defaults(elements="2", rate_mbit=250, element_cores=1.0, client_cores=2.0)
-    parser.add_argument("what", nargs="*", default=["write", "shared", "drain", "abb"])
+    parser.add_argument("what", nargs="*", default=["write", "shared", "drain", "hooks", "abb"])
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--drain-after", default="30s")
     options = parser.parse_args()
     options.elements = int(options.elements)
     for what in options.what:
-        {"write": write, "shared": together, "drain": drain, "abb": abb}[what](options)
+        {"write": write, "shared": together, "drain": drain, "hooks": hooks, "abb": abb}[what](options)
 
 
 if __name__ == "__main__":

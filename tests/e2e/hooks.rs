@@ -4,6 +4,8 @@ use crate::array::{Array, Options, wait};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// An array with an element that stores, and number 1 of the burst tier.
 fn start(args: &[&str]) -> Option<Array> {
@@ -451,4 +453,78 @@ fn maps_that_lag_behind_come_later_and_lose_nothing() {
     assert_eq!(show(&array, "sums")["hook"]["behind"]["files"], 0);
     let health = array.json(&["health"]);
     assert_eq!(health["lost"], 0, "{health}");
+}
+
+/// Writes files elsewhere on the same element, so that one that was begun a moment ago is always open, until it is told to end.
+fn writes_on_and_on(array: &Array, end: &AtomicBool) {
+    let mut open = create(array, "other/0");
+    for number in 1.. {
+        if end.load(Ordering::Relaxed) {
+            return;
+        }
+        open.write_all(&[7; 1 << 20]).unwrap();
+        let next = create(array, &format!("other/{}", number % 4));
+        drop(std::mem::replace(&mut open, next));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// While somebody writes, maps wait for the end of the burst, which is said; they end all the same when it never ends, beside kernels
+/// that take all they can get or hang.
+#[test]
+fn maps_wait_for_the_end_of_a_burst_and_not_for_ever() {
+    let Some(array) = start(&[]) else {
+        return;
+    };
+    array.sh("mkdir run other");
+    for (name, map) in [
+        ("burns", "/bin/sh -c \"while :; do :; done\""),
+        ("hangs", "/bin/sleep 1000"),
+        ("good", "max"),
+    ] {
+        let bounds = "--on write --time 3s";
+        let words = format!(
+            "'/run/*.f64' --map '{map}' --output '{name}/${{stem}}' --name {name} {bounds}"
+        );
+        add(&array, &words);
+    }
+    let end = AtomicBool::new(false);
+    let files = std::thread::scope(|scope| {
+        scope.spawn(|| writes_on_and_on(&array, &end));
+        // Whatever is found, the writer ends.
+        let _end = Ends(&end);
+        let mut files = 0;
+        wait("maps wait", || {
+            let file = array.at(&format!("run/{files}.f64"));
+            std::fs::write(file, numbers(files..files + 9)).unwrap();
+            files += 1;
+            let status = array.json(&["status"]);
+            assert_eq!(status["burst_share"], 90);
+            status["maps_held"].as_u64().unwrap() > 0
+        });
+        wait("all are mapped", || count(&array, "good", "done") == files);
+        for name in ["burns", "hangs"] {
+            wait("it has failed", || count(&array, name, "failed") == files);
+        }
+        files
+    });
+    for file in 0..files {
+        let max = (file..file + 9).map(value).fold(f64::MIN, f64::max);
+        let found = array.sh(&format!("cat run/good/{file}"));
+        assert_eq!(
+            found.trim().parse::<f64>().unwrap().to_bits(),
+            max.to_bits()
+        );
+    }
+    wait("nothing waits", || {
+        array.json(&["status"])["maps_held"] == 0
+    });
 }

@@ -326,3 +326,130 @@ fn the_policy_advised_runs_a_job_and_says_why() {
         "{text}"
     );
 }
+
+/// A hook that is to be, on a tier that need not exist; and one that there is, by what the tier knows of its kernel. What is not known is
+/// asked for by the flag that says it.
+#[test]
+fn whether_the_burst_tier_keeps_up_with_a_hook() {
+    let folder = tempfile::tempdir().unwrap();
+    let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --elements 4 --cores 4 --write-rate 2.5GB/s --every";
+    let to_be: Vec<&str> = to_be.split(' ').collect();
+    let ask = |more: &[&str]| advice(folder.path(), &[&to_be, more].concat());
+    let fast = ask(&["60s", "--kernel-rate", "1 GB/s"]);
+    assert_eq!(
+        (&fast["keeps_up"], &fast["cores_needed"]),
+        (&true.into(), &1.into())
+    );
+    close(&fast["burst_seconds"], 10.0);
+    close(&fast["done_in_burst_seconds"], 9.0 * 4.0 * 0.1);
+    close(&fast["results_seconds"], 10.0 + (25.0 - 3.6) / 4.0);
+    let slow = ask(&["60s", "--kernel-rate", "100 MB/s", "--room", "50GB"]);
+    assert_eq!(slow["lacks"], serde_json::json!(["cores"]));
+    assert_eq!(
+        (&slow["cores_needed"], &slow["bursts_until_full"]),
+        (&5.into(), &6.0.into())
+    );
+    close(&slow["behind_bytes"], 25e9 * (250.0 - 3.6 - 200.0) / 250.0);
+    let refused = |args: &[&str], words: &str| {
+        let output = offload(folder.path(), args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            !output.status.success() && text.contains(words),
+            "{args:?}: {text}"
+        );
+    };
+    refused(
+        &[&to_be[..], &["0s", "--kernel-rate", "1 GB/s"]].concat(),
+        "above zero",
+    );
+    refused(
+        &[
+            &to_be[..],
+            &["1s", "--share", "100", "--kernel-rate", "1 GB/s"],
+        ]
+        .concat(),
+        "0..=99",
+    );
+    refused(&[&to_be[..], &["60s"]].concat(), "can't reach the server");
+    refused(&["--hook", "h", "max", "/a"], "cannot be used with");
+    refused(&["max", "/a", "--burst", "1GB"], "--hook");
+
+    let Some(mut array) = Array::with(Options {
+        mount: false,
+        elements: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let missing = |args: &[&str], words: &str| {
+        let said = array.run(&[&["plan", "offload", "--hook"], args].concat());
+        assert!(!said.ok && said.err.contains(words), "{}", said.err);
+    };
+    let rates = [
+        "--map",
+        "max",
+        "--burst",
+        "1GB",
+        "--every",
+        "60s",
+        "--write-rate",
+        "1 GB/s",
+    ];
+    missing(
+        &[&["/r/*"], &rates[..]].concat(),
+        "no element of the burst tier",
+    );
+    array.add_element(&["--tier", "burst"]);
+    array.start_mount();
+    let missing = |args: &[&str], words: &str| {
+        let said = array.run(&[&["plan", "offload", "--hook"], args].concat());
+        assert!(!said.ok && said.err.contains(words), "{}", said.err);
+    };
+    missing(&["none"], "none");
+    array.sh("mkdir run");
+    array.json(&[
+        "hook",
+        "add",
+        "/run/*.f64",
+        "--map",
+        "max",
+        "--output",
+        "max/${stem}",
+        "--name",
+        "top",
+    ]);
+    missing(&["top"], "tidemill bench kernel --elements max");
+    array.sh("head -c 8M /dev/zero > run/a.f64");
+    let of = |args: &[&str]| {
+        array.run(&[&["--json", "plan", "offload", "--hook", "top"], args].concat())
+    };
+    wait("it is known how fast it is", || {
+        of(&[]).err.contains("--burst")
+    });
+    assert!(
+        of(&["--burst", "1GB", "--every", "60s"])
+            .err
+            .contains("--write-rate")
+    );
+    let told = of(&rates[2..]);
+    let told: Value = serde_json::from_str(&told.out).unwrap_or_else(|_| panic!("{}", told.err));
+    assert!(
+        told["sources"][0]
+            .as_str()
+            .unwrap()
+            .contains("1 runs so far"),
+        "{told}"
+    );
+    assert_eq!(
+        (&told["map"], &told["elements"], &told["on_write"]),
+        (&"max".into(), &1.into(), &false.into())
+    );
+    close(
+        &told["work_seconds"],
+        1e9 / told["kernel_bytes_per_sec"].as_f64().unwrap(),
+    );
+    let text = array
+        .run(&[&["plan", "offload", "--hook", "top"], &rates[2..]].concat())
+        .out;
+    assert!(text.contains("keeps up: "), "{text}");
+}

@@ -73,6 +73,7 @@ pub(crate) struct Server {
     pub(crate) drain_low: Option<u8>,
     pub(crate) burst_full: Option<BurstFull>,
     pub(crate) reserve_max: Option<u8>,
+    pub(crate) burst_share: Option<u8>,
     pub(crate) suspend_after: Option<OrOff<Length>>,
     pub(crate) suspend: Option<String>,
     pub(crate) wake: Option<String>,

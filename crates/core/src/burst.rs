@@ -1,6 +1,8 @@
 //! The burst tier: elements that take what is written at the speed of their own device, and pass it on. When that is drained, and
 //! what may go from there then.
 
+pub mod share;
+
 use crate::time::Span;
 use std::str::FromStr;
 
@@ -41,6 +43,9 @@ pub struct Limits {
     pub pass: bool,
     /// Part of what an element could hold, in percent, that users may be promised together ([`crate::promise`]).
     pub reserve: u8,
+    /// Part of an element's processors, in percent, that maps of hooks leave to who writes there ([`share`]); 0: they wait for
+    /// nobody.
+    pub share: u8,
 }
 
 impl Default for Limits {
@@ -51,6 +56,7 @@ impl Default for Limits {
             low: 60,
             pass: false,
             reserve: 50,
+            share: 90,
         }
     }
 }

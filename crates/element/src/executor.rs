@@ -25,6 +25,7 @@ use prost::Message as _;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tidemill_core::burst::share::Pace;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{FailureKind, Label, Lane, Operation};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
@@ -58,6 +59,8 @@ pub struct Parts {
     pub counters: Arc<Counters>,
     /// What the writes do to the flash below.
     pub flash: Arc<FlashModel>,
+    /// What kernels leave to who writes.
+    pub(crate) pace: Arc<Mutex<Pace>>,
     /// Programs that the server has asked for.
     pub programs: Programs,
     /// The way to the server.

@@ -2,18 +2,26 @@
 //!
 //! Nothing tells when a program writes into a file that it has open, so the file is looked at again and again. What was
 //! delivered is compared with what was sealed: who went back and wrote over it has made it another stream.
+//!
+//! All of that is nice, and rests while files grow ([`tidemill_core::burst::share`]), so that who writes has the processors. The
+//! thread that feeds is nice and no more: what it holds for a moment, of the store or of the system, a writer may wait for.
 
-use crate::store::{Store, StoreError};
+use crate::scrub::be_nice;
+use crate::store::{Stat, Store, StoreError};
+use parking_lot::Mutex;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tidemill_core::burst::share::Pace;
 use tidemill_core::id::ObjectId;
+use tidemill_core::time::{Span, Time};
 use tidemill_kernel::STORE_USER;
 
 /// How often a file is looked at that did not grow.
@@ -21,6 +29,8 @@ const PERIOD: Duration = Duration::from_millis(10);
 /// How often a full pipe is.
 const FULL: Duration = Duration::from_millis(1);
 const PIECE_BYTES: usize = 1 << 20;
+/// Who writes on and on elsewhere has a closed file wait no longer than that for its turn.
+const SEALED_MAX: Span = Span::from_secs(600);
 
 /// What became of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +41,59 @@ pub(crate) enum Grown {
     Changed,
     /// The label was given up.
     GivenUp,
+}
+
+/// Its part of what kernels may have while somebody writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    pace: Arc<Mutex<Pace>>,
+    leaves: u8,
+    /// The size that was seen last.
+    size: u64,
+    /// Since when it is known to be sealed.
+    sealed: Option<Time>,
+}
+
+impl Turn {
+    /// The next piece is one of an input that leaves so many percent to who writes.
+    pub(crate) const fn new(pace: Arc<Mutex<Pace>>, leaves: u8) -> Self {
+        Self {
+            pace,
+            leaves,
+            size: 0,
+            sealed: None,
+        }
+    }
+
+    /// How the file was found.
+    fn on_seen(&mut self, stat: Stat, now: Time) {
+        if stat.sealed {
+            self.sealed.get_or_insert(now);
+        } else if stat.size > self.size {
+            self.pace.lock().on_grown(now);
+        }
+        self.size = stat.size;
+    }
+
+    /// Whether it has to wait.
+    fn rests(&self, now: Time) -> bool {
+        let overdue = |sealed| now.since(sealed) >= SEALED_MAX;
+        !self.sealed.is_some_and(overdue) && self.pace.lock().rest(self.leaves, now).is_some()
+    }
+
+    /// A piece was worked on since then, but for a time in which nothing was done.
+    fn on_worked(&self, began: Time, waited: Duration) {
+        let now = now();
+        let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let worked = Span(now.since(began).0.saturating_sub(waited));
+        self.pace.lock().on_worked(worked, now);
+    }
+}
+
+/// The time since the first of these was begun: nobody can set it back.
+fn now() -> Time {
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Time(u64::try_from(BEGUN.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// An input on its way into a pipe.
@@ -51,9 +114,9 @@ struct Signs {
 impl Growing {
     /// Makes the pipe and begins to feed it.
     pub(crate) fn begin(
-        store: Arc<dyn Store>,
-        object: ObjectId,
+        (store, object): (Arc<dyn Store>, ObjectId),
         pipe: PathBuf,
+        turn: Turn,
     ) -> std::io::Result<Self> {
         make_pipe(&pipe)?;
         let signs = Arc::new(Signs::default());
@@ -62,6 +125,7 @@ impl Growing {
             object,
             pipe: pipe.clone(),
             signs: signs.clone(),
+            turn,
             out: Out::Closed,
             seen: false,
             at: 0,
@@ -124,6 +188,7 @@ struct Feeder {
     object: ObjectId,
     pipe: PathBuf,
     signs: Arc<Signs>,
+    turn: Turn,
     out: Out,
     /// The object was there once.
     seen: bool,
@@ -135,6 +200,7 @@ struct Feeder {
 
 impl Feeder {
     fn run(&mut self) -> Result<Grown, StoreError> {
+        be_nice();
         let grown = self.feed();
         // Whoever opens the pipe now finds its end.
         self.out = Out::Left;
@@ -166,7 +232,8 @@ impl Feeder {
                 Err(error) => return Err(error),
             };
             self.seen = true;
-            let moved = !self.over() && self.deliver(stat.size)?;
+            self.turn.on_seen(stat, now());
+            let moved = !self.over() && !self.turn.rests(now()) && self.deliver(stat.size)?;
             let deaf = self.over() || matches!(self.out, Out::Left);
             if stat.sealed && (deaf || self.at >= stat.size) {
                 return self.compare(stat.size);
@@ -195,14 +262,15 @@ impl Feeder {
         {
             self.out = Out::Open(pipe);
         }
-        let Out::Open(pipe) = &mut self.out else {
+        if !matches!(self.out, Out::Open(_)) {
             return Ok(false);
-        };
+        }
         let most = size.saturating_sub(self.at).min(PIECE_BYTES as u64);
         let most = usize::try_from(most).unwrap_or(PIECE_BYTES);
         if most == 0 {
             return Ok(false);
         }
+        let began = now();
         let opened = self.store.open(self.object)?;
         let count = read(
             &*opened.bytes,
@@ -210,6 +278,17 @@ impl Feeder {
             &mut self.buffer[..most],
             &self.pipe,
         )?;
+        let mut waited = Duration::ZERO;
+        let written = self.write(count, &mut waited);
+        self.turn.on_worked(began, waited);
+        written
+    }
+
+    /// Writes what was read into the pipe; whether there was something. A kernel that is slow to read it is waited for.
+    fn write(&mut self, count: usize, waited: &mut Duration) -> Result<bool, StoreError> {
+        let Out::Open(pipe) = &mut self.out else {
+            return Ok(false);
+        };
         let mut left = &self.buffer[..count];
         while !left.is_empty() {
             match pipe.write(left) {
@@ -218,7 +297,10 @@ impl Feeder {
                     self.at += written as u64;
                     left = &left[written..];
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    sleep(FULL);
+                    *waited += FULL;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => {
                     self.out = Out::Left;
@@ -246,6 +328,11 @@ impl Feeder {
             if self.given_up() {
                 return Ok(Grown::GivenUp);
             }
+            if self.turn.rests(now()) {
+                sleep(PERIOD);
+                continue;
+            }
+            let began = now();
             let most = usize::try_from(self.at - at)
                 .unwrap_or(PIECE_BYTES)
                 .min(PIECE_BYTES);
@@ -255,6 +342,7 @@ impl Feeder {
             }
             hasher.update(&self.buffer[..count]);
             at += count as u64;
+            self.turn.on_worked(began, Duration::ZERO);
         }
         Ok(match hasher.finalize() == self.hasher.finalize() {
             true => Grown::Same,

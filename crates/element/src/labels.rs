@@ -83,6 +83,8 @@ pub struct Way {
     pub layout: Option<v1::Layout>,
     /// Whether it may not be sealed yet, and is here.
     pub growing: bool,
+    /// Percent of the processors that are left to who writes, meanwhile.
+    pub leaves: u8,
 }
 
 /// A label from its acceptance until its outcome is kept.
@@ -662,6 +664,7 @@ fn ways(message: &v1::Label) -> Arc<[Way]> {
         capability: input.capability.clone(),
         layout: input.layout.clone(),
         growing: input.growing,
+        leaves: u8::try_from(input.leaves).unwrap_or(99).min(99),
     };
     inputs.iter().map(way).collect()
 }

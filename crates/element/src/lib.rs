@@ -246,6 +246,9 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         runner: Runner::new(config)?,
         counters: Arc::new(counters),
         flash,
+        pace: Arc::new(parking_lot::Mutex::new(
+            tidemill_core::burst::share::Pace::new(config.cores),
+        )),
         programs: Programs::default(),
         reports: Arc::default(),
         scrub_bytes_per_sec: config.scrub_bytes_per_sec,

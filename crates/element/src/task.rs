@@ -7,7 +7,7 @@
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
 use crate::folder::{close_for_ever, keep_from};
-use crate::growing::{Growing, Grown};
+use crate::growing::{Growing, Grown, Turn};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
 use crate::reads::Reads;
@@ -256,12 +256,15 @@ impl Running<'_> {
 
     /// The file of an input, or the pipe of one that is still being written.
     fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
-        let growing = self.live.ways.get(index).is_some_and(|way| way.growing);
-        if growing && self.local(input.object).is_none() {
+        let way = self.live.ways.get(index).filter(|way| way.growing);
+        if let Some(way) = way
+            && self.local(input.object).is_none()
+        {
             let pipe = private_folder(self.parts, self.id());
             let pipe = pipe.with_extension(format!("{index}.grows"));
             let store = Arc::clone(&self.parts.store);
-            let begun = Growing::begin(store, input.object, pipe.clone());
+            let turn = Turn::new(Arc::clone(&self.parts.pace), way.leaves);
+            let begun = Growing::begin((store, input.object), pipe.clone(), turn);
             let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
             self.growing.push((index, begun));
             return Ok(pipe);

@@ -7,9 +7,10 @@ use crate::clock;
 use crate::copies;
 use crate::ends::Ends;
 use crate::jobs::driver::Signals;
-use crate::names::SqliteNames;
 use crate::names::burst;
+use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::rules::held::Held;
 use crate::rules::rounds;
 use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
@@ -58,6 +59,16 @@ impl ArrayService {
         });
         let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
         Ok(Response::new(Box::pin(receiver.map(Ok))))
+    }
+
+    /// Hooks that can't keep up, and how many files are mapped when a burst is over.
+    fn hooks(&self) -> Result<(Vec<v1::HookLag>, u64), Fault> {
+        let shared = self.names.shared();
+        self.names.database().read(|db| {
+            let held = Held::read(db, shared)?;
+            let held = held.count_all(db, &shared.rules, clock::now_ns())?;
+            Ok((rounds::behind(db, &shared.rules)?, held))
+        })
     }
 
     /// What can't be done now, and why.
@@ -110,11 +121,7 @@ impl v1::array_server::Array for ArrayService {
         if !peer.trusted {
             copies.lost_paths.clear();
         }
-        let hooks_behind = self
-            .names
-            .database()
-            .read(|db| rounds::behind(db, &self.names.shared().rules));
-        let hooks_behind = hooks_behind.map_err(|fault| refused(&fault))?;
+        let (hooks_behind, maps_held) = self.hooks().map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::StatusReply {
             capacity_bytes: rooms.capacity_bytes,
             free_bytes: rooms.free_bytes,
@@ -131,6 +138,8 @@ impl v1::array_server::Array for ArrayService {
             copies: Some(copies),
             spilled: self.array.spilled(),
             hooks_behind,
+            maps_held,
+            burst_share: self.names.shared().bursts.limits().share.into(),
         }))
     }
 

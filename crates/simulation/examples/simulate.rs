@@ -1,7 +1,7 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
-//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files,
+//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files, `--hooks` a hook instead,
 //! `--sleeps` to have elements sleep while nobody needs them, `--warehouse` to have some in memory, whose hosts end, and rooms,
 //! `--bursts` to have some of the burst tier, `--labels` to shuffle an application's labels instead of all else.
 #![allow(clippy::print_stdout, reason = "a program for people")]
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--sleeps] [--warehouse] [--bursts] [--labels]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--hooks] [--sleeps] [--warehouse] [--bursts] [--labels]"
         );
         return ExitCode::FAILURE;
     };
@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         drains: has("--drains"),
         together: has("--together"),
         rules: has("--rules"),
+        hooks: has("--hooks"),
         sleeps: has("--sleeps"),
         warehouse: has("--warehouse"),
         labels: has("--labels"),

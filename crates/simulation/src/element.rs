@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{
-    Analysis, FailureKind, Kernel, Label, Lane, Outcome, Output, Owner, Sealed,
+    Analysis, FailureKind, Kernel, Label, Lane, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::resources::{LIGHT_MAX, Ledger, Offers};
 use tidemill_element::db::{Db, Writer};
@@ -76,6 +76,16 @@ pub(crate) struct Life {
     pub(crate) running: BTreeMap<LabelId, Live>,
     /// A commit of what waits is to come.
     pub(crate) commit_due: bool,
+}
+
+/// Whether a label reads what is still being written here, and was not given up.
+pub(crate) fn growing_not_sealed(store: &Store, live: &Live) -> bool {
+    let Operation::Analyse(analysis) = &live.label.operation else {
+        return false;
+    };
+    let ways = analysis.inputs.iter().zip(live.ways.iter());
+    let mut growing = ways.filter(|(_, way)| way.growing);
+    !live.control.is_cancelled() && growing.any(|(input, _)| store.read(input.object.0).is_none())
 }
 
 /// The bytes that a task makes of these inputs.

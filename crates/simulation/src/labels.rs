@@ -112,8 +112,11 @@ impl World {
     }
 
     /// A label's kernel has ended.
-    fn ran(&mut self, element: usize, lives: u64, label: LabelId) {
+    pub(crate) fn ran(&mut self, element: usize, lives: u64, label: LabelId) {
         if self.elements[element].lives != lives {
+            return;
+        }
+        if self.waits_for_writer(element, lives, label) {
             return;
         }
         let Some(life) = &mut self.elements[element].life else {

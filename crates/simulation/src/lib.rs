@@ -112,6 +112,8 @@ pub struct Options {
     pub together: bool,
     /// A rule fires for every version of the clients' files.
     pub rules: bool,
+    /// A hook maps every version of the clients' files, as it is written.
+    pub hooks: bool,
     /// Elements sleep while nobody needs them, or somebody wants them to.
     pub sleeps: bool,
     /// Some elements are in memory, whose hosts end, and rooms come and end.
@@ -164,7 +166,9 @@ fn build(seed: u64, options: &Options) -> World {
         world.rot = Some(dice::Dice::new(dice::mix(seed)));
     }
     world.drains = options.drains;
-    world.rules = options.rules;
+    world.rules = options.rules || options.hooks;
+    world.hooks = options.hooks;
+    world.reference.hooks = options.hooks;
     world.sleeps = options.sleeps;
     if options.warehouse {
         world.build_warehouse(seed);

@@ -3,7 +3,7 @@
 
 use crate::element::{Element, made_of};
 use crate::port::{Script, Task};
-use crate::rules::{KERNEL, RULED};
+use crate::rules::{RULED, kernel, made_for};
 use crate::store::Bytes;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +50,8 @@ pub(crate) struct Reference {
     pub(crate) accepted: BTreeSet<u64>,
     /// Outputs of jobs that were seen.
     pub(crate) published: u64,
+    /// The rule is a hook.
+    pub(crate) hooks: bool,
     now: u64,
 }
 
@@ -357,7 +359,7 @@ impl Reference {
             }
             seen.insert(entry.name.clone());
             if Some(entry.name.0) == ruled {
-                self.ruled(db, &entry);
+                self.ruled(db, &entry, elements);
                 continue;
             }
             if Some(entry.name.0) == out {
@@ -382,7 +384,7 @@ impl Reference {
     }
 
     /// A result of a rule is called by the version that it was made of, and of nothing else.
-    fn ruled(&mut self, db: &Connection, entry: &Entry) {
+    fn ruled(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
@@ -390,11 +392,18 @@ impl Reference {
         let names: Vec<String> = read.iter().map(u64::to_string).collect();
         assert_eq!(
             names,
-            std::slice::from_ref(&entry.name.1),
+            [made_for(&entry.name.1)],
             "a rule read another version"
         );
-        let bytes = self.content(read[0]).expect("what fired was sealed");
-        let made = made_of(KERNEL, &[], 0, &[bytes]);
+        // A map ends when its element has sealed what it reads, which is told to the server after that.
+        let sealed = || {
+            elements
+                .iter()
+                .find_map(|element| element.store.read(read[0]))
+        };
+        let bytes = self.content(read[0]).or_else(sealed);
+        let bytes = bytes.expect("what fired was sealed");
+        let made = made_of(&kernel(self.hooks), &[], 0, &[bytes]);
         assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
         self.objects.insert(entry.ino, entry.object);
         self.published += 1;

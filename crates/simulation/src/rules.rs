@@ -1,6 +1,10 @@
-//! A rule beside all else: every version that clients seal under a matching name fires it once, and has one result.
+//! A rule beside all else: every version that clients seal under a matching name fires it once, and has one result. Or a hook, which
+//! maps files while they are written, and another one for the same files.
 
+use crate::element::growing_not_sealed;
 use crate::world::World;
+use tidemill_core::id::LabelId;
+use tidemill_core::rule::hook::kernel_of;
 
 /// Where the rule puts its results, each called by the object of the version.
 pub(crate) const RULED: &str = "ruled";
@@ -11,10 +15,59 @@ name = "ruled"; workdir = "/"; pattern = "([ab])/f?"; retries = 20;
 task = { kernel = "sum"; output = [ "ruled/${batch}" ]; };
 "#;
 
+/// What stands before results of the other hook.
+const LETTER: &str = "x";
+/// How often a kernel that reads what is still being written looks, in milliseconds.
+const LOOK_MS: u64 = 40;
+
+fn hook(name: &str, letter: &str, on: &str) -> String {
+    format!(
+        "name = \"{name}\"; workdir = \"/\"; pattern = \"([ab])/f?\"; retries = 20; \
+         hook = {{ map = \"{KERNEL}\"; output = \"{RULED}/{letter}${{batch}}\"; on = \"{on}\"; }};"
+    )
+}
+
+/// What its tasks run, as their elements know it.
+pub(crate) fn kernel(hooks: bool) -> String {
+    match hooks {
+        true => kernel_of(KERNEL),
+        false => KERNEL.to_owned(),
+    }
+}
+
+/// The version that a result is called by.
+pub(crate) fn made_for(name: &str) -> &str {
+    name.strip_prefix(LETTER).unwrap_or(name)
+}
+
 impl World {
     pub(crate) fn make_rule(&mut self) {
+        let on = if self.hooks && self.dice.chance(800) {
+            "write"
+        } else {
+            "seal"
+        };
         let server = self.server.as_ref().expect("the server has just started");
-        assert!(server.add_rule(RULE), "an empty array takes a rule");
+        if !self.hooks {
+            return assert!(server.add_rule(RULE), "an empty array takes a rule");
+        }
+        for (name, letter) in [("mapped", ""), ("other", LETTER)] {
+            let added = server.add_rule(&hook(name, letter, on));
+            assert!(added, "an empty array takes a hook");
+        }
+    }
+
+    /// Whether a kernel waits for bytes that are still to be written; then it goes on later.
+    pub(crate) fn waits_for_writer(&mut self, element: usize, lives: u64, label: LabelId) -> bool {
+        let here = &self.elements[element];
+        let running = here.life.as_ref().and_then(|life| life.running.get(&label));
+        let waits = running.is_some_and(|live| growing_not_sealed(&here.store, live));
+        if waits {
+            self.later(LOOK_MS, "kernel waits for bytes", move |world| {
+                world.ran(element, lives, label);
+            });
+        }
+        waits
     }
 
     /// Each version has fired once, and has one task and one result.
@@ -27,15 +80,16 @@ impl World {
                 "has not fired",
                 "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 \
                  AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
-                 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.object = version.object)",
+                 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.object = version.object \
+                 AND rule = (SELECT min(rule) FROM rule))",
             ),
             (
                 "has fired twice",
-                "SELECT object, count(*) FROM firing GROUP BY object HAVING count(*) > 1",
+                "SELECT object, count(*) FROM firing GROUP BY rule, object HAVING count(*) > 1",
             ),
             (
                 "has a task that it did not fire",
-                "SELECT task.task FROM task JOIN rule_job ON rule_job.job = task.job \
+                "SELECT task.task FROM task JOIN rule_job ON rule_job.job = task.job JOIN rule USING (rule) \
                  WHERE NOT EXISTS (SELECT 1 FROM firing WHERE firing.task = task.task)",
             ),
             (
@@ -44,8 +98,8 @@ impl World {
             ),
             (
                 "has no result, or two",
-                "SELECT object FROM firing WHERE state = 3 AND 1 != (SELECT count(*) FROM dirent \
-                 WHERE name = CAST(object AS BLOB))",
+                "SELECT object FROM firing JOIN rule USING (rule) WHERE state = 3 AND 1 != (SELECT count(*) FROM dirent \
+                 WHERE name = CAST(iif(rule.name = 'other', 'x' || object, object) AS BLOB))",
             ),
             (
                 "failed for no reason",

@@ -131,6 +131,8 @@ pub(crate) struct World {
     pub(crate) drains: bool,
     /// A rule fires for the clients' files.
     pub(crate) rules: bool,
+    /// The rule is a hook.
+    pub(crate) hooks: bool,
     /// Elements sleep.
     pub(crate) sleeps: bool,
     /// Some elements are of the burst tier.
@@ -222,6 +224,7 @@ impl World {
             rotted: BTreeSet::new(),
             drains: false,
             rules: false,
+            hooks: false,
             sleeps: false,
             bursts: false,
             burst: Limits::default(),

@@ -22,6 +22,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
             "drains" => options.drains = true,
             "together" => options.together = true,
             "rules" => options.rules = true,
+            "hooks" => options.hooks = true,
             "sleeps" => options.sleeps = true,
             "bursts" => options.bursts = true,
             "warehouse" => options.warehouse = true,

@@ -252,6 +252,7 @@ fn input(input: &core::Input) -> v1::Input {
         layout: None,
         selection: selection(&input.selection),
         growing: false,
+        leaves: 0,
     }
 }
 

@@ -192,7 +192,7 @@ async fn list(server: &Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
     Ok(reply.into_inner().rules)
 }
 
-async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Rule> {
+pub(crate) async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Rule> {
     let rule = list(server, name).await?.pop().unwrap_or_default();
     if rule.hook.is_none() {
         bail!("{name} is a rule that is no hook: see `tidemill rule show {name}`");

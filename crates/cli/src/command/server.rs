@@ -146,6 +146,10 @@ struct Draining {
     /// be promised more [default: 50]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
     reserve_max: Option<u8>,
+    /// Percent of an element's processors that maps of hooks leave to who writes into the burst tier there, 0 to 99; with 0 maps begin at
+    /// once and wait for nobody [default: 90]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_BURST_SHARE")]
+    burst_share: Option<u8>,
 }
 
 impl Draining {
@@ -165,6 +169,15 @@ impl Draining {
             limits.reserve <= 100,
             "--reserve-max: {} is no percentage: give 0 to 100",
             limits.reserve
+        );
+        limits.share = self
+            .burst_share
+            .or(file.burst_share)
+            .unwrap_or(limits.share);
+        anyhow::ensure!(
+            limits.share <= 99,
+            "--burst-share: {} % of the processors can't be left to who writes: give 0 to 99, as maps are to end, too",
+            limits.share
         );
         limits.checked().context("--drain-high, --drain-low")
     }

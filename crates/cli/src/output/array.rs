@@ -63,6 +63,14 @@ impl View for ArrayView {
                 "\nhook      {name} lags behind: {files}, {bytes} closed and not mapped yet; what is written is mapped when it is closed"
             )?;
         }
+        if status.maps_held > 0 {
+            let files = format::count(status.maps_held, "file");
+            let share = status.burst_share;
+            writeln!(
+                out,
+                "\nhooks     {files} mapped when the burst is over, or in a moment (--burst-share {share})"
+            )?;
+        }
         self.energy_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
@@ -103,6 +111,8 @@ impl View for ArrayView {
             "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
                 "name": hook.name, "uid": hook.uid, "files": hook.files, "bytes": hook.bytes,
             })).collect::<Vec<_>>(),
+            "maps_held": status.maps_held,
+            "burst_share": status.burst_share,
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })

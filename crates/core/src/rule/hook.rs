@@ -538,6 +538,12 @@ impl Reader<'_> {
     }
 }
 
+/// What a map is run as: the name that its run times are kept under.
+#[must_use]
+pub fn kernel_of(map: &str) -> String {
+    stacked(map)
+}
+
 /// A kernel with its arguments as a stack, be it of one: its programs read standard input.
 fn stacked(kernel: &str) -> String {
     format!("| {kernel}")

@@ -395,6 +395,7 @@ impl Build for v1::Label {
             layout: None,
             selection: None,
             growing: false,
+            leaves: 0,
         });
         self
     }
@@ -453,6 +454,7 @@ pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
                 layout: None,
                 selection: None,
                 growing: false,
+                leaves: 0,
             }),
             to,
             ..v1::Copy::default()

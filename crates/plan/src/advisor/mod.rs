@@ -7,6 +7,7 @@
 
 mod case;
 mod choose;
+pub mod hook;
 mod load;
 #[cfg(test)]
 mod tests;

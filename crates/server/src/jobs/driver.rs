@@ -1146,6 +1146,7 @@ impl Driver {
                 return;
             }
             input.growing = input.element == element.0 && self.is_growing(input.object);
+            input.leaves = self.shared.bursts.leaves(element.0).into();
             let own = input.element == element.0;
             if own && self.is_outside(element) {
                 // It has no file that it could open: it asks itself.

@@ -54,6 +54,14 @@ impl Bursts {
         self.any() && self.elements.read().contains(&element)
     }
 
+    /// Percent of its processors that maps leave to who writes on an element.
+    pub(crate) fn leaves(&self, element: u32) -> u8 {
+        match self.has(element) {
+            true => self.limits().share,
+            false => 0,
+        }
+    }
+
     /// Whether some of their room may be promised.
     pub(crate) fn promised(&self) -> bool {
         self.promised.load(Ordering::Relaxed)

@@ -1,6 +1,7 @@
 //! Turns queued firings into jobs, for as long as the server runs. It sleeps until something is queued or a job has ended.
 
 use super::ends::{GIVEN_UP, end, in_vain, settle};
+use super::held::Held;
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
 use super::{Kept, State, rounds, walk};
@@ -30,6 +31,8 @@ const FIRING_MAX: usize = 8;
 const AGAIN: Duration = Duration::from_secs(1);
 /// Files that a job waits for change it no more often.
 const REST: Duration = Duration::from_millis(1);
+/// While maps wait for the end of a burst, nor is it looked for what there is to be done: that takes processors, too.
+const CALM: Duration = Duration::from_millis(50);
 /// Longest script of a job, in bytes; the rest makes another one.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;
 
@@ -64,6 +67,7 @@ async fn run(firer: Firer) {
             true => firer.next(&turns, away).await,
             false => Ok(Found::Wait(None)),
         };
+        let mut rest = REST;
         match next {
             Ok(Found::More) => continue,
             Ok(Found::Reduce(reduce)) => {
@@ -78,7 +82,10 @@ async fn run(firer: Firer) {
                 firing.spawn(async move { (id, firer.fire(picked).await) });
                 continue;
             }
-            Ok(Found::Wait(at)) => {
+            Ok(Found::Held(at) | Found::Wait(at)) => {
+                if matches!(next, Ok(Found::Held(_))) {
+                    rest = CALM;
+                }
                 let at = at.map(|at| at.saturating_sub(clock::now_ns()).max(0).unsigned_abs());
                 let at = at.map(|ns| now + Duration::from_nanos(ns));
                 until = until.into_iter().chain(at).min();
@@ -110,7 +117,7 @@ async fn run(firer: Firer) {
                 }
             }
         }
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(rest).await;
     }
 }
 
@@ -120,6 +127,8 @@ enum Found {
     Fire(Picked),
     Reduce(rounds::Reduce),
     Wait(Option<i64>),
+    /// The same, and somebody writes.
+    Held(Option<i64>),
 }
 
 impl Firer {
@@ -168,9 +177,11 @@ impl Firer {
             }
             let mut turns = turns.lock();
             turns.keep(&rules);
-            let found = match turns.next(db, &rules, &away, now)? {
+            let held = Held::read(db, &shared)?;
+            let found = match turns.next(db, &rules, &away, (&held, now))? {
                 Next::Fire(picked) => Found::Fire(picked),
                 Next::Wait(_) if more => Found::More,
+                Next::Wait(at) if at.is_some() && held.any() => Found::Held(at),
                 Next::Wait(at) => Found::Wait(at),
             };
             Ok((found, in_vain, changes))

@@ -2,11 +2,12 @@
 //!
 //! `queue` writes a row for each version that matches, in the transaction that makes it visible; `driver` turns rows into
 //! jobs, each with its rows in the transaction that keeps the job, so that a server that is killed at any moment fires each
-//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced; `store` has the tables; `service` answers clients.
+//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced, `held` what they are to map wait for the end of a burst; `store` has the tables; `service` answers clients.
 
 pub(crate) mod driver;
 pub(crate) mod ends;
 mod folder;
+pub(crate) mod held;
 mod inside;
 pub(crate) mod noted;
 mod pick;

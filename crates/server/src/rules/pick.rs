@@ -1,6 +1,7 @@
 //! What is fired next: fair among users, then among a user's rules, then among the users whose files a rule is for.
 
 use super::Kept;
+use super::held::{self, Held};
 use super::store::one;
 use crate::names::Fault;
 use rusqlite::{Connection, params};
@@ -75,7 +76,7 @@ impl Turns {
         db: &Connection,
         rules: &[Arc<Kept>],
         busy: &BTreeSet<u64>,
-        now: i64,
+        (held, now): (&Held, i64),
     ) -> Result<Next, Fault> {
         let open = open_jobs(db)?;
         let mut wait = None;
@@ -90,7 +91,7 @@ impl Turns {
                 continue;
             }
             let after = self.uids.get(&kept.id).copied();
-            match of_rule(db, kept, after, &open, now)? {
+            match of_rule(db, kept, after, &open, (held, now))? {
                 Ok((uid, tasks)) => {
                     self.turn += 1;
                     self.last.insert(kept.id, self.turn);
@@ -163,7 +164,7 @@ fn of_rule(
     kept: &Kept,
     mut after: Option<u32>,
     open: &Open,
-    now: i64,
+    (held, now): (&Held, i64),
 ) -> Result<Due<(u32, Vec<Task>)>, Fault> {
     let mut wait: Option<i64> = None;
     let mut first = None;
@@ -179,7 +180,7 @@ fn of_rule(
         if !open.takes(kept.id, uid) {
             continue;
         }
-        match of_lane(db, kept, uid, (open.of(kept.id, uid), queued), now)? {
+        match of_lane(db, kept, uid, (open.of(kept.id, uid), queued), (held, now))? {
             Ok(tasks) => return Ok(Ok((uid, tasks))),
             Err(at) => wait = [wait, at].into_iter().flatten().min(),
         }
@@ -206,13 +207,16 @@ fn of_lane(
     kept: &Kept,
     uid: u32,
     (jobs, queued): (u32, i64),
-    now: i64,
+    (held, now): (&Held, i64),
 ) -> Result<Due<Vec<Task>>, Fault> {
     let batch = kept.rule.batch;
     let each = batch.map_or(1, |batch| batch.files as usize);
     // One that is given up ends the job of its own.
     let most = if kept.rule.growing { 1 } else { FILES_MAX };
-    let firings = queued_of(db, kept.id, uid, each.max(most))?;
+    let firings = match queued_of(db, kept, uid, each.max(most), (held, now))? {
+        Ok(firings) => firings,
+        Err(at) => return Ok(Err(Some(at))),
+    };
     let full = firings.len() / each;
     let late = |at: i64| if at <= now { None } else { Some(at) };
     let tasks = match batch {
@@ -236,24 +240,52 @@ fn of_lane(
     Ok(Ok(tasks.collect()))
 }
 
-fn queued_of(db: &Connection, rule: u64, uid: u32, limit: usize) -> Result<Vec<Firing>, Fault> {
-    let sql = "SELECT firing, firing.object, firing.ino, path, depth, writing.element FROM firing \
-               LEFT JOIN writing ON writing.object = firing.object WHERE rule = ?1 AND state = 0 AND firing.uid = ?2 \
-               ORDER BY firing LIMIT ?3";
-    let mut statement = db.prepare_cached(sql)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = statement.query_map(params![rule.cast_signed(), uid, limit], |row| {
+/// The files that are queued for a rule and a user, the first ones first, without those that wait for the end of a burst. If all do, when
+/// the first of them may be mapped.
+fn queued_of(
+    db: &Connection,
+    kept: &Kept,
+    uid: u32,
+    limit: usize,
+    (held, now): (&Held, i64),
+) -> Result<Result<Vec<Firing>, i64>, Fault> {
+    let sql = format!(
+        "SELECT firing, firing.object, firing.ino, path, depth, writing.element, {}, queued FROM firing \
+         LEFT JOIN writing ON writing.object = firing.object WHERE rule = ?1 AND state = 0 AND firing.uid = ?2 \
+         ORDER BY firing LIMIT ?3",
+        held::ELEMENT
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let most = i64::try_from(limit.max(FILES_MAX)).unwrap_or(i64::MAX);
+    let element = |row: &rusqlite::Row<'_>, at| {
+        let element = row.get::<_, Option<i64>>(at)?;
+        Ok::<_, rusqlite::Error>(element.and_then(|one| one.try_into().ok()))
+    };
+    let rows = statement.query_map(params![kept.id.cast_signed(), uid, most], |row| {
         let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
-        Ok(Firing {
+        let firing = Firing {
             firing: id(0)?,
             object: id(1)?,
             ino: id(2)?,
             path: row.get(3)?,
             depth: row.get(4)?,
-            element: row
-                .get::<_, Option<i64>>(5)?
-                .and_then(|one| one.try_into().ok()),
-        })
+            element: element(row, 5)?,
+        };
+        Ok((firing, (element(row, 6)?, row.get::<_, i64>(7)?)))
     })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let (mut firings, mut first) = (Vec::new(), None::<i64>);
+    for row in rows {
+        let (firing, since) = row?;
+        match held.until(kept, since, now) {
+            Some(at) => first = first.into_iter().chain([at]).min(),
+            None => firings.push(firing),
+        }
+        if firings.len() == limit {
+            break;
+        }
+    }
+    Ok(match first {
+        Some(at) if firings.is_empty() => Err(at),
+        _ => Ok(firings),
+    })
 }

@@ -40,7 +40,7 @@ enum PlanCommand {
     Compare(compare::Args),
     Elastic(elastic::Args),
     Model(model::Args),
-    Offload(offload::Args),
+    Offload(Box<offload::Args>),
 }
 
 /// The name of a policy, as a flag has it.
@@ -55,6 +55,6 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         PlanCommand::Compare(args) => compare::run(&args, context).await,
         PlanCommand::Elastic(args) => elastic::run(&args, context),
         PlanCommand::Model(args) => model::run(args, context),
-        PlanCommand::Offload(args) => offload::run(args, context).await,
+        PlanCommand::Offload(args) => offload::run(*args, context).await,
     }
 }

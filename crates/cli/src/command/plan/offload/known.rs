@@ -142,10 +142,10 @@ impl Known {
         loads: &Loads,
     ) -> anyhow::Result<Self> {
         let mut sources = Vec::new();
-        if builtin_hash(&args.kernel).is_some_and(|hash| hash != measured.hash) {
+        if builtin_hash(args.kernel()).is_some_and(|hash| hash != measured.hash) {
             sources.push(format!(
                 "another version of {} was measured: measure again with `tidemill bench kernel {0}`",
-                args.kernel
+                args.kernel()
             ));
         }
         let mut element = element(args, measured, calibration, array, &mut sources);
@@ -215,8 +215,8 @@ fn element(
             "{name} is on this machine: both sides share its cores"
         ));
     }
-    let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel));
-    let history = array.and_then(|array| array.element.history.get(&args.kernel));
+    let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel()));
+    let history = array.and_then(|array| array.element.history.get(args.kernel()));
     if let Some(factor) = args.element_speed {
         let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
@@ -241,7 +241,7 @@ fn element(
     } else {
         sources.push(format!(
             "{name}: {} was never measured there; `tidemill bench kernel --elements {0}` does, or give --element-speed",
-            args.kernel
+            args.kernel()
         ));
     }
     side

@@ -2,6 +2,7 @@
 //!
 //! The equations are `tidemill_plan::advisor`; here numbers are looked up and the answer is shown.
 
+mod hook;
 mod known;
 mod load;
 
@@ -9,7 +10,7 @@ use crate::calibration::Calibration;
 use crate::context::Context;
 use crate::format::{self, Size};
 use crate::output::{View, table, write_table};
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
 use known::{Array, Known};
 use load::Loads;
@@ -24,6 +25,8 @@ const EXAMPLES: &str = "Examples:
   tidemill plan offload max /raw/values.f64              a file of the array, on the element that holds it
   tidemill plan offload grep --size 20G                  such a file, on the element that has least to do
   tidemill plan offload max --size 1G --element-speed 0.25 --link '1 Gbit/s'     no array is needed
+  tidemill plan offload --hook extremes --burst 100GB --every 60s     can the burst tier keep up with a hook?
+  tidemill plan offload --hook '/run/*.f64' --map max --burst 1TB --every 10min --elements 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
   tidemill --json plan offload od /raw/a --result element | jq -r .best
 
 First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md tells the equations.";
@@ -31,12 +34,15 @@ First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md
 /// Should a kernel run on this machine, on the element that holds its input, or split between both?
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-#[command(override_usage = "tidemill plan offload [OPTIONS] <KERNEL> <FILE|--size <SIZE>>")]
-#[command(group = clap::ArgGroup::new("input").required(true).args(["file", "size"]))]
+#[command(
+    override_usage = "tidemill plan offload [OPTIONS] <KERNEL> <FILE|--size <SIZE>>\n       tidemill plan offload [OPTIONS] --hook <HOOK> --burst <SIZE> --every <TIME>"
+)]
 pub(crate) struct Args {
     /// The kernel, as `tidemill bench kernel` measured it
-    kernel: String,
+    #[arg(required_unless_present = "hook")]
+    kernel: Option<String>,
     /// The input, a path in the array
+    #[arg(required_unless_present_any = ["size", "hook"], conflicts_with = "size")]
     file: Option<String>,
     /// Size of the input, if there is no file of it
     #[arg(long, value_name = "SIZE")]
@@ -78,6 +84,15 @@ pub(crate) struct Args {
     /// What `tidemill bench kernel` measured [default: DIR/calibration.toml]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
+    #[command(flatten)]
+    hook: hook::HookArgs,
+}
+
+impl Args {
+    /// The kernel, which is given wherever no hook is.
+    fn kernel(&self) -> &str {
+        self.kernel.as_deref().unwrap_or_default()
+    }
 }
 
 /// Where the result is wanted.
@@ -128,12 +143,20 @@ fn powers(args: &Args) -> Option<Powers> {
 const SPLITTABLE: [&str; 4] = ["grep", "max", "min", "wordcount"];
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if let Some(name) = &args.hook.hook {
+        return hook::run(name, &args, context).await;
+    }
+    if let Some(flag) = args.hook.first() {
+        bail!(
+            "{flag} is of a hook: give --hook HOOK, or --hook PATTERN --map KERNEL, in the place of a kernel"
+        );
+    }
     let path = args.calibration.clone();
     let path = path.unwrap_or_else(|| context.array.calibration());
     let calibration = Calibration::load(&path)?;
     let array = array(&args, context).await?;
-    let measured = calibration.kernel(&args.kernel).with_context(|| {
-        let (name, path) = (&args.kernel, path.display());
+    let measured = calibration.kernel(args.kernel()).with_context(|| {
+        let (name, path) = (args.kernel(), path.display());
         format!("kernel {name} is not in {path}: measure it with `tidemill bench kernel {name}`")
     })?;
     let loads = match args.no_load {
@@ -141,7 +164,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         false => Loads::look(calibration.cores, array.as_ref()).await?,
     };
     let known = Known::gather(&args, measured, &calibration, array.as_ref(), &loads)?;
-    let splittable = args.splittable || SPLITTABLE.contains(&args.kernel.as_str());
+    let splittable = args.splittable || SPLITTABLE.contains(&args.kernel());
     let case = Case {
         input: known.input,
         output_ratio: known.output_ratio,
@@ -157,7 +180,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     };
     let advice = advise(&case)?;
     context.output.show(&Advised {
-        kernel: &args.kernel,
+        kernel: args.kernel(),
         case: &case,
         advice: &advice,
         known: &known,

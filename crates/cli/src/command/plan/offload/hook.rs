@@ -1,0 +1,442 @@
+//! `tidemill plan offload --hook`: can the burst tier map what is written there before the next burst comes? The equations are
+//! `tidemill_plan::advisor::hook`; here numbers are looked up, flags first, then the calibration, then what the array knows.
+
+use super::known::nanos;
+use super::{Args, per_second, size};
+use crate::calibration::Calibration;
+use crate::command::hook;
+use crate::context::Context;
+use crate::format::Size;
+use crate::output::View;
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use tidemill_core::burst::share::YOUNG;
+use tidemill_core::rule::hook::kernel_of;
+use tidemill_core::shown::line;
+use tidemill_plan::advisor::hook::{HookAdvice, HookCase, Lack, advise_hook};
+use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
+use tidemill_wire::v1;
+
+/// What is asked of a hook.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Can the burst tier keep up with a hook?")]
+pub(super) struct HookArgs {
+    /// A hook that there is, or with --map the files of one that is to be
+    #[arg(long, value_name = "HOOK", conflicts_with_all = ["kernel", "file", "size", "element", "link", "latency", "result", "splittable"])]
+    pub(super) hook: Option<String>,
+    /// What is to be run on each file, as of `tidemill hook add`
+    #[arg(long, value_name = "KERNEL")]
+    map: Option<String>,
+    /// When files are mapped: write, seal or group [default: as the hook says, else write]
+    #[arg(long, value_parser = ["write", "seal", "group"])]
+    on: Option<String>,
+    /// What stays: all, results or until-drained [default: as the hook says, else all]
+    #[arg(long, value_parser = ["all", "results", "until-drained"])]
+    keep: Option<String>,
+    /// What a burst writes, into all elements
+    #[arg(long, value_name = "SIZE")]
+    burst: Option<Size>,
+    /// From the beginning of one burst to that of the next, as 60s
+    #[arg(long, value_name = "TIME")]
+    every: Option<Seconds>,
+    /// Files of a burst [default: those of the hook's last round, else one for each core]
+    #[arg(long, value_name = "FILES")]
+    files: Option<u32>,
+    /// What programs write into one element, as '2 GB/s' [default: the rate of its device, if somebody said it]
+    #[arg(long, value_name = "RATE")]
+    write_rate: Option<BytesPerSecond>,
+    /// Input per second of the map on one core of an element [default: measured]
+    #[arg(long, value_name = "RATE")]
+    kernel_rate: Option<BytesPerSecond>,
+    /// Elements of the burst tier that share a burst [default: those that are up]
+    #[arg(long, value_name = "N")]
+    elements: Option<u32>,
+    /// Cores of one of them [default: those that it offers]
+    #[arg(long, value_name = "N")]
+    cores: Option<u32>,
+    /// Percent of the processors that maps leave to who writes [default: --burst-share of the server, else 90]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
+    share: Option<u8>,
+    /// What drains from one element to those that store [default: not looked at]
+    #[arg(long, value_name = "RATE")]
+    drain_rate: Option<BytesPerSecond>,
+    /// Room for bursts on one element [default: what it could hold]
+    #[arg(long, value_name = "SIZE")]
+    room: Option<Size>,
+}
+
+/// The tier as the array knows it.
+#[derive(Debug, Default)]
+struct Tier {
+    array: String,
+    elements: Vec<v1::Element>,
+    share: Option<u8>,
+    hook: Option<v1::Hook>,
+}
+
+impl HookArgs {
+    /// A flag that says something of a hook.
+    pub(super) fn first(&self) -> Option<&'static str> {
+        let said = [
+            ("--map", self.map.is_some()),
+            ("--on", self.on.is_some()),
+            ("--keep", self.keep.is_some()),
+            ("--burst", self.burst.is_some()),
+            ("--every", self.every.is_some()),
+            ("--files", self.files.is_some()),
+            ("--write-rate", self.write_rate.is_some()),
+            ("--kernel-rate", self.kernel_rate.is_some()),
+            ("--elements", self.elements.is_some()),
+            ("--cores", self.cores.is_some()),
+            ("--share", self.share.is_some()),
+            ("--drain-rate", self.drain_rate.is_some()),
+            ("--room", self.room.is_some()),
+        ];
+        said.into_iter()
+            .find_map(|(flag, said)| said.then_some(flag))
+    }
+
+    /// Whether flags tell all that the array would be asked for.
+    fn is_all(&self) -> bool {
+        let numbers = self.elements.is_some() && self.cores.is_some();
+        let rates = self.kernel_rate.is_some() && self.write_rate.is_some();
+        self.map.is_some() && numbers && rates
+    }
+
+    async fn tier(&self, name: &str, context: &Context) -> anyhow::Result<Tier> {
+        if self.is_all() {
+            return Ok(Tier::default());
+        }
+        let server = context.connect().await?;
+        let status = server.status().await?;
+        let elements = status.elements.into_iter();
+        Ok(Tier {
+            array: format!("{:016x}", status.array_id),
+            elements: elements
+                .filter(|element| element.up && element.tier == tidemill_wire::convert::BURST)
+                .collect(),
+            share: u8::try_from(status.burst_share).ok(),
+            hook: match self.map {
+                Some(_) => None,
+                None => hook::one(&server, name).await?.hook,
+            },
+        })
+    }
+}
+
+/// All that is known, and where from.
+#[derive(Debug)]
+struct Known {
+    map: String,
+    keep: String,
+    case: HookCase,
+    /// One sentence each.
+    sources: Vec<String>,
+}
+
+pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let tier = args.hook.tier(name, context).await?;
+    let path = args.calibration.clone();
+    let path = path.unwrap_or_else(|| context.array.calibration());
+    // What was never measured may be known otherwise.
+    let calibration = match args.calibration.is_some() || path.exists() {
+        true => Some(Calibration::load(&path)?),
+        false => None,
+    };
+    let known = gather(args, &tier, calibration.as_ref())?;
+    let advice = advise_hook(&known.case)?;
+    let name = name.to_owned();
+    context.output.show(&Advised {
+        name,
+        known,
+        advice,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow::Result<Known> {
+    let args = &all.hook;
+    let there = tier.hook.clone().unwrap_or_default();
+    let map = args.map.clone().unwrap_or(there.map);
+    let word = |flag: &Option<String>, said: String, default: &str| {
+        let said = (!said.is_empty()).then_some(said);
+        flag.clone().or(said).unwrap_or_else(|| default.to_owned())
+    };
+    let on = word(&args.on, there.on, "write");
+    let keep = word(&args.keep, there.keep, "all");
+    let mut sources = Vec::new();
+    let (elements, cores) = shape(args, tier)?;
+    let (rate, start) = rate((all, &map, &on), tier, calibration, &mut sources)?;
+    let rounds = there.rounds.iter().filter(|round| round.state == "done");
+    let files = rounds
+        .map(|round| u32::try_from(round.files).unwrap_or(u32::MAX))
+        .next();
+    let files = args
+        .files
+        .or(files.filter(|files| *files > 0))
+        .unwrap_or_else(|| {
+            sources.push("files: taken as one for each core; --files says otherwise".to_owned());
+            elements.saturating_mul(cores)
+        });
+    let share = args.share.or(tier.share).unwrap_or(90);
+    let held = if share == 0 {
+        Seconds::ZERO
+    } else {
+        nanos(YOUNG.0)
+    };
+    let missing = "nothing tells what a burst is: give --burst SIZE and --every TIME";
+    let case = HookCase {
+        burst: bytes(args.burst.context(missing)?.0),
+        every: args.every.context(missing)?,
+        files,
+        write: writes(args, tier)?,
+        elements,
+        cores,
+        rate,
+        start,
+        on_write: on == "write",
+        share: f64::from(share) / 100.0,
+        held,
+        leaves: leaves(all, (&keep, &map), calibration, &mut sources),
+        drain: args.drain_rate,
+        room: args.room.map(|room| bytes(room.0)).or_else(|| room(tier)),
+    };
+    Ok(Known {
+        map,
+        keep,
+        case,
+        sources,
+    })
+}
+
+/// How many elements, and the cores of the one with the fewest.
+fn shape(args: &HookArgs, tier: &Tier) -> anyhow::Result<(u32, u32)> {
+    let there = u32::try_from(tier.elements.len()).unwrap_or(u32::MAX);
+    let cores = tier.elements.iter().map(|element| element.cores).min();
+    let (elements, cores) = (
+        args.elements.unwrap_or(there),
+        args.cores.or(cores).unwrap_or(0),
+    );
+    ensure!(
+        elements > 0 && cores > 0,
+        "no element of the burst tier is up: give --elements N and --cores N of the tier that is to be, or start one \
+         (tidemill element --tier burst)"
+    );
+    Ok((elements, cores))
+}
+
+/// The map's rate on one core, and what it takes to start.
+fn rate(
+    (all, map, on): (&Args, &str, &str),
+    tier: &Tier,
+    calibration: Option<&Calibration>,
+    sources: &mut Vec<String>,
+) -> anyhow::Result<(BytesPerSecond, Seconds)> {
+    let name = map.split_whitespace().next().unwrap_or_default();
+    let mut say =
+        |rate, from: &str| sources.push(format!("map: {} on a core, {from}", per_second(rate)));
+    if let Some(rate) = all.hook.kernel_rate {
+        say(rate, "as --kernel-rate says");
+        return Ok((rate, Seconds::ZERO));
+    }
+    // What was measured of one kernel says nothing of several.
+    let single = !map.contains('|');
+    let here = calibration
+        .filter(|_| single)
+        .and_then(|known| known.kernel(name));
+    if let (Some(factor), Some(here)) = (all.element_speed, here) {
+        let rate = BytesPerSecond::new(here.alone_bytes_per_sec() * factor);
+        say(
+            rate,
+            &format!("{factor} of the host's as --element-speed says"),
+        );
+        return Ok((rate, nanos(here.start_ns)));
+    }
+    for element in tier.elements.iter().filter(|_| single) {
+        let known = calibration.and_then(|known| known.element(&tier.array, element.element));
+        if let Some(known) =
+            known.and_then(|known| known.kernels.iter().find(|one| one.name == name))
+        {
+            let rate = BytesPerSecond::new(known.alone_bytes_per_sec());
+            say(
+                rate,
+                &format!("measured on element {} {}", element.element, known.measured),
+            );
+            return Ok((rate, nanos(known.start_ns)));
+        }
+    }
+    let histories = |key: &str| {
+        let histories = tier
+            .elements
+            .iter()
+            .filter_map(|element| element.history.get(key));
+        histories.fold((0, 0, 0), |sum: (u64, u64, u64), one| {
+            (
+                sum.0 + one.runs,
+                sum.1 + one.input_bytes,
+                sum.2 + one.total_ns,
+            )
+        })
+    };
+    let keys = [kernel_of(map), name.to_owned()];
+    let keys = keys.iter().take(if single { 2 } else { 1 });
+    let found = keys
+        .map(|key| histories(key))
+        .find(|(_, read, took)| *read > 0 && *took > 0);
+    let Some((runs, read, took)) = found else {
+        bail!(
+            "nothing tells how fast {map} is on the burst tier: measure it with `tidemill bench kernel --elements {name}`, let it run \
+             there once, or give --kernel-rate RATE"
+        );
+    };
+    let rate = bytes(read) / nanos(took);
+    let open = match on {
+        "write" => {
+            ", in which those that read a file as it was written waited for it: --kernel-rate may say better"
+        }
+        _ => "",
+    };
+    say(rate, &format!("the mean of its {runs} runs so far{open}"));
+    // A history counts whole runs: the start is in its rate.
+    Ok((rate, Seconds::ZERO))
+}
+
+fn writes(args: &HookArgs, tier: &Tier) -> anyhow::Result<BytesPerSecond> {
+    let said = tier
+        .elements
+        .iter()
+        .map(|element| element.device_bytes_per_sec);
+    let said = said.filter(|rate| *rate > 0).min();
+    let said = said.map(|rate| bytes(rate) / Seconds::new(1.0));
+    args.write_rate.or(said).context(
+        "nothing tells how fast programs write into an element of the tier: give --write-rate RATE (or start it with --device-rate)",
+    )
+}
+
+/// What leaves the tier of each byte.
+fn leaves(
+    all: &Args,
+    (keep, map): (&str, &str),
+    calibration: Option<&Calibration>,
+    sources: &mut Vec<String>,
+) -> f64 {
+    if keep != "results" {
+        return 1.0;
+    }
+    let name = map.split_whitespace().next().unwrap_or_default();
+    let known = calibration.and_then(|known| known.kernel(name));
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    let known = known.map(|one| one.output_bytes as f64 / one.input_bytes as f64);
+    all.output_ratio.or(known).unwrap_or_else(|| {
+        sources.push("results: taken as next to nothing; --output-ratio says otherwise".to_owned());
+        0.0
+    })
+}
+
+/// What the element with the least room could hold.
+fn room(tier: &Tier) -> Option<Bytes> {
+    let could = |element: &v1::Element| {
+        let has = element.staged.as_ref().map_or(0, |staged| staged.bytes);
+        has.saturating_add(element.free_bytes)
+    };
+    tier.elements.iter().map(could).min().map(bytes)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
+fn bytes(count: u64) -> Bytes {
+    Bytes::new(count as f64)
+}
+
+/// The answer.
+struct Advised {
+    name: String,
+    known: Known,
+    advice: HookAdvice,
+}
+
+impl Advised {
+    /// Why it does not keep up, one sentence each.
+    fn lacks(&self) -> Vec<String> {
+        let (case, advice) = (&self.known.case, &self.advice);
+        let why = advice.lacks.iter().map(|lack| match lack {
+            Lack::Writing => format!("a burst takes {}, and the next one comes after {}", advice.burst_seconds, case.every),
+            Lack::Cores => {
+                let behind = size(advice.behind_bytes);
+                let full = advice.bursts_until_full.map_or_else(String::new, |bursts| {
+                    format!("; the tier is full of them after {bursts} bursts")
+                });
+                let needed = match advice.cores_needed {
+                    Some(cores) => format!("; {cores} cores of each element would do"),
+                    None => "; no number of cores would do, as a file has one".to_owned(),
+                };
+                format!("each burst leaves {behind} on each element that are not mapped when the next one comes{full}{needed}")
+            }
+            Lack::Draining => format!("{} have to drain from each element", per_second(advice.drains)),
+            Lack::Room => format!("a burst does not fit: an element holds {}", case.room.map_or_else(String::new, size)),
+        });
+        why.collect()
+    }
+}
+
+impl View for Advised {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (case, advice) = (&self.known.case, &self.advice);
+        let (elements, cores) = (case.elements, case.cores);
+        writeln!(
+            out,
+            "hook {}: {} over bursts of {} in {} files, every {}, into {elements} x {cores} cores of the burst tier\n",
+            line(&self.name),
+            line(&self.known.map),
+            size(case.burst),
+            case.files,
+            case.every
+        )?;
+        writeln!(out, "a burst takes       {}", advice.burst_seconds)?;
+        writeln!(
+            out,
+            "maps of an element  {} of one core, {} of these while it goes on",
+            advice.work_seconds, advice.done_in_burst_seconds
+        )?;
+        writeln!(
+            out,
+            "last result         {} after it began",
+            advice.results_seconds
+        )?;
+        writeln!(
+            out,
+            "drains              {} from each element",
+            per_second(advice.drains)
+        )?;
+        match advice.keeps_up {
+            true => writeln!(out, "\nkeeps up: yes")?,
+            false => writeln!(out, "\nkeeps up: no: {}", self.lacks().join("; "))?,
+        }
+        writeln!(out)?;
+        let mut sources = self.known.sources.iter();
+        sources.try_for_each(|source| writeln!(out, "{source}"))
+    }
+
+    fn json(&self) -> Value {
+        let case = &self.known.case;
+        let mut value = json!(self.advice);
+        value["hook"] = json!(self.name);
+        value["map"] = json!(self.known.map);
+        value["keep"] = json!(self.known.keep);
+        value["on_write"] = json!(case.on_write);
+        value["burst_bytes"] = json!(case.burst);
+        value["files"] = json!(case.files);
+        value["every_seconds"] = json!(case.every);
+        value["elements"] = json!(case.elements);
+        value["cores"] = json!(case.cores);
+        value["write_bytes_per_sec"] = json!(case.write);
+        value["kernel_bytes_per_sec"] = json!(case.rate);
+        value["share"] = json!(case.share);
+        value["drain_bytes_per_sec"] = json!(case.drain);
+        value["room_bytes"] = json!(case.room);
+        value["why"] = json!(self.lacks());
+        value["sources"] = json!(self.known.sources);
+        value
+    }
+}

@@ -1,0 +1,99 @@
+//! Maps of hooks that wait for the end of a burst: nothing is begun in the first moment of one, which is often all of it
+//! ([`tidemill_core::burst::share`]). It holds of files in the burst tier, and of hooks only.
+
+use super::{Kept, Rules, State};
+use crate::names::Fault;
+use crate::names::shared::Shared;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::burst::share::begins;
+use tidemill_core::time::Time;
+
+/// Files of a hook that are counted.
+const COUNTED_MAX: i64 = 10_000;
+
+/// The element of the tier that an object is being written on, or lies on.
+pub(super) const ELEMENT: &str = "coalesce((SELECT element FROM writing WHERE writing.object = firing.object), \
+                                  (SELECT element FROM burst WHERE burst.object = firing.object))";
+
+/// When the newest file was begun that is being written on each element of the tier.
+#[derive(Debug, Default)]
+pub(crate) struct Held(BTreeMap<u32, Time>);
+
+impl Held {
+    pub(crate) fn read(db: &Connection, shared: &Shared) -> Result<Self, Fault> {
+        let bursts = &shared.bursts;
+        let hooks = || {
+            shared
+                .rules
+                .all()
+                .iter()
+                .any(|kept| kept.rule.hook.is_some())
+        };
+        if !bursts.any() || bursts.limits().share == 0 || !hooks() {
+            return Ok(Self::default());
+        }
+        let sql = "SELECT element, max(started) FROM writing GROUP BY element";
+        let mut statement = db.prepare_cached(sql)?;
+        let rows = statement.query_map([], |row| {
+            let started = Time(row.get::<_, i64>(1)?.max(0).cast_unsigned());
+            Ok((u32::try_from(row.get::<_, i64>(0)?).ok(), started))
+        })?;
+        let mut newest = BTreeMap::new();
+        for row in rows {
+            if let (Some(element), started) = row?
+                && bursts.has(element)
+            {
+                newest.insert(element, started);
+            }
+        }
+        Ok(Self(newest))
+    }
+
+    /// Whether somebody writes there.
+    pub(super) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// When a file may be mapped that lies on an element and was queued then, if that is not now.
+    pub(super) fn until(
+        &self,
+        kept: &Kept,
+        (element, queued): (Option<u32>, i64),
+        now: i64,
+    ) -> Option<i64> {
+        kept.rule.hook.as_ref()?;
+        let newest = self.0.get(&element?).copied()?;
+        let at = begins(Time(queued.max(0).cast_unsigned()), Some(newest));
+        let at = i64::try_from(at.0).unwrap_or(i64::MAX);
+        (at > now).then_some(at)
+    }
+
+    /// How many files of a hook wait.
+    pub(super) fn count(&self, db: &Connection, kept: &Kept, now: i64) -> Result<u64, Fault> {
+        if self.0.is_empty() || kept.rule.hook.is_none() {
+            return Ok(0);
+        }
+        let sql =
+            format!("SELECT {ELEMENT}, queued FROM firing WHERE rule = ?1 AND state = ?2 LIMIT ?3");
+        let mut statement = db.prepare_cached(&sql)?;
+        let queued = State::Queued.number();
+        let key = params![kept.id.cast_signed(), queued, COUNTED_MAX];
+        let rows = statement.query_map(key, |row| {
+            let element = row.get::<_, Option<i64>>(0)?;
+            Ok((element.and_then(|one| one.try_into().ok()), row.get(1)?))
+        })?;
+        let mut count = 0;
+        for row in rows {
+            count += u64::from(self.until(kept, row?, now).is_some());
+        }
+        Ok(count)
+    }
+
+    /// How many files of all hooks do.
+    pub(crate) fn count_all(&self, db: &Connection, rules: &Rules, now: i64) -> Result<u64, Fault> {
+        let rules = rules.all();
+        let count = |kept| self.count(db, kept, now);
+        rules.iter().map(|kept| count(kept)).sum()
+    }
+}

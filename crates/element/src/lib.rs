@@ -30,6 +30,7 @@ pub mod notes;
 pub mod power;
 pub mod programs;
 pub mod pull;
+mod ranks;
 mod reads;
 pub mod records;
 mod reduce;

@@ -47,6 +47,7 @@ mod plan;
 mod preload;
 mod provenance;
 mod queue;
+mod ranks;
 mod reads;
 mod reduce;
 mod reductions;

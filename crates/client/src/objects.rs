@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::ops::Range;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
@@ -27,6 +27,9 @@ const DAMAGED: &str = "?damaged=true";
 pub struct Objects {
     client: Client<Connector, Full<Bytes>>,
 }
+
+/// A connection that is one's own.
+pub type Connection = TokioIo<hyper::upgrade::Upgraded>;
 
 /// One object as its element is asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -289,6 +292,21 @@ impl Objects {
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
     }
 
+    /// Asks the element of an object for a connection of its own, on which what follows is for the element and whoever asks.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn connection(&self, remote: &Remote, path: &str) -> Result<Connection, Error> {
+        let request = base(remote, Method::POST, path)
+            .header("connection", "upgrade")
+            .header("upgrade", route::RANK_PROTOCOL);
+        let response = self.send(remote, request, Bytes::new()).await?;
+        let upgraded = hyper::upgrade::on(response).await;
+        Ok(TokioIo::new(
+            upgraded.map_err(|error| lost(remote, &error))?,
+        ))
+    }
+
     /// Makes the bytes of an object, sealed or not, survive power loss.
     ///
     /// # Errors
@@ -436,7 +454,7 @@ impl Objects {
             .await
             .map_err(|error| lost(remote, &error))?;
         let status = response.status();
-        if status.is_success() {
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
         }
         let body = response

@@ -21,6 +21,9 @@ pub const LOOKS_MAX: usize = 10_000;
 /// which pipes.
 pub const READS: &str = "TIDEMILL_READ";
 
+/// The variable of a task that is a process on each element that has a part of its input.
+pub const RANKS: &str = "TIDEMILL_MPI";
+
 /// Variables that the element sets itself.
 const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 
@@ -46,6 +49,12 @@ impl Surroundings {
     #[must_use]
     pub fn reads_all(&self) -> bool {
         self.environment.contains_key(READS)
+    }
+
+    /// Whether it is a process on each element that has a part of its input, which talk to each other by MPI.
+    #[must_use]
+    pub fn is_ranked(&self) -> bool {
+        self.environment.contains_key(RANKS)
     }
 
     /// Bytes of all that it says.

@@ -9,6 +9,7 @@ use crate::channels::{self, ChannelError};
 use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
+use crate::ranks;
 use crate::records::{self, ObjectRecord};
 use crate::reduce::{self, ReduceTrouble, Reducers};
 use crate::scrub;
@@ -157,6 +158,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
         .merge(channels::http::routes())
+        .merge(ranks::routes())
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(context.clone(), gate))
         .with_state(context)
@@ -311,6 +313,10 @@ impl Context {
         }
         self.check(shown, object, wanted)?;
         Ok(object)
+    }
+
+    pub(crate) fn shared_node(&self) -> Arc<Node> {
+        Arc::clone(&self.node)
     }
 
     pub(crate) fn node(&self) -> &Node {

@@ -105,6 +105,31 @@ pub struct Live {
 }
 
 impl Live {
+    /// A label that is not this element's own; `None` if it says nothing that can be done.
+    pub(crate) fn of(message: &v1::Label) -> Option<Self> {
+        Some(Self {
+            label: Arc::new(Label::try_from(message).ok()?),
+            ways: ways(message),
+            remembered: None,
+            state: "running",
+            start: Time::default(),
+            control: Arc::default(),
+        })
+    }
+
+    /// It as it was sent.
+    pub(crate) fn message(&self) -> v1::Label {
+        let mut message = v1::Label::from(&*self.label);
+        if let Some(v1::label::Operation::Analyse(analyse)) = &mut message.operation {
+            for (input, way) in analyse.inputs.iter_mut().zip(self.ways.iter()) {
+                input.capability.clone_from(&way.capability);
+                input.layout.clone_from(&way.layout);
+                input.growing = way.growing;
+            }
+        }
+        message
+    }
+
     /// What is shown to the element that has an input.
     pub(crate) fn capability(&self, index: usize) -> &[u8] {
         self.ways.get(index).map_or(&[], |way| &way.capability)

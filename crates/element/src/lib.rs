@@ -31,6 +31,7 @@ pub mod outside;
 pub mod power;
 pub mod programs;
 pub mod pull;
+mod ranks;
 mod reads;
 pub mod records;
 mod reduce;

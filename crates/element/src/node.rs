@@ -8,6 +8,7 @@ use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
 use crate::labels::Labels;
 use crate::power::{Meter, Reading};
+use crate::ranks::Ranks;
 use crate::revoked::Revoked;
 use crate::{records, status};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub struct Node {
     pub(crate) identity: Option<Identity>,
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) ranks: Ranks,
     /// What says how much its host draws.
     meter: Option<(Meter, Reading)>,
     /// Of an element in memory, else 0: [`crate::memory`].
@@ -120,6 +122,7 @@ impl Node {
             identity,
             revoked: Revoked::default(),
             traffic: Arc::default(),
+            ranks: Ranks::default(),
             memory_id: 0,
             counts_room: false,
         })
@@ -133,6 +136,10 @@ impl Node {
             counts_room,
             ..self
         }
+    }
+
+    pub(crate) fn parts_shared(&self) -> &Arc<Parts> {
+        self.executor.parts()
     }
 
     /// What it works with.

@@ -268,6 +268,35 @@ impl Pulls {
         *self.peers.lock() = elements.into_iter().map(peer).collect();
     }
 
+    /// What work of this element for others runs on.
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
+    }
+
+    /// Connections to other elements.
+    pub(crate) fn objects(&self) -> Objects {
+        self.objects.lock().clone()
+    }
+
+    /// An object as its element is asked for it.
+    ///
+    /// # Errors
+    /// [`PullError::Unknown`].
+    pub(crate) fn remote(
+        &self,
+        element: ElementId,
+        object: ObjectId,
+        capability: &[u8],
+    ) -> Result<Remote, PullError> {
+        let peer = self.peers.lock().get(&element).cloned();
+        Ok(Remote {
+            element,
+            url: peer.ok_or(PullError::Unknown(element))?.url,
+            object,
+            capability: capability.to_vec(),
+        })
+    }
+
     /// The rate of pulls over the network so far in bytes per second; `None` before the first of size.
     #[must_use]
     pub fn measured_bytes_per_sec(&self) -> Option<u64> {

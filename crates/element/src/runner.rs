@@ -6,12 +6,15 @@ use crate::reads::Reads;
 use crate::shown::Shown;
 use crate::task::failure;
 use parking_lot::Mutex;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::folder::is_folder;
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
+use tidemill_kernel::peers::Network;
 use tidemill_kernel::reducing::{ReduceError, Reducing};
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
@@ -24,6 +27,9 @@ const THREADS_MAX: u32 = 16_384;
 /// Time of processors for a task without a core, in hundredths of one: all that an element runs at once have that of
 /// two cores.
 const LIGHT_PERCENT: u32 = 200 / LIGHT_MAX;
+
+/// What libraries of MPI look at: the names of network devices, and whether two ranks are on one host.
+const LOOKED_AT: [&str; 2] = ["/sys/class/net", "/proc/sys/kernel/random/boot_id"];
 
 /// The signal that the system ends processes by.
 const KILLED: i32 = 9;
@@ -53,6 +59,8 @@ pub struct Request<'a> {
     pub environment: Vec<(String, String)>,
     /// What answers it, if it may read all of its inputs.
     pub(crate) reads: Option<&'a Reads<'a>>,
+    /// Its network and who started it, if it is one of several ranks; taken when it is started.
+    pub(crate) joined: Mutex<Option<(Arc<Network>, OwnedFd)>>,
 }
 
 /// What became of it.
@@ -215,6 +223,14 @@ impl Runner {
             .start_reducing(folder, self.root.then_some(User { uid, gid }))
     }
 
+    /// Makes the network of a rank.
+    ///
+    /// # Errors
+    /// Where this host gives kernels none of their own.
+    pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<Network>> {
+        self.launcher.network(rank)
+    }
+
     /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if
     /// it is left to be removed.
     #[must_use]
@@ -247,7 +263,11 @@ impl Runner {
         if control.is_cancelled() {
             return Err(cancelled());
         }
-        let prepared = self.launcher.prepare(run).map_err(|e| unprepared(&e))?;
+        let prepared = self.launcher.prepare(run);
+        let mut prepared = prepared.map_err(|e| unprepared(&e))?;
+        if let Some((network, starter)) = request.joined.lock().take() {
+            prepared.join(network, starter);
+        }
         prepared.code_hash().clone_into(&mut ran.kernel_hash);
         let run = || self.run_to_its_end(&prepared, control);
         let exit = match request.reads.zip(prepared.take_pipes()) {
@@ -316,6 +336,10 @@ impl Runner {
         };
         self.surround(&mut run, request)?;
         run.asks = request.reads.is_some();
+        if request.joined.lock().is_some() {
+            let looked = LOOKED_AT.iter().map(PathBuf::from);
+            run.readable.extend(looked.filter(|path| path.exists()));
+        }
         if self.root {
             run.user = Some(User {
                 uid: request.owner.uid,

@@ -10,12 +10,15 @@ use crate::folder::{close_for_ever, keep_from};
 use crate::growing::{Growing, Grown, Turn};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
+use crate::ranks::lead::{self, Led};
 use crate::reads::Reads;
 use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, Ran};
 use crate::scrub;
 use crate::store::{Named, StoreError};
+use parking_lot::Mutex;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,8 +34,20 @@ use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, Selected};
 use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::array::Encoded;
+use tidemill_kernel::peers::Network;
 use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
+
+/// What MPI's libraries are told of the network of a rank: it is standard input where who started it is, and TCP by the only device where the
+/// others are. What UCX and libfabric look for beside is not there.
+const MPI: [(&str, &str); 6] = [
+    ("PMI_FD", "0"),
+    ("UCX_TLS", "tcp,self"),
+    ("UCX_NET_DEVICES", "lo"),
+    ("UCX_LOG_LEVEL", "error"),
+    ("FI_PROVIDER", "tcp"),
+    ("FI_TCP_IFACE", "lo"),
+];
 
 /// Now, in nanoseconds since the Unix epoch.
 #[must_use]
@@ -112,21 +127,7 @@ impl Work {
 /// Does what a label says. `phase` is told when it begins to fetch and to run.
 #[must_use]
 pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
-    let mut run = Running {
-        parts,
-        live,
-        outcome: failed(live.start, FailureKind::Device, String::new()),
-        inputs: Vec::new(),
-        behind: 0,
-        growing: Vec::new(),
-        held: Vec::new(),
-        pulled: Vec::new(),
-        decoded: Vec::new(),
-        laid: Vec::new(),
-        made: Vec::new(),
-        removed: Vec::new(),
-    };
-    run.outcome.start = live.start;
+    let mut run = Running::new(parts, live);
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
         Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
@@ -198,6 +199,79 @@ struct Running<'a> {
 
 type Done = Result<Vec<Sealed>, Failure>;
 
+/// What one of several ranks of a task is told.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) network: Arc<Network>,
+    pub(crate) starter: OwnedFd,
+}
+
+/// What became of a rank.
+#[derive(Debug)]
+pub(crate) struct Ranked {
+    pub(crate) outcome: Outcome,
+    /// Whether what it has read is not what was sealed in the end.
+    pub(crate) stale: bool,
+    /// What it made, if it ended well.
+    pub(crate) made: Option<Made>,
+}
+
+/// Runs a rank of a task whose label another element may have. Blocks. What it made lies in its folder until [`forget_rank`].
+pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
+    let mut run = Running::new(parts, live);
+    run.outcome.start = now();
+    let ran = match &live.label.operation {
+        Operation::Analyse(analysis) => run.run_rank(analysis, joined),
+        _ => Err(failure(FailureKind::Kernel, "it is no task".to_owned())),
+    };
+    let stale = ran.as_ref().is_ok_and(|(stale, _)| *stale);
+    let (result, made) = match ran {
+        Ok((_, made)) => (Ok(Vec::new()), made),
+        Err(failed) => (Err(failed), None),
+    };
+    run.outcome.result = result;
+    run.outcome.end = now();
+    Ranked {
+        outcome: run.outcome,
+        stale,
+        made,
+    }
+}
+
+/// Empties the folder of a rank.
+pub(crate) fn forget_rank(parts: &Parts, label: LabelId, rank: usize) {
+    clean_folder(parts, &rank_folder(parts, label, rank));
+}
+
+/// Not among those that are swept, as the label is perhaps not this element's.
+fn rank_folder(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
+    let name = format!("rank-{label}-{rank}");
+    parts.folder.join("run").join(name)
+}
+
+impl<'a> Running<'a> {
+    fn new(parts: &'a Parts, live: &'a Live) -> Self {
+        let mut run = Self {
+            parts,
+            live,
+            outcome: failed(live.start, FailureKind::Device, String::new()),
+            inputs: Vec::new(),
+            behind: 0,
+            growing: Vec::new(),
+            held: Vec::new(),
+            pulled: Vec::new(),
+            decoded: Vec::new(),
+            laid: Vec::new(),
+            made: Vec::new(),
+            removed: Vec::new(),
+        };
+        run.outcome.start = live.start;
+        run
+    }
+}
+
 impl Running<'_> {
     fn id(&self) -> LabelId {
         self.live.label.id
@@ -233,16 +307,16 @@ impl Running<'_> {
             );
             return Err(failure(FailureKind::Kernel, message));
         }
+        if analysis.surroundings.is_ranked() {
+            phase("running");
+            self.outcome.kernel_start = now();
+            return self.lead(analysis);
+        }
         let here = |input: &Input| self.local(input.object).is_some();
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
         }
-        while let Some(input) = analysis.inputs.get(self.inputs.len()) {
-            let path = self.input(self.inputs.len(), input)?;
-            self.inputs.push(Some((input.name.clone(), path)));
-            let behind = std::mem::take(&mut self.behind);
-            self.inputs.extend((0..behind).map(|_| None));
-        }
+        self.fetch_all(analysis)?;
         phase("running");
         self.outcome.kernel_start = now();
         let mut result = self.run_kernel(analysis);
@@ -252,6 +326,93 @@ impl Running<'_> {
             result = self.run_kernel(analysis);
         }
         self.take_outputs(&result?, analysis)
+    }
+
+    fn fetch_all(&mut self, analysis: &Analysis) -> Result<(), Failure> {
+        while let Some(input) = analysis.inputs.get(self.inputs.len()) {
+            let path = self.input(self.inputs.len(), input)?;
+            self.inputs.push(Some((input.name.clone(), path)));
+            let behind = std::mem::take(&mut self.behind);
+            self.inputs.extend((0..behind).map(|_| None));
+        }
+        Ok(())
+    }
+
+    /// Has all ranks of the task run, and keeps what they make as its output.
+    fn lead(&mut self, analysis: &Analysis) -> Done {
+        let [output] = analysis.outputs.as_slice() else {
+            let what = "a task with mpi makes one output".to_owned();
+            return Err(failure(FailureKind::Kernel, what));
+        };
+        let own = private_folder(self.parts, self.id()).with_extension("ranks");
+        let device = |error: &std::io::Error| device_failure(&own, error);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&own);
+        let mut file = file.map_err(|error| device(&error))?;
+        let mut led = Led::default();
+        let of = (self.parts, self.live);
+        let result = lead::lead(of, analysis, (&mut file, &mut led));
+        drop(file);
+        let kept = result.and_then(|()| {
+            let made = own_file(&own)?;
+            self.parts
+                .store
+                .adopt(output.object, &made)
+                .map_err(|error| store_failure(&error))
+        });
+        self.outcome.cpu = led.cpu;
+        self.outcome.memory_bytes = led.memory_bytes;
+        self.outcome.moved_bytes += led.moved_bytes;
+        self.outcome.read_bytes += led.read_bytes;
+        self.outcome.kernel_hash = led.kernel_hash;
+        self.outcome.stdout = led.stdout;
+        self.outcome.stderr = led.stderr;
+        let size = kept.inspect_err(|_| {
+            // The error of the ranks is the one to tell.
+            let _ = std::fs::remove_file(&own);
+        })?;
+        self.outcome.written_bytes = size;
+        self.made.push(self.made_by(analysis, output, size));
+        Ok(vec![Sealed::file(output.object, size)])
+    }
+
+    /// Runs one of the ranks; whether what it has read is not what was sealed, and what it made.
+    fn run_rank(
+        &mut self,
+        analysis: &Analysis,
+        joined: Joined,
+    ) -> Result<(bool, Option<Made>), Failure> {
+        self.fetch_all(analysis)?;
+        self.outcome.kernel_start = now();
+        let folder = rank_folder(self.parts, self.id(), joined.rank);
+        let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
+        let mut environment = self.environment(analysis);
+        let own = |(name, value): (&str, String)| (name.to_owned(), value);
+        environment.extend(MPI.map(|(name, value)| own((name, value.to_owned()))));
+        environment.push(own(("PMI_RANK", joined.rank.to_string())));
+        environment.push(own(("PMI_SIZE", joined.size.to_string())));
+        let request = runner::Request {
+            environment,
+            joined: Some((joined.network, joined.starter)).into(),
+            ..self.request(analysis, &folder, &inputs)
+        };
+        let ran = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = ran.cpu;
+        self.outcome.memory_bytes = ran.memory_bytes;
+        self.outcome.kernel_hash = ran.kernel_hash;
+        self.outcome.stdout = ran.stdout;
+        self.outcome.stderr = ran.stderr;
+        if self.grown(analysis)? {
+            return Ok((true, None));
+        }
+        let prepared = ran.result?;
+        let name = analysis.outputs.first().map_or("", |one| one.name.as_str());
+        let made = prepared.output(name).map_err(|error| unwritten(&error))?;
+        Ok((false, Some(made)))
     }
 
     /// The file of an input, or the pipe of one that is still being written.
@@ -342,6 +503,7 @@ impl Running<'_> {
             inputs,
             environment: self.environment(analysis),
             reads: None,
+            joined: Mutex::default(),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::child::{run_task, serving};
 use crate::error::SpawnError;
 use crate::launcher::filters;
 use crate::run::User;
-use crate::sandbox::calls::Filters;
+use crate::sandbox::calls::{self, Filters};
 use crate::spawn::{self, Image, Process, Program};
 
 /// What the child is told to be.
@@ -63,7 +63,7 @@ struct Order {
     idle: bool,
     namespaces: usize,
     /// Which filter of system calls: that of runs that own files, or the other.
-    filter: Option<bool>,
+    filter: Option<calls::Kind>,
     ruleset: bool,
 }
 
@@ -104,7 +104,7 @@ impl ForkServer {
     pub(crate) fn spawn(
         &self,
         image: &Image,
-        filter: Option<bool>,
+        filter: Option<calls::Kind>,
     ) -> Option<Result<Process, SpawnError>> {
         let text = |all: &[CString]| -> Option<Vec<String>> {
             let text = |one: &CString| one.to_str().ok().map(str::to_owned);
@@ -352,7 +352,7 @@ fn child(
             ruleset: None,
             filter: filters
                 .zip(order.filter)
-                .map(|(filters, owns)| filters.of(owns)),
+                .map(|(filters, kind)| filters.of(kind)),
         };
         if order.filter.is_some() && filters.is_none() {
             refuse(&reply, (spawn::CALL_FILTER, libc::ENOSYS));
@@ -410,7 +410,10 @@ mod tests {
             limits: vec![(3, u64::MAX, 5)],
             idle: true,
             namespaces: 3,
-            filter: Some(false),
+            filter: Some(calls::Kind {
+                owns_files: false,
+                has_peers: true,
+            }),
             ruleset: true,
         };
         let bytes = postcard::to_allocvec(&order).unwrap();

@@ -18,6 +18,7 @@ use crate::code;
 use crate::error::{PrepareError, SetupError, SpawnError};
 use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
+use crate::peers::Network;
 use crate::prepare::{self, Prepared, environment};
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
@@ -248,6 +249,17 @@ impl Launcher {
         Ok(code::hash(&run.code, &code::open(run, self.ids)?))
     }
 
+    /// Makes a network for a rank of several.
+    ///
+    /// # Errors
+    /// Where this host gives kernels no network of their own.
+    pub fn network(&self, rank: usize) -> io::Result<Arc<Network>> {
+        if self.namespaces.is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Network::make(&self.child, self.ids, rank).map(Arc::new)
+    }
+
     /// Prepares the run of a child that compiles `module`.
     pub(crate) fn prepare_compiler(
         &self,
@@ -313,7 +325,7 @@ impl Launcher {
         let path = std::env::join_paths(run.path.iter().chain(&self.settings.path));
         let path = path.unwrap_or_else(|_| PATH.into());
         let variables = environment(run, &path.to_string_lossy());
-        let filter = self.filter(run)?;
+        let filter = self.filter(prepared)?;
         let image = Image {
             program: match &prepared.code {
                 Code::Program(path) => Program::Path(c_path(path)?),
@@ -330,7 +342,7 @@ impl Launcher {
             kept: kept(prepared),
             doors: self.doors().iter().map(AsRawFd::as_raw_fd).collect(),
             folder: Arc::clone(&prepared.folder),
-            namespaces: self.namespaces(run),
+            namespaces: self.namespaces(prepared),
             user: self.user(prepared),
             limits: resource_limits(
                 &run.limits,
@@ -339,11 +351,11 @@ impl Launcher {
             // Somebody waits for what a reducer answers, as for bytes that are read.
             idle: self.settings.idle && !prepared.reduces,
             ruleset: self.ruleset(prepared)?,
-            filter: filter.map(|(owns, filters)| filters.of(owns)),
+            filter: filter.map(|(kind, filters)| filters.of(kind)),
         };
         let group = self.group.clone().map(|group| (group.ended(), group));
         let started = Instant::now();
-        let process = self.start(prepared, image, filter.map(|(owns, _)| owns))?;
+        let process = self.start(prepared, image, filter.map(|(kind, _)| kind))?;
         // What starts meanwhile has what this process has open, for a moment that may be longer than the kernel runs.
         prepared.close_streams();
         self.keeper.started(process.pid);
@@ -367,9 +379,13 @@ impl Launcher {
     }
 
     /// The namespaces of a run. One that has this process's own user is root's where that is root, and stays outside.
-    fn namespaces(&self, run: &Run) -> Vec<RawFd> {
-        let enters = run.user.is_some() || !self.support.switches_user;
-        let entered = self.namespaces.as_ref().filter(|_| enters);
+    fn namespaces(&self, prepared: &Prepared) -> Vec<RawFd> {
+        let enters = prepared.run.user.is_some() || !self.support.switches_user;
+        let own = prepared
+            .network
+            .as_ref()
+            .map(|network| network.namespaces());
+        let entered = own.or(self.namespaces.as_ref().filter(|_| enters));
         let descriptors = entered.map(Namespaces::descriptors);
         (descriptors.iter().flatten())
             .map(AsRawFd::as_raw_fd)
@@ -378,7 +394,7 @@ impl Launcher {
 
     /// The user that a run takes, by the numbers of its namespaces.
     fn user(&self, prepared: &Prepared) -> Option<User> {
-        if self.namespaces.is_some() {
+        if self.namespaces.is_some() || prepared.network.is_some() {
             prepared.run.user
         } else {
             prepared.user
@@ -407,7 +423,7 @@ impl Launcher {
         &self,
         prepared: &Prepared,
         mut image: Image,
-        filter: Option<bool>,
+        filter: Option<calls::Kind>,
     ) -> Result<Process, SpawnError> {
         let is_part = !matches!(prepared.code, Code::Program(_)) && !prepared.compiles;
         if is_part && let Some(server) = self.server() {
@@ -437,14 +453,22 @@ impl Launcher {
         server.clone()
     }
 
-    /// Whether a run owns its files, and the filters of which it gets one accordingly.
-    fn filter(&self, run: &Run) -> Result<Option<(bool, &'static Filters)>, SpawnError> {
+    /// The filters, and which of them a run gets.
+    fn filter(
+        &self,
+        prepared: &Prepared,
+    ) -> Result<Option<(calls::Kind, &'static Filters)>, SpawnError> {
         if !self.support.seccomp {
             return Ok(None);
         }
+        let run = &prepared.run;
         let owns_files = self.runs_as_root(run) || run.inputs_as == InputsAs::Symlink;
         let filters = filters().map_err(|error| SpawnError::Process(io::Error::other(error)))?;
-        Ok(Some((owns_files, filters)))
+        let kind = calls::Kind {
+            owns_files,
+            has_peers: prepared.network.is_some(),
+        };
+        Ok(Some((kind, filters)))
     }
 
     fn ruleset(&self, prepared: &Prepared) -> Result<Option<OwnedFd>, SpawnError> {
@@ -481,7 +505,8 @@ impl Launcher {
         let readable = (readable.iter().map(AsFd::as_fd))
             .chain(prepared.files.iter().map(AsFd::as_fd))
             .chain(own);
-        self.system.ruleset(&prepared.folder, readable)
+        let has_peers = prepared.network.is_some();
+        self.system.ruleset(&prepared.folder, readable, has_peers)
     }
 }
 

@@ -42,6 +42,7 @@ pub mod locks;
 mod loops;
 pub mod memory;
 mod modules;
+pub mod peers;
 mod prepare;
 mod private;
 mod probe;
@@ -69,8 +70,8 @@ pub use private::{Made, remove_folder};
 pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{
-    Code, End, Exit, InputsAs, Limits, Part, READ_VARIABLE, Run, RunInput, Stage, TAIL_BYTES_MAX,
-    Tail, Usage, User,
+    Code, End, Exit, InputsAs, Limits, Part, RANKS_VARIABLE, READ_VARIABLE, Run, RunInput, Stage,
+    TAIL_BYTES_MAX, Tail, Usage, User,
 };
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;

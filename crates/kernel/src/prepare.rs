@@ -20,6 +20,7 @@ use crate::builtin;
 use crate::code::{self, EXECUTE, Opened, WRITE, input_of, may};
 use crate::error::{OutputError, PrepareError};
 use crate::folder::{self, FolderBounds};
+use crate::peers::Network;
 use crate::private::{self, Made, OWN_USER};
 use crate::run::{Code, InputsAs, READ_VARIABLE, Run, Stage, User};
 use crate::sandbox::ids::Ids;
@@ -55,6 +56,8 @@ pub struct Prepared {
     pub(crate) compiles: bool,
     /// Whether it reduces arrays as its standard input, a socket, says.
     pub(crate) reduces: bool,
+    /// The network that it has with its peers.
+    pub(crate) network: Option<Arc<Network>>,
     /// Device and inode of what lies in the folder before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
@@ -119,6 +122,7 @@ pub(crate) fn prepare(
         modules: Vec::new(),
         compiles: false,
         reduces: false,
+        network: None,
         given,
         run,
     })
@@ -191,6 +195,13 @@ impl Prepared {
     #[must_use]
     pub fn run(&self) -> &Run {
         &self.run
+    }
+
+    /// Makes it one of several processes, which has this network and finds who started them at the other end of its standard
+    /// input.
+    pub fn join(&mut self, network: Arc<Network>, starter: OwnedFd) {
+        self.network = Some(network);
+        self.streams.get_mut().stdin = Some(starter.into());
     }
 
     /// The hash of its code, in hexadecimal.

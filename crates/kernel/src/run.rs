@@ -137,6 +137,9 @@ pub struct User {
 /// The variable whose value, with `.ask` and `.answer` behind it, are the pipes of a run that may ask.
 pub const READ_VARIABLE: &str = "TIDEMILL_READ";
 
+/// The variable that is set where a kernel is one of several ranks; see [`crate::Prepared::join`].
+pub const RANKS_VARIABLE: &str = "TIDEMILL_MPI";
+
 /// One run of a kernel.
 #[derive(Clone, Debug)]
 pub struct Run {

@@ -33,6 +33,8 @@ pub mod rights {
     pub const RECEIVE: u32 = 64;
     /// Make the channel's file.
     pub const CREATE: u32 = 128;
+    /// Run a rank of a task there that reads the object, and talk to it. Only labels of such tasks bring it.
+    pub const RANK: u32 = 256;
 }
 
 /// The key that signs and checks.

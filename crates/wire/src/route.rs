@@ -14,6 +14,8 @@
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and if it has another one: `409` |
+//! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then says (`ranks` of the element) |
+//! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `POST /copies?bytes=B` | what is needed to copy many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
@@ -44,6 +46,9 @@ pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
 
 /// The header that carries the capability of an object that is copied.
 pub const SOURCE_HEADER: &str = "x-tidemill-source";
+
+/// What a connection speaks that was made to start a rank of a task, or to reach one.
+pub const RANK_PROTOCOL: &str = "tidemill-rank";
 
 /// Ranges of one request.
 pub const RANGES_MAX: usize = 1024;

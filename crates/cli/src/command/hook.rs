@@ -103,6 +103,9 @@ struct Add {
     /// Most bytes that one kernel may write, as 64MB
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
+    /// The kernels are shared objects that use MPI: a process on each element that has a part of the file
+    #[arg(long)]
+    mpi: bool,
     /// It takes the place of the hook of the same name
     #[arg(long)]
     replace: bool,
@@ -146,6 +149,7 @@ impl Add {
                 OnArg::Seal => On::Seal,
                 OnArg::Group => On::Group,
             },
+            mpi: self.mpi,
             time: self.time.clone(),
             size: self.size.clone(),
         }

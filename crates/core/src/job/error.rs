@@ -452,6 +452,9 @@ pub enum Problem {
     /// A setting that a stack of kernels can't have.
     #[error("\"{0}\" can't be given for a stack of kernels: {1}")]
     StackSetting(&'static str, &'static str),
+    /// A task that can't be a process on each element.
+    #[error("\"mpi\": {0}")]
+    Ranks(&'static str),
     /// A stack of kernels with more than one output, or another standard output.
     #[error(
         "a stack of kernels writes one output, the standard output of its last kernel, but this task has {0}"

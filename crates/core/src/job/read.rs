@@ -42,7 +42,7 @@ const JOB_SETTINGS: [&str; 18] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 26] = [
+const TASK_SETTINGS: [&str; 27] = [
     "name",
     "foreach",
     "per",
@@ -52,6 +52,7 @@ const TASK_SETTINGS: [&str; 26] = [
     "records",
     "halo",
     "whole",
+    "mpi",
     "kernel",
     "input",
     "output",
@@ -282,6 +283,10 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let stdout = stdout.or_else(|| Some(result?.name.clone()));
     let (kernel, stages) = kernel?;
     let Usage { needs, limits } = usage(fields, &defaults.usage, errors);
+    if let Some(why) = ranks_refuse(fields, (&kernel, is_stack), &inputs, &outputs) {
+        let at = fields.place_of("mpi");
+        fields.error(at, Problem::Ranks(why), errors);
+    }
     let task = Task {
         name: name?.value.to_owned(),
         at: fields.at,
@@ -309,6 +314,34 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         outputs,
     };
     Some(task)
+}
+
+/// What a task can't have that is a process on each element.
+fn ranks_refuse(
+    fields: &Fields<'_>,
+    (kernel, is_stack): (&KernelName, bool),
+    inputs: &[Input],
+    outputs: &[Output],
+) -> Option<&'static str> {
+    let given = fields.get("mpi")?;
+    if !matches!(given.data, Data::Boolean(true)) {
+        return None;
+    }
+    let other = |name: &'static str| fields.get(name).is_some();
+    let is_folder = |name: &str| folder::is_folder(name);
+    if is_stack || !(kernel.name.ends_with(".so") || kernel.kind == Some(KernelKind::Native)) {
+        return Some("its kernel is a shared object, by itself, whose name ends in .so");
+    }
+    if other("stdin") || other("stdout") || other("whole") || other("mapper") || other("per") {
+        return Some(
+            "its kernel reads in_fd and writes out_fd: leave out stdin, stdout, whole, mapper and per",
+        );
+    }
+    match (inputs, outputs) {
+        ([], _) => Some("it needs an input"),
+        (_, [one]) if !is_folder(&one.name) => None,
+        _ => Some("it makes one output, which is a file"),
+    }
 }
 
 /// Whether a path is that of a file as the kernel calls it.
@@ -799,6 +832,10 @@ fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -
     };
     if fields.boolean("whole", errors) == Some(true) {
         let name = surroundings::READS.to_owned();
+        own.environment.insert(name, "1".to_owned());
+    }
+    if fields.boolean("mpi", errors) == Some(true) {
+        let name = surroundings::RANKS.to_owned();
         own.environment.insert(name, "1".to_owned());
     }
     if own.is_empty() {

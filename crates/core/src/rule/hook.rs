@@ -143,6 +143,9 @@ pub struct Spec {
     pub keep: Keep,
     /// When files are mapped.
     pub on: On,
+    /// Whether the kernel that maps is a process on each element that has a part of a file, by MPI, and so the one that reduces, if
+    /// that is a shared object.
+    pub mpi: bool,
     /// Longest time of one kernel.
     pub time: Option<String>,
     /// Most bytes that one kernel may write.
@@ -229,6 +232,9 @@ impl Spec {
         hook.extend(group.map(|files| setting("group", files)));
         hook.push(text("on", self.on.word()));
         hook.push(text("keep", self.keep.word()));
+        if self.mpi {
+            hook.push(setting("mpi", Data::Boolean(true)));
+        }
         let mut settings = vec![
             text("name", self.own_name()),
             text("workdir", format!("/{}", base[..depth].join("/"))),
@@ -427,7 +433,23 @@ impl Reader<'_> {
         files
     }
 
-    fn kernel(&mut self, name: &'static str, kernel: &str) {
+    fn boolean(&mut self, name: &'static str) -> bool {
+        match self.settings.get(name).map(|one| &one.value.data) {
+            None => false,
+            Some(Data::Boolean(said)) => *said,
+            Some(_) => {
+                self.value(name, "say true or false");
+                false
+            }
+        }
+    }
+
+    fn kernel(&mut self, name: &'static str, kernel: &str, mpi: bool) {
+        if mpi && !is_object(kernel) {
+            let what =
+                "with mpi it is a shared object of your own, by itself: \"/lib/extremes.so\"";
+            return self.value(name, what);
+        }
         if let Err(problem) = stack::split(&stacked(kernel)) {
             self.value(name, problem.to_string());
         }
@@ -435,12 +457,12 @@ impl Reader<'_> {
 
     fn hook(&mut self) -> Option<Hook> {
         let known = [
-            "map", "output", "reduce", "parts", "group", "marker", "on", "keep",
+            "map", "output", "reduce", "parts", "group", "marker", "on", "keep", "mpi",
         ];
         for one in &self.settings.settings {
             if !known.contains(&one.name.as_str()) {
                 let (place, name) = ("\"hook\"", one.name.clone());
-                let advice = "it has map, output, reduce, parts, group, marker, on and keep";
+                let advice = "it has map, output, reduce, parts, group, marker, on, keep and mpi";
                 self.wrong.push((
                     one.at,
                     Problem::Unknown {
@@ -468,11 +490,12 @@ impl Reader<'_> {
             group: self.group(),
             on: self.one_of("on", &ONS),
             keep: self.one_of("keep", &KEEPS),
+            mpi: self.boolean("mpi"),
             ..Spec::default()
         };
-        self.kernel("map", &spec.map);
+        self.kernel("map", &spec.map, spec.mpi);
         if let Some(reduce) = &spec.reduce {
-            self.kernel("reduce", reduce);
+            self.kernel("reduce", reduce, false);
         }
         let rounds = self.rounds(&spec);
         self.makes_sense(&spec);
@@ -544,6 +567,12 @@ pub fn kernel_of(map: &str) -> String {
     stacked(map)
 }
 
+/// Whether a kernel is a shared object of one's own, by itself.
+fn is_object(kernel: &str) -> bool {
+    let mut words = kernel.split_ascii_whitespace();
+    words.next().is_some_and(|name| name.ends_with(".so")) && words.next().is_none()
+}
+
 /// A kernel with its arguments as a stack, be it of one: its programs read standard input.
 fn stacked(kernel: &str) -> String {
     format!("| {kernel}")
@@ -610,7 +639,12 @@ impl Hook {
             });
         };
         let mut task = Vec::new();
-        add(&mut task, "kernel", Data::Text(stacked(&self.spec.map)));
+        let mpi = self.spec.mpi;
+        let kernel = match mpi {
+            true => self.spec.map.trim().to_owned(),
+            false => stacked(&self.spec.map),
+        };
+        add(&mut task, "kernel", Data::Text(kernel));
         let output = Value {
             data: Data::Text(self.mapped()),
             at,
@@ -628,8 +662,15 @@ impl Hook {
                 "batch",
                 Data::Group(Group { settings: batch }),
             );
+        } else if mpi {
+            let input = Data::Text("${path}".into());
+            let input = Value { data: input, at };
+            add(&mut task, "input", Data::Array(vec![input]));
         } else {
             add(&mut task, "stdin", Data::Text("${file}".into()));
+        }
+        if mpi {
+            add(&mut task, "mpi", Data::Boolean(true));
         }
         if group.get("policy").is_none() {
             // What is mapped does not leave where it was written.
@@ -649,7 +690,7 @@ impl Hook {
         round: u64,
         parts: &[String],
     ) -> Option<Group> {
-        let kernel = stacked(self.spec.reduce.as_ref()?);
+        let kernel = self.spec.reduce.as_ref()?;
         let below = format!("{}/", workdir.trim_end_matches('/'));
         let seen = |part: &'_ String| -> String {
             let inside = part.strip_prefix(&below);
@@ -671,12 +712,20 @@ impl Hook {
             .spec
             .output
             .replace(&format!("${{{ROUND}}}"), &round.to_string());
-        let settings = vec![
+        let mpi = self.spec.mpi && is_object(kernel);
+        let kernel = match mpi {
+            true => kernel.trim().to_owned(),
+            false => with_inputs(&stacked(kernel), &names),
+        };
+        let mut settings = vec![
             text("name", name),
-            text("kernel", with_inputs(&kernel, &names)),
+            text("kernel", kernel),
             setting("input", list(parts)),
             setting("output", list(&[output])),
         ];
+        if mpi {
+            settings.push(setting("mpi", Data::Boolean(true)));
+        }
         Some(Group { settings })
     }
 }

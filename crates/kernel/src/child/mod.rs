@@ -6,6 +6,7 @@ mod keeper;
 mod native;
 mod own_fold;
 mod pipes;
+mod ranked;
 mod reducer;
 mod stack;
 mod wasm;
@@ -21,9 +22,9 @@ use native::Call;
 use own_fold::Key;
 
 use crate::builtin::{BuiltinError, run_builtin};
-use crate::fork_server;
 use crate::program::hash_file;
 use crate::run::{Code, Part, Run};
+use crate::{fork_server, peers};
 
 pub use abi::ABI_VERSION;
 pub(crate) use keeper::Keeper;
@@ -289,6 +290,10 @@ pub fn main_if_child() {
     let mut args = args.peekable();
     if args.peek().is_some_and(|kind| kind == keeper::KIND) {
         keeper::keep();
+        std::process::exit(0);
+    }
+    if args.peek().is_some_and(|kind| kind == peers::KIND) {
+        peers::serve();
         std::process::exit(0);
     }
     if args.peek().is_some_and(|kind| kind == fork_server::KIND) {

@@ -14,6 +14,7 @@ use libloading::{Library, Symbol};
 
 use super::abi::{ABI_VERSION, CTask, RawTask, create};
 use super::own_fold::{self, Key, OwnFold};
+use super::ranked;
 use crate::run::Part;
 
 /// Exit code for entry points that return something an exit code cannot be.
@@ -21,6 +22,9 @@ const FAILED: u8 = 1;
 
 /// What a map is handed at a time, in bytes; `TIDEMILL_SLICE_BYTES` of the header.
 pub const SLICE_BYTES: usize = 4 << 20;
+
+/// What MPICH's library is called.
+const MPICH: &str = "libmpich.so";
 
 /// How slices of a map are aligned.
 const SLICE_ALIGN: usize = 4096;
@@ -84,6 +88,22 @@ pub enum NativeError {
         own_fold::PIECE_ALIGN
     )]
     Piece,
+    /// It is to be one of several ranks, and brings no MPI.
+    #[error(
+        "the kernel brings no MPI, or calls none of its functions: build it by mpicc -shared -fPIC (Debian: apt-get install libmpich-dev)"
+    )]
+    NoMpi,
+    /// It brings another MPI than that of MPICH.
+    #[error(
+        "the kernel was built for Open MPI: build it by mpicc of MPICH (Debian: mpicc.mpich of libmpich-dev)"
+    )]
+    OtherMpi,
+    /// It is to be one of several ranks, and has no function for that.
+    #[error("the kernel does not export void func(int in_fd, int out_fd, MPI_Comm comm)")]
+    NoRanked,
+    /// What started it is gone.
+    #[error("the other ranks can't be waited for: {0}")]
+    Starter(#[source] io::Error),
     /// A name or argument holds a zero byte.
     #[error("a name or argument holds a zero byte")]
     ZeroByte(#[from] std::ffi::NulError),
@@ -95,7 +115,13 @@ pub enum NativeError {
 /// What the system's loader says: a missing library or symbol by its name.
 fn why(error: &libloading::Error) -> String {
     let said = std::error::Error::source(error);
-    said.map_or_else(|| error.to_string(), ToString::to_string)
+    let mut said = said.map_or_else(|| error.to_string(), ToString::to_string);
+    if said.starts_with(MPICH) {
+        said.push_str(
+            "; MPICH is not installed on this element's host (Debian: apt-get install libmpich12)",
+        );
+    }
+    said
 }
 
 /// What to call it with.
@@ -129,6 +155,9 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
         if kernel > ABI_VERSION {
             return Err(NativeError::Version { kernel });
         }
+    }
+    if ranked::is_one() {
+        return ranked::run(library, call);
     }
     let whole = call.part == Part::Whole;
     let args = || {

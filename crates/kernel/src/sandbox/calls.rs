@@ -320,21 +320,43 @@ const EXTENDED: &[i64] = &[
 /// `FS_IOC_SETFLAGS` and `FS_IOC_FSSETXATTR` of `linux/fs.h`: attributes of files once more.
 const FILE_FLAGS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
+/// Of a kernel that has peers, in a network of its own: what it needs to talk to them. Which sockets it may make is in [`to_peers`].
+const OF_PEERS: &[i64] = &[
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+];
+
+/// Which filter a kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Kind {
+    /// Its user owns files that it can open for reading but must not change: then it cannot change attributes of open files either.
+    pub(crate) owns_files: bool,
+    /// It may talk to others of its run.
+    pub(crate) has_peers: bool,
+}
+
 /// Filters of system calls.
 #[derive(Debug)]
 pub(crate) struct Filters {
-    usual: BpfProgram,
-    owner: BpfProgram,
+    usual: [BpfProgram; 2],
+    owner: [BpfProgram; 2],
 }
 
 impl Filters {
-    /// The filter of one kernel. `owns_files` says whether its user owns files that it can open for
-    /// reading but must not change: then it cannot change attributes of open files either.
+    /// The filter of one kernel.
     ///
     /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes
     /// and times and fail if they cannot, and an array keeps neither of outputs.
-    pub(crate) fn of(&self, owns_files: bool) -> &BpfProgram {
-        if owns_files { &self.owner } else { &self.usual }
+    pub(crate) fn of(&self, kind: Kind) -> &BpfProgram {
+        let filters = if kind.owns_files {
+            &self.owner
+        } else {
+            &self.usual
+        };
+        &filters[usize::from(kind.has_peers)]
     }
 }
 
@@ -368,10 +390,43 @@ pub(crate) fn filters() -> Result<Filters, BackendError> {
     let with_path = vec![SeccompRule::new(vec![path])?];
     deny_some(&mut answers, libc::SYS_utimensat, with_path, 0)?;
     let program = |answers| tree::program(ARCHITECTURE.1, answers, others);
+    let both = |answers: Answers| {
+        let mut peers = answers.clone();
+        to_peers(&mut peers)?;
+        Ok::<_, BackendError>([program(answers), program(peers)])
+    };
     Ok(Filters {
-        usual: program(answers),
-        owner: program(owner),
+        usual: both(answers)?,
+        owner: both(owner)?,
     })
+}
+
+/// What talks to peers: TCP over IPv4. And what tells which devices and addresses there are, of which libraries want to know.
+fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
+    put(answers, &[OF_PEERS], libc::SECCOMP_RET_ALLOW);
+    let is = |argument, operator, value: i32| {
+        let value = u64::from(value.cast_unsigned());
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+    };
+    let kind = SeccompCmpOp::MaskedEq(SOCKET_KIND);
+    let tcp = vec![
+        is(0, SeccompCmpOp::Eq, libc::AF_INET)?,
+        is(1, kind, libc::SOCK_STREAM)?,
+    ];
+    let devices = vec![
+        is(0, SeccompCmpOp::Eq, libc::AF_NETLINK)?,
+        is(2, SeccompCmpOp::Eq, libc::NETLINK_ROUTE)?,
+    ];
+    let rules = vec![SeccompRule::new(tcp)?, SeccompRule::new(devices)?];
+    let rules = BTreeMap::from([(libc::SYS_socket, rules)]);
+    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let program = SeccompFilter::new(rules, denied, SeccompAction::Allow, ARCHITECTURE.0)?;
+    let before = answers.insert(
+        number(libc::SYS_socket),
+        Answer::Program(program.try_into()?),
+    );
+    assert!(before.is_none(), "sockets are listed twice");
+    Ok(())
 }
 
 /// The answer to calls that are on no list.

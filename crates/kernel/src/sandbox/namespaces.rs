@@ -41,13 +41,21 @@ impl Namespaces {
             }
             0
         })?;
-        let made = map(pid, ids).and_then(|()| Self::open(pid));
+        let made = Self::of_process(pid, ids);
         // Not by the end of a pipe: a copy of this process that is made meanwhile would hold that open.
         let ended = rustix::process::kill_process(pid, Signal::KILL);
         ended.and_then(|()| waitpid(Some(pid), WaitOptions::empty()))?;
         let made = made?;
         made.try_out()?;
         Ok(made)
+    }
+
+    /// Those that a child of this process has just entered, whose users get their numbers.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn of_process(pid: Pid, ids: Ids) -> io::Result<Self> {
+        map(pid, ids).and_then(|()| Self::open(pid))
     }
 
     fn open(pid: Pid) -> io::Result<Self> {

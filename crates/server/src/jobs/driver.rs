@@ -1140,36 +1140,31 @@ impl Driver {
         remembered: Option<v1::Remembered>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
+        // All that ranks read they may have to bring from elsewhere, and they are started where it is.
+        let ranked = matches!(&label.operation, Operation::Analyse(analysis) if analysis.surroundings.is_ranked());
+        let right = match ranked {
+            true => rights::READ | rights::RANK,
+            false => rights::READ,
+        };
         let sign = |input: &mut v1::Input| {
-            if let Some(layout) = self.layout(input.object, up, label.owner.uid) {
+            if let Some(layout) = self.layout(input.object, up, (label.owner.uid, right)) {
                 input.layout = Some(layout);
                 return;
             }
             input.growing = input.element == element.0 && self.is_growing(input.object);
             input.leaves = self.shared.bursts.leaves(element.0).into();
-            let own = input.element == element.0;
-            if own && self.is_outside(element) {
-                // It has no file that it could open: it asks itself.
-                input.capability = self.shared.sign_for_label(
-                    input.element,
-                    input.object,
-                    rights::READ,
-                    label.owner.uid,
-                );
-            }
-            if !own {
+            // Where files are outside there is none that it could open: it asks itself.
+            let asks = input.element != element.0 || ranked || self.is_outside(element);
+            if asks {
                 let object = input.object;
                 let is_damaged = || self.is_damaged(object, input.element);
                 if !up.contains(&input.element) || is_damaged() {
                     let other = self.elsewhere(input.object, up);
                     input.element = other.unwrap_or(input.element);
                 }
-                input.capability = self.shared.sign_for_label(
-                    input.element,
-                    input.object,
-                    rights::READ,
-                    label.owner.uid,
-                );
+                input.capability =
+                    self.shared
+                        .sign_for_label(input.element, input.object, right, label.owner.uid);
             }
         };
         match &mut message.operation {
@@ -1186,7 +1181,7 @@ impl Driver {
     }
 
     /// Where the objects are to be read that one lies in; `None`: it is one.
-    fn layout(&self, object: u64, up: &[u32], uid: u32) -> Option<v1::Layout> {
+    fn layout(&self, object: u64, up: &[u32], (uid, right): (u32, u32)) -> Option<v1::Layout> {
         if !self.shared.parts() {
             return None;
         }
@@ -1196,7 +1191,6 @@ impl Driver {
             let there = up.contains(&row.element).then_some(row.element);
             let element = there.or_else(|| self.elsewhere(row.object, up));
             let element = element.unwrap_or(row.element);
-            let right = rights::READ;
             let sign = &self.shared;
             v1::LayoutPart {
                 object: row.object,

@@ -190,7 +190,7 @@ pub(super) fn recall(
         return Ok(None);
     };
     // What it reads besides nobody knows.
-    if analysis.surroundings.reads_all() {
+    if analysis.surroundings.reads_all() || analysis.surroundings.is_ranked() {
         return Ok(None);
     }
     let mut if_reused = Vec::new();

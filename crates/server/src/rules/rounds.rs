@@ -425,6 +425,7 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<Option<
         marker: spec.marker,
         on: spec.on.word().into(),
         keep: spec.keep.word().into(),
+        mpi: spec.mpi,
         time: limit("time"),
         size: limit("output"),
         lag_files,

@@ -139,6 +139,13 @@ impl Section {
             "lib_path" => value.clone_into(&mut spec.map),
             "output" => value.clone_into(&mut spec.output),
             "name" => value.clone_into(&mut spec.name),
+            "mpi" => {
+                spec.mpi = match value {
+                    "yes" => true,
+                    "no" => false,
+                    _ => return Err(format!("mpi: {value:?} is not yes or no")),
+                }
+            }
             "reduce" => spec.reduce = said,
             "parts" => spec.parts = said,
             "marker" => spec.marker = said,
@@ -159,7 +166,7 @@ impl Section {
             }
             _ => {
                 return Err(format!(
-                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, keep, time and size"
+                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, keep, mpi, time and size"
                 ));
             }
         }
@@ -232,6 +239,9 @@ impl Display for Spec {
             _ => {}
         }
         line("on", self.on.word())?;
+        if self.mpi {
+            line("mpi", "yes")?;
+        }
         if let (true, Some(files)) = (self.on != On::Group, &group) {
             line("group", files)?;
         }

@@ -240,6 +240,7 @@ fn specs() -> impl Strategy<Value = Spec> {
                 marker,
                 keep,
                 on,
+                mpi: group.is_some(),
                 size: time.clone(),
                 time,
             },

@@ -143,5 +143,6 @@ fn spec(name: String, hook: v1::Hook) -> Spec {
         on: On::called(&hook.on).unwrap_or_default(),
         time: hook.time,
         size: hook.size,
+        mpi: hook.mpi,
     }
 }

@@ -1,0 +1,112 @@
+//! A kernel that is one of several processes: `void func(int in_fd, int out_fd, MPI_Comm comm)` of Active Burst-Buffer (§III-D).
+//!
+//! This program is linked with no MPI. The kernel brings its own, that of MPICH or one with the same binary interface, and its functions are
+//! found where the kernel's are. Whoever started the process speaks PMI at the other end of standard input.
+
+use std::ffi::{c_char, c_int};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+use libloading::{Library, Symbol};
+
+use super::abi;
+use super::native::{Call, NativeError};
+use crate::run::RANKS_VARIABLE;
+
+/// `MPI_COMM_WORLD` of MPICH and of all with its binary interface.
+const WORLD: c_int = 0x4400_0000;
+
+/// What a rank says when it has done its part, and what it is answered when all have.
+const BARRIER: &[u8] = b"cmd=barrier_in last=yes\n";
+
+type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
+type Barrier = unsafe extern "C" fn(c_int) -> c_int;
+type Ranked = unsafe extern "C" fn(c_int, c_int, c_int);
+
+/// Whether this process is such a one.
+pub(super) fn is_one() -> bool {
+    std::env::var_os(RANKS_VARIABLE).is_some()
+}
+
+/// Calls the function on this rank, and ends the process when all ranks have come back from theirs.
+pub(super) fn run(library: &'static Library, call: Call<'_>) -> Result<u8, NativeError> {
+    // SAFETY: nothing is called; another library's symbol is looked for.
+    if unsafe { library.get::<*const u8>(c"ompi_mpi_comm_world") }.is_ok() {
+        return Err(NativeError::OtherMpi);
+    }
+    // SAFETY: MPI declares the functions with these types.
+    let (init, barrier) = unsafe {
+        let init: Result<Symbol<'static, Init>, _> = library.get(c"MPI_Init");
+        (init, library.get::<Barrier>(c"MPI_Barrier"))
+    };
+    let (Ok(init), Ok(barrier)) = (init, barrier) else {
+        return Err(NativeError::NoMpi);
+    };
+    // SAFETY: the paper declares the function with this type.
+    let func = unsafe { library.get::<Ranked>(c"func") };
+    let func = func.map_err(|_| NativeError::NoRanked)?;
+    let input = input(call.inputs)?;
+    let made = abi::create(call.outputs)?;
+    let [output] = made.as_slice() else {
+        return Err(NativeError::Outputs(made.len()));
+    };
+    // SAFETY: null stands for no arguments. Errors of MPI end the process, as it has not said otherwise.
+    unsafe {
+        init(std::ptr::null_mut(), std::ptr::null_mut());
+        func(input.into_raw_fd(), output.as_raw_fd(), WORLD);
+        barrier(WORLD);
+    }
+    done().map_err(NativeError::Starter)?;
+    // `MPI_Finalize` of MPICH 4.0 over UCX waits at times for a peer that waits for it. All that was sent has come by now.
+    // SAFETY: flushes what the kernel has printed, and ends the process without what libraries do at their end.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::_exit(0)
+    }
+}
+
+/// The only input, or all of them one behind the other.
+fn input(names: &[String]) -> Result<File, NativeError> {
+    let error = |name: &str, source| NativeError::Input {
+        name: name.to_owned(),
+        source,
+    };
+    if let [name] = names {
+        return File::open(name).map_err(|source| error(name, source));
+    }
+    let folder = std::env::temp_dir();
+    let mut all = tempfile(&folder).map_err(|source| error("the inputs together", source))?;
+    for name in names {
+        let copied = File::open(name).and_then(|mut file| io::copy(&mut file, &mut all));
+        copied.map_err(|source| error(name, source))?;
+    }
+    all.rewind()
+        .map_err(|source| error("the inputs together", source))?;
+    Ok(all)
+}
+
+/// A file without a name.
+fn tempfile(folder: &std::path::Path) -> io::Result<File> {
+    let path = folder.join("inputs");
+    let mut options = File::options();
+    let file = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// Waits until all ranks have come to this place.
+fn done() -> io::Result<()> {
+    let starter = rustix::io::dup(io::stdin())?;
+    let mut starter = File::from(starter);
+    starter.write_all(BARRIER)?;
+    let mut byte = [0];
+    while byte != *b"\n" {
+        starter.read_exact(&mut byte)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,381 @@
+//! Hooks whose kernels use MPI: a process on each element that has a part of a file. Semantics: docs/hooks.md.
+
+use crate::array::{Array, Options, OtherMount, wait};
+use crate::require::skip;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// An array of three elements, with a folder of files that are on all of them.
+fn start() -> Option<Array> {
+    if Command::new("mpicc.mpich")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        skip("there is no mpicc of MPICH: apt-get install libmpich-dev");
+        return None;
+    }
+    let array = Array::with(Options {
+        elements: 3,
+        ..Options::default()
+    })?;
+    array.sh("mkdir -p lib run/wide");
+    array.json(&["stripe", "/run/wide", "64KiB"]);
+    Some(array)
+}
+
+/// Has a kernel built by the compiler of MPICH and put into the array.
+fn build(array: &Array, name: &str, source: &str) {
+    let file = array.path(&format!("{name}.c"));
+    std::fs::write(&file, source).unwrap();
+    let mut command = Command::new("mpicc.mpich");
+    command.args(["-w", "-shared", "-fPIC", "-o"]);
+    let built = file.with_extension("so");
+    let built_well = command.arg(&built).arg(&file).status().unwrap();
+    assert!(built_well.success(), "{name} can't be built");
+    std::fs::copy(built, array.at(&format!("lib/{name}.so"))).unwrap();
+}
+
+fn add(array: &Array, words: &str) {
+    array.sh(&format!("{:?} --json hook add {words}", array.tidemill()));
+}
+
+fn show(array: &Array, name: &str) -> Value {
+    let said = array.run(&["--json", "hook", "show", name]);
+    serde_json::from_str(&said.out).unwrap_or_default()
+}
+
+fn count(array: &Array, name: &str, state: &str) -> u64 {
+    show(array, name)["firings"][state].as_u64().unwrap_or(0)
+}
+
+fn failed(array: &Array, name: &str) -> String {
+    wait(name, || count(array, name, "failed") > 0);
+    array.run(&["rule", "log", name, "--state", "failed"]).out
+}
+
+/// What ranks say of themselves, of the whole file that each of them reads, and of what they tell each other.
+const TELL: &str = r#"
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+void func(int in_fd, int out_fd, MPI_Comm comm)
+{
+    int rank, ranks;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    unsigned long sum = 0;
+    static unsigned char bytes[1 << 20];
+    ssize_t got;
+    while ((got = read(in_fd, bytes, sizeof bytes)) > 0)
+        for (long i = 0; i < got; i++)
+            sum = sum * 31 + bytes[i];
+    /* Large enough that it does not fit into any buffer on the way. */
+    int size = 3 << 20;
+    unsigned char *sent = malloc(size), *came = malloc(size);
+    for (int i = 0; i < size; i++)
+        sent[i] = (i * 7 + rank) & 255;
+    int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+    MPI_Sendrecv(sent, size, MPI_CHAR, next, 0, came, size, MPI_CHAR, before, 0, comm, MPI_STATUS_IGNORE);
+    long wrong = 0;
+    for (int i = 0; i < size; i++)
+        wrong += came[i] != ((i * 7 + before) & 255);
+    dprintf(out_fd, "%d of %d: %lu, %ld wrong\n", rank, ranks, sum, wrong);
+}
+"#;
+
+fn values(count: usize) -> Vec<u8> {
+    let value = |at: usize| f64::from(u32::try_from(at * 7919 % 10007).unwrap()) - 100.0;
+    (0..count).flat_map(|at| value(at).to_le_bytes()).collect()
+}
+
+/// What [`TELL`] finds in a file.
+fn sum(bytes: &[u8]) -> u64 {
+    let add = |sum: u64, byte: &u8| sum.wrapping_mul(31).wrapping_add((*byte).into());
+    bytes.iter().fold(0, add)
+}
+
+/// What its ranks write.
+fn told(ranks: usize, bytes: &[u8]) -> String {
+    let line = |rank| format!("{rank} of {ranks}: {}, 0 wrong\n", sum(bytes));
+    (0..ranks).map(line).collect()
+}
+
+/// On how many elements a file is.
+fn elements(array: &Array, path: &str) -> usize {
+    let layout = array.json(&["layout", path]);
+    let parts = layout["parts"].as_array().unwrap().iter();
+    let all: BTreeSet<_> = parts
+        .map(|part| part["copies"][0]["element"].as_u64().unwrap())
+        .collect();
+    all.len()
+}
+
+/// Three mounts write a third of a file each, at the same time.
+fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
+    let mut open = OpenOptions::new();
+    open.read(true).write(true).create(true);
+    let places = [array.at("run/n1.f64")].into_iter();
+    let places = places.chain(others.iter().map(|other| other.path.join("run/n1.f64")));
+    let files: Vec<_> = places.map(|path| open.open(path).unwrap()).collect();
+    let third = bytes.len() / 3;
+    for (part, file) in files.iter().enumerate() {
+        let at = part * third;
+        file.write_all_at(&bytes[at..at + third], at as u64)
+            .unwrap();
+    }
+}
+
+/// Whether a file was written at once, by several mounts or to several elements: all ranks read the whole of it, and talk to each other.
+#[test]
+fn ranks_on_all_elements_of_a_file_map_it_together() {
+    let Some(array) = start() else {
+        return;
+    };
+    let others = ["b", "c"].map(|name| OtherMount::start(&array, name));
+    let example = std::fs::read_to_string(format!("{FOLDER}/examples/mpi/extremes.c")).unwrap();
+    build(&array, "extremes", &example);
+    build(&array, "tell", TELL);
+    for map in ["extremes", "tell"] {
+        let words = format!(
+            "'/run/**/*.f64' --mpi --map /lib/{map}.so --output '/{map}/${{stem}}' --name {map}"
+        );
+        add(&array, &words);
+    }
+    let bytes = values(300_000);
+    std::fs::write(array.at("run/one.f64"), &bytes).unwrap();
+    std::fs::write(array.at("run/wide/three.f64"), &bytes).unwrap();
+    write_together(&array, &others, &bytes);
+    for name in ["extremes", "tell"] {
+        wait(name, || count(&array, name, "done") == 3);
+    }
+    assert_eq!(elements(&array, "/run/wide/three.f64"), 3);
+    for (path, stem) in [
+        ("run/one", "one"),
+        ("run/n1", "n1"),
+        ("run/wide/three", "three"),
+    ] {
+        let ranks = elements(&array, &format!("/{path}.f64"));
+        assert_eq!(array.sh(&format!("cat tell/{stem}")), told(ranks, &bytes));
+        assert_eq!(
+            array.sh(&format!("cat extremes/{stem}")),
+            "-100 9906 4903.01\n"
+        );
+    }
+
+    // What is reduced is read as one file, too, in the order of the files.
+    add(
+        &array,
+        "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --output '/all' --name all",
+    );
+    array.sh("cp run/one.f64 run/2.step; cp run/one.f64 run/10.step");
+    wait("the round is reduced", || array.try_sh("test -s all").ok);
+    let lines = "-100 9906 4903.01\n".repeat(2);
+    let found = array.sh("cat all");
+    assert!(
+        found.contains(&format!(": {}, 0 wrong\n", sum(lines.as_bytes()))),
+        "{found}"
+    );
+
+    // One mount writes: it is read while it comes.
+    add(
+        &array,
+        "'/run/*.grows' --mpi --map /lib/tell.so --output '/tell/${stem}' --on write --name grows",
+    );
+    let mut file = File::create(array.at("run/g.grows")).unwrap();
+    file.write_all(&bytes[..1_000_000]).unwrap();
+    wait("it runs while the file is open", || {
+        count(&array, "grows", "running") == 1
+    });
+    file.write_all(&bytes[1_000_000..]).unwrap();
+    // It was read as something else.
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    drop(file);
+    let mut bytes = bytes;
+    bytes[..4096].fill(0);
+    wait("it is mapped", || count(&array, "grows", "done") == 1);
+    assert_eq!(array.sh("cat tell/g"), told(1, &bytes));
+}
+
+/// What ranks do that fail: the second of three does it, while the others wait for it.
+const BAD: [(&str, &str, &str); 4] = [
+    ("crash", "*(volatile int *)0 = 1;", "rank 1 (element "),
+    ("hang", "for (;;) sleep(1);", "past its time limit"),
+    ("leave", "exit(0);", "it ended before func came back"),
+    (
+        "abort",
+        "fprintf(stderr, \"too bad\\n\"); MPI_Abort(comm, 3);",
+        "too bad",
+    ),
+];
+
+fn bad(what: &str) -> String {
+    format!(
+        "#include <mpi.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+        void func(int in_fd, int out_fd, MPI_Comm comm)\n{{\n    int rank;\n    MPI_Comm_rank(comm, &rank);\n    \
+        dprintf(out_fd, \"begun\\n\");\n    MPI_Barrier(comm);\n    if (rank == 1) {{ {what} }}\n    MPI_Barrier(comm);\n}}\n"
+    )
+}
+
+/// What a rank tries to reach: all but its peers. It writes what it could do.
+fn reach(port: u16) -> String {
+    format!(
+        r#"
+#include <mpi.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+static int to(const char *where, int port)
+{{
+    struct sockaddr_in at = {{ .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = inet_addr(where) }};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    return fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof at) == 0;
+}}
+void func(int in_fd, int out_fd, MPI_Comm comm)
+{{
+    int rank;
+    MPI_Comm_rank(comm, &rank);
+    int kinds = (socket(AF_INET, SOCK_DGRAM, 0) >= 0) + (socket(AF_INET6, SOCK_STREAM, 0) >= 0)
+        + (socket(AF_UNIX, SOCK_STREAM, 0) >= 0) + (socket(AF_NETLINK, SOCK_RAW, 15) >= 0);
+    int host = to("127.0.0.1", {port}) + to("198.18.0.1", {port}) + to("0.0.0.0", {port}) + to("192.0.2.1", 80);
+    dprintf(out_fd, "%d %d\n", kinds, host);
+}}
+"#
+    )
+}
+
+/// A rank that fails has all fail, with why it did; nothing of what they made is kept, and ranks reach nobody but each other.
+#[test]
+fn ranks_end_together_and_reach_nobody_else() {
+    let Some(mut array) = start() else {
+        return;
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    build(
+        &array,
+        "reach",
+        &reach(listener.local_addr().unwrap().port()),
+    );
+    for (name, what, _) in BAD {
+        build(&array, name, &bad(what));
+        let words = format!(
+            "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
+        );
+        let limit = if name == "hang" { "--time 3s" } else { "" };
+        add(&array, &format!("{words} {limit}"));
+    }
+    without_mpi(&array);
+    add(
+        &array,
+        "'/run/wide/a.bad' --mpi --map /lib/reach.so --output '/out/reach' --name reach",
+    );
+    let bytes = values(100_000);
+    std::fs::write(array.at("run/wide/a.bad"), &bytes).unwrap();
+    for (name, _, why) in BAD {
+        let said = failed(&array, name);
+        assert!(said.contains(why), "{name}: {said}");
+    }
+    let said = failed(&array, "other");
+    assert!(
+        said.contains("MPICH is not installed on this element's host"),
+        "{said}"
+    );
+    let said = failed(&array, "none");
+    assert!(said.contains("brings no MPI"), "{said}");
+    wait("reach", || {
+        count(&array, "reach", "done") + count(&array, "reach", "failed") == 1
+    });
+    let log = array.run(&["rule", "log", "reach"]).out;
+    assert_eq!(count(&array, "reach", "done"), 1, "{log}");
+    assert_eq!(array.sh("cat out/reach"), "0 0\n".repeat(3));
+    assert!(listener.accept().is_err());
+    assert_eq!(array.sh("ls out"), "reach\n");
+
+    killed(&mut array, &bytes);
+}
+
+/// Elements are killed while ranks run, the one that leads and another one: the task is run again.
+fn killed(array: &mut Array, bytes: &[u8]) {
+    let slow = TELL.replace(
+        "unsigned long sum = 0;",
+        "unsigned long sum = 0;\n    sleep(1);",
+    );
+    build(array, "slow", &slow);
+    add(
+        array,
+        "'/run/wide/*.slow' --mpi --map /lib/slow.so --output '/out/${stem}' --name slow",
+    );
+    for leads in [true, false] {
+        std::fs::write(array.at(&format!("run/wide/{leads}.slow")), bytes).unwrap();
+        let mut leader = None;
+        wait("it runs", || {
+            let jobs = array.json(&["jobs"]);
+            let job = jobs.as_array().and_then(|jobs| jobs.first().cloned());
+            let job = job.unwrap_or_default()["job"].as_u64().unwrap_or(0);
+            let task = array.job(job)["tasks"][0].clone();
+            leader = task["element"].as_u64();
+            leader.is_some() && task["state"] == "running"
+        });
+        let leader = usize::try_from(leader.unwrap()).unwrap();
+        let element = if leads { leader } else { (leader + 1) % 3 };
+        array.kill_element(element);
+        array.start_element(element);
+        array.wait_for_elements(3);
+        let path = format!("out/{leads}");
+        wait("it has been run", || {
+            array.try_sh(&format!("test -s {path}")).ok
+        });
+        assert_eq!(array.sh(&format!("cat {path}")), told(3, bytes));
+    }
+    let left = array.sh("ls ../element-*/run | grep -c rank- || true");
+    assert_eq!(left, "0\n");
+}
+
+/// Kernels that bring no MPI, or one that is not there.
+fn without_mpi(array: &Array) {
+    std::fs::write(
+        array.path("none.c"),
+        "void func(int in_fd, int out_fd, int comm) {}\n",
+    )
+    .unwrap();
+    let script = format!(
+        "cd {:?}; gcc -shared -fPIC -o none.so none.c; gcc -shared -Wl,-soname,libmpich.so.99 -o libmpich.so.99 none.c; \
+        gcc -shared -fPIC -Wl,--no-as-needed -o other.so none.c libmpich.so.99; cp none.so other.so mnt/lib",
+        array.path("")
+    );
+    array.sh(&script);
+    for name in ["none", "other"] {
+        add(
+            array,
+            &format!(
+                "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
+            ),
+        );
+    }
+    let refused = array.run(&[
+        "hook",
+        "add",
+        "/run/*",
+        "--mpi",
+        "--map",
+        "max",
+        "--output",
+        "o/${stem}",
+    ]);
+    assert!(
+        refused.err.contains("with mpi it is a shared object"),
+        "{}",
+        refused.err
+    );
+}

@@ -42,6 +42,7 @@ mod names;
 mod new_files;
 mod offload;
 mod open;
+mod pipelined;
 mod plan;
 mod preload;
 mod provenance;

@@ -1,8 +1,10 @@
 //! Inputs that are still being written: fed to kernels through a pipe as their bytes arrive, in order, until they are sealed.
 //!
-//! Nothing tells when a program writes into a file that it has open, so the file is looked at again and again. What was
+//! They are versions that a mount or a client writes, or what another task is making. Nothing tells when a program writes into a
+//! file that it has open, so the file is looked at again and again. What was
 //! delivered is compared with what was sealed: who went back and wrote over it has made it another stream.
 
+use crate::feeds::Making;
 use crate::store::{Store, StoreError};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{File, OpenOptions, Permissions};
@@ -52,7 +54,7 @@ impl Growing {
     /// Makes the pipe and begins to feed it.
     pub(crate) fn begin(
         store: Arc<dyn Store>,
-        object: ObjectId,
+        (object, making): (ObjectId, Option<Making>),
         pipe: PathBuf,
     ) -> std::io::Result<Self> {
         make_pipe(&pipe)?;
@@ -60,6 +62,7 @@ impl Growing {
         let mut feeder = Feeder {
             store,
             object,
+            making,
             pipe: pipe.clone(),
             signs: signs.clone(),
             out: Out::Closed,
@@ -122,6 +125,8 @@ enum Out {
 struct Feeder {
     store: Arc<dyn Store>,
     object: ObjectId,
+    /// Where it is until its label has ended.
+    making: Option<Making>,
     pipe: PathBuf,
     signs: Arc<Signs>,
     out: Out,
@@ -156,26 +161,56 @@ impl Feeder {
 
     fn feed(&mut self) -> Result<Grown, StoreError> {
         while !self.given_up() {
-            let stat = match self.store.stat(self.object) {
-                Ok(stat) => stat,
-                // Its writer has not begun; the server says if it never will.
-                Err(StoreError::NotFound { .. }) if !self.seen => {
-                    sleep(PERIOD);
-                    continue;
-                }
-                Err(error) => return Err(error),
+            if self
+                .making
+                .as_ref()
+                .is_some_and(|making| making.fate().is_bad())
+            {
+                // It is to be opened all the same: whoever does waits for that.
+                return Ok(Grown::GivenUp);
+            }
+            let Some((size, sealed)) = self.look()? else {
+                sleep(PERIOD);
+                continue;
             };
             self.seen = true;
-            let moved = !self.over() && self.deliver(stat.size)?;
+            let moved = !self.over() && self.deliver(size)?;
             let deaf = self.over() || matches!(self.out, Out::Left);
-            if stat.sealed && (deaf || self.at >= stat.size) {
-                return self.compare(stat.size);
+            if sealed && (deaf || self.at >= size) {
+                return self.compare(size);
             }
             if !moved {
                 sleep(PERIOD);
             }
         }
         Ok(Grown::GivenUp)
+    }
+
+    /// How long it is and whether it is sealed; `None` if it is not there yet.
+    fn look(&mut self) -> Result<Option<(u64, bool)>, StoreError> {
+        if let Some(making) = &mut self.making {
+            if !making.fate().is_well() {
+                return Ok(Some((making.size(self.at > 0), false)));
+            }
+            self.making = None;
+            self.seen = true;
+        }
+        match self.store.stat(self.object) {
+            Ok(stat) => Ok(Some((stat.size, stat.sealed))),
+            // Its writer has not begun; the server says if it never will.
+            Err(StoreError::NotFound { .. }) if !self.seen => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what comes next into the first `most` bytes of the buffer.
+    fn fill(&mut self, most: usize) -> Result<usize, StoreError> {
+        let buffer = &mut self.buffer[..most];
+        if let Some(making) = &self.making {
+            return making.read_at(self.at, buffer);
+        }
+        let opened = self.store.open(self.object)?;
+        read(&*opened.bytes, self.at, buffer, &self.pipe)
     }
 
     fn open(&self) -> Option<File> {
@@ -195,21 +230,18 @@ impl Feeder {
         {
             self.out = Out::Open(pipe);
         }
-        let Out::Open(pipe) = &mut self.out else {
+        if !matches!(self.out, Out::Open(_)) {
             return Ok(false);
-        };
+        }
         let most = size.saturating_sub(self.at).min(PIECE_BYTES as u64);
         let most = usize::try_from(most).unwrap_or(PIECE_BYTES);
         if most == 0 {
             return Ok(false);
         }
-        let opened = self.store.open(self.object)?;
-        let count = read(
-            &*opened.bytes,
-            self.at,
-            &mut self.buffer[..most],
-            &self.pipe,
-        )?;
+        let count = self.fill(most)?;
+        let Out::Open(pipe) = &mut self.out else {
+            return Ok(false);
+        };
         let mut left = &self.buffer[..count];
         while !left.is_empty() {
             match pipe.write(left) {

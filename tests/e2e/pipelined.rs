@@ -12,6 +12,8 @@ fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
         elements: 1,
         cores,
         element_args: vec![
+            "--intermediate-memory".into(),
+            "64MiB".into(),
             "--kernels-folders".into(),
             gates.path().display().to_string(),
         ],
@@ -92,7 +94,11 @@ fn a_task_reads_what_another_is_still_making() {
 
     // It fails in the middle until it may not.
     let make = "echo one; until [ -e %/b ]; do sleep 0.05; done; [ -e %/c ] || exit 7; echo two";
-    let id = array.submit(&job(&gates, "retries = 100;", &[pair("b", make, READ)]));
+    let id = array.submit(&job(
+        &gates,
+        "retries = 100; intermediate = \"memory\";",
+        &[pair("b", make, READ)],
+    ));
     until_read(&array, "one");
     open(&gates, "b");
     wait("it fails", || {

@@ -1,6 +1,6 @@
 //! `cat --wait`: files that are read while they are written.
 
-use crate::array::{Array, Options, wait};
+use crate::array::{Array, Options, OtherMount, wait};
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
@@ -138,4 +138,99 @@ fn who_reads_what_is_written_does_not_wait_for_writers_that_are_gone() {
     drop(file);
     let (_, ok, complaint) = end(reader);
     assert!(!ok && !complaint.is_empty(), "{complaint}");
+}
+
+/// A program that reads a file of another mount, with what it says going to a pipe.
+fn program(command: &str) -> Child {
+    let mut shell = Command::new("bash");
+    let piped = shell.args(["-c", command]).stdout(Stdio::piped());
+    piped.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// It has read what there is, waits, and ends when it is asked to.
+fn is_told_to_end(mut reader: Child) {
+    next(&mut reader, "one\n");
+    let id = i32::try_from(reader.id()).unwrap();
+    let id = rustix::process::Pid::from_raw(id).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    assert!(!reader.wait().unwrap().success());
+}
+
+/// Reads by any program wait at the end of what is there where the file, or its folder, says so: for bytes, for the close, or until
+/// the program is told to end; nobody else waits with them.
+#[test]
+fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir w v; echo other > w/other; setfattr -n user.tidemill.wait -v 1 w");
+    let said = array.try_sh("setfattr -n user.tidemill.wait -v maybe w");
+    assert!(!said.ok, "a value that says nothing is refused");
+    let other = OtherMount::start(&array, "b");
+    let there = |path: &str| other.path.join(path).display().to_string();
+    let mut file = std::fs::File::create(array.at("w/f")).unwrap();
+    file.write_all(b"one\n").unwrap();
+    file.sync_all().unwrap();
+    let mut reader = program(&format!("exec cat {}", there("w/f")));
+    next(&mut reader, "one\n");
+    let last = program(&format!("exec tail -n 1 {}", there("w/f")));
+    let mut piece = program(&format!("exec dd if={} bs=4 skip=1 count=1", there("w/f")));
+    let killed: Vec<Child> = (0..40)
+        .map(|_| program(&format!("exec cat {}", there("w/f"))))
+        .collect();
+    // All others go on.
+    let listed = program(&format!("cat {}; ls {}", there("w/other"), there("w")));
+    assert_eq!(end(listed).0, "other\nf\nother\n");
+    killed.into_iter().for_each(is_told_to_end);
+    file.write_all(b"two\n").unwrap();
+    file.sync_all().unwrap();
+    next(&mut piece, "two\n");
+    assert!(end(piece).1);
+    next(&mut reader, "two\n");
+    array.kill_server();
+    for element in 0..2 {
+        array.kill_element(element);
+    }
+    array.start_server();
+    for element in 0..2 {
+        array.start_element(element);
+    }
+    file.write_all(b"three\n").unwrap();
+    file.sync_all().unwrap();
+    next(&mut reader, "three\n");
+    drop(file);
+    assert_eq!(end(last).0, "three\n");
+    let (rest, ok, complaint) = end(reader);
+    assert!(ok && rest.is_empty(), "{rest} {complaint}");
+
+    // Nothing says so: it is what is sealed.
+    let open = std::fs::File::create(array.at("v/f")).unwrap();
+    (&open).write_all(b"open").unwrap();
+    assert_eq!(end(program(&format!("cat {}", there("v/f")))).0, "");
+
+    // Its writer gives it up: that is an error. Its writer's mount dies: what it left is the file.
+    let gone = std::fs::File::create(array.at("w/gone")).unwrap();
+    (&gone).write_all(b"gone").unwrap();
+    gone.sync_all().unwrap();
+    let mut reader = program(&format!("exec cat {}", there("w/gone")));
+    next(&mut reader, "gone");
+    array.sh("rm w/gone");
+    drop(gone);
+    let (_, ok, complaint) = end(reader);
+    assert!(!ok && !complaint.is_empty(), "{complaint}");
+    let script = format!(
+        "exec > '{}'; printf kept; sync /dev/fd/1; read x",
+        there("w/kept")
+    );
+    let mut writer = Command::new("bash");
+    let writer = writer.args(["-c", &script]).stdin(Stdio::piped());
+    let mut writer = writer.spawn().unwrap();
+    wait("it is begun", || array.run(&["ls", "/w/kept"]).ok);
+    let mut reader = program(&format!("exec cat {}", array.at("w/kept").display()));
+    next(&mut reader, "kept");
+    other.signal(rustix::process::Signal::KILL);
+    let (rest, ok, complaint) = end(reader);
+    assert!(ok && rest.is_empty(), "{rest} {complaint}");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
 }

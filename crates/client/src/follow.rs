@@ -6,6 +6,7 @@
 use crate::error::Error;
 use crate::transfer::Transfer;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
@@ -152,5 +153,88 @@ impl Transfer {
             true => Ok(read.bytes),
             false => Err(Error::WrittenOver(path.to_owned())),
         }
+    }
+}
+
+/// A version that is being written, for who reads it here and there and waits for what is still to come.
+#[derive(Debug)]
+pub struct Following {
+    transfer: Transfer,
+    ino: u64,
+    object: u64,
+    /// The right to read it, which is renewed; whether it is sealed.
+    opened: Mutex<(v1::Opened, bool)>,
+}
+
+impl Following {
+    /// Of what a file was opened as, which is being written.
+    #[must_use]
+    pub fn new(transfer: Transfer, ino: u64, opened: v1::Opened) -> Self {
+        Self {
+            transfer,
+            ino,
+            object: opened.object,
+            opened: Mutex::new((opened, false)),
+        }
+    }
+
+    /// Reads up to `length` bytes: waits until there are some at `offset`, or it is sealed and there will be none. `None`: `go_on` said
+    /// that nobody waits any more.
+    ///
+    /// # Errors
+    /// If it was given up ([`Error::GivenUp`]), may not be read any more, or the server does not answer for a minute.
+    pub async fn read(
+        &self,
+        (offset, length): (u64, u64),
+        go_on: impl Fn() -> bool,
+    ) -> Result<Option<Bytes>, Error> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let (opened, sealed) = self.opened.lock().clone();
+            let read = match Transfer::remote(&opened) {
+                Ok(remote) => self.transfer.objects().read(&remote, offset, length).await,
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
+                Ok(_) => {}
+                // Its element comes back, or another right is needed.
+                Err(error) => tracing::debug!("what is written can't be read yet: {error}"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = PAUSE_MAX.min(pause * 2);
+            if !go_on() {
+                return Ok(None);
+            }
+            self.renew(offset).await?;
+        }
+    }
+
+    /// Looks what became of it.
+    async fn renew(&self, offset: u64) -> Result<(), Error> {
+        let opened = self.transfer.opened_growing(self.ino).await?;
+        let attr = opened.attr.as_ref().ok_or(Error::Answer("Open"))?;
+        let sealed = attr.object == self.object;
+        if sealed && opened.object != self.object {
+            // Another is being written already.
+            let open = v1::Open {
+                ino: self.ino,
+                ..v1::Open::default()
+            };
+            if let Answer::Opened(opened) = self.transfer.ask(Op::Open(open)).await?
+                && opened.object == self.object
+            {
+                *self.opened.lock() = (opened, true);
+            }
+            return Ok(());
+        }
+        if opened.object != self.object {
+            return Err(Error::GivenUp {
+                path: format!("file {}", self.ino),
+                bytes: offset,
+            });
+        }
+        *self.opened.lock() = (opened, sealed);
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ pub mod channel;
 pub mod credential;
 pub mod endpoint;
 pub mod error;
-mod follow;
+pub mod follow;
 pub mod guests;
 pub mod host;
 pub mod ids;

@@ -268,6 +268,8 @@ pub struct InputSpec {
     pub origin: Origin,
     /// What of it the task reads.
     pub selection: Selection,
+    /// Whether the task reads it forward, so that it may begin while the task that makes it runs.
+    pub pipelined: bool,
 }
 
 /// Where an input comes from.

@@ -149,6 +149,9 @@ pub struct Analysis {
     pub stdin: Option<String>,
     /// Name among `outputs` that takes its standard output.
     pub stdout: Option<String>,
+    /// Which of `inputs`, by their index, it may be fed through a pipe while the label that makes them runs, one of those that
+    /// it comes after.
+    pub pipelined: Vec<u32>,
     /// What must be free for it to run, and is taken while it does.
     pub needs: Needs,
     /// Bounds on what it may use.
@@ -329,6 +332,8 @@ pub struct Outcome {
     pub written_bytes: u64,
     /// Those of them that are in memory only.
     pub in_memory_bytes: u64,
+    /// Inputs that its kernel was fed while they were made: its time says nothing of how long it takes.
+    pub fed: u32,
     /// User and system time of the kernel.
     pub cpu: Span,
     /// Largest resident set, in bytes.
@@ -365,6 +370,7 @@ impl Outcome {
             read_bytes: 0,
             written_bytes: 0,
             in_memory_bytes: 0,
+            fed: 0,
             cpu: Span(0),
             memory_bytes: 0,
             reused: None,
@@ -375,6 +381,18 @@ impl Outcome {
             stdout: String::new(),
             stderr: String::new(),
         }
+    }
+}
+
+impl Outcome {
+    /// Puts a line before what the kernel wrote to its standard error, of which the first part goes if it is too much.
+    pub fn say(&mut self, line: &str) {
+        let most = TAIL_BYTES_MAX.saturating_sub(line.len());
+        let mut from = self.stderr.len().saturating_sub(most);
+        while !self.stderr.is_char_boundary(from) {
+            from += 1;
+        }
+        self.stderr.replace_range(..from, line);
     }
 }
 

@@ -1,5 +1,5 @@
 //! The order of an element's labels: in each lane first come, first served, but none before those it comes after, and
-//! none before all that it needs is free (see [`crate::resources`]).
+//! none before all that it needs is free (see [`crate::resources`]). One that is fed by another may start when that runs.
 //!
 //! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
 //! again when it starts.
@@ -37,8 +37,10 @@ struct Entry {
     state: State,
     /// What it takes while it runs; `None`: nothing that is counted.
     needs: Option<Needs>,
-    /// Labels that must end well before.
+    /// Labels that must end well before it does.
     missing: BTreeSet<LabelId>,
+    /// Those of them that feed it: it may start as soon as they run.
+    feeding: BTreeSet<LabelId>,
     /// Labels that wait for this one.
     dependants: Vec<LabelId>,
     acknowledged: bool,
@@ -107,6 +109,18 @@ impl Queue {
         needs: Option<&Needs>,
         after: &[LabelId],
     ) -> Added {
+        self.add_fed(label, place, needs, (after, &[]))
+    }
+
+    /// As [`Self::add`], of a label that some of those which it comes after feed while they run. It may start as soon as these
+    /// run, with what it needs beside what they have; whoever runs it lets it end well only after they have.
+    pub fn add_fed(
+        &mut self,
+        label: LabelId,
+        place: (Lane, u64),
+        needs: Option<&Needs>,
+        (after, feeding): (&[LabelId], &[LabelId]),
+    ) -> Added {
         if self.labels.contains_key(&label) {
             return Added::Known;
         }
@@ -121,28 +135,29 @@ impl Queue {
                 }
             }
         }
-        let state = match (failed, missing.is_empty()) {
-            (Some(_), _) => State::Failed,
-            (None, true) => State::Ready,
-            (None, false) => State::Waiting,
+        let feeding = feeding.iter().copied().filter(|id| missing.contains(id));
+        let feeding: BTreeSet<LabelId> = feeding.collect();
+        let state = match failed {
+            Some(_) => State::Failed,
+            None if self.may_start(&missing, &feeding) => State::Ready,
+            None => State::Waiting,
         };
         match state {
             State::Ready => self.make_ready(place, label, needs),
-            State::Waiting => {
-                self.waiting += 1;
-                for before in &missing {
-                    if let Some(entry) = self.labels.get_mut(before) {
-                        entry.dependants.push(label);
-                    }
-                }
-            }
+            State::Waiting => self.waiting += 1,
             _ => missing.clear(),
+        }
+        for before in &missing {
+            if let Some(entry) = self.labels.get_mut(before) {
+                entry.dependants.push(label);
+            }
         }
         let entry = Entry {
             place,
             state,
             needs: needs.cloned(),
             missing,
+            feeding,
             dependants: Vec::new(),
             acknowledged: false,
         };
@@ -163,6 +178,7 @@ impl Queue {
             state,
             needs: None,
             missing: BTreeSet::new(),
+            feeding: BTreeSet::new(),
             dependants: Vec::new(),
             acknowledged: false,
         };
@@ -173,6 +189,14 @@ impl Queue {
     #[must_use]
     pub fn is_ready(&self, lane: Lane) -> bool {
         self.first(lane).is_some()
+    }
+
+    /// Whether a label can start that lacks these, of which some feed it.
+    fn may_start(&self, missing: &BTreeSet<LabelId>, feeding: &BTreeSet<LabelId>) -> bool {
+        missing.iter().all(|before| {
+            let runs = |entry: &Entry| entry.state == State::Running;
+            feeding.contains(before) && self.labels.get(before).is_some_and(runs)
+        })
     }
 
     fn make_ready(&mut self, place: (Lane, u64), label: LabelId, needs: Option<&Needs>) {
@@ -188,23 +212,28 @@ impl Queue {
     }
 
     fn in_lane(&self, lane: Lane) -> impl Iterator<Item = ((Lane, u64), &Needs)> {
+        let ready = self.ready_in(lane);
+        ready.filter_map(|(place, entry)| Some((place, entry.needs.as_ref()?)))
+    }
+
+    /// Those that are ready, but none that is still fed and for which there is no room: it could wait, too, and holds up nobody.
+    fn ready_in(&self, lane: Lane) -> impl Iterator<Item = ((Lane, u64), &Entry)> {
         let ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
-        ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?.needs.as_ref()?)))
+        let ready = ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?)));
+        ready.filter(|(_, entry)| entry.missing.is_empty() || self.has_room(entry))
+    }
+
+    fn has_room(&self, entry: &Entry) -> bool {
+        let needs = entry.needs.as_ref();
+        needs.is_none_or(|needs| self.ledger.has(needs))
     }
 
     /// The next label of a lane that can start.
     fn first(&self, lane: Lane) -> Option<(Lane, u64)> {
         if self.choosy.is_empty() || !matches!(lane, Lane::Kernel | Lane::Light) {
             // Nobody waits for what another lane takes, and the first of a lane keeps the others of it waiting.
-            let mut ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
-            let (&place, label) = ready.next()?;
-            let needs = self
-                .labels
-                .get(label)
-                .and_then(|entry| entry.needs.as_ref());
-            return needs
-                .is_none_or(|needs| self.ledger.has(needs))
-                .then_some(place);
+            let (place, entry) = self.ready_in(lane).next()?;
+            return self.has_room(entry).then_some(place);
         }
         let mut light = self.in_lane(Lane::Light).peekable();
         let mut kernels = self.in_lane(Lane::Kernel).peekable();
@@ -230,13 +259,20 @@ impl Queue {
             debug_assert!(taken, "a label starts only when all it needs is free");
         }
         self.running += 1;
+        // It may feed others.
+        self.look_at_dependants(label);
         Some(label)
     }
 
     /// Notes how a running label ended. Gives the labels that can't run any more because of it.
     pub fn end(&mut self, label: LabelId, succeeded: bool) -> Vec<LabelId> {
         match self.labels.get_mut(&label) {
-            Some(entry) if entry.state == State::Running => {}
+            Some(entry) if entry.state == State::Running => {
+                debug_assert!(
+                    !succeeded || entry.missing.is_empty(),
+                    "what feeds a label ends before it"
+                );
+            }
             _ => return Vec::new(),
         }
         self.running -= 1;
@@ -252,6 +288,25 @@ impl Queue {
             return Vec::new();
         }
         self.fail(label)
+    }
+
+    /// Whether a label that runs feeds one that is ready because of it.
+    #[must_use]
+    pub fn feeds(&self, label: LabelId) -> bool {
+        let entry = self.labels.get(&label);
+        let mut dependants = entry.into_iter().flat_map(|entry| &entry.dependants);
+        dependants.any(|dependant| {
+            let entry = self.labels.get(dependant);
+            entry.is_some_and(|entry| entry.state == State::Ready)
+        })
+    }
+
+    /// Labels that run and were fed by one that failed: they have to be ended badly, too.
+    #[must_use]
+    pub fn fed_in_vain(&self, label: LabelId) -> Vec<LabelId> {
+        let failed = self.labels.get(&label);
+        let failed = failed.filter(|entry| entry.state == State::Failed);
+        failed.map_or_else(Vec::new, |entry| entry.dependants.clone())
     }
 
     /// Gives up a label.
@@ -307,21 +362,40 @@ impl Queue {
             return;
         };
         entry.state = State::Done;
-        for dependant in std::mem::take(&mut entry.dependants) {
-            let Some(entry) = self.labels.get_mut(&dependant) else {
+        for &dependant in &entry.dependants.clone() {
+            if let Some(entry) = self.labels.get_mut(&dependant) {
+                entry.missing.remove(&label);
+                entry.feeding.remove(&label);
+            }
+        }
+        self.look_at_dependants(label);
+        if let Some(entry) = self.labels.get_mut(&label) {
+            entry.dependants.clear();
+        }
+    }
+
+    /// Makes those ready that can start now that something happened to a label which they come after.
+    fn look_at_dependants(&mut self, label: LabelId) {
+        let dependants = self.labels.get(&label);
+        let dependants = dependants.map_or_else(Vec::new, |entry| entry.dependants.clone());
+        for dependant in dependants {
+            let Some(entry) = self.labels.get(&dependant) else {
                 continue;
             };
-            entry.missing.remove(&label);
-            if entry.missing.is_empty() && entry.state == State::Waiting {
+            if entry.state != State::Waiting || !self.may_start(&entry.missing, &entry.feeding) {
+                continue;
+            }
+            let (place, needs) = (entry.place, entry.needs.clone());
+            self.waiting -= 1;
+            self.make_ready(place, dependant, needs.as_ref());
+            if let Some(entry) = self.labels.get_mut(&dependant) {
                 entry.state = State::Ready;
-                self.waiting -= 1;
-                let (place, needs) = (entry.place, entry.needs.clone());
-                self.make_ready(place, dependant, needs.as_ref());
             }
         }
     }
 
-    /// Marks a label and all that come after it as failed; gives the latter.
+    /// Marks a label and all that come after it as failed; gives the latter. Those of them that run are left to whoever runs
+    /// them, with all that come after them.
     fn fail(&mut self, label: LabelId) -> Vec<LabelId> {
         let mut failed = Vec::new();
         let mut next = vec![label];
@@ -343,7 +417,16 @@ impl Queue {
             };
             entry.state = State::Failed;
             entry.missing.clear();
-            next.append(&mut entry.dependants);
+            entry.feeding.clear();
+            let dependants = std::mem::take(&mut entry.dependants);
+            let (fed, others): (Vec<_>, Vec<_>) = dependants.into_iter().partition(|dependant| {
+                let entry = self.labels.get(dependant);
+                entry.is_some_and(|entry| entry.state == State::Running)
+            });
+            next.extend(others);
+            if let Some(entry) = self.labels.get_mut(&id) {
+                entry.dependants = fed;
+            }
             if id != label {
                 failed.push(id);
             }
@@ -477,40 +560,113 @@ mod tests {
         assert_eq!((queue.running(), queue.queued()), (1, 0));
     }
 
+    #[test]
+    fn a_label_that_is_fed_starts_with_what_feeds_it_and_ends_badly_with_it() {
+        let mut queue = Queue::new(Offers::of_cores(2));
+        let one = needs(1, 0, 0);
+        let fed = |queue: &mut Queue, n: u64, by: u64| {
+            let by = [id(by)];
+            queue.add_fed(id(n), kernel(n), Some(&needs(1, 0, 0)), (&by, &by))
+        };
+        queue.add(id(1), kernel(1), Some(&one), &[]);
+        fed(&mut queue, 2, 1);
+        fed(&mut queue, 3, 2);
+        queue.add(id(4), kernel(4), Some(&one), &[id(2)]);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
+        assert!(queue.feeds(id(1)) && !queue.feeds(id(2)));
+        assert_eq!(queue.take(Lane::Kernel), Some(id(2)), "beside it");
+        assert_eq!(queue.take(Lane::Kernel), None, "3 finds no core, 4 waits");
+        assert_eq!(
+            queue.end(id(1), false),
+            [],
+            "2 runs, and the others wait for it"
+        );
+        assert_eq!(queue.fed_in_vain(id(1)), [id(2)]);
+        assert_eq!(queue.fed_in_vain(id(2)), []);
+        assert_eq!(queue.end(id(2), false), [id(3), id(4)]);
+        assert_eq!((queue.running(), queue.queued()), (0, 0));
+        assert!(queue.ledger.is_whole());
+        // It comes when what feeds it runs, or has ended.
+        queue.add(id(5), kernel(5), Some(&one), &[]);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(5)));
+        fed(&mut queue, 6, 5);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(6)));
+        queue.end(id(5), true);
+        assert_eq!(queue.fed_in_vain(id(5)), []);
+        queue.end(id(6), true);
+        fed(&mut queue, 7, 5);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(7)));
+        assert_eq!(fed(&mut queue, 8, 2), Added::DependencyFailed(id(2)));
+    }
+
+    #[test]
+    fn a_label_that_could_be_fed_and_finds_no_room_holds_up_nobody() {
+        for choosy in [false, true] {
+            let mut queue = Queue::new(offers(2, 10, 1));
+            let of = |cores| needs(cores, u64::from(choosy), 0);
+            queue.add(id(1), kernel(1), Some(&of(1)), &[]);
+            let by = [id(1)];
+            queue.add_fed(id(2), kernel(2), Some(&of(2)), (&by, &by));
+            queue.add(id(3), kernel(3), Some(&of(1)), &[]);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
+            assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
+            assert_eq!(queue.take(Lane::Kernel), None);
+            queue.end(id(1), true);
+            queue.add(id(4), kernel(4), Some(&of(1)), &[]);
+            assert_eq!(queue.take(Lane::Kernel), None, "it has its turn");
+            queue.end(id(3), true);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(2)));
+        }
+    }
+
     proptest! {
         /// Whatever happens in whatever order: each label is given out at most once, never before those it
-        /// comes after have ended well, and in the end each was run or failed along with one it came after.
+        /// comes after have ended well or feed it, and in the end each was run or failed along with one it came after.
         #[test]
         fn none_is_lost_run_twice_or_run_too_early(
             after in proptest::collection::vec(proptest::collection::vec(0usize..40, 0..4), 1..40),
             fates in proptest::collection::vec(any::<bool>(), 40),
+            feeds in proptest::collection::vec(any::<bool>(), 40),
             cores in 1usize..4,
         ) {
             let mut queue = queue();
             for (n, before) in after.iter().enumerate() {
                 let before: Vec<LabelId> =
                     before.iter().filter(|&&b| b < n).map(|&b| id(b as u64)).collect();
-                prop_assert_eq!(queue.add(id(n as u64), kernel(n as u64), None, &before), Added::Queued);
+                let feeding: Vec<LabelId> = before.iter().copied().filter(|b| feeds[usize::try_from(b.0).unwrap()]).collect();
+                let added = queue.add_fed(id(n as u64), kernel(n as u64), None, (&before, &feeding));
+                prop_assert_eq!(added, Added::Queued);
             }
             let mut ended = BTreeMap::new();
-            let mut running = VecDeque::new();
+            let mut vain = BTreeSet::new();
+            let mut running: VecDeque<LabelId> = VecDeque::new();
             loop {
                 while running.len() < cores {
                     let Some(label) = queue.take(Lane::Kernel) else { break };
                     let n = usize::try_from(label.0).unwrap();
                     for &before in after[n].iter().filter(|&&before| before < n) {
-                        prop_assert_eq!(ended.get(&id(before as u64)), Some(&true));
+                        let feeding = feeds[before] && running.contains(&id(before as u64));
+                        prop_assert!(feeding || ended.get(&id(before as u64)) == Some(&true));
                     }
                     prop_assert!(!ended.contains_key(&label));
                     running.push_back(label);
                 }
                 prop_assert_eq!(queue.running(), running.len());
                 let Some(label) = running.pop_front() else { break };
-                let fate = fates[usize::try_from(label.0).unwrap()];
+                let n = usize::try_from(label.0).unwrap();
+                let fate = fates[n] && !vain.contains(&label);
+                if fate && after[n].iter().any(|&before| before < n && running.contains(&id(before as u64))) {
+                    // It is still fed.
+                    running.push_back(label);
+                    continue;
+                }
                 prop_assert!(ended.insert(label, fate).is_none());
                 for lost in queue.end(label, fate) {
                     prop_assert!(ended.insert(lost, false).is_none());
                 }
+                let fed = queue.fed_in_vain(label);
+                prop_assert!(fed.iter().all(|fed| running.contains(fed)));
+                vain.extend(fed);
             }
             prop_assert_eq!(ended.len(), after.len());
             prop_assert_eq!(queue.queued(), 0);

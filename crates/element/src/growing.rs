@@ -1,13 +1,15 @@
 //! Inputs that are still being written: fed to kernels through a pipe as their bytes arrive, in order, until they are sealed.
 //!
-//! Nothing tells when a program writes into a file that it has open, so the file is looked at again and again. What was
+//! They are versions that a mount or a client writes, or what another task is making. Nothing tells when a program writes into a
+//! file that it has open, so the file is looked at again and again. What was
 //! delivered is compared with what was sealed: who went back and wrote over it has made it another stream.
 //!
 //! All of that is nice, and rests while files grow ([`tidemill_core::burst::share`]), so that who writes has the processors. The
 //! thread that feeds is nice and no more: what it holds for a moment, of the store or of the system, a writer may wait for.
 
+use crate::feeds::Making;
 use crate::scrub::be_nice;
-use crate::store::{Stat, Store, StoreError};
+use crate::store::{Store, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{File, OpenOptions, Permissions};
@@ -66,13 +68,13 @@ impl Turn {
     }
 
     /// How the file was found.
-    fn on_seen(&mut self, stat: Stat, now: Time) {
-        if stat.sealed {
+    fn on_seen(&mut self, (size, sealed): (u64, bool), now: Time) {
+        if sealed {
             self.sealed.get_or_insert(now);
-        } else if stat.size > self.size {
+        } else if size > self.size {
             self.pace.lock().on_grown(now);
         }
-        self.size = stat.size;
+        self.size = size;
     }
 
     /// Whether it has to wait.
@@ -115,6 +117,7 @@ impl Growing {
     /// Makes the pipe and begins to feed it.
     pub(crate) fn begin(
         (store, object): (Arc<dyn Store>, ObjectId),
+        making: Option<Making>,
         pipe: PathBuf,
         turn: Turn,
     ) -> std::io::Result<Self> {
@@ -123,6 +126,7 @@ impl Growing {
         let mut feeder = Feeder {
             store,
             object,
+            making,
             pipe: pipe.clone(),
             signs: signs.clone(),
             turn,
@@ -186,6 +190,8 @@ enum Out {
 struct Feeder {
     store: Arc<dyn Store>,
     object: ObjectId,
+    /// Where it is until its label has ended.
+    making: Option<Making>,
     pipe: PathBuf,
     signs: Arc<Signs>,
     turn: Turn,
@@ -222,27 +228,62 @@ impl Feeder {
 
     fn feed(&mut self) -> Result<Grown, StoreError> {
         while !self.given_up() {
-            let stat = match self.store.stat(self.object) {
-                Ok(stat) => stat,
-                // Its writer has not begun; the server says if it never will.
-                Err(StoreError::NotFound { .. }) if !self.seen => {
-                    sleep(PERIOD);
-                    continue;
-                }
-                Err(error) => return Err(error),
+            if self
+                .making
+                .as_ref()
+                .is_some_and(|making| making.fate().is_bad())
+            {
+                // It is to be opened all the same: whoever does waits for that.
+                return Ok(Grown::GivenUp);
+            }
+            let Some((size, sealed)) = self.look()? else {
+                sleep(PERIOD);
+                continue;
             };
             self.seen = true;
-            self.turn.on_seen(stat, now());
-            let moved = !self.over() && !self.turn.rests(now()) && self.deliver(stat.size)?;
+            // What tasks make is no burst.
+            let bursts = self.making.is_none();
+            if bursts {
+                self.turn.on_seen((size, sealed), now());
+            }
+            let rests = bursts && self.turn.rests(now());
+            let moved = !self.over() && !rests && self.deliver(size)?;
             let deaf = self.over() || matches!(self.out, Out::Left);
-            if stat.sealed && (deaf || self.at >= stat.size) {
-                return self.compare(stat.size);
+            if sealed && (deaf || self.at >= size) {
+                return self.compare(size);
             }
             if !moved {
                 sleep(PERIOD);
             }
         }
         Ok(Grown::GivenUp)
+    }
+
+    /// How long it is and whether it is sealed; `None` if it is not there yet.
+    fn look(&mut self) -> Result<Option<(u64, bool)>, StoreError> {
+        if let Some(making) = &mut self.making {
+            if !making.fate().is_well() {
+                return Ok(Some((making.size(self.at > 0), false)));
+            }
+            self.making = None;
+            self.seen = true;
+        }
+        match self.store.stat(self.object) {
+            Ok(stat) => Ok(Some((stat.size, stat.sealed))),
+            // Its writer has not begun; the server says if it never will.
+            Err(StoreError::NotFound { .. }) if !self.seen => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what comes next into the first `most` bytes of the buffer.
+    fn fill(&mut self, most: usize) -> Result<usize, StoreError> {
+        let buffer = &mut self.buffer[..most];
+        if let Some(making) = &self.making {
+            return making.read_at(self.at, buffer);
+        }
+        let opened = self.store.open(self.object)?;
+        read(&*opened.bytes, self.at, buffer, &self.pipe)
     }
 
     fn open(&self) -> Option<File> {
@@ -271,16 +312,12 @@ impl Feeder {
             return Ok(false);
         }
         let began = now();
-        let opened = self.store.open(self.object)?;
-        let count = read(
-            &*opened.bytes,
-            self.at,
-            &mut self.buffer[..most],
-            &self.pipe,
-        )?;
+        let count = self.fill(most)?;
         let mut waited = Duration::ZERO;
         let written = self.write(count, &mut waited);
-        self.turn.on_worked(began, waited);
+        if self.making.is_none() {
+            self.turn.on_worked(began, waited);
+        }
         written
     }
 

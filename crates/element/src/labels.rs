@@ -7,6 +7,7 @@
 //! back what they did; a simulation does the same in virtual time.
 
 use crate::db::{Db, DbError};
+use crate::feeds::{Fate, Feed, analysis, fed_by};
 use crate::flash_model::FlashModel;
 use crate::records::{self, Kept, LabelRecord};
 use crate::reports::Reports;
@@ -60,6 +61,19 @@ struct State {
 }
 
 impl State {
+    /// Tells those that a label feeds how it ended: what failed has fed them in vain.
+    fn tell_fed(&mut self, id: LabelId, well: bool) {
+        if let Some(live) = self.live.get(&id) {
+            live.fate.seal(well);
+        }
+        for fed in self.queue.fed_in_vain(id) {
+            if let Some(live) = self.live.get_mut(&fed) {
+                live.in_vain = Some(id);
+                live.control.cancel();
+            }
+        }
+    }
+
     fn new(offers: Offers) -> Self {
         Self {
             queue: Queue::new(offers),
@@ -102,6 +116,12 @@ pub struct Live {
     pub start: Time,
     /// To give it up while it runs.
     pub control: Arc<Control>,
+    /// How it ended, for those that it feeds.
+    pub(crate) fate: Arc<Fate>,
+    /// What of its inputs others were still making when it was begun.
+    pub(crate) feeds: Vec<Feed>,
+    /// One that fed it and failed.
+    pub(crate) in_vain: Option<LabelId>,
 }
 
 impl Live {
@@ -114,6 +134,9 @@ impl Live {
             state: "running",
             start: Time::default(),
             control: Arc::default(),
+            fate: Arc::default(),
+            feeds: Vec::new(),
+            in_vain: None,
         })
     }
 
@@ -125,9 +148,42 @@ impl Live {
                 input.capability.clone_from(&way.capability);
                 input.layout.clone_from(&way.layout);
                 input.growing = way.growing;
+                input.leaves = way.leaves.into();
             }
         }
         message
+    }
+
+    /// The labels of those that this one comes after which may feed it: it may begin when they run. What is remembered is for
+    /// inputs that are there.
+    fn feeding(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
+        let Some(own) = analysis(&self.label).filter(|_| self.remembered.is_none()) else {
+            return Vec::new();
+        };
+        let feeds = |maker: &LabelId| {
+            let maker = live.get(maker).and_then(|live| analysis(&live.label));
+            maker.is_some_and(|maker| fed_by(own, maker).is_some())
+        };
+        self.label.after.iter().copied().filter(feeds).collect()
+    }
+
+    /// What of its inputs others are making now.
+    fn fed(&self, live: &BTreeMap<LabelId, Self>) -> Vec<Feed> {
+        let Some(own) = analysis(&self.label).filter(|own| !own.pipelined.is_empty()) else {
+            return Vec::new();
+        };
+        let makers = self.label.after.iter().filter_map(|maker| live.get(maker));
+        let makers = makers.filter(|maker| maker.state != "queued" && !maker.fate.is_well());
+        let feeds = makers.filter_map(|maker| {
+            let fed = fed_by(own, analysis(&maker.label)?)?;
+            Some(fed.into_iter().map(|(index, name)| Feed {
+                index,
+                maker: maker.label.id,
+                name,
+                fate: Arc::clone(&maker.fate),
+            }))
+        });
+        feeds.flatten().collect()
     }
 
     /// What is shown to the element that has an input.
@@ -324,7 +380,12 @@ impl Labels {
     fn take(&self, state: &mut MutexGuard<'_, State>, lane: Lane) -> Option<(LabelId, Live)> {
         let state = &mut **state;
         let id = state.queue.take(lane)?;
+        if state.queue.feeds(id) {
+            self.wake(state);
+        }
+        let feeds = state.live.get(&id)?.fed(&state.live);
         let live = state.live.get_mut(&id)?;
+        live.feeds = feeds;
         live.start = self.now();
         live.state = "fetching";
         let mut live = live.clone();
@@ -337,7 +398,7 @@ impl Labels {
     }
 
     /// What a label that was taken did. Gives whether that counts: what failed because the element stops does not.
-    pub fn end(self: &Arc<Self>, id: LabelId, work: Work) -> bool {
+    pub fn end(self: &Arc<Self>, id: LabelId, mut work: Work) -> bool {
         let succeeded = work.outcome.result.is_ok();
         let lost = {
             let mut state = self.state.lock();
@@ -351,7 +412,13 @@ impl Labels {
                     state.reused.pop_first();
                 }
             }
+            let vain = state.live.get(&id).and_then(|live| live.in_vain);
+            if let (Some(before), Err(failure)) = (vain, &mut work.outcome.result) {
+                // Not its own doing.
+                *failure = dependency(before);
+            }
             let lost = state.queue.end(id, succeeded);
+            state.tell_fed(id, succeeded);
             self.wake(&state);
             lost
         };
@@ -466,13 +533,13 @@ impl Labels {
             self.keep(id, Work::without_effect(outcome));
             return;
         }
-        match state
-            .queue
-            .add(id, (lane, incoming.seq), needs, &label.after)
-        {
+        let live = incoming.live(label);
+        let feeding = live.feeding(&state.live);
+        let after = (label.after.as_slice(), feeding.as_slice());
+        match state.queue.add_fed(id, (lane, incoming.seq), needs, after) {
             Added::Known => {}
             Added::Queued => {
-                state.live.insert(id, incoming.live(label));
+                state.live.insert(id, live);
                 if lane == Lane::Verify {
                     state.verifies.insert(id);
                 }
@@ -651,6 +718,9 @@ impl Incoming {
             state: "queued",
             start: Time::default(),
             control: Arc::default(),
+            fate: Arc::default(),
+            feeds: Vec::new(),
+            in_vain: None,
         }
     }
 }
@@ -667,8 +737,14 @@ fn succeeded(record: &LabelRecord) -> bool {
 }
 
 fn dependency_failed(before: LabelId, now: Time) -> Outcome {
-    let message = format!("label {before}, which had to end well before, failed");
-    failed(now, FailureKind::Dependency, message)
+    Outcome::at(now, Err(dependency(before)))
+}
+
+fn dependency(before: LabelId) -> Failure {
+    Failure {
+        kind: FailureKind::Dependency,
+        message: format!("label {before}, which had to end well before, failed"),
+    }
 }
 
 fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {

@@ -17,6 +17,7 @@ mod copies;
 pub mod db;
 pub mod error;
 pub mod executor;
+mod feeds;
 pub mod flash_model;
 pub mod folder;
 mod growing;

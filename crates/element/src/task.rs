@@ -5,6 +5,7 @@
 //! outputs in the place of those of its first run, which nobody can have seen.
 
 use crate::executor::Parts;
+use crate::feeds::Making;
 use crate::flash_model::FlashModel;
 use crate::folder::{close_for_ever, keep_from};
 use crate::growing::{Growing, Grown, Turn};
@@ -320,10 +321,16 @@ impl Running<'_> {
         phase("running");
         self.outcome.kernel_start = now();
         let mut result = self.run_kernel(analysis);
-        if self.grown(analysis)? {
+        let changed = self.grown(analysis)?;
+        // It may read what is sealed in ways in which a pipe can't be read, or within its time.
+        let failed = result.as_ref().err().filter(|_| self.outcome.fed > 0);
+        if changed || failed.is_some() {
+            let why = self.fed_in_vain(analysis, failed);
             drop(result);
             clean(self.parts, self.id());
+            self.outcome.kernel_start = now();
             result = self.run_kernel(analysis);
+            self.outcome.say(&why);
         }
         self.take_outputs(&result?, analysis)
     }
@@ -417,15 +424,20 @@ impl Running<'_> {
 
     /// The file of an input, or the pipe of one that is still being written.
     fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
-        let way = self.live.ways.get(index).filter(|way| way.growing);
-        if let Some(way) = way
-            && self.local(input.object).is_none()
-        {
+        let way = self.live.ways.get(index);
+        let (growing, leaves) = way.map_or((false, 0), |way| (way.growing, way.leaves));
+        let mut feeds = self.live.feeds.iter();
+        let feed = feeds.find(|feed| feed.index == index && !feed.fate.is_well());
+        if feed.is_some() || growing && self.local(input.object).is_none() {
+            let making = feed.map(|feed| {
+                self.outcome.fed += 1;
+                Making::new(private_folder(self.parts, feed.maker), feed)
+            });
             let pipe = private_folder(self.parts, self.id());
             let pipe = pipe.with_extension(format!("{index}.grows"));
-            let store = Arc::clone(&self.parts.store);
-            let turn = Turn::new(Arc::clone(&self.parts.pace), way.leaves);
-            let begun = Growing::begin((store, input.object), pipe.clone(), turn);
+            let from = (Arc::clone(&self.parts.store), input.object);
+            let turn = Turn::new(Arc::clone(&self.parts.pace), leaves);
+            let begun = Growing::begin(from, making, pipe.clone(), turn);
             let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
             self.growing.push((index, begun));
             return Ok(pipe);
@@ -456,6 +468,31 @@ impl Running<'_> {
             self.inputs[index] = Some((input.name.clone(), path));
         }
         Ok(again)
+    }
+
+    /// What is to be said of a run in which it was fed and that does not count.
+    fn fed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
+        if std::mem::take(&mut self.outcome.fed) == 0 {
+            return String::new();
+        }
+        let feeds = self.live.feeds.iter();
+        let names =
+            feeds.filter_map(|feed| Some(format!("`{}`", analysis.inputs.get(feed.index)?.name)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let how = failed.map(|failure| match failure.kind {
+            FailureKind::Exit(code) => format!("exit code {code}"),
+            _ => failure.message.clone(),
+        });
+        let why = match how {
+            Some(how) => format!(
+                "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't be fed: \
+                 leave its input out of \"pipelined\""
+            ),
+            None => "what it had read was written over".to_owned(),
+        };
+        format!(
+            "tidemill: {names} was read while it was made, and {why}. It was run again on what was sealed.\n"
+        )
     }
 
     fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
@@ -751,6 +788,7 @@ impl Running<'_> {
             outputs: vec![output],
             stdin: None,
             stdout: None,
+            pipelined: Vec::new(),
             surroundings: Surroundings::default(),
             ..analysis.clone()
         };

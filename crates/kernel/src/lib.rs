@@ -66,7 +66,7 @@ pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use folder::FolderBounds;
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
-pub use private::{Made, remove_folder};
+pub use private::{Made, open_as_made, remove_folder};
 pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{

@@ -152,6 +152,14 @@ pub(crate) fn open_plain(
     }
 }
 
+/// Opens a plain file in the private folder of a kernel that runs, as it is by now: through no link, and without waiting.
+///
+/// # Errors
+/// If it is not there, or is something else.
+pub fn open_as_made(folder: &Path, name: &str) -> io::Result<File> {
+    Ok(open_plain(open_folder(CWD, folder)?, name, WITHIN)?.0)
+}
+
 /// Opens a folder that lies in another, or in that of this process: then its path may have links above it.
 pub(crate) fn open_folder(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -190,6 +190,7 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         outputs: analysis.outputs.iter().map(output).collect(),
         stdin: analysis.stdin.clone(),
         stdout: analysis.stdout.clone(),
+        pipelined: analysis.pipelined.clone(),
         time_ns_max: analysis.limits.time.0,
         memory_bytes_max: analysis.limits.memory_bytes,
         output_bytes_max: analysis.limits.output_bytes,
@@ -425,6 +426,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             outputs: analyse.outputs.iter().map(output).collect(),
             stdin: analyse.stdin.clone(),
             stdout: analyse.stdout.clone(),
+            pipelined: analyse.pipelined.clone(),
             needs: Needs {
                 cores: analyse.cores.unwrap_or(1),
                 memory_bytes: analyse.memory_bytes,
@@ -480,6 +482,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
             in_memory_bytes: outcome.in_memory_bytes,
+            fed: outcome.fed,
             cpu_ns: outcome.cpu.0,
             memory_bytes: outcome.memory_bytes,
             kernel_hash: outcome.kernel_hash.clone(),
@@ -517,6 +520,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
             in_memory_bytes: outcome.in_memory_bytes,
+            fed: outcome.fed,
             cpu: Span(outcome.cpu_ns),
             memory_bytes: outcome.memory_bytes,
             reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
@@ -724,6 +728,8 @@ impl From<&Decision> for v1::Decision {
             selections: Vec::new(),
             in_memory_bytes: 0,
             handed_on: 0,
+            pipelined: 0,
+            fed: 0,
             energy: None,
         }
     }
@@ -788,6 +794,7 @@ mod tests {
                 memory: true,
             }],
             stdin: Some("in".into()),
+            pipelined: vec![0],
             stdout: None,
             needs: Needs {
                 cores: 0,

@@ -41,6 +41,7 @@ impl View for ExplainView {
             }
             write_costs(out, decision)?;
             write_handed_on(out, decision)?;
+            write_fed(out, decision)?;
             if decision.estimates.is_empty() {
                 writeln!(out)?;
                 continue;
@@ -122,6 +123,20 @@ fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<(
     }
 }
 
+/// What it read while that was made, if it may.
+fn write_fed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let fed = format::count(u64::from(decision.fed), "input");
+    match (decision.pipelined, decision.fed) {
+        (0, _) => Ok(()),
+        (_, 0) => writeln!(
+            out,
+            "  fed    no input while the task that made it ran: that had ended, was on another element, or had no core beside it; \
+             or it was fed in vain, as `tidemill logs` says"
+        ),
+        (_, _) => writeln!(out, "  fed    {fed} while the task that made it ran"),
+    }
+}
+
 fn decision_json(decision: &v1::Decision) -> Value {
     let estimate = |estimate: &v1::Estimate| {
         json!({
@@ -145,6 +160,8 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "moved_bytes": decision.moved_bytes,
         "handed_on": decision.handed_on,
         "in_memory_bytes": decision.in_memory_bytes,
+        "pipelined": decision.pipelined,
+        "fed": decision.fed,
         "energy": energy::value(decision.energy.as_ref()),
         "inputs": decision.inputs,
         "selections": decision.selections,

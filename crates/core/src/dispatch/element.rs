@@ -167,6 +167,11 @@ impl Element {
         self.load < self.cores() as u64
     }
 
+    /// Whether so many cores are free beside those that its labels need which wait for none.
+    pub(super) fn has_room_for(&self, cores: u32) -> bool {
+        self.load + u64::from(cores) <= self.cores() as u64
+    }
+
     /// Whether more is running than there are cores, as when it said that it has fewer now.
     pub(super) fn overrun(&self) -> bool {
         self.running_cores > self.cores() as u64

@@ -138,8 +138,8 @@ impl Dispatcher {
         match outcome.result {
             Ok(sealed) => match self.outputs(&issued, &sealed) {
                 Some(outputs) => {
-                    // Remembering a result says nothing of how long a run takes.
-                    if outcome.reused.is_none() {
+                    // Remembering a result says nothing of how long a run takes, nor does waiting for what comes.
+                    if outcome.reused.is_none() && outcome.fed == 0 {
                         self.learn(id, issued.element, measured);
                     }
                     self.succeed(id, label, outputs, turn);

@@ -14,7 +14,7 @@ use super::{
     COMPONENTS, Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
     MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
-use crate::event::{Action, Decision, Estimate, Share, TaskState};
+use crate::event::{Action, Decision, Estimate, InputSpec, Origin, Share, TaskSpec, TaskState};
 use crate::folder;
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
@@ -238,6 +238,7 @@ impl Dispatcher {
         let spare = std::mem::take(&mut self.spare);
         let times = (earliest, now);
         let barred = self.classes.barred(task.class, &self.elements);
+        let beside = along.filter(|&element| fits_beside(task, self.elements.get(&element)));
         let mut sight = Sight::new(
             &mut self.elements,
             &self.learned,
@@ -248,6 +249,9 @@ impl Dispatcher {
         );
         let choice = if let Some(element) = task.spec.element {
             let reason = Reason::Pinned;
+            Some(Choice { element, reason })
+        } else if let Some(element) = beside {
+            let reason = Reason::Beside;
             Some(Choice { element, reason })
         } else {
             // A task that is looked at ahead of its time belongs to no wave yet.
@@ -515,7 +519,7 @@ impl Dispatcher {
                 label,
                 element,
                 at: turn.now,
-                policy: policy.unwrap_or_else(|| "pinned".to_owned()),
+                policy: policy.unwrap_or_else(|| unasked(&choice).to_owned()),
                 reason: choice.reason.to_string(),
                 chained,
                 estimates,
@@ -554,7 +558,7 @@ impl Dispatcher {
 
     /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
     pub(super) fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
-        if choice.reason == Reason::Pinned {
+        if matches!(choice.reason, Reason::Pinned | Reason::Beside) {
             return None;
         }
         let name = policy_of(self.tasks.get(&id)?, self.jobs.get(&job)?);
@@ -607,7 +611,7 @@ impl Dispatcher {
         let mut after = Vec::new();
         for (input, used) in spec.inputs.iter().zip(&issued.inputs) {
             let flying = self.flying(input.origin, issued.element);
-            if let crate::event::Origin::Task(maker, _) = input.origin
+            if let Origin::Task(maker, _) = input.origin
                 && flying.is_some_and(|flying| flying.object == used.object)
                 && let Some(label) = self.task(maker).current
                 && !after.contains(&label)
@@ -647,6 +651,7 @@ impl Dispatcher {
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
             stdout: spec.stdout.clone(),
+            pipelined: pipelined(spec),
             needs: spec.needs.clone(),
             limits: spec.limits,
             surroundings: spec.surroundings.clone(),
@@ -659,6 +664,31 @@ impl Dispatcher {
             operation: Operation::Analyse(Box::new(analysis)),
         })
     }
+}
+
+/// What an explanation gives in the place of a policy where none was asked.
+fn unasked(choice: &Choice) -> &'static str {
+    match choice.reason {
+        Reason::Beside => "pipelined",
+        _ => "pinned",
+    }
+}
+
+/// Whether a task is to go where those are that make what it reads forward: it can begin there while they run.
+fn fits_beside(task: &Task, element: Option<&Element>) -> bool {
+    let fed = |input: &InputSpec| match input.origin {
+        Origin::Task(maker, _) => input.pipelined && task.missing.contains_key(maker),
+        _ => false,
+    };
+    task.spec.inputs.iter().any(fed)
+        && element.is_some_and(|element| element.has_room_for(task.spec.needs.cores))
+}
+
+/// The inputs of a task, by their index, that it may be fed while they are made.
+fn pipelined(spec: &TaskSpec) -> Vec<u32> {
+    let inputs = (0..).zip(&spec.inputs);
+    let some = inputs.filter(|(_, input)| input.pipelined && !spec.kernel.is_in(&input.name));
+    some.map(|(index, _)| index).collect()
 }
 
 /// What a policy is told of a task; of one that belongs to no wave yet without its job.

@@ -86,6 +86,7 @@ fn task(id: u64, elements: u32, source: &mut Source) -> TaskSpec {
             path: format!("/in/{id}"),
             origin: Origin::File(placed),
             selection: Selection::WHOLE,
+            pipelined: false,
         }],
         outputs: vec![OutputSpec {
             name: "out".to_owned(),

@@ -555,7 +555,7 @@ impl Expander<'_> {
         self.spend(args.len() * size_of::<Value>(), at)?;
         let inputs = (0..all.len()).map(|part| made_by(&given, (begin, part), 0, at));
         set(&mut task, "input", Data::List(inputs.collect()), at);
-        for name in ["stdin", "element", "type"] {
+        for name in ["stdin", "pipelined", "element", "type"] {
             take(&mut task, name);
         }
         set(&mut task, "args", Data::List(args), at);
@@ -583,7 +583,7 @@ impl Expander<'_> {
                 self.joined.insert(named.path, parts);
             }
         }
-        for name in ["stdin", "stdout", "element"] {
+        for name in ["stdin", "stdout", "pipelined", "element"] {
             take(&mut task, name);
         }
         set(&mut task, "input", Data::List(inputs), at);

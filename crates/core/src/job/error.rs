@@ -395,10 +395,10 @@ pub enum Problem {
         "\"{0}\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)"
     )]
     SelectedPattern(String),
-    /// `stdin` that is no input, or `stdout` that is no output.
+    /// `stdin` or one of `pipelined` that is no input, or `stdout` that is no output.
     #[error("\"{setting}\" is \"{name}\", which is not in \"{list}\"; list it there")]
     Stream {
-        /// `stdin` or `stdout`.
+        /// `stdin`, `stdout` or `pipelined`.
         setting: &'static str,
         /// Its value.
         name: String,

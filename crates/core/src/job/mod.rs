@@ -193,6 +193,8 @@ pub struct Input {
     pub source: Source,
     /// What of it is read.
     pub selection: Selection,
+    /// Whether the script says that it is read forward.
+    pub pipelined: bool,
     /// The version that the script was read for, if it counts.
     pub version: Option<ObjectId>,
     /// Where it stands in the script.

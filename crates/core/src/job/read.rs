@@ -42,7 +42,7 @@ const JOB_SETTINGS: [&str; 18] = [
     "path",
     "folders",
 ];
-const TASK_SETTINGS: [&str; 27] = [
+const TASK_SETTINGS: [&str; 28] = [
     "name",
     "foreach",
     "per",
@@ -60,6 +60,7 @@ const TASK_SETTINGS: [&str; 27] = [
     "type",
     "stdin",
     "stdout",
+    "pipelined",
     "element",
     "retries",
     "limits",
@@ -262,7 +263,8 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     }
     let workdir = defaults.workdir.as_deref();
     let kernel = kernel(fields, workdir, errors);
-    let inputs = inputs(fields, workdir, errors);
+    let mut inputs = inputs(fields, workdir, errors);
+    pipelined(fields, workdir, &mut inputs, errors);
     let outputs = outputs(fields, workdir, errors);
     check_names_seen(fields, &inputs, &outputs, errors);
     let is_stack = kernel
@@ -455,6 +457,7 @@ fn input(named: path::Named, at: Position) -> Input {
         path: named.path,
         source: Source::Outside,
         selection: Selection::WHOLE,
+        pipelined: false,
         version: None,
         at,
     }
@@ -651,6 +654,56 @@ pub(super) fn within(is_folder: bool, above: &str, below: &str) -> Problem {
     } else {
         let file = above.to_owned();
         Problem::FileAndFolder { file, below }
+    }
+}
+
+/// `pipelined`: which inputs are read forward.
+fn pipelined(
+    fields: &Fields<'_>,
+    workdir: Option<&str>,
+    inputs: &mut [Input],
+    errors: &mut Errors,
+) {
+    const SETTING: &str = "pipelined";
+    const EXPECTED: &str = "true, or an array of inputs such as [ \"a.dat\" ]";
+    let Some(value) = fields.get(SETTING) else {
+        return;
+    };
+    let names = match &value.data {
+        Data::Boolean(all) => {
+            inputs.iter_mut().for_each(|input| input.pipelined = *all);
+            return;
+        }
+        Data::Array(names) | Data::List(names) => names,
+        _ => return fields.type_error(SETTING, EXPECTED, value, errors),
+    };
+    let mut known: BTreeMap<String, usize> = BTreeMap::new();
+    for (index, input) in inputs.iter().enumerate() {
+        known.insert(input.path.clone(), index);
+        if let Some(workdir) = workdir {
+            let seen = format!("{}/{}", workdir.trim_end_matches('/'), input.name);
+            known.entry(seen).or_insert(index);
+        }
+    }
+    for value in names {
+        let Data::Text(name) = &value.data else {
+            fields.type_error(SETTING, EXPECTED, value, errors);
+            continue;
+        };
+        let Some(workdir) = workdir else { continue };
+        match path::file(workdir, name).map(|named| known.get(&named.path)) {
+            Ok(Some(&index)) => inputs[index].pipelined = true,
+            Ok(None) => {
+                let (setting, name, list) = (SETTING, name.clone(), "input");
+                let problem = Problem::Stream {
+                    setting,
+                    name,
+                    list,
+                };
+                fields.error(value.at, problem, errors);
+            }
+            Err(problem) => fields.error(value.at, problem, errors),
+        }
     }
 }
 

@@ -568,6 +568,10 @@ fn spec(
         name: input.name.clone(),
         path: input.path.clone(),
         selection: input.selection.clone(),
+        pipelined: input.pipelined
+            && input.selection.is_whole()
+            && !folder::is_folder(&input.name)
+            && matches!(input.source, Source::Task(..)),
         origin: match input.source {
             Source::Task(maker, output) => Origin::Task(task_ids[maker], output),
             Source::Outside => match view.look(&input.path) {

@@ -317,7 +317,7 @@ fn every_setting_is_read() {
         r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5; once = "a 1";
         lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
         tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
-          output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; },
+          output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; pipelined = [ "/else/where/k" ]; },
         );"#,
     )
     .unwrap();
@@ -339,6 +339,13 @@ fn every_setting_is_read() {
         (Some("i"), None)
     );
     assert_eq!(task.inputs[1].name, "k");
+    assert_eq!(
+        task.inputs
+            .iter()
+            .map(|input| input.pipelined)
+            .collect::<Vec<_>>(),
+        [false, true]
+    );
     assert_eq!(task.outputs[1].name, "sub/p");
     let job = parse(&with_tasks(
         r#"{ name = "a"; kernel = "k"; output = [ "o" ]; stdout = "/w/o"; element = 3; retries = 0;
@@ -1187,8 +1194,8 @@ fn the_documented_examples_are_right() {
     let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
     let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 2, 3, 3, 3, 2, 2]);
-    assert_eq!(jobs[6].dag.order, [0, 1]);
+    assert_eq!(tasks, [3, 2, 2, 2, 3, 3, 3, 2, 2]);
+    assert_eq!(jobs[7].dag.order, [0, 1]);
 }
 
 #[test]
@@ -1281,7 +1288,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, kernel, input, output, args, type, stdin, stdout, pipelined, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",
@@ -1322,6 +1329,14 @@ fn errors_of_a_task() {
         (
             "input = [ \"d/\" ];",
             "3:57: task \"a\": no file matches \"d/\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above",
+        ),
+        (
+            "pipelined = [ \"x\" ];",
+            "3:61: task \"a\": \"pipelined\" is \"x\", which is not in \"input\"; list it there",
+        ),
+        (
+            "pipelined = \"i\";",
+            "3:59: task \"a\": \"pipelined\" must be true, or an array of inputs such as [ \"a.dat\" ], not a string",
         ),
         (
             "stdin = \"x\";",

@@ -146,6 +146,8 @@ pub struct Choice {
 pub enum Reason {
     /// The job script says so.
     Pinned,
+    /// What it reads forward is made there, and a core is free beside that.
+    Beside,
     /// It was its turn.
     Turn,
     /// It was drawn.
@@ -220,6 +222,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pinned => write!(f, "the job script names this element"),
+            Self::Beside => write!(f, "what it reads is made there, beside free cores"),
             Self::Turn => write!(f, "it was this element's turn"),
             Self::Drawn => write!(f, "it was drawn at random"),
             Self::MostInput {

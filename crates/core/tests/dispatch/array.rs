@@ -848,6 +848,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         path: format!("/t{id}/in{index}"),
         origin,
         selection: Selection::WHOLE,
+        pipelined: false,
     };
     TaskSpec {
         task: TaskId(id),

@@ -184,6 +184,45 @@ fn a_chain_goes_to_its_data_as_one_mini_dag() {
     );
 }
 
+/// What is read forward goes where it is made if a core is free beside that, whatever the policy says; what is taken back because the
+/// other failed was no try.
+#[test]
+fn a_task_that_is_fed_goes_beside_the_one_that_feeds_it() {
+    let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
+    let mut fed = task(2, "b", vec![from(1)]);
+    fed.inputs[0].pipelined = true;
+    let mut after = task(3, "c", vec![from(2)]);
+    after.inputs[0].pipelined = true;
+    let tasks = vec![task(1, "a", vec![]), fed, after];
+    world.submit(job(1, "round-robin", tasks));
+    let (element, first) = world.sent(1).unwrap();
+    let (beside, second) = world.sent(2).unwrap();
+    assert_eq!((element, beside), (0, 0));
+    assert_eq!(analysis(&second).pipelined, [0]);
+    assert_eq!(
+        (&second.after[..], &analysis(&first).pipelined[..]),
+        (&[first.id][..], &[][..])
+    );
+    world.begin(1);
+    world.begin(2);
+    assert_eq!(world.states(1)[..2], [TaskState::Running; 2]);
+    world.finish(1, Err(FailureKind::Exit(1)));
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Abort { label, .. } if *label == second.id)),
+        1
+    );
+    world.finish_label(0, &second, Err(FailureKind::Dependency));
+    let tries =
+        |world: &World, task: usize| world.dispatcher.tasks(JobId(1)).nth(task).unwrap().tries;
+    assert_eq!((tries(&world, 0), tries(&world, 1)), (2, 1));
+    world.begin(1);
+    world.begin(2);
+    for id in 1..=3 {
+        world.finish(id, Ok(10));
+    }
+    assert_eq!((world.job_state(1), tries(&world, 1)), (JobState::Done, 1));
+}
+
 #[test]
 fn a_task_that_gathers_from_two_elements_waits_for_both() {
     let mut world = array(2);

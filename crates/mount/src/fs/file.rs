@@ -82,6 +82,8 @@ pub(crate) struct OpenHow {
     /// For reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
+    /// Whether it may be [followed](Opened::followed).
+    pub(crate) follows: bool,
 }
 
 /// What the kernel is told about an open file.
@@ -98,6 +100,23 @@ pub(crate) struct Opened {
     pub(crate) write: bool,
     /// Whether closing a descriptor of it is to be told, because locks may end with it.
     pub(crate) flush: bool,
+    /// Whether it has none of the file's versions, but follows what is being written.
+    pub(crate) followed: bool,
+}
+
+impl Opened {
+    /// Nothing of it is kept.
+    fn followed(handle: u64) -> Self {
+        Self {
+            handle,
+            local: None,
+            object: 0,
+            cached: false,
+            write: false,
+            flush: false,
+            followed: true,
+        }
+    }
 }
 
 /// How often an open for reading looks for the current version, which others change.
@@ -113,6 +132,12 @@ impl Fs {
     ) -> Result<Opened, Error> {
         let node = self.node(key.ino);
         let write = how.write || how.truncate;
+        if how.follows
+            && !write
+            && let Some(handle) = self.follow_writer(caller, &node, pace)?
+        {
+            return Ok(Opened::followed(handle));
+        }
         let cut = if write {
             self.bind_writer(caller, key, &node, how, pace)?
         } else {
@@ -209,6 +234,7 @@ impl Fs {
             cached: way != Way::Uncached,
             write,
             flush,
+            followed: false,
         };
         let file = Handle {
             key,
@@ -377,6 +403,7 @@ impl Fs {
     /// The last descriptor of an open file is gone.
     pub(crate) fn release(&self, caller: Caller, handle: u64) {
         let Some(file) = self.files.lock().remove(&handle) else {
+            self.follow_no_more(handle);
             return;
         };
         self.close_handle(caller, &file.node, file.key.alias, file.write);
@@ -397,6 +424,14 @@ impl Fs {
 
     /// Where data (or a hole) begins at or after `offset`.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
+        if self.followed(handle).is_some() {
+            // Nobody knows where it ends.
+            return if data {
+                Ok(offset)
+            } else {
+                Err(Errno::INVAL.into())
+            };
+        }
         self.file(handle)?.object()?.seek(offset, data)
     }
 

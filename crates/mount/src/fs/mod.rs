@@ -28,6 +28,7 @@ pub(crate) mod directory;
 mod drain;
 mod entries;
 pub(crate) mod file;
+mod followed;
 mod holders;
 mod kept;
 pub(crate) mod locks;
@@ -80,6 +81,7 @@ pub(crate) struct Fs {
     pub(crate) mountpoint: PathBuf,
     sealer: seal::Sealer,
     files: Mutex<HashMap<u64, Arc<file::Handle>>>,
+    followed: followed::Followed,
     directories: Mutex<HashMap<u64, Arc<directory::Listing>>>,
     next_handle: AtomicU64,
     attr_ttl: Duration,
@@ -139,6 +141,7 @@ impl Fs {
             table,
             mountpoint,
             files: Mutex::default(),
+            followed: followed::Followed::default(),
             directories: Mutex::default(),
             next_handle: AtomicU64::new(1),
             attr_ttl,

@@ -182,6 +182,9 @@ impl Inner {
 
     pub(super) fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
         let handle = FileHandle(opened.handle);
+        if opened.followed {
+            return self.answer_followed(number, reply, handle);
+        }
         if opened.write {
             // Memory mapped writes change size and times, and the kernel does not notice.
             self.caches.forget_attributes(number);
@@ -194,6 +197,19 @@ impl Inner {
                 reply.error(errno(&error));
             }
         }
+    }
+
+    /// All reads come here, whatever the kernel knows of the file's length. It can't have that beside a file that it reads by itself.
+    fn answer_followed(&self, number: u64, reply: ReplyOpen, handle: FileHandle) {
+        if self.backings.lock().by_inode.contains_key(&number) {
+            tracing::info!("a file can't be followed: programs here have its version before open");
+            self.fs.release(Caller::default(), handle.0);
+            return reply.error(fuser::Errno::EBUSY);
+        }
+        reply.opened(
+            handle,
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH,
+        );
     }
 
     pub(super) fn answer_create(&self, reply: ReplyCreate, found: &Found, opened: &Opened) {

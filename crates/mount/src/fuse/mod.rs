@@ -7,6 +7,7 @@ mod backing;
 mod bridged;
 mod caches;
 mod convert;
+mod followed;
 mod list;
 mod lock;
 mod waiting;
@@ -430,6 +431,7 @@ impl Filesystem for Adapter {
             write: flags.acc_mode() != OpenAccMode::O_RDONLY,
             update: flags.acc_mode() == OpenAccMode::O_RDWR,
             truncate: flags.0 & libc::O_TRUNC != 0,
+            follows: true,
         };
         if key.is_special() {
             return match self.0.fs.control_open(caller, key.ino, how.write) {
@@ -469,6 +471,7 @@ impl Filesystem for Adapter {
             write: true,
             update: flags & libc::O_ACCMODE == libc::O_RDWR,
             truncate: false,
+            follows: false,
         };
         self.serve(
             caller.pid,
@@ -504,6 +507,9 @@ impl Filesystem for Adapter {
             return self.bridged_read(bridged, request, (fh, offset, size), reply);
         }
         let special = key(ino).is_special();
+        if !special && let Some(following) = self.0.fs.followed(fh.0) {
+            return self.read_followed(following, request.pid(), (offset, size), reply);
+        }
         self.serve_bytes(request.pid(), reply, move |fs, pace| {
             if special {
                 fs.control_read(fh.0, offset, size as usize, pace)

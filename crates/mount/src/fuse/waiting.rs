@@ -57,6 +57,11 @@ impl<R> Slot<R> {
     pub(super) fn take(&self) -> Option<R> {
         self.0.lock().take()
     }
+
+    /// Whether it was not answered yet.
+    pub(super) fn waits(&self) -> bool {
+        self.0.lock().is_some()
+    }
 }
 
 pub(super) trait Interrupt: Send + Sync {
@@ -107,12 +112,21 @@ impl std::fmt::Debug for Asked {
 impl Waiting {
     /// A thread's request begins to wait; thread 0 is none that could be told to end.
     pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
+        self.enter_as(thread, false, reply)
+    }
+
+    /// As [`Self::enter`], of one that every signal interrupts that the thread takes.
+    pub(super) fn enter_for_any<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
+        self.enter_as(thread, true, reply)
+    }
+
+    fn enter_as<R: Refuse>(&self, thread: u32, by_any: bool, reply: R) -> Arc<Slot<R>> {
         let slot = Arc::new(Slot(Mutex::new(Some(reply))));
         if thread == 0 {
             return slot;
         }
         let weak: Weak<Slot<R>> = Arc::downgrade(&slot);
-        self.watch_over(thread, false, weak);
+        self.watch_over(thread, by_any, weak);
         slot
     }
 

@@ -601,6 +601,7 @@ impl Given {
             write: true,
             update: true,
             truncate: true,
+            follows: false,
         };
         let opened = match self.fs.open(caller, found.key, how, Pace::MayWait) {
             // It is open in another way.

@@ -52,6 +52,7 @@ impl Answers {
             write: true,
             update: flags & OFlags::RWMODE == OFlags::RDWR,
             truncate: false,
+            follows: false,
         };
         let new = (asked.new_mode(), how);
         let made = self
@@ -98,6 +99,7 @@ impl Answers {
             write: mode != OFlags::RDONLY,
             update: mode == OFlags::RDWR,
             truncate: flags.contains(OFlags::TRUNC),
+            follows: false,
         };
         let writes = how.write || how.truncate;
         let path_only = flags.contains(OFlags::PATH);
@@ -139,6 +141,7 @@ impl Answers {
                 cached: false,
                 write: writes,
                 flush: true,
+                followed: false,
             };
             return self.lend(asked, key, how, &opened, flags);
         }

@@ -176,6 +176,7 @@ impl<'a> Simulation<'a> {
                     path: String::new(),
                     origin,
                     selection: task.selection(index).clone(),
+                    pipelined: false,
                 }
             };
             let output = |_: &usize| OutputSpec {

@@ -272,6 +272,7 @@ impl Planner<'_> {
             inputs: self.folders.unfold(&inputs),
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
+            pipelined: Vec::new(),
             stdout: spec.stdout.clone(),
             limits: spec.limits,
             surroundings: spec.surroundings.clone(),

@@ -116,6 +116,9 @@ pub(crate) struct StoredInput {
     /// As `Selection` is written.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) selection: String,
+    /// Whether it may be fed while it is made.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) pipelined: bool,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -347,6 +350,7 @@ fn input_to_store(input: &InputSpec) -> StoredInput {
         path: input.path.clone(),
         origin,
         selection: input.selection.to_string(),
+        pipelined: input.pipelined,
     }
 }
 
@@ -375,6 +379,7 @@ fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
         origin,
         // What it says was checked when it was written.
         selection: input.selection.parse().unwrap_or_default(),
+        pipelined: input.pipelined,
     }
 }
 

@@ -180,6 +180,8 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         .filter(|path| unresolved.contains(path));
     let handed_on = stored.outputs.iter().filter(|output| output.memory);
     let handed_on = handed_on.count() as u64;
+    let pipelined = stored.inputs.iter().filter(|input| input.pipelined);
+    let pipelined = pipelined.map(|input| input.path.clone()).collect();
     Ok(v1::Task {
         task: id,
         state,
@@ -213,6 +215,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         hash_ns: long(19)?,
         in_memory_bytes: long(20)?,
         handed_on,
+        pipelined,
         energy: energy(row, 21)?,
         ..v1::Task::default()
     })
@@ -258,6 +261,18 @@ pub(crate) fn logs(
     Ok(logs)
 }
 
+/// Inputs that a task read while those of the job that are their makers had not ended, by the clock of their element.
+fn fed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
+    let ran = task.reused_task == 0;
+    let makers = task
+        .pipelined
+        .iter()
+        .filter_map(|path| makers.get(path.as_str()));
+    let fed = makers
+        .filter(|maker| ran && maker.element == task.element && task.kernel_start < maker.end);
+    u32::try_from(fed.count()).unwrap_or(u32::MAX)
+}
+
 /// Why the tasks of a job ran where they did.
 pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
     let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1)?
@@ -276,6 +291,9 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             row.get::<_, i64>(3)?.cast_unsigned(),
         ))
     })?;
+    let makers = tasks.values().filter(|task| task.reused_task == 0);
+    let makers = makers.flat_map(|task| task.outputs.iter().map(move |path| (path.as_str(), task)));
+    let makers: HashMap<&str, &v1::Task> = makers.collect();
     let mut decisions = Vec::new();
     for row in rows {
         let (body, is_last, moved_bytes, in_memory_bytes) = row?;
@@ -290,6 +308,11 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
             decision.handed_on = task.handed_on;
+            // What it was fed is known when it has ended.
+            if is_last && task.kernel_start > 0 {
+                decision.pipelined = u32::try_from(task.pipelined.len()).unwrap_or(u32::MAX);
+                decision.fed = fed(task, &makers);
+            }
             decision.energy = task.energy.filter(|_| is_last);
         }
         if is_last {

@@ -24,6 +24,8 @@ pub(crate) const FOLDER_MEDIUM: &[u8] = b"user.tidemill.medium";
 pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
 /// The folder attribute: what `fsync` of this directory, and of those below it, waits for, `synced` or `drained`.
 pub(crate) const FOLDER_DURABLE: &[u8] = b"user.tidemill.durable";
+/// Of a file, and of a folder for all below it: whether who reads what is being written waits for more, `1` or `0`.
+pub(crate) const WAIT: &[u8] = b"user.tidemill.wait";
 /// Attributes that the array answers.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
@@ -223,6 +225,9 @@ impl Tx<'_> {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Durable>().map_err(Fault::BadDurable)?;
         }
+        if op.name == WAIT && !matches!(op.value.trim_ascii(), b"0" | b"1") {
+            return Err(Fault::BadWait(shown(&op.value)));
+        }
         if op.name == FOLDER_RULE {
             self.set_folder_rule(&node, &op.value)?;
         }
@@ -232,6 +237,15 @@ impl Tx<'_> {
             .prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?
             .execute(row)?;
         self.touch(node)
+    }
+
+    /// Whether who reads a file on another mount than its writer's waits for what is still to come.
+    pub(super) fn has_readers_wait(&self, node: &Node) -> Result<bool, Fault> {
+        let said = match self.stored(node.ino, WAIT)? {
+            Some(said) => said.trim_ascii() == b"1",
+            None => self.folder_attribute::<u8>(&self.folder_of(node.ino)?, WAIT)? == Some(1),
+        };
+        Ok(said)
     }
 
     pub(crate) fn remove_xattr(&mut self, op: &v1::RemoveXattr) -> Result<Answer, Fault> {

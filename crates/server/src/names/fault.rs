@@ -112,6 +112,11 @@ pub enum Fault {
     /// A folder attribute that says nothing that can be waited for.
     #[error("{0}")]
     BadDurable(String),
+    /// Neither that readers wait nor that they don't.
+    #[error(
+        "{0} does not say whether who reads waits for what is still to be written: give 1, or 0"
+    )]
+    BadWait(String),
     /// No layout.
     #[error(transparent)]
     BadLayout(LayoutError),
@@ -175,6 +180,7 @@ impl Fault {
             | Self::BadCopies(_)
             | Self::BadMedium(_)
             | Self::BadDurable(_)
+            | Self::BadWait(_)
             | Self::BadLayout(_)
             | Self::BadRule(_)
             | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,

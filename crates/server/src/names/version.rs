@@ -140,6 +140,7 @@ impl Tx<'_> {
             return Ok(answer);
         }
         if op.growing
+            && (!op.waits || self.has_readers_wait(&node)?)
             && let Some(answer) = self.open_growing(&node)?
         {
             return Ok(answer);

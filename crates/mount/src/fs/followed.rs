@@ -1,0 +1,76 @@
+//! Files that another mount writes, opened by who waits for what is still to come. They have handles of their own, which are bound to
+//! no alias: nothing of them is kept in the kernel.
+
+use super::backend::credentials;
+use super::table::Node;
+use super::{Caller, Fs, Pace};
+use crate::error::Error;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tidemill_client::follow::Following;
+use tidemill_client::transfer::Transfer;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Those that are open.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    by_handle: Mutex<HashMap<u64, Arc<Following>>>,
+    count: AtomicUsize,
+}
+
+impl Fs {
+    /// Opens a file that is written elsewhere, if who reads it is to wait; `None`: it is opened as any.
+    pub(super) fn follow_writer(
+        &self,
+        caller: Caller,
+        node: &Node,
+        pace: Pace,
+    ) -> Result<Option<u64>, Error> {
+        self.fetch(caller, node, pace)?;
+        if !node.state.lock().is_written_elsewhere() {
+            return Ok(None);
+        }
+        pace.wait()?;
+        let open = v1::Open {
+            ino: node.ino,
+            growing: true,
+            waits: true,
+            ..v1::Open::default()
+        };
+        let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
+            return Ok(None);
+        };
+        let sealed = opened.attr.as_ref().map(|attr| attr.object);
+        if opened.layout.is_some() || sealed == Some(opened.object) || opened.object == 0 {
+            return Ok(None);
+        }
+        let transfer = Transfer::new(self.backend.server.clone(), credentials(caller));
+        let following = Arc::new(Following::new(transfer, node.ino, opened));
+        let handle = self.handle_number();
+        self.followed.by_handle.lock().insert(handle, following);
+        self.followed.count.fetch_add(1, Ordering::Release);
+        Ok(Some(handle))
+    }
+
+    /// A file that is followed.
+    pub(crate) fn followed(&self, handle: u64) -> Option<Arc<Following>> {
+        if self.followed.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.followed.by_handle.lock().get(&handle).cloned()
+    }
+
+    /// Closes one; whether it was.
+    pub(super) fn follow_no_more(&self, handle: u64) -> bool {
+        if self.followed.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let was = self.followed.by_handle.lock().remove(&handle).is_some();
+        if was {
+            self.followed.count.fetch_sub(1, Ordering::Release);
+        }
+        was
+    }
+}

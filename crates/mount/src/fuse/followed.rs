@@ -1,0 +1,34 @@
+//! Reads that wait for what is still to be written. No thread waits with them; whoever made them may be told to end, or be woken by any
+//! signal that it takes, as one that reads a pipe.
+
+use super::Adapter;
+use super::convert::errno;
+use super::waiting::Refuse as _;
+use crate::error::Error;
+use fuser::ReplyData;
+use std::sync::Arc;
+use tidemill_client::follow::Following;
+
+impl Adapter {
+    pub(super) fn read_followed(
+        &self,
+        following: Arc<Following>,
+        thread: u32,
+        (offset, size): (u64, u32),
+        reply: ReplyData,
+    ) {
+        let slot = self.0.waiting.enter_for_any(thread, reply);
+        self.0.fs.backend.runtime.spawn(async move {
+            let waits = || slot.waits();
+            let read = following.read((offset, size.into()), waits).await;
+            let Some(reply) = slot.take() else { return };
+            match read {
+                Ok(bytes) => reply.data(&bytes.unwrap_or_default()),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    reply.refuse(errno(&Error::Client(error)));
+                }
+            }
+        });
+    }
+}

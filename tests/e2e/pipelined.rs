@@ -1,0 +1,174 @@
+//! Tasks that read what other tasks of their job are still making.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+
+/// An element with so many cores, and a folder whose files tell its tasks to go on.
+fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let gates = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(gates.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let array = Array::with(Options {
+        elements: 1,
+        cores,
+        element_args: vec![
+            "--intermediate-memory".into(),
+            "64MiB".into(),
+            "--kernels-folders".into(),
+            gates.path().display().to_string(),
+        ],
+        ..Options::default()
+    })?;
+    array.sh("mkdir w");
+    Some((array, gates))
+}
+
+/// A task that makes `NAME`, and one that makes `NAME.out` of that as it comes.
+fn pair(name: &str, make: &str, read: &str) -> String {
+    format!(
+        r#"{{ name = "{name}"; kernel = "/bin/sh"; args = ["-c", "{make}"]; output = ["{name}"]; stdout = "{name}"; }},
+           {{ name = "{name}.read"; kernel = "/bin/sh"; args = ["-c", "{read}"]; input = ["{name}"]; stdin = "{name}";
+              pipelined = ["{name}"]; output = ["{name}.out"]; stdout = "{name}.out"; }}"#
+    )
+}
+
+fn job(gates: &tempfile::TempDir, all: &str, tasks: &[String]) -> String {
+    let gates = gates.path().display();
+    let tasks = tasks.join(",\n").replace('%', &gates.to_string());
+    format!(
+        "name = \"j\"; workdir = \"/w\"; cache = false; folders = [\"{gates}\"]; {all} tasks = ( {tasks} );"
+    )
+}
+
+const READ: &str = "while read -r line; do echo got $line; done";
+
+/// The first line, and the second when it may.
+fn two(gate: &str) -> String {
+    format!("echo one; until [ -e %/{gate} ]; do sleep 0.05; done; echo two")
+}
+
+/// Waits until a reader has written a line, which nobody else sees yet.
+fn until_read(array: &Array, line: &str) {
+    let run = array.element_folder(0).join("run");
+    let find = format!("find {run:?} -type f -exec grep -qsx 'got {line}' {{}} \\; -print");
+    wait(line, || !array.try_sh(&find).out.is_empty());
+}
+
+fn open(gates: &tempfile::TempDir, gate: &str) {
+    std::fs::write(gates.path().join(gate), "").unwrap();
+}
+
+fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
+    let mut tasks = job["tasks"].as_array().unwrap().iter();
+    tasks.find(|task| task["name"] == name).unwrap()
+}
+
+/// What comes is read at once, whoever is killed in between, and what comes out is what comes out of the whole: of tries that fail in the
+/// middle there is nothing, and they are no failure of who reads.
+#[test]
+fn a_task_reads_what_another_is_still_making() {
+    let Some((mut array, gates)) = start(2) else {
+        return;
+    };
+    let both = "got one\ngot two\n";
+    let id = array.submit(&job(&gates, "", &[pair("a", &two("a"), READ)]));
+    until_read(&array, "one");
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(1);
+    array.kill_element(0);
+    array.start_element(0);
+    array.wait_for_elements(1);
+    until_read(&array, "one");
+    open(&gates, "a");
+    array.done(id);
+    assert_eq!(array.sh("cat w/a.out"), both);
+    let explained = array.run(&["explain", &id.to_string()]).out;
+    assert!(explained.contains("(pipelined)"), "{explained}");
+    assert!(
+        explained.contains("1 input while the task that made it ran"),
+        "{explained}"
+    );
+    let lineage = array.run(&["lineage", "/w/a.out"]).out;
+    assert!(lineage.contains("/w/a"), "{lineage}");
+
+    // It fails in the middle until it may not.
+    let make = "echo one; until [ -e %/b ]; do sleep 0.05; done; [ -e %/c ] || exit 7; echo two";
+    let id = array.submit(&job(
+        &gates,
+        "retries = 100; intermediate = \"memory\";",
+        &[pair("b", make, READ)],
+    ));
+    until_read(&array, "one");
+    open(&gates, "b");
+    wait("it fails", || {
+        task(&array.job(id), "b")["tries"].as_u64() >= Some(2)
+    });
+    assert!(!array.at("w/b.out").exists());
+    open(&gates, "c");
+    let done = array.done(id);
+    assert_eq!(array.sh("cat w/b.out"), both);
+    assert_eq!(task(&done, "b.read")["tries"], 1);
+
+    // It can't be fed: it is run again, and says so.
+    let read = "[ -f c ] || exit 3; cat";
+    let id = array.submit(&job(&gates, "retries = 0;", &[pair("c", &two("d"), read)]));
+    wait("both run", || {
+        let job = array.job(id);
+        ["c", "c.read"].map(|name| task(&job, name)["state"] == "running") == [true; 2]
+    });
+    open(&gates, "d");
+    array.done(id);
+    assert_eq!(array.sh("cat w/c.out"), "one\ntwo\n");
+    let said = array.run(&["logs", &id.to_string()]).out;
+    assert!(said.contains("leave its input out"), "{said}");
+
+    // It fails for good.
+    let make = "echo one; sleep 0.3; exit 7";
+    let id = array.submit(&job(&gates, "retries = 0;", &[pair("d", make, READ)]));
+    let ended = array.ended(id);
+    assert_eq!(task(&ended, "d")["state"], "failed");
+    assert_eq!(task(&ended, "d.read")["state"], "cancelled");
+    assert!(!array.at("w/d.out").exists());
+    assert!(array.run(&["check", "--age", "0"]).ok);
+}
+
+/// Programs that can't be fed, or don't read all, make what they make without; nobody waits for a core that is not there.
+#[test]
+fn what_comes_out_is_the_same_whoever_reads_and_wherever() {
+    // One core has no room for two tasks.
+    for cores in [2, 1] {
+        let Some((array, gates)) = start(cores) else {
+            return;
+        };
+        let long = "seq 300000";
+        let over =
+            "printf 'head body'; sleep 0.3; printf HEAD | dd of=over conv=notrunc 2> /dev/null";
+        let chain = pair("chain2", "true", "grep 77").replace("\"chain2\"", "\"chain.out\"");
+        let whole = format!("cores = {cores}; input =");
+        let tasks = [
+            pair("early", long, "head -n 1"),
+            pair("over", over, "cat"),
+            pair("file", long, "[ -f file ] || exit 3; cat"),
+            pair("whole", long, "cat").replace("input =", &whole),
+            pair("chain", long, "grep 7"),
+            chain.split_once("},").unwrap().1.to_owned(),
+        ];
+        let text = job(&gates, "retries = 0;", &tasks);
+        let id = array.submit(&text);
+        let done = array.done(id);
+        array.sh(
+            "cd w; echo 1 | cmp - early.out; printf 'HEAD body' | cmp - over.out; cmp file file.out; cmp whole whole.out; \
+             seq 300000 | grep 7 | cmp - chain.out; seq 300000 | grep 77 | cmp - chain2.out",
+        );
+        assert_eq!(task(&done, "file.read")["tries"], 1);
+        let explained = array.run(&["explain", &id.to_string()]).out;
+        let fed = explained.contains("while the task that made it ran\n");
+        assert!(cores > 1 || !fed, "{explained}");
+
+        let wrong = text.replace("pipelined = [\"early\"]", "pipelined = [\"erly\"]");
+        let said = array.try_submit(&wrong);
+        let why = "\"pipelined\" is \"erly\"";
+        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    }
+}

@@ -14,13 +14,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most jobs of an application that are waited for at the same time.
 const JOBS_MAX: usize = 64;
 /// Pause before a job is looked at again, half as long again each time, up to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// How long a mount may take to hear of a result.
+const HEARD_AFTER: Duration = Duration::from_secs(5);
 /// Largest file of the control folder that is read, in bytes.
 const CONTROL_MAX: u64 = 64 << 20;
 
@@ -241,10 +243,21 @@ impl Control {
         };
         let path = Path::new(OsStr::from_bytes(result));
         let into = log.answer(record);
-        let read = patiently(|| {
-            let file = self.root.open_file(path, OFlags::RDONLY)?;
-            crate::execute::read_at(&file, into, 0)
-        });
+        let mut read = || {
+            patiently(|| {
+                let file = self.root.open_file(path, OFlags::RDONLY)?;
+                crate::execute::read_at(&file, into, 0)
+            })
+        };
+        // The mount may hear that there is a new name a moment after the job's own file says that it is done.
+        let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+        let read = loop {
+            match read() {
+                Err(error) if is_not_heard_of(&error, begun) => std::thread::sleep(pause),
+                read => break read,
+            }
+            pause = (pause * 3 / 2).min(PAUSE_MAX);
+        };
         match read {
             Ok(bytes) => End::Done(bytes as u64),
             Err(error) => {
@@ -253,6 +266,10 @@ impl Control {
             }
         }
     }
+}
+
+fn is_not_heard_of(error: &Error, begun: Instant) -> bool {
+    error.kind() == ErrorKind::NotFound && begun.elapsed() < HEARD_AFTER
 }
 
 /// Writes the script of a label where the mount can read it.

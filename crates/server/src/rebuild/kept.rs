@@ -12,7 +12,7 @@ use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
 /// The versions of an element's tables that this release reads.
-const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=2;
+const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=3;
 
 /// Kinds of object.
 const DATA: i64 = 0;
@@ -132,17 +132,29 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         .map_err(|e| at(e.into()))?;
     let mut kept = rows(&db, path).map_err(at)?;
     if folder {
-        let handed = handed(path);
+        let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
             // One that is damaged has a name all the same.
             let damaged = path.join("damaged").join(format!("{:016x}", object.id));
             let handed = handed.contains(&object.id);
-            path.join(id.relative_path()).is_file() || handed || damaged.exists()
+            let here = path.join(id.relative_path()).is_file();
+            here || handed || outside.contains(&object.id) || damaged.exists()
         };
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
     Ok(kept)
+}
+
+/// What an element has in a store outside of the array (`element/src/outside`).
+fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
+    let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version < 3 {
+        return Ok(BTreeSet::new());
+    }
+    let mut statement = db.prepare("SELECT object FROM outside WHERE gone = 0")?;
+    let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// What an element has in memory for intermediate files (`element/src/handed.rs`), which is named by the object and a secret.

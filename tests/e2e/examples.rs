@@ -53,6 +53,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "cd dscal; tr a-z A-Z < x.dat | cmp - y.dat && test \"$(awk '{ s += $1 } END { print s, NR }' counts)\" = '40000 2'",
     ),
     (
+        "log",
+        "mkdir log",
+        "cd log; seq 1000000 | grep 7 | cmp - sevens",
+    ),
+    (
         "pack",
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",

@@ -20,11 +20,14 @@
 mod reading;
 mod rows;
 mod settling;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use settling::keep_settling;
 
 use crate::db::Db;
 use crate::folder::FolderStore;
+use crate::records;
 use crate::store::{Disk, Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -45,6 +48,11 @@ const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
 
 /// Bytes that have settled and are kept near.
 pub const NEAR_BYTES_MAX_DEFAULT: u64 = 4 << 30;
+
+/// What Linux calls the time since the host was started.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// The key of the table `identity`.
+const BOOT: &str = "outside boot";
 
 /// Objects with the same name are settled one after the other; so many names at once.
 const TURNS: usize = 64;
@@ -157,6 +165,17 @@ pub(crate) struct Told {
     pub(crate) trouble: String,
 }
 
+/// Whether the host has been up since this was last asked.
+fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
+    let now = std::fs::read(BOOT_ID).unwrap_or_default();
+    let before = db.read(|db| records::identity(db, BOOT))?;
+    if !now.is_empty() && before.as_ref() == Some(&now) {
+        return Ok(true);
+    }
+    db.write_blocking(false, move |db| records::set_identity(db, BOOT, &now))?;
+    Ok(false)
+}
+
 impl From<Told> for v1::Outside {
     fn from(told: Told) -> Self {
         Self {
@@ -185,11 +204,17 @@ impl Outside {
             known.far_bytes += size;
         }
         known.waiting = db.read(rows::unsettled)?.into_iter().collect();
+        // What has settled was never synced here: a host that went down may have anything in its place.
+        let same_boot = is_same_boot(&db)?;
         for folder in 0..=u8::MAX {
             for entry in near.list(folder)? {
-                if known.far.contains(&entry.object) {
-                    known.near.push_back((entry.object, entry.size));
-                    known.near_bytes += entry.size;
+                match known.far.contains(&entry.object) {
+                    true if same_boot => {
+                        known.near.push_back((entry.object, entry.size));
+                        known.near_bytes += entry.size;
+                    }
+                    true => drop(near.remove(entry.object)?),
+                    false => {}
                 }
             }
         }

@@ -284,7 +284,7 @@ impl Outside {
     }
 
     /// Settles some of what nobody waits for; whether all went well.
-    fn settle_some(&self) -> bool {
+    pub(super) fn settle_some(&self) -> bool {
         let mut objects = Vec::new();
         {
             let mut known = self.known.lock();
@@ -331,7 +331,7 @@ impl Outside {
     }
 
     /// Removes some of what is no more; whether there may be more.
-    fn remove_some(&self) -> bool {
+    pub(super) fn remove_some(&self) -> bool {
         let gone = self.db.read(|db| rows::gone(db, 256)).unwrap_or_default();
         let next = std::sync::atomic::AtomicUsize::new(0);
         let removed = parking_lot::Mutex::new(Vec::new());

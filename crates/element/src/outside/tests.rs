@@ -1,0 +1,268 @@
+//! The store with one outside that is in memory, and others who use that, too.
+
+use super::*;
+use crate::records::{self, ObjectRecord};
+use std::collections::BTreeMap;
+use tidemill_core::label::Owner;
+use tidemill_core::time::Time;
+
+/// Content by path, and how often anything was written.
+#[derive(Debug, Default)]
+struct Memory {
+    files: Mutex<(BTreeMap<String, (Vec<u8>, u64)>, u64)>,
+    away: Mutex<bool>,
+}
+
+impl Memory {
+    fn put(&self, path: &str, content: &[u8]) -> Placed {
+        let mut files = self.files.lock();
+        files.1 += 1;
+        let tag = files.1;
+        files.0.insert(path.to_owned(), (content.to_vec(), tag));
+        Placed {
+            path: path.to_owned(),
+            size: content.len() as u64,
+            tag: tag.to_string(),
+            checked: true,
+        }
+    }
+
+    fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
+        if *self.away.lock() {
+            return Err(Failure::Other("away".into()));
+        }
+        let files = self.files.lock();
+        let (content, tag) = files.0.get(path).ok_or(Failure::Missing)?;
+        let placed = Placed {
+            path: path.to_owned(),
+            size: content.len() as u64,
+            tag: tag.to_string(),
+            checked: true,
+        };
+        Ok((content.clone(), placed))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.files.lock().0.keys().cloned().collect()
+    }
+}
+
+impl Far for Memory {
+    fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move { self.get(path).map(|(_, placed)| placed) })
+    }
+
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes> {
+        Box::pin(async move {
+            let (content, now) = self.get(&of.path)?;
+            let range = usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
+            match now == *of {
+                true => Ok(Bytes::from(content).slice(range)),
+                false => Err(Failure::Changed),
+            }
+        })
+    }
+
+    fn write<'a>(&'a self, path: &'a str, _: u64, mut pieces: Pieces<'a>) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let mut all = Vec::new();
+            loop {
+                match pieces() {
+                    Ok(Some(piece)) => all.extend_from_slice(&piece),
+                    Ok(None) => break,
+                    Err(error) => return Err(Failure::Other(error.to_string())),
+                }
+            }
+            match *self.away.lock() {
+                true => Err(Failure::Other("away".into())),
+                false => Ok(self.put(path, &all)),
+            }
+        })
+    }
+
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed> {
+        Box::pin(async move {
+            let (content, _) = self.get(path)?;
+            Ok(self.put(other, &content))
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            self.files.lock().0.remove(path);
+            Ok(())
+        })
+    }
+}
+
+struct Bench {
+    folder: tempfile::TempDir,
+    far: Arc<Memory>,
+    db: Db,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(&folder.path().join("element.db")).unwrap();
+        Self {
+            folder,
+            far: Arc::default(),
+            db,
+            runtime: tokio::runtime::Runtime::new().unwrap(),
+        }
+    }
+
+    /// As a process that starts.
+    fn open(&self, near_bytes_max: u64) -> Outside {
+        let at = Where {
+            far: Arc::clone(&self.far) as Arc<dyn Far>,
+            uri: "memory".into(),
+            near_bytes_max,
+        };
+        let near = FolderStore::open(self.folder.path(), None).unwrap();
+        let with = (self.db.clone(), self.runtime.handle().clone());
+        Outside::open(near, &at, None, with).unwrap()
+    }
+
+    /// A version of a file, closed and kept.
+    fn version(&self, store: &Outside, id: u64, path: &str, content: &[u8]) -> (ObjectId, Named) {
+        let object = ObjectId(id);
+        store.put(object, content).unwrap();
+        let record = ObjectRecord {
+            id: object,
+            size: content.len() as u64,
+            owner: Owner { uid: 0, gid: 0 },
+            inode: 7,
+            path: path.to_owned(),
+            mode: None,
+            task: None,
+            sealed_at: Time(1),
+            part: None,
+            hash: Some(blake3::hash(content).into()),
+            memory: false,
+        };
+        let named = Named {
+            path: path.to_owned(),
+            part: false,
+            hash: record.hash,
+        };
+        let put = move |db: &rusqlite::Connection| records::put_object(db, &record);
+        self.db.write_blocking(true, put).unwrap();
+        (object, named)
+    }
+}
+
+fn read(store: &Outside, object: ObjectId) -> Result<Vec<u8>, String> {
+    let opened = store.open(object).map_err(|error| error.to_string())?;
+    let mut bytes = vec![0; usize::try_from(opened.stat.size).unwrap()];
+    let count = opened.bytes.read_at(0, &mut bytes);
+    let count = count.map_err(|error| error.to_string())?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), StoreError> {
+    store.settle(std::slice::from_ref(one)).pop().unwrap()
+}
+
+#[test]
+fn versions_take_their_names_and_nothing_of_others() {
+    let bench = Bench::new();
+    bench.far.put("theirs", b"theirs");
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a/b", b"one");
+    let two = bench.version(&store, 0x102, "/a/b", b"two");
+    let ours = bench.version(&store, 0x103, "/theirs", b"ours");
+    for version in [&one, &two, &ours] {
+        settle(&store, version).unwrap();
+    }
+    let all = [
+        "a/b",
+        "a/b.0000000000000101",
+        "theirs",
+        "theirs.0000000000000103",
+    ];
+    assert_eq!(bench.far.names(), all);
+    assert_eq!(bench.far.get("a/b").unwrap().0, b"two");
+    for (version, content) in [(&one, "one"), (&two, "two"), (&ours, "ours")] {
+        assert!(store.near.stat(version.0).is_err(), "no room for it");
+        assert_eq!(read(&store, version.0).unwrap(), content.as_bytes());
+    }
+    // Others change what goes at that moment: it stays.
+    bench.far.put("a/b", b"changed");
+    for version in [&one, &two, &ours] {
+        assert!(store.remove(version.0).unwrap());
+        assert!(read(&store, version.0).is_err());
+    }
+    store.remove_some();
+    assert_eq!(bench.far.names(), ["a/b", "theirs"]);
+    assert_eq!(bench.far.get("theirs").unwrap().0, b"theirs");
+}
+
+#[test]
+fn what_a_process_that_was_killed_left_is_taken_up() {
+    let bench = Bench::new();
+    let store = bench.open(1 << 20);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    // It was written, and nothing was kept of that.
+    bench.far.put("a", b"one");
+    drop(store);
+    let store = bench.open(1 << 20);
+    assert_eq!(store.told().waiting, 1);
+    assert!(store.settle_some());
+    assert_eq!(
+        (bench.far.names(), store.told().waiting),
+        (vec!["a".to_owned()], 0)
+    );
+    assert!(store.near.stat(one.0).is_ok());
+    drop(store);
+    // The host went down: what is near may be anything.
+    let forget = |db: &rusqlite::Connection| records::set_identity(db, BOOT, b"before");
+    bench.db.write_blocking(true, forget).unwrap();
+    let store = bench.open(1 << 20);
+    assert!(store.near.stat(one.0).is_err());
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    assert!(store.remove(one.0).unwrap());
+    drop(store);
+    bench.open(0).remove_some();
+    assert!(bench.far.names().is_empty());
+}
+
+#[test]
+fn what_others_changed_or_what_is_away_is_never_taken_for_a_file() {
+    let bench = Bench::new();
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    *bench.far.away.lock() = true;
+    assert!(settle(&store, &one).is_err());
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    *bench.far.away.lock() = false;
+    settle(&store, &one).unwrap();
+    let linked = bench.far.put("linked", b"linked");
+    let link = ObjectId(0x102);
+    assert_eq!(store.link(link, "linked").unwrap(), linked.size);
+    assert_eq!(store.seal(link, true).unwrap(), linked.size);
+    assert!(store.write_at(link, 0, b"x").is_err() && store.create(link).is_err());
+    assert_eq!(read(&store, link).unwrap(), b"linked");
+    for (object, path) in [(one.0, "a"), (link, "linked")] {
+        assert!(matches!(store.vouch(object), Some(Ok(()))));
+        bench.far.put(path, b"other!");
+        let lost = Some(Err(Failure::Changed));
+        let told = store.vouch(object).map(|told| {
+            told.map_err(|error| match error {
+                StoreError::Outside { why, .. } => why,
+                error => panic!("{error}"),
+            })
+        });
+        assert_eq!(told, lost, "{path}");
+    }
+    // Bytes that were fetched before are those of the version.
+    assert_eq!(read(&store, link).unwrap(), b"linked");
+    assert!(read(&store, one.0).is_err());
+    // What is only linked is never removed.
+    assert!(store.remove(link).unwrap() && store.remove(one.0).unwrap());
+    store.remove_some();
+    assert_eq!(bench.far.names(), ["a", "linked"]);
+}

@@ -267,6 +267,11 @@ fn what_is_outside_is_linked_by_the_arrays_own_user_and_read_without_a_copy() {
     array.sh("mkdir here; setfattr -n user.tidemill.element -v 2 here; echo mine > here/mine");
     wait("it is outside", || folder.join("here/mine").exists());
     array.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
+    array.sh("sync -f .");
+    // A database that is made anew knows them, near or not.
+    array.wait_for_notes();
+    array.rebuild();
+    assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
     array.restart_element(2, &["--outside", &uri]);
     array.wait_for_elements(3);
     assert_eq!(array.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");

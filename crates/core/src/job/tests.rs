@@ -1288,7 +1288,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, kernel, input, output, args, type, stdin, stdout, pipelined, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",

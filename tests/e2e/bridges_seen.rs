@@ -1,11 +1,7 @@
 //! `/bridges` in the mount: what is in stores outside of the array, as programs see it, and who does not.
 
-#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
-#[allow(dead_code, reason = "tests of the stores need more of it")]
-mod stand_in;
-
 use crate::array::{Array, Options, Said, wait};
-use stand_in::StandIn;
+use crate::stand_in::StandIn;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::PathBuf;

@@ -60,6 +60,9 @@ mod results;
 mod rooms;
 mod rules;
 mod scripts;
+#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
+#[allow(dead_code, reason = "tests of the stores need more of it")]
+mod stand_in;
 mod store;
 mod striped;
 mod surroundings;

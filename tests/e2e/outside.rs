@@ -1,12 +1,8 @@
 //! Elements whose files stay outside of the array: what drains goes there under its name, and is read from there.
 
-#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
-#[allow(dead_code, reason = "tests of the stores need more of it")]
-mod stand_in;
-
 use crate::array::{Array, Options, wait};
+use crate::stand_in::StandIn;
 use serde_json::Value;
-use stand_in::StandIn;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 

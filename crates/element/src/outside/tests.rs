@@ -6,19 +6,26 @@ use std::collections::BTreeMap;
 use tidemill_core::label::Owner;
 use tidemill_core::time::Time;
 
-/// Content by path, and how often anything was written.
+#[derive(Debug, Default)]
+struct Files {
+    /// Content and tag by path.
+    all: BTreeMap<String, (Vec<u8>, u64)>,
+    /// How often anything was written.
+    writes: u64,
+}
+
 #[derive(Debug, Default)]
 struct Memory {
-    files: Mutex<(BTreeMap<String, (Vec<u8>, u64)>, u64)>,
+    files: Mutex<Files>,
     away: Mutex<bool>,
 }
 
 impl Memory {
     fn put(&self, path: &str, content: &[u8]) -> Placed {
         let mut files = self.files.lock();
-        files.1 += 1;
-        let tag = files.1;
-        files.0.insert(path.to_owned(), (content.to_vec(), tag));
+        files.writes += 1;
+        let tag = files.writes;
+        files.all.insert(path.to_owned(), (content.to_vec(), tag));
         Placed {
             path: path.to_owned(),
             size: content.len() as u64,
@@ -32,7 +39,7 @@ impl Memory {
             return Err(Failure::Other("away".into()));
         }
         let files = self.files.lock();
-        let (content, tag) = files.0.get(path).ok_or(Failure::Missing)?;
+        let (content, tag) = files.all.get(path).ok_or(Failure::Missing)?;
         let placed = Placed {
             path: path.to_owned(),
             size: content.len() as u64,
@@ -43,7 +50,7 @@ impl Memory {
     }
 
     fn names(&self) -> Vec<String> {
-        self.files.lock().0.keys().cloned().collect()
+        self.files.lock().all.keys().cloned().collect()
     }
 }
 
@@ -89,7 +96,7 @@ impl Far for Memory {
 
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
         Box::pin(async move {
-            self.files.lock().0.remove(path);
+            self.files.lock().all.remove(path);
             Ok(())
         })
     }

@@ -197,7 +197,9 @@ fn killed_and_refused(cloud: &mut Cloud) {
 fn changed_by_others(cloud: &Cloud) {
     let array = &cloud.array;
     std::fs::write(array.at("d/mine"), noise(3)).unwrap();
-    assert!(array.run(&["drain", "/d", "--free", "--wait"]).ok);
+    wait("it is outside", || {
+        array.run(&["drain", "/d", "--free", "--wait"]).ok && cloud.there("d/mine").is_some()
+    });
     wait("it is not near", || {
         !array.object_files("/d/mine")[0].exists()
     });

@@ -208,6 +208,28 @@ fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
     (&open).write_all(b"open").unwrap();
     assert_eq!(end(program(&format!("cat {}", there("v/f")))).0, "");
 
+    // Where a program has the version before open it is told so, until that is closed.
+    array.sh("echo before > w/held");
+    let held = there("w/held");
+    wait("it is there", || {
+        std::fs::read(&held).is_ok_and(|read| read == b"before\n")
+    });
+    let before = std::fs::File::open(&held).unwrap();
+    let mut again = std::fs::File::create(array.at("w/held")).unwrap();
+    again.write_all(b"after").unwrap();
+    again.sync_all().unwrap();
+    let busy = || {
+        array
+            .try_sh(&format!("timeout 20 head -c 5 {held}"))
+            .err
+            .contains("busy")
+    };
+    wait("it is told that another version is open", busy);
+    drop(before);
+    let followed = || array.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
+    wait("it is followed", followed);
+    drop(again);
+
     // Its writer gives it up: that is an error. Its writer's mount dies: what it left is the file.
     let gone = std::fs::File::create(array.at("w/gone")).unwrap();
     (&gone).write_all(b"gone").unwrap();

@@ -282,11 +282,10 @@ impl Node {
         let left = parts.db.left();
         element.trouble = left.trouble();
         if let Some(outside) = &parts.outside {
-            let told = outside.told();
             if element.trouble.is_empty() {
-                element.trouble.clone_from(&told.trouble);
+                element.trouble = outside.trouble();
             }
-            element.outside = Some(told.into());
+            element.outside = Some(outside.told());
         }
         if left.is_short() {
             // New files go elsewhere.

@@ -75,18 +75,24 @@ pub(crate) struct ForkServer {
     process: Mutex<Child>,
 }
 
+/// Starts a process of this program that takes orders by packets ([`send`]), and ends with the socket.
+pub(crate) fn start_ordered(program: &OwnedFd, kind: &str) -> io::Result<(OwnedFd, Child)> {
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let (own, other) = pair?;
+    let mut command = serving(program.as_raw_fd(), kind, other);
+    let process = spawn::on_lasting_thread(move |_| command.spawn())??;
+    Ok((own, process))
+}
+
 impl ForkServer {
     /// Starts the server from `program`, an open file, in the control group with these doors, which its children share.
     pub(crate) fn start(program: &OwnedFd, doors: &[OwnedFd]) -> io::Result<Self> {
-        let pair = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let (own, other) = pair?;
-        let mut command = serving(program.as_raw_fd(), KIND, other);
-        let process = spawn::on_lasting_thread(move |_| command.spawn())??;
+        let (own, process) = start_ordered(program, KIND)?;
         for door in doors {
             let entered = rustix::io::write(door, process.id().to_string().as_bytes());
             if let Err(error) = entered {

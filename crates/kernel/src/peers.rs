@@ -13,14 +13,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Child;
 
 use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::Pid;
 
-use crate::child::serving;
-use crate::fork_server::{receive, send};
+use crate::fork_server::{receive, send, start_ordered};
 use crate::sandbox::ids::Ids;
 use crate::sandbox::namespaces::Namespaces;
-use crate::spawn;
 
 /// What the child is told to be.
 pub(crate) const KIND: &str = "peers";
@@ -62,15 +60,7 @@ impl Network {
             .ok()
             .filter(|rank| usize::from(*rank) < RANKS_MAX);
         let rank = rank.ok_or(io::ErrorKind::InvalidInput)?;
-        let pair = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let (own, other) = pair?;
-        let mut command = serving(program.as_raw_fd(), KIND, other);
-        let mut process = spawn::on_lasting_thread(move |_| command.spawn())??;
+        let (own, mut process) = start_ordered(program, KIND)?;
         let made = (|| {
             // It says so when it is in its namespaces.
             answered(&own)?;

@@ -28,7 +28,7 @@ pub(crate) use settling::keep_settling;
 use crate::db::Db;
 use crate::folder::FolderStore;
 use crate::records;
-use crate::store::{Disk, Entry, Named, Opened, Space, Stat, Store, StoreError};
+use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use reading::{Away, Reach};
@@ -151,20 +151,6 @@ struct Known {
     trouble: String,
 }
 
-/// How far it is.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
-    /// Address of the store.
-    pub(crate) uri: String,
-    /// Objects that are there, and their bytes.
-    pub(crate) files: u64,
-    pub(crate) bytes: u64,
-    /// Objects that are not there yet.
-    pub(crate) waiting: u64,
-    /// Why nothing settles; empty if it does.
-    pub(crate) trouble: String,
-}
-
 /// Whether the host has been up since this was last asked.
 fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
     let now = std::fs::read(BOOT_ID).unwrap_or_default();
@@ -174,17 +160,6 @@ fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
     }
     db.write_blocking(false, move |db| records::set_identity(db, BOOT, &now))?;
     Ok(false)
-}
-
-impl From<Told> for v1::Outside {
-    fn from(told: Told) -> Self {
-        Self {
-            uri: told.uri,
-            files: told.files,
-            bytes: told.bytes,
-            waiting: told.waiting,
-        }
-    }
 }
 
 impl Outside {
@@ -231,15 +206,19 @@ impl Outside {
     }
 
     /// How far it is.
-    pub(crate) fn told(&self) -> Told {
+    pub(crate) fn told(&self) -> v1::Outside {
         let known = self.known.lock();
-        Told {
+        v1::Outside {
             uri: self.uri.clone(),
             files: known.far.len() as u64,
             bytes: known.far_bytes,
             waiting: known.waiting.len() as u64,
-            trouble: known.trouble.clone(),
         }
+    }
+
+    /// Why nothing settles; empty if it does.
+    pub(crate) fn trouble(&self) -> String {
+        self.known.lock().trouble.clone()
     }
 
     fn is_far(&self, object: ObjectId) -> bool {
@@ -528,7 +507,7 @@ impl Store for Outside {
         Ok(Space {
             capacity_bytes: self.capacity_bytes,
             free_bytes: left.min(here),
-            disk: Disk { ..disk },
+            disk,
         })
     }
 }

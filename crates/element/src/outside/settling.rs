@@ -4,10 +4,12 @@ use super::{Failure, Outside, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
 use crate::records;
-use crate::store::{Named, Opened, Store as _, StoreError};
+use crate::store::{Named, Opened, ReadAt as _, Store as _, StoreError};
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
@@ -16,6 +18,8 @@ use tidemill_core::id::ObjectId;
 const PIECE_BYTES: usize = 8 << 20;
 /// Objects that are on their way at once.
 const AT_ONCE: usize = 8;
+/// Files that are removed before it is looked again what there is to do.
+const GONE_MAX: u32 = 256;
 /// Objects that are looked at before it is looked again what there is to do.
 const BATCH_MAX: usize = 1024;
 /// How often it is looked whether there is something to do …
@@ -109,38 +113,15 @@ impl Outside {
         &self,
         objects: &[(ObjectId, Named)],
     ) -> Vec<Result<(), StoreError>> {
-        if let [(object, named)] = objects {
-            return vec![self.settle_one(*object, named)];
-        }
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        let results: Vec<_> = objects
-            .iter()
-            .map(|_| parking_lot::Mutex::new(None))
-            .collect();
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let (Some((object, named)), Some(result)) =
-                    (objects.get(index), results.get(index))
-                else {
-                    return;
-                };
-                *result.lock() = Some(self.settle_one(*object, named));
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..AT_ONCE.min(objects.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let ended = results.into_iter().zip(objects);
-        ended
-            .map(|(result, (object, _))| {
-                let missing = Err(StoreError::NotFound { object: *object });
-                result.into_inner().unwrap_or(missing)
-            })
-            .collect()
+        at_once(objects, |(object, named)| self.settle_one(*object, named))
+    }
+
+    /// Who has this works on a file of that name, and nobody else.
+    fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        let turn = hasher.finish() % self.turns.len() as u64;
+        self.turns[usize::try_from(turn).unwrap_or(0)].lock()
     }
 
     fn settle_one(&self, object: ObjectId, named: &Named) -> Result<(), StoreError> {
@@ -149,10 +130,7 @@ impl Outside {
         }
         let opened = self.near.open(object)?;
         let wanted = key(object, named);
-        let mut hasher = DefaultHasher::new();
-        wanted.hash(&mut hasher);
-        let turn = usize::try_from(hasher.finish() % self.turns.len() as u64).unwrap_or(0);
-        let turn = self.turns[turn].lock();
+        let turn = self.turn(&wanted);
         let placed = match self.place(object, wanted, &opened)? {
             Place::Taken(placed) => placed,
             Place::Free(path) => self.write(&path, &opened, named.hash)?,
@@ -223,7 +201,6 @@ impl Outside {
         let mut at = 0;
         while at < there.size {
             let count = opened.bytes.read_at(at, &mut ours).map_err(failed)?;
-            use crate::store::ReadAt as _;
             let same = far.read_at(at, &mut theirs).map_err(failed)?;
             if count != same || count == 0 || ours[..count] != theirs[..count] {
                 return Ok(false);
@@ -332,26 +309,14 @@ impl Outside {
 
     /// Removes some of what is no more; whether there may be more.
     pub(super) fn remove_some(&self) -> bool {
-        let gone = self.db.read(|db| rows::gone(db, 256)).unwrap_or_default();
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        let removed = parking_lot::Mutex::new(Vec::new());
-        let work = || {
-            while let Some((object, placed)) =
-                gone.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-            {
-                if self.remove_one(placed) {
-                    removed.lock().push(*object);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..AT_ONCE.min(gone.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let removed = removed.into_inner();
-        let more = removed.len() == 256;
+        let gone = self
+            .db
+            .read(|db| rows::gone(db, GONE_MAX))
+            .unwrap_or_default();
+        let ended = at_once(&gone, |(_, placed)| self.remove_one(placed));
+        let removed = gone.iter().zip(ended).filter(|(_, ended)| *ended);
+        let removed: Vec<ObjectId> = removed.map(|((object, _), _)| *object).collect();
+        let more = removed.len() == GONE_MAX as usize;
         if !removed.is_empty() {
             let forget = move |db: &rusqlite::Connection| {
                 removed
@@ -367,10 +332,7 @@ impl Outside {
 
     /// Removes a file outside, if it is what was put there; whether nothing is left to do.
     fn remove_one(&self, placed: &Placed) -> bool {
-        let mut hasher = DefaultHasher::new();
-        placed.path.hash(&mut hasher);
-        let turn = usize::try_from(hasher.finish() % self.turns.len() as u64).unwrap_or(0);
-        let _turn = self.turns[turn].lock();
+        let _turn = self.turn(&placed.path);
         let held = self.db.read(|db| rows::holder(db, &placed.path));
         // Another object has taken its name meanwhile.
         if !matches!(held, Ok(Some((_, _, true)))) {
@@ -383,6 +345,35 @@ impl Outside {
             Err(Failure::Other(_)) => false,
         }
     }
+}
+
+/// Does the same with all of these, several at once; gives what came of each, in their order.
+fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else {
+                return done;
+            };
+            done.push((index, work(item)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        let others = 1..AT_ONCE.min(items.len());
+        let others: Vec<_> = others.map(|_| scope.spawn(some)).collect();
+        let mut done = some();
+        for other in others {
+            match other.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// Settles what nobody waits for, and removes what is no more, until the element stops.

@@ -78,24 +78,11 @@ impl Outside {
             piece.map_err(|error| Failure::Other(error.to_string()))
         };
         if size <= WHOLE_BYTES_MAX {
-            let first = next()?.unwrap_or_default();
-            let mut all = match first.len() as u64 == size {
-                true => first,
-                false => {
-                    let mut all = first.to_vec();
-                    while (all.len() as u64) < size
-                        && let Some(more) = next()?
-                    {
-                        all.extend_from_slice(&more);
-                    }
-                    all.into()
-                }
-            };
-            let more = next()?;
-            if let Some(more) = more {
-                all = [all, more].concat().into();
+            let mut all = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+            while let Some(piece) = next()? {
+                all.extend_from_slice(&piece);
             }
-            let put = self.0.put(path, all).await;
+            let put = self.0.put(path, all.into()).await;
             return put.map_err(|error| failure(&error));
         }
         let mut writer = self.0.write(path).await.map_err(|error| failure(&error))?;

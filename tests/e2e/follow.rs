@@ -156,6 +156,30 @@ fn is_told_to_end(mut reader: Child) {
     assert!(!reader.wait().unwrap().success());
 }
 
+/// Where a program has the version before open, who is to wait is told so until that is closed.
+fn before_is_open(array: &Array, other: &OtherMount) {
+    array.sh("echo before > w/held");
+    let held = other.path.join("w/held").display().to_string();
+    wait("it is there", || {
+        std::fs::read(&held).is_ok_and(|read| read == b"before\n")
+    });
+    let before = std::fs::File::open(&held).unwrap();
+    let mut again = std::fs::File::create(array.at("w/held")).unwrap();
+    again.write_all(b"after").unwrap();
+    again.sync_all().unwrap();
+    let busy = || {
+        array
+            .try_sh(&format!("timeout 20 head -c 5 {held}"))
+            .err
+            .contains("busy")
+    };
+    wait("it is told that another version is open", busy);
+    drop(before);
+    let followed = || array.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
+    wait("it is followed", followed);
+    drop(again);
+}
+
 /// Reads by any program wait at the end of what is there where the file, or its folder, says so: for bytes, for the close, or until
 /// the program is told to end; nobody else waits with them.
 #[test]
@@ -208,27 +232,7 @@ fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
     (&open).write_all(b"open").unwrap();
     assert_eq!(end(program(&format!("cat {}", there("v/f")))).0, "");
 
-    // Where a program has the version before open it is told so, until that is closed.
-    array.sh("echo before > w/held");
-    let held = there("w/held");
-    wait("it is there", || {
-        std::fs::read(&held).is_ok_and(|read| read == b"before\n")
-    });
-    let before = std::fs::File::open(&held).unwrap();
-    let mut again = std::fs::File::create(array.at("w/held")).unwrap();
-    again.write_all(b"after").unwrap();
-    again.sync_all().unwrap();
-    let busy = || {
-        array
-            .try_sh(&format!("timeout 20 head -c 5 {held}"))
-            .err
-            .contains("busy")
-    };
-    wait("it is told that another version is open", busy);
-    drop(before);
-    let followed = || array.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
-    wait("it is followed", followed);
-    drop(again);
+    before_is_open(&array, &other);
 
     // Its writer gives it up: that is an error. Its writer's mount dies: what it left is the file.
     let gone = std::fs::File::create(array.at("w/gone")).unwrap();

@@ -617,7 +617,7 @@ fn elements_change_their_tier_and_a_full_tier_may_pass_files_on() {
     assert!(passed.count() > 0);
 }
 
-/// `tidemill up` starts an element of the tier, and knows it the next time.
+/// `tidemill up` starts an element of the tier, and one that has its files outside, and knows them the next time.
 #[test]
 fn up_starts_an_element_of_the_burst_tier_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -633,7 +633,17 @@ fn up_starts_an_element_of_the_burst_tier_again() {
     };
     let fast = folder.path().join("fast disk");
     let fast = fast.to_str().unwrap();
-    let up = tidemill(&["up", "--elements", "1", "--no-mount", "--burst", fast]);
+    let outside = format!("file://{dir}/outside");
+    let all = ["up", "--elements", "1", "--no-mount", "--burst", fast];
+    let up = [&all[..], &["--outside", &outside]].concat();
+    let missing = tidemill(&up);
+    assert!(
+        !missing.ok && missing.err.contains("--outside"),
+        "{}",
+        missing.err
+    );
+    std::fs::create_dir(folder.path().join("outside")).unwrap();
+    let up = tidemill(&up);
     std::fs::write(folder.path().join("f"), "burst").unwrap();
     let put = tidemill(&["put", &format!("{dir}/f"), "/f"]);
     let down = tidemill(&["down"]);
@@ -641,7 +651,13 @@ fn up_starts_an_element_of_the_burst_tier_again() {
     let read = tidemill(&["cat", "/f"]);
     let layout = tidemill(&["--json", "layout", "/f"]);
     let elsewhere = tidemill(&["up", "--no-mount", "--burst", "/somewhere/else"]);
+    assert!(again.ok, "{}", again.err);
+    let other = tidemill(&["up", "--no-mount", "--outside", "file:///tmp"]);
+    let drained = tidemill(&["drain", "/", "--free", "--wait"]);
+    let gone = std::fs::read_to_string(folder.path().join("outside/f")).unwrap_or_default();
     let down_again = tidemill(&["down"]);
+    assert!(drained.ok && gone == "burst", "{}{gone}", drained.err);
+    assert!(!other.ok && other.err.contains(&outside), "{}", other.err);
     assert!(
         up.ok && put.ok && down.ok && again.ok,
         "{}{}{}",

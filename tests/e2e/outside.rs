@@ -1,6 +1,6 @@
 //! Elements whose files stay outside of the array: what drains goes there under its name, and is read from there.
 
-use crate::array::{Array, Options, wait};
+use crate::array::{Array, Device, Options, wait};
 use crate::stand_in::StandIn;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -297,4 +297,37 @@ fn what_is_outside_is_linked_by_the_arrays_own_user_and_read_without_a_copy() {
     });
     assert_eq!(std::fs::read(folder.join("run/large")).unwrap(), b"short");
     assert!(folder.join("run/deep/small").exists());
+}
+
+/// The folder of the element, through which files go, has no room: what drains goes to another element that stores.
+#[test]
+fn what_has_no_room_on_its_way_outside_goes_elsewhere_and_nothing_is_lost() {
+    let Some(mut array) = bare() else {
+        return;
+    };
+    array.add_element(&["--tier", "burst"]);
+    let folder = array.path("pfs");
+    std::fs::create_dir_all(&folder).unwrap();
+    let device = Device::new(array.element_folder(3), "64m");
+    let uri = format!("file://{}", folder.display());
+    array.add_element(&["--outside", &uri, "--near", "1MiB"]);
+    array.start_mount();
+    device.fill();
+    let trouble = || array.json(&["status"])["elements"][3]["trouble"] != "";
+    wait("the element says that it has no room", trouble);
+    let large = noise(6);
+    array.sh("mkdir d");
+    std::fs::write(array.at("d/large"), &large).unwrap();
+    let stored = |name: &str, there: &[u64]| {
+        array.run(&["drain", "/d", "--free", "--wait"]).ok
+            && elements(&array, name).iter().all(|one| there.contains(one))
+    };
+    wait("it is stored elsewhere", || stored("/d/large", &[0, 1]));
+    assert!(std::fs::read(array.at("d/large")).unwrap() == large);
+    assert!(!folder.join("d/large").exists());
+    device.free();
+    wait("it has room again", || !trouble());
+    std::fs::write(array.at("d/later"), &large).unwrap();
+    wait("what comes later goes outside", || stored("/d/later", &[3]));
+    assert!(std::fs::read(folder.join("d/later")).unwrap() == large);
 }

@@ -57,7 +57,7 @@ impl ArrayDir {
 
     /// Where the files of the element outside are, as text, and in a second line the file of its keys, if there is one.
     pub(crate) fn outside(&self) -> PathBuf {
-        self.0.join("outside")
+        self.0.join("outside.uri")
     }
 
     /// The folder of the element of the burst tier, as text, if there is one.

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What one program puts and another gets, on one host: files in memory through the mount, against Redis over a Unix socket.
+"""What one program puts and another gets, on one host: by labels, and as files in memory through the mount, against Redis over a Unix socket.
 
-  cargo build --release --locked -p tidemill-cli && bench/room.py [--rounds 3] [--binary target/release/tidemill]
+  cargo build --release --locked -p tidemill-cli -p tidemill-label && bench/room.py [--rounds 3] [--binary target/release/tidemill]
 
+`put`: `put` and `get` of labels, into files in memory, 4 KiB and 1 MiB (room.c, which speaks the peer's protocol, too). All others are in Python:
 Two processes take turns, told by a pipe: one writes a file (or SET), the other reads it as soon as it is closed (or GET). `small`: the time from before the put to after the
 get, 4 KiB, p50 of all; `large`: bytes per second of 1 MiB; `mapped`: the same, where the reader maps the file and takes one sum over it, against a GET that does. The peer's
 protocol is spoken by hand over its socket, so that no client library counts. `channel`: `tidemill bench channel`, a message of 4 KiB from the begin of its send until another connection
@@ -20,12 +21,12 @@ import tempfile
 import time
 
 from ends import undisturbed
-from local_array import BINARY, Array, wait
+from local_array import BINARY, HERE, Array, wait
 
 
 class Files:
-    def __init__(self, array):
-        self.folder = os.path.join(array.mount_point, "room")
+    def __init__(self, array, name="room"):
+        self.folder = os.path.join(array.mount_point, name)
         os.mkdir(self.folder)
         os.setxattr(self.folder, "user.tidemill.medium", b"memory")
 
@@ -182,6 +183,28 @@ def channel(array, redis, rounds):
                       "messages_per_s": round_to(rate), "redis_messages_per_s": round_to(redis_rate), "rate_to_redis": round(rate / redis_rate, 3)}), flush=True)
 
 
+def library(array, binary, sizes, redis, rounds):
+    """Labels and the peer, both from C."""
+    target = os.path.dirname(os.path.abspath(binary))
+    program = os.path.join(array.folder, "room-bench")
+    subprocess.run(["cc", "-O2", "-o", program, f"{HERE}/room.c", f"-L{target}", "-ltidemill_label", f"-Wl,-rpath,{target}"], check=True)
+    logs = tempfile.mkdtemp(prefix="tidemill-bench-", dir="/dev/shm")
+    env = dict(os.environ, TIDEMILL_LABELS=logs, TIDEMILL=os.path.abspath(binary))
+    folder = Files(array, "put").folder
+    try:
+        for size, turns in sizes:
+            times = {"labels": [], "redis": []}
+            for _ in range(rounds):
+                for side, place in [("labels", folder), ("redis", redis)]:
+                    said = subprocess.run([program, side, place, str(size), str(turns)], env=env, check=True, capture_output=True, text=True).stdout
+                    times[side] += [float(line) / 1e6 for line in said.split()]
+            report("put", size, statistics.median(times["labels"]), statistics.median(times["redis"]))
+    finally:
+        with open(f"{logs}/agent.lock") as lock:
+            os.kill(int(lock.read()), 9)
+        shutil.rmtree(logs)
+
+
 def touched(view):
     """Every page is looked at."""
     return sum(view[at] >= 0 for at in range(0, len(view), 4096)) * 4096
@@ -223,6 +246,10 @@ def compare(name, stores, size, count, rounds, mapped=False):
         for which, store in stores.items():
             times[which].append(statistics.median(take_turns(store, size, count, mapped, turn * count)))
     ours, peer = (statistics.median(times[which]) for which in ("files", "redis"))
+    report(name, size, ours, peer)
+
+
+def report(name, size, ours, peer):
     print(json.dumps({"bench": name, "bytes": size, "us": round_to(ours * 1e6), "redis_us": round_to(peer * 1e6),
                       "mb_per_s": round_to(size / ours / 1e6), "redis_mb_per_s": round_to(size / peer / 1e6),
                       "time_to_redis": round(ours / peer, 3)}), flush=True)
@@ -252,6 +279,7 @@ def main():
                 array._start("mnt", "mount", "--path", array.mount_point)
                 wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
                 wait("the peer", lambda: os.path.exists(path))
+                library(array, args.binary, [(4096, 2000), (1 << 20, 300)], path, args.rounds)
                 stores = {"files": Files(array), "redis": Redis(path)}
                 compare("small", stores, 4096, 500, args.rounds)
                 compare("large", stores, 1 << 20, 100, args.rounds)

@@ -32,6 +32,8 @@ _register = _function("tidemill_app_register_for", _handle, _text, _text, _u64, 
 _close = _function("tidemill_app_close", None, _handle)
 _flush = _function("tidemill_app_flush", ctypes.c_int, _handle)
 _write = _function("tidemill_label_write", _handle, _handle, _text, _u64, _bytes, _size, _flags, _handle)
+_put = _function("tidemill_label_put", _handle, _handle, _text, _bytes, _size, _flags)
+_get = _function("tidemill_app_get", ctypes.c_int64, _handle, _text, ctypes.c_void_p, _size, _u64)
 _append = _function("tidemill_label_append", _handle, _handle, _text, _bytes, _size, _flags, _handle)
 _read = _function("tidemill_label_read", _handle, _handle, _text, _u64, _u64, _flags, _handle)
 _delete = _function("tidemill_label_delete", _handle, _handle, _text, _flags, _handle)
@@ -161,6 +163,22 @@ class App:
 
     def write(self, to, offset, data, flags=0, after=None):
         return Label(self, _write(self.app, to.encode(), offset, data, len(data), flags, after and after.handle))
+
+    def put(self, to, data, flags=0):
+        """Makes a file of these bytes, which get() of this user's programs on this host gives at once."""
+        return Label(self, _put(self.app, to.encode(), data, len(data), flags))
+
+    def get(self, path, seconds=0):
+        """A file as a whole, put or stored; waits for it for so long."""
+        size = 1 << 16
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            got = _get(self.app, path.encode(), buffer, size, int(seconds * 1000))
+            if got < 0:
+                raise _failed()
+            if got <= size:
+                return buffer.raw[:got]
+            size = got
 
     def append(self, to, data, flags=0, after=None):
         return Label(self, _append(self.app, to.encode(), data, len(data), flags, after and after.handle))

@@ -191,6 +191,74 @@ fn what_was_published_is_done_once_whoever_is_killed() {
     assert_eq!(owner.trim(), USER.to_string());
 }
 
+/// Puts files of a room and says how far it is.
+const PUTS: &str = "
+for n in range(600):
+    app.put(f'room:/r/{n}', b'%09d' % n * (1 + n % 400))
+    app.put('room:/r/last', b'%09d' % n)
+    if n % 100 == 99: print(n, flush=True)
+print('all', flush=True)
+sys.stdin.readline()
+";
+
+const GETS: &str = "
+for n in range(600):
+    assert app.get(f'room:/r/{n}', 60) == b'%09d' % n * (1 + n % 400), n
+while int(app.get('room:/r/last', 60)) < 599: pass
+print('got all')
+";
+
+/// What one program puts into a room another gets at once, whole, also while server and agent are away; it is stored when they are
+/// back, though its program is gone.
+#[test]
+fn what_is_put_into_a_room_is_got_whoever_is_killed() {
+    let Some(mut array) = Array::with(Options::default()) else {
+        return;
+    };
+    array.run(&["room", "create", "r"]);
+    array.sh("chown 1234:1234 rooms/r");
+    let labels = Labels::of(&array, USER);
+    let program = |script: &str| {
+        let mut command = labels.command("python3");
+        let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
+        command.arg("-c").arg(format!("{prelude}{script}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let (gets, mut puts) = (program(GETS), program(PUTS));
+    let mut out = puts.stdout.take().unwrap();
+    loop {
+        match line(&mut out).as_str() {
+            "all" => break,
+            "299" => array.kill_server(),
+            "499" => array.start_server(),
+            _ => labels.kill_agent(),
+        }
+    }
+    let got = gets.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&got.stdout), "got all\n");
+    labels.kill_agent();
+    puts.kill().unwrap();
+    puts.wait().unwrap();
+    // Others see what is stored, and get what is theirs.
+    let stranger = Labels::of(&array, 65534);
+    let said = stranger.said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
+    assert_ne!(said, "");
+    labels.start_agent();
+    labels.wait_until_done();
+    let sizes = array.sh("cd rooms/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
+    let expected: String = (0..600).map(|n| format!("{}\n", 9 * (1 + n % 400))).collect();
+    assert_eq!(sizes, format!("000000599{expected}"));
+    let by_others = "
+import subprocess
+app.put('room:/r/a', b'mine').wait()
+subprocess.run(['sh', '-c', f'echo theirs > {app_mount}/rooms/r/b; mv {app_mount}/rooms/r/b {app_mount}/rooms/r/a'], check=True)
+print(app.get('room:/r/a').decode())
+";
+    let mount = format!("app_mount = {:?}\n", array.at("").display().to_string());
+    assert_eq!(labels.said_by(&format!("{mount}{by_others}")), "theirs\n\n");
+}
+
 /// While the mount is gone, labels wait, and nothing is written into the folder that was below it.
 #[test]
 fn labels_wait_for_a_mount_that_is_gone() {

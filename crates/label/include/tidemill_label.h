@@ -48,6 +48,12 @@ void tidemill_app_close(tidemill_app *app);
 /* `after`: NULL, or a label that is to be done before, of whatever file. */
 tidemill_label *tidemill_label_write(const tidemill_app *app, const char *to, uint64_t offset, const void *data,
                                      size_t size, unsigned flags, const tidemill_label *after);
+/* Makes a file of these bytes, in place of what has that name. tidemill_app_get of this user's applications on this host gives them as
+ * soon as this returns, all others see them when it is stored. At most a quarter of the application's room. */
+tidemill_label *tidemill_label_put(const tidemill_app *app, const char *to, const void *data, size_t size, unsigned flags);
+/* A file as a whole: what was put, stored or not, else what is in the file. Waits for it, `wait_ms` at most. Gives its size, of which as
+ * much as fits was put into `buffer`; or -1, with ENOENT if it has not come. */
+int64_t tidemill_app_get(const tidemill_app *app, const char *from, void *buffer, size_t size, uint64_t wait_ms);
 tidemill_label *tidemill_label_append(const tidemill_app *app, const char *to, const void *data, size_t size,
                                       unsigned flags, const tidemill_label *after);
 tidemill_label *tidemill_label_read(const tidemill_app *app, const char *from, uint64_t offset, uint64_t size,

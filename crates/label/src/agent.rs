@@ -5,7 +5,9 @@
 //! taken it carries out file by file: writes that follow each other are one, different files are done at the same time,
 //! and the labels of a file in the order in which they were published.
 
+use crate::app::PUT;
 use crate::arrivals::Awaiting;
+use crate::board::{self, Board};
 use crate::error::Error;
 use crate::execute::Files;
 use crate::folder::Folder;
@@ -74,9 +76,11 @@ fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
 }
 
 fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
-    let bell = folder.bell()?;
+    let (bell, board) = (folder.bell()?, Arc::new(Board::open(folder.path())?));
+    board.forget_unseen();
+    let mut stuck = Vec::new();
     let mut kept: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
-    let mut idle = Instant::now();
+    let (mut idle, mut begun) = (Instant::now(), Instant::now());
     loop {
         let rung = bell.rung();
         kept.retain(|_, thread| !thread.is_finished());
@@ -86,10 +90,9 @@ fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
             }
             match take_up(&path) {
                 Ok(log) => {
-                    kept.insert(
-                        path,
-                        std::thread::spawn(move || Keeper::new(log, tell).run()),
-                    );
+                    let board = board.clone();
+                    let keeper = move || Keeper::new(log, board, tell).run();
+                    kept.insert(path, std::thread::spawn(keeper));
                 }
                 Err(error) => set_aside(&path, &error.to_string(), tell),
             }
@@ -100,6 +103,13 @@ fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
             return Ok(());
         }
         bell.wait(rung, LOOK);
+        // One takes far less than the time between two looks.
+        if begun.elapsed() > LOOK {
+            let changing = board.changing();
+            let both: Vec<_> = changing.iter().filter(|one| stuck.contains(*one)).collect();
+            board.mend(both);
+            (stuck, begun) = (changing, Instant::now());
+        }
     }
 }
 
@@ -137,6 +147,10 @@ struct Keeper {
     last: u64,
     written: Instant,
     manner: Manner,
+    /// Where what is put is seen until it is stored.
+    board: Arc<Board>,
+    /// What was put and is not stored: what stands for its path, where it is, and whether it is seen.
+    puts: Vec<(u64, u64, bool)>,
     /// Since when labels are gathered.
     gathers: Option<Instant>,
     /// Since when nobody has the log.
@@ -144,7 +158,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(log: Log, tell: Tell) -> Self {
+    fn new(log: Log, board: Arc<Board>, tell: Tell) -> Self {
         let (root, system) = log.root();
         let files = Files::new(root, system, log.umask());
         let (at, last) = (log.freed(), log.stored());
@@ -159,6 +173,8 @@ impl Keeper {
             last,
             written: Instant::now(),
             manner,
+            board,
+            puts: Vec::new(),
             gathers: None,
             left: None,
         }
@@ -181,7 +197,10 @@ impl Keeper {
                     (self.tell)(&format!("{}: {error}", self.log.path().display()));
                 }
             }
-            Err(error) => set_aside(self.log.path(), &error.to_string(), self.tell),
+            Err(error) => {
+                self.end_puts();
+                set_aside(self.log.path(), &error.to_string(), self.tell);
+            }
         }
     }
 
@@ -261,6 +280,17 @@ impl Keeper {
     fn store(&mut self) {
         self.files.close_all();
         self.log.store(self.last);
+        self.end_puts();
+    }
+
+    /// What was put is looked for in files from now on.
+    fn end_puts(&mut self) {
+        for (hash, at, seen) in self.puts.drain(..) {
+            match seen {
+                true => self.board.remove(&self.log, hash, at),
+                false => self.board.ends_unseen(hash),
+            }
+        }
     }
 
     /// What was published since, and has not been begun. What another agent had begun is done again.
@@ -281,6 +311,15 @@ impl Keeper {
             self.at += record.length;
             if record.kind == Kind::Filler {
                 continue;
+            }
+            if record.flags & PUT != 0 {
+                // Before the file is: its application may not have come so far.
+                let hash = board::hash(self.log.root().0, self.log.paths(&record));
+                let seen = self.board.put(&self.log, hash, record.at);
+                if !seen {
+                    self.board.begins_unseen(hash);
+                }
+                self.puts.push((hash, record.at, seen));
             }
             if !due {
                 self.log.turn(record.at, Status::Pending, Status::Cancelled);

@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::intent::Intent;
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Bytes that are kept for why an analysis failed.
@@ -33,10 +34,10 @@ pub struct Analysis<'a> {
 /// An analysis whose files are paths below the mount.
 pub(crate) struct Known<'a> {
     analysis: &'a Analysis<'a>,
-    inputs: Vec<&'a str>,
-    outputs: Vec<&'a str>,
-    stdin: Option<&'a str>,
-    stdout: Option<&'a str>,
+    inputs: Vec<Cow<'a, str>>,
+    outputs: Vec<Cow<'a, str>>,
+    stdin: Option<Cow<'a, str>>,
+    stdout: Option<Cow<'a, str>>,
 }
 
 /// The paths that a label of a job has in the log.
@@ -55,9 +56,12 @@ impl Paths {
     }
 
     /// The result, empty if there is none, and the outputs, each before a zero; then the inputs after another.
-    fn to_bytes(result: &str, outputs: &[&str], inputs: &[&str]) -> Vec<u8> {
+    fn to_bytes(result: &str, outputs: &[Cow<'_, str>], inputs: &[Cow<'_, str>]) -> Vec<u8> {
         let mut text = String::new();
-        for name in [&[result], outputs].concat() {
+        for name in [result]
+            .into_iter()
+            .chain(outputs.iter().map(AsRef::as_ref))
+        {
             text.push_str(name);
             text.push('\0');
         }
@@ -83,10 +87,10 @@ impl<'a> Analysis<'a> {
     /// With paths in place of addresses.
     pub(crate) fn within(
         &'a self,
-        path: impl Fn(&'a str) -> Result<&'a str, Error>,
+        path: impl Fn(&'a str) -> Result<Cow<'a, str>, Error>,
     ) -> Result<Known<'a>, Error> {
         let file = |address: &'a str| match path(address)? {
-            "" => Err(Error::Invalid(format!("{address} is no file"))),
+            path if path.is_empty() => Err(Error::Invalid(format!("{address} is no file"))),
             path => Ok(path),
         };
         let all = |addresses: &'a [&'a str]| {
@@ -110,7 +114,7 @@ impl Known<'_> {
 
     /// The script of the job that is called `name`, of an application that wants something.
     pub(crate) fn script(&self, name: &str, intent: Intent) -> Result<String, Error> {
-        let first = self.outputs.first().copied();
+        let first = self.outputs.first();
         let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
         let workdir = first.rsplit_once('/').map_or("", |(folder, _)| folder);
         let analysis = self.analysis;
@@ -122,7 +126,7 @@ impl Known<'_> {
         script.push_str("strict = true;\nreplace = true;\ntasks = ( {\n  name = \"label\";\n");
         let _ = writeln!(script, "  kernel = {};", quoted(analysis.kernel));
         let args: Vec<_> = analysis.args.iter().map(|arg| quoted(arg)).collect();
-        let paths = |paths: &[&str]| paths.iter().map(|path| quoted_path(path)).collect();
+        let paths = |paths: &[Cow<'_, str>]| paths.iter().map(|path| quoted_path(path)).collect();
         for (setting, values) in [
             ("args", args),
             ("input", paths(&self.inputs)),
@@ -132,7 +136,7 @@ impl Known<'_> {
                 let _ = writeln!(script, "  {setting} = [ {} ];", values.join(", "));
             }
         }
-        for (setting, path) in [("stdin", self.stdin), ("stdout", self.stdout)] {
+        for (setting, path) in [("stdin", &self.stdin), ("stdout", &self.stdout)] {
             if let Some(path) = path {
                 let _ = writeln!(script, "  {setting} = {};", quoted_path(path));
             }
@@ -178,7 +182,7 @@ mod tests {
             policy: Some("min-wait"),
             ..Analysis::default()
         };
-        let known = analysis.within(Ok).unwrap();
+        let known = analysis.within(|path| Ok(path.into())).unwrap();
         assert_eq!(
             known.script("a/b", Intent::Energy).unwrap(),
             "name = \"a-b\";\nworkdir = \"/run\";\npolicy = \"min-wait\";\nstrict = true;\nreplace = true;\n\
@@ -189,7 +193,13 @@ mod tests {
             policy: None,
             ..analysis
         };
-        let script = |intent| unsaid.within(Ok).unwrap().script("a", intent).unwrap();
+        let script = |intent| {
+            unsaid
+                .within(|path| Ok(path.into()))
+                .unwrap()
+                .script("a", intent)
+                .unwrap()
+        };
         assert!(script(Intent::Energy).contains("policy = \"constraint:energy\";"));
         assert!(!script(Intent::None).contains("policy"));
         let paths = Paths::of(&known.paths("run/out"));

@@ -2,6 +2,7 @@
 
 use crate::analysis::{Analysis, Paths, TEXT_MAX};
 use crate::arrivals;
+use crate::board::{self, Board};
 use crate::error::Error;
 use crate::folder::{self, Folder};
 use crate::intent::Intent;
@@ -9,11 +10,12 @@ use crate::jobs::CONTROL;
 use crate::limits::{self, Limits};
 use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Status, Terms};
 use crate::notices::{Callback, Notices};
+use crate::root::Root;
 use std::borrow::{Borrow, Cow};
 use std::collections::{HashMap, VecDeque};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Bytes that an application has for labels unless it says otherwise.
@@ -22,6 +24,10 @@ const CAPACITY: u64 = 64 << 20;
 const LABEL_MAX: u64 = 4 << 20;
 /// How often who waits looks whether there is somebody to wait for.
 const LOOK: Duration = Duration::from_millis(100);
+/// Where rooms are, below the mount.
+const ROOMS: &str = "rooms";
+/// How long who puts what another application has put sleeps before looking whether that is stored.
+const OTHERS: Duration = Duration::from_micros(500);
 /// Longest read of one label, in bytes.
 const READ_MAX: u64 = 1 << 30;
 
@@ -34,6 +40,8 @@ pub(crate) const IF_FAILED: u16 = 8;
 pub(crate) const PART: u16 = 16;
 /// Nobody asks what becomes of it.
 pub(crate) const FORGET: u16 = 32;
+/// It is the whole file, which others may see before it is stored.
+pub(crate) const PUT: u16 = 64;
 /// Bytes of a key.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
 /// How long somebody who has just let go of an application is waited for.
@@ -71,6 +79,11 @@ struct Inner {
     keeps: bool,
     ring: Mutex<Ring>,
     notices: Mutex<Notices>,
+    /// Where what is put is seen: opened when something is put, or got.
+    board: OnceLock<Board>,
+    root: Root,
+    /// The folder that it has was seen to be where an array is mounted.
+    is_array: OnceLock<()>,
 }
 
 /// A label in the words of the log.
@@ -100,6 +113,8 @@ struct Slot {
     id: u64,
     /// Nobody can ask for it any more.
     left: bool,
+    /// What stands for its path on the board; 0: it is not there.
+    put: u64,
     /// The last label that depends on what becomes of it; 0: none does.
     asked_by: u64,
 }
@@ -151,6 +166,14 @@ impl<'a> Label<'a> {
             bytes,
             ..Self::new(Kind::Write, path)
         }
+    }
+
+    /// Makes a file of these bytes, in place of what has that name. [`App::get`] of this user's applications on this host gives them as
+    /// soon as this is published; all others see them when it is stored.
+    pub fn put(path: &'a str, bytes: &'a [u8]) -> Self {
+        let mut label = Self::write(path, 0, bytes);
+        label.flags |= PUT | CUT;
+        label
     }
 
     /// Writes bytes at the end of a file. The file is made if it is not there.
@@ -341,7 +364,8 @@ impl App {
     }
 
     fn begin(folder: Folder, log: Log, settings: &Settings) -> Result<Self, Error> {
-        let (keeps, mount) = (log.is_keyed(), log.root().0.to_owned());
+        let (keeps, (mount, system)) = (log.is_keyed(), log.root());
+        let (mount, root) = (mount.to_owned(), Root::new(mount, system, log.umask()));
         let inner = Inner {
             label_max: LABEL_MAX.min(log.capacity() / 4),
             ring: Mutex::new(Ring::of(&log, keeps)?),
@@ -351,6 +375,9 @@ impl App {
             keeps,
             starts_agent: !settings.no_agent,
             notices: Mutex::default(),
+            board: OnceLock::new(),
+            is_array: OnceLock::new(),
+            root,
         };
         inner.find_agent()?;
         inner.folder.bell()?.ring();
@@ -410,6 +437,22 @@ impl App {
             return Err(Error::Forked);
         }
         let asked = inner.ask(label)?;
+        let puts = label.flags & PUT != 0;
+        let whole = puts || label.kind == Kind::Analyse;
+        let max = match whole {
+            true => inner.log.capacity() / 4,
+            false => inner.label_max,
+        };
+        if whole && asked.size > max {
+            let what = match puts {
+                true => "what is put has",
+                false => "a job's script and result have",
+            };
+            let size = asked.size;
+            return Err(Error::Invalid(format!(
+                "{what} at most {max} bytes, a quarter of the application's room, not {size}"
+            )));
+        }
         let mut ticket = Ticket {
             inner: inner.clone(),
             kind: label.kind,
@@ -418,17 +461,10 @@ impl App {
             rest: Vec::new(),
             at: 0,
         };
-        let max = match label.kind {
-            Kind::Analyse => inner.log.capacity() / 4,
-            _ => inner.label_max,
+        let put = match puts {
+            true => Some(inner.begin_put(&asked.paths, label)?),
+            false => None,
         };
-        if label.kind == Kind::Analyse && asked.size > max {
-            let why = format!(
-                "a job's script and result have at most {max} bytes, not {}",
-                asked.size
-            );
-            return Err(Error::Invalid(why));
-        }
         let mut done = 0;
         loop {
             let size = (asked.size - done).min(max);
@@ -464,9 +500,13 @@ impl App {
             ticket.at = at;
             done += size;
             if done >= asked.size {
-                return Ok(ticket);
+                break;
             }
         }
+        if let Some(hash) = put {
+            inner.end_put(hash, &ticket)?;
+        }
+        Ok(ticket)
     }
 
     /// Publishes, and waits until it is stored: [`Ticket::wait`].
@@ -503,7 +543,7 @@ impl App {
     }
 
     /// What a pattern of addresses means, below the mount.
-    pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<&'a str, Error> {
+    pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<Cow<'a, str>, Error> {
         self.0.need_array()?;
         self.0.path(pattern)
     }
@@ -512,6 +552,19 @@ impl App {
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0.mount
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.0.root
+    }
+
+    pub(crate) fn board(&self) -> Result<&Board, Error> {
+        self.0.board()
+    }
+
+    /// What an address means, below the mount.
+    pub(crate) fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
+        self.0.path(address)
     }
 }
 
@@ -591,7 +644,20 @@ impl Inner {
     }
 
     /// What an address means, below the mount.
-    fn path<'a>(&self, address: &'a str) -> Result<&'a str, Error> {
+    fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
+        if let Some(inside) = address.strip_prefix("room:/") {
+            self.need_array()?;
+            let inside = Path::new(inside).components();
+            let plain = inside
+                .clone()
+                .all(|part| matches!(part, Component::Normal(_)));
+            if !plain || inside.count() < 2 || address.contains('\0') {
+                return Err(Error::Invalid(format!(
+                    "{address:?} is no address: room:/ROOM/FILE, without .."
+                )));
+            }
+            return Ok(address.replacen("room:", ROOMS, 1).into());
+        }
         let inside = match address.strip_prefix("tidemill:") {
             Some(inside) => inside.starts_with('/').then_some(inside),
             None => {
@@ -606,11 +672,11 @@ impl Inner {
                 .any(|part| part == Component::ParentDir)
         };
         match inside {
-            Some(path) if !path.contains('\0') && !up(path) => Ok(path),
+            Some(path) if !path.contains('\0') && !up(path) => Ok(path.into()),
             _ => {
                 let mount = self.mount.display();
                 Err(Error::Invalid(format!(
-                    "{address:?} is no address: tidemill:/PATH, or a path below {mount}, where the array is mounted; without .."
+                    "{address:?} is no address: tidemill:/PATH, room:/ROOM/FILE, or a path below {mount}, where the array is mounted; without .."
                 )))
             }
         }
@@ -642,7 +708,8 @@ impl Inner {
             kind => {
                 let mut paths = self.path(label.path)?.as_bytes().to_vec();
                 if matches!(kind, Kind::Move | Kind::Copy) {
-                    let other = self.path(label.other)?.as_bytes();
+                    let other = self.path(label.other)?;
+                    let other = other.as_bytes();
                     if kind == Kind::Copy && other == paths {
                         return invalid(format!("{} can't be copied to itself", label.path));
                     }
@@ -671,12 +738,13 @@ impl Inner {
 
     /// Refuses what only the array itself can be asked, where a folder in it is what the application has.
     fn need_array(&self) -> Result<(), Error> {
-        if self.mount.join(CONTROL).is_dir() {
+        if self.is_array.get().is_some() || self.mount.join(CONTROL).is_dir() {
+            self.is_array.get_or_init(|| ());
             return Ok(());
         }
         let mount = self.mount.display();
         Err(Error::Invalid(format!(
-            "{mount} is not where an array is mounted: register with that for labels that are jobs, or that wait for files"
+            "{mount} is not where an array is mounted: register with that for rooms, jobs, and labels that wait for files"
         )))
     }
 
@@ -684,7 +752,7 @@ impl Inner {
         self.need_array()?;
         let pattern = self.path(label.path)?;
         let since = match label.other {
-            "" => arrivals::now(&self.mount, pattern)?,
+            "" => arrivals::now(&self.mount, &pattern)?,
             since if since.contains('\0') => {
                 return Err(Error::Invalid(format!("{since:?} is no cursor")));
             }
@@ -703,16 +771,16 @@ impl Inner {
     fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
         self.need_array()?;
         let result = match label.path {
-            "" => "",
+            "" => Cow::Borrowed(""),
             path => self.path(path)?,
         };
         let (paths, bytes) = match label.analysis {
             Some(analysis) => {
                 let known = analysis.within(|address| self.path(address))?;
                 let script = known.script(&self.log.name(), self.log.intent())?;
-                (known.paths(result), Cow::Owned(script.into_bytes()))
+                (known.paths(&result), Cow::Owned(script.into_bytes()))
             }
-            None => (Paths::of_result(result), Cow::Borrowed(label.bytes)),
+            None => (Paths::of_result(&result), Cow::Borrowed(label.bytes)),
         };
         let offset = bytes.len() as u64;
         Ok(Said {
@@ -723,6 +791,50 @@ impl Inner {
             size: offset + label.size.max(TEXT_MAX),
             after,
         })
+    }
+
+    fn board(&self) -> Result<&Board, Error> {
+        if let Some(board) = self.board.get() {
+            return Ok(board);
+        }
+        let board = Board::open(self.folder.path())?;
+        Ok(self.board.get_or_init(|| board))
+    }
+
+    /// Waits until what another application has put there is stored, so that this one is the later.
+    fn begin_put(&self, path: &[u8], label: &Label<'_>) -> Result<u64, Error> {
+        if label.after.is_some() {
+            let why = "what is put is seen at once: it can't be after another label";
+            return Err(Error::Invalid(why.into()));
+        }
+        let (board, hash) = (self.board()?, board::hash(&self.mount, path));
+        while board.is_others(&self.log, hash) {
+            if !label.patient {
+                return Err(Error::Full {
+                    needed: label.size,
+                    capacity: self.log.capacity(),
+                });
+            }
+            self.find_agent()?;
+            std::thread::sleep(OTHERS);
+        }
+        Ok(hash)
+    }
+
+    /// Has all see what a label puts; where that can't be, it is stored.
+    fn end_put(&self, hash: u64, ticket: &Ticket) -> Result<(), Error> {
+        let (board, log) = (self.board()?, &self.log);
+        if !board.put(log, hash, ticket.at) {
+            return ticket.wait_until(None);
+        }
+        let mut ring = self.ring();
+        if log.stored() >= ticket.first {
+            // The agent had done it before it could be seen.
+            board.remove(log, hash, ticket.at);
+        } else if let Some(slot) = ring.slot(ticket.first) {
+            slot.put = hash;
+        }
+        Ok(())
     }
 
     /// Appends a record when there is room; gives its id, and where it is.
@@ -740,7 +852,7 @@ impl Inner {
                 let mut ring = self.ring();
                 let mut filled = self.log.room(length);
                 if filled.is_none() {
-                    ring.collect(&self.log, self.keeps);
+                    ring.collect(&self.log, self.board.get(), self.keeps);
                     filled = self.log.room(length);
                 }
                 if let Some(filled) = filled {
@@ -753,6 +865,7 @@ impl Inner {
                         length,
                         id,
                         left: part.flags & FORGET != 0,
+                        put: 0,
                         asked_by: 0,
                     });
                     drop(ring);
@@ -800,6 +913,10 @@ impl Ring {
                 length: record.length,
                 id: record.id,
                 left: record.flags & FORGET != 0,
+                put: match record.flags & PUT {
+                    0 => 0,
+                    _ => board::hash(log.root().0, log.paths(&record)),
+                },
                 asked_by: 0,
             });
             if record.flags & (IF_DONE | IF_FAILED) != 0 {
@@ -817,7 +934,7 @@ impl Ring {
 
     /// Gives the places of settled labels free, from the oldest on; what somebody may ask for is kept here, or where it is. The number
     /// of the last label is known by its place.
-    fn collect(&mut self, log: &Log, keeps: bool) {
+    fn collect(&mut self, log: &Log, board: Option<&Board>, keeps: bool) {
         while let Some(slot) = self.slots.front().copied() {
             if keeps && (!slot.left || self.slots.len() == 1) {
                 return;
@@ -826,9 +943,16 @@ impl Ring {
             if !status.is_settled() || !self.is_settled(log, slot.asked_by) {
                 return;
             }
+            // Who looks for it where it was put must find it where it is stored.
+            if slot.put != 0 && status == Status::Done && log.stored() < slot.id {
+                return;
+            }
             if !slot.left {
                 let outcome = Outcome::of(log, slot.at, (status, value));
                 self.outcomes.insert(slot.id, outcome);
+            }
+            if let Some(board) = board.filter(|_| slot.put != 0) {
+                board.remove(log, slot.put, slot.at);
             }
             self.slots.pop_front();
             log.free(slot.at + slot.length);

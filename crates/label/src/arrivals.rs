@@ -296,7 +296,7 @@ impl App {
         let within = self.pattern(pattern)?;
         let cursor = match since {
             Some(since) => since.to_owned(),
-            None => now(self.mount(), within)?,
+            None => now(self.mount(), &within)?,
         };
         Ok(Subscription {
             app: Self::register(&self.name(), &settings)?,

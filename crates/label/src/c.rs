@@ -200,6 +200,57 @@ pub unsafe extern "C" fn tidemill_label_write(
     }
 }
 
+/// [`Label::put`].
+///
+/// # Safety
+/// As for [`tidemill_label_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_label_put(
+    app: *const App,
+    to: *const c_char,
+    data: *const c_void,
+    size: usize,
+    flags: c_uint,
+) -> *mut Ticket {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let label = text(to, "to").and_then(|to| Ok(Label::put(to, bytes(data, size)?)));
+        publish(app, label, flags, ptr::null())
+    }
+}
+
+/// [`App::get_into`].
+///
+/// # Safety
+/// `app` lives, `from` ends with a zero, `buffer` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidemill_app_get(
+    app: *const App,
+    from: *const c_char,
+    buffer: *mut c_void,
+    size: usize,
+    wait_ms: u64,
+) -> i64 {
+    // SAFETY: as the caller promises.
+    let (app, from, into) = unsafe {
+        let into: &mut [u8] = if size == 0 || buffer.is_null() {
+            &mut []
+        } else {
+            std::slice::from_raw_parts_mut(buffer.cast(), size)
+        };
+        (app.as_ref(), text(from, "from"), into)
+    };
+    let got = app.ok_or_else(|| Error::Invalid("app is NULL".into()));
+    let wait = Duration::from_millis(wait_ms);
+    match got.and_then(|app| app.get_into(from?, into, wait)) {
+        Ok(size) => i64::try_from(size).unwrap_or(i64::MAX),
+        Err(error) => {
+            say(&error);
+            -1
+        }
+    }
+}
+
 /// [`Label::append`].
 ///
 /// # Safety

@@ -21,6 +21,7 @@ mod analysis;
 mod app;
 pub mod apps;
 mod arrivals;
+mod board;
 pub mod c;
 mod error;
 mod execute;
@@ -32,6 +33,7 @@ mod log;
 mod new_files;
 mod notices;
 mod root;
+mod shared;
 #[doc(hidden)]
 pub mod shuffle;
 

@@ -187,7 +187,7 @@ const ROOT_AT: usize = 1024;
 pub(crate) const ROOT_MAX: usize = 3072;
 
 /// Memory of a file that several processes have.
-struct Map {
+pub(crate) struct Map {
     base: *mut u8,
     length: usize,
 }
@@ -196,6 +196,28 @@ struct Map {
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
+
+impl Map {
+    /// The first bytes of a file, which must have as many; with all their pages now, or each when it is touched.
+    pub(crate) fn of(file: &File, length: usize, now: bool) -> std::io::Result<Self> {
+        let pages = if now {
+            MapFlags::POPULATE
+        } else {
+            MapFlags::empty()
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let how = MapFlags::SHARED | pages;
+        // SAFETY: a new mapping, of a file as long as it is.
+        let base = unsafe { mmap(std::ptr::null_mut(), length, protection, how, file, 0) };
+        let base = base?.cast();
+        Ok(Self { base, length })
+    }
+
+    /// Where it begins.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
 
 impl Drop for Map {
     fn drop(&mut self) {
@@ -357,7 +379,7 @@ impl Log {
         let made = made.and_then(|()| flock(&file, FlockOperation::NonBlockingLockExclusive));
         let log = made
             .map_err(|errno| at(errno.into()))
-            .and_then(|()| Self::map(file, path, HEADER + capacity));
+            .and_then(|()| Self::map(file, path, HEADER + capacity, true));
         let log = log.and_then(|log| {
             log.head().intent.store(intent as u32, Ordering::Relaxed);
             log.head().keyed.store(keyed.into(), Ordering::Relaxed);
@@ -426,8 +448,17 @@ impl Log {
         self.head().keyed.load(Ordering::Relaxed) != 0
     }
 
-    /// Opens the log of somebody else.
+    /// Opens the log of somebody else, to carry it out.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        Self::of_other(path, true)
+    }
+
+    /// Opens the log of somebody else, to look at some of it.
+    pub(crate) fn look(path: &Path) -> Result<Self, Error> {
+        Self::of_other(path, false)
+    }
+
+    fn of_other(path: &Path, now: bool) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
             source,
@@ -441,7 +472,7 @@ impl Log {
         if !(HEADER + CAPACITY_MIN..=HEADER + CAPACITY_MAX).contains(&length) {
             return Err(Error::damaged(path, "its length is not that of a log"));
         }
-        let log = Self::map(file, path, length)?;
+        let log = Self::map(file, path, length, now)?;
         let head = log.head();
         if head.magic.load(Ordering::Acquire) != MAGIC
             || head.capacity.load(Ordering::Relaxed) != length - HEADER
@@ -451,32 +482,15 @@ impl Log {
         Ok(log)
     }
 
-    fn map(file: File, path: &Path, length: u64) -> Result<Self, Error> {
+    /// With all pages now: publishing is not to wait for them one by one.
+    fn map(file: File, path: &Path, length: u64, now: bool) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
             source,
         };
         let bytes = usize::try_from(length).map_err(|_| at(Errno::NOMEM.into()))?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, of a file as long as it is.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                bytes,
-                protection,
-                // All pages now: publishing is not to wait for them one by one.
-                MapFlags::SHARED | MapFlags::POPULATE,
-                &file,
-                0,
-            )
-        };
-        let base = base.map_err(|errno| at(errno.into()))?.cast();
-        let map = Map {
-            base,
-            length: bytes,
-        };
         Ok(Self {
-            map,
+            map: Map::of(&file, bytes, now).map_err(at)?,
             file,
             path: path.to_owned(),
             capacity: length - HEADER,
@@ -532,6 +546,11 @@ impl Log {
         let made = &self.head().boot;
         let made = [&made[0], &made[1]].map(|half| half.load(Ordering::Relaxed));
         made == boot()
+    }
+
+    /// Whether its file has gone.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.file.metadata().map_or(true, |file| file.nlink() == 0)
     }
 
     /// Whether the application has ended.
@@ -900,7 +919,7 @@ impl Log {
     }
 }
 
-fn wait(word: &AtomicU32, value: u32, limit: Duration) {
+pub(crate) fn wait(word: &AtomicU32, value: u32, limit: Duration) {
     let limit = rustix::thread::Timespec {
         tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),
@@ -945,7 +964,8 @@ impl Bell {
         let file = how.open(path).map_err(at)?;
         let all = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&file, all, 0, HEADER).map_err(|errno| at(errno.into()))?;
-        Ok(Self(Log::map(file, path, HEADER)?.map))
+        let bytes = usize::try_from(HEADER).unwrap_or(0);
+        Ok(Self(Map::of(&file, bytes, true).map_err(at)?))
     }
 
     fn word(&self) -> &AtomicU32 {

@@ -15,6 +15,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// The folder that paths are below.
+#[derive(Debug)]
 pub(crate) struct Root {
     path: PathBuf,
     system: u64,

@@ -1,0 +1,407 @@
+//! What a user's applications on this host have put and is not in files yet, for all of them to see at once.
+//!
+//! A table in memory that they share: for each path the log and the record that has its bytes. Nothing is copied to it. An
+//! entry says so from the moment in which its record is published until the file is closed; whoever finds none looks at the
+//! file. Entries are changed by one process at a time each, which a `turn` says, odd meanwhile; somebody who is killed just
+//! then leaves one that is as good as none, which the agent makes free.
+
+use crate::app::PUT;
+use crate::error::Error;
+use crate::folder::LOG;
+use crate::log::{self, Kind, Log, Map, Record, Status};
+use rustix::thread::futex;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const NAME: &str = "board";
+const PAGE: usize = 4096;
+const HEAD: usize = 2 * PAGE;
+/// Entries, and those among which one of a path is.
+const ENTRIES: usize = 4096;
+const WAYS: usize = 8;
+const BUCKETS: usize = ENTRIES / WAYS;
+const NAME_WORDS: usize = 13;
+/// Logs of others that are kept mapped.
+const LOGS_MAX: usize = 8;
+
+#[repr(C)]
+struct Head {
+    /// Changes with each put; how many wait for one.
+    puts: AtomicU32,
+    waiters: AtomicU32,
+}
+
+/// Puts that found no place among the entries of a bucket: how many were begun to be stored, and have been.
+#[repr(C)]
+struct Unseen {
+    begun: AtomicU32,
+    ended: AtomicU32,
+}
+
+#[repr(C)]
+struct Entry {
+    /// Odd while somebody changes it.
+    turn: AtomicU64,
+    /// Of the path; 0: it is free.
+    hash: AtomicU64,
+    /// Where the record is in its log.
+    at: AtomicU64,
+    /// The name of the log's file, filled with zeros.
+    name: [AtomicU64; NAME_WORDS],
+}
+
+const _: () = assert!(size_of::<Entry>() == 128 && size_of::<Unseen>() * BUCKETS <= PAGE);
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Told {
+    turn: u64,
+    hash: u64,
+    at: u64,
+    name: [u64; NAME_WORDS],
+}
+
+pub(crate) struct Board {
+    map: Map,
+    folder: PathBuf,
+    logs: Mutex<HashMap<[u64; NAME_WORDS], Arc<Log>>>,
+}
+
+impl std::fmt::Debug for Board {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Board").field("in", &self.folder).finish()
+    }
+}
+
+/// What stands for a path below a root: the same in all builds.
+pub(crate) fn hash(root: &Path, path: &[u8]) -> u64 {
+    let bytes = root.as_os_str().as_bytes().iter().chain(&[0]).chain(path);
+    let mixed = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    // Its low bits alone choose the place.
+    (mixed ^ mixed >> 32) | 1
+}
+
+fn bucket(hash: u64) -> usize {
+    usize::try_from(hash >> 1).unwrap_or(0) % BUCKETS
+}
+
+fn words(name: &[u8]) -> Option<[u64; NAME_WORDS]> {
+    let mut words = [0; NAME_WORDS];
+    if name.len() > NAME_WORDS * 8 {
+        return None;
+    }
+    for (word, bytes) in words.iter_mut().zip(name.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    Some(words)
+}
+
+fn name(words: &[u64; NAME_WORDS]) -> Option<String> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let text = bytes.split(|&byte| byte == 0).next()?;
+    let name = String::from_utf8(text.to_vec()).ok()?;
+    // Anything may stand there: it is no way out of the folder.
+    let is_log = Path::new(&name).extension().is_some_and(|end| end == LOG);
+    (is_log && !name.contains('/')).then_some(name)
+}
+
+impl Board {
+    /// That of a folder of logs. What is in its file is believed of nobody: each entry is looked after.
+    pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join(NAME);
+        let at = |source: std::io::Error| Error::Log {
+            path: path.clone(),
+            source,
+        };
+        let mut how = File::options();
+        let how = how.read(true).write(true).create(true).truncate(false);
+        let file = how.open(&path).map_err(at)?;
+        let bytes = HEAD + ENTRIES * size_of::<Entry>();
+        let all = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, all, 0, bytes as u64).map_err(|errno| at(errno.into()))?;
+        Ok(Self {
+            map: Map::of(&file, bytes, true).map_err(at)?,
+            folder: folder.to_owned(),
+            logs: Mutex::default(),
+        })
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: mapped for as long as this lives, aligned, and all of it is atomic.
+        unsafe { &*self.map.base().cast::<Head>() }
+    }
+
+    fn entries(&self) -> &[Entry] {
+        // SAFETY: as above, behind the head.
+        unsafe { std::slice::from_raw_parts(self.map.base().add(HEAD).cast::<Entry>(), ENTRIES) }
+    }
+
+    fn ways(&self, hash: u64) -> &[Entry] {
+        let place = bucket(hash) * WAYS;
+        &self.entries()[place..place + WAYS]
+    }
+
+    fn unseen(&self, hash: u64) -> &Unseen {
+        // SAFETY: as above, in the page between head and entries.
+        unsafe { &*self.map.base().add(PAGE).cast::<Unseen>().add(bucket(hash)) }
+    }
+
+    /// Changes whenever something is put or stored that may be at that path; `None`: something is in this moment, of which nothing
+    /// is seen here.
+    pub(crate) fn mark(&self, hash: u64) -> Option<u64> {
+        let unseen = self.unseen(hash);
+        let begun = unseen.begun.load(Ordering::SeqCst);
+        let turns = self
+            .ways(hash)
+            .iter()
+            .map(|way| way.turn.load(Ordering::SeqCst));
+        let sum = turns.fold(u64::from(begun), u64::wrapping_add);
+        (unseen.ended.load(Ordering::SeqCst) == begun).then_some(sum)
+    }
+
+    /// Says that something is put which is not seen here, until [`Self::ends_unseen`].
+    pub(crate) fn begins_unseen(&self, hash: u64) {
+        self.unseen(hash).begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn ends_unseen(&self, hash: u64) {
+        self.unseen(hash).ended.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Nothing of that kind is on its way: for an agent that begins.
+    pub(crate) fn forget_unseen(&self) {
+        for bucket in 0..BUCKETS {
+            let unseen = self.unseen((bucket as u64) << 1);
+            let begun = unseen.begun.load(Ordering::SeqCst);
+            unseen.ended.store(begun, Ordering::SeqCst);
+        }
+    }
+
+    /// The log of an entry, if it is there.
+    fn log(&self, words: &[u64; NAME_WORDS]) -> Option<Arc<Log>> {
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = logs.get(words) {
+            return Some(log.clone());
+        }
+        let log = Arc::new(Log::look(&self.folder.join(name(words)?)).ok()?);
+        if logs.len() >= LOGS_MAX {
+            logs.clear();
+        }
+        logs.retain(|_, log| !log.is_removed());
+        logs.insert(*words, log.clone());
+        Some(log)
+    }
+
+    /// Has all see what a record puts, if they do not yet. Not where there is no place, or another application has put the same file in this moment.
+    pub(crate) fn put(&self, log: &Log, hash: u64, at: u64) -> bool {
+        let Some(own) = file_of(log) else {
+            return false;
+        };
+        loop {
+            let told: Vec<_> = self.ways(hash).iter().map(Entry::told).collect();
+            let of = |wanted: u64| {
+                let is = |it: &Option<Told>| it.is_some_and(|it| it.hash == wanted);
+                told.iter().position(is)
+            };
+            let way = of(hash).or_else(|| of(0)).or_else(|| self.stale(&told));
+            let Some((way, before)) = way.and_then(|way| Some((way, told[way]?))) else {
+                return false;
+            };
+            if before.hash == hash {
+                let same = before.name == own;
+                if same && before.at >= at {
+                    return true;
+                }
+                if !same && self.is_live(&before) {
+                    return false;
+                }
+            }
+            if self.ways(hash)[way].change(before.turn, (hash, at, &own)) {
+                self.puts_more();
+                return true;
+            }
+        }
+    }
+
+    fn puts_more(&self) {
+        let head = self.head();
+        head.puts.fetch_add(1, Ordering::SeqCst);
+        if head.waiters.load(Ordering::SeqCst) != 0 {
+            let _ = futex::wake(&head.puts, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Whether another application has put the same file and it is not stored yet, which is then to be soon.
+    pub(crate) fn is_others(&self, log: &Log, hash: u64) -> bool {
+        let own = file_of(log);
+        let told = self.ways(hash).iter().filter_map(Entry::told);
+        let others = |it: &Told| it.hash == hash && Some(it.name) != own && self.is_live(it);
+        let Some(told) = told.into_iter().find(others) else {
+            return false;
+        };
+        if let Some(log) = self.log(&told.name)
+            && let Some(record) = put_at(&log, told.at)
+        {
+            log.want(record.id);
+        }
+        true
+    }
+
+    /// One of them that says nothing any more, though nobody has made it free.
+    fn stale(&self, told: &[Option<Told>]) -> Option<usize> {
+        let stale = |it: &Option<Told>| it.is_some_and(|it| !self.is_live(&it));
+        told.iter().position(stale)
+    }
+
+    /// Whether somebody may still find something by it.
+    fn is_live(&self, told: &Told) -> bool {
+        let log = self.log(&told.name);
+        log.is_some_and(|log| {
+            !log.is_removed() && log.freed() <= told.at && put_at(&log, told.at).is_some()
+        })
+    }
+
+    /// What was put is in a file, or will never be: that is what counts from now on.
+    pub(crate) fn remove(&self, log: &Log, hash: u64, at: u64) {
+        let own = file_of(log);
+        let same = |it: &Told| it.hash == hash && it.at == at && Some(it.name) == own;
+        for way in self.ways(hash) {
+            if let Some(told) = way.told().filter(same) {
+                way.change(told.turn, (0, 0, &[0; NAME_WORDS]));
+            }
+        }
+    }
+
+    /// Gives what was put and is in no file yet to `take`; `None`: there is nothing, or it went meanwhile.
+    pub(crate) fn get<T>(
+        &self,
+        (root, path): (&Path, &[u8]),
+        hash: u64,
+        take: impl Fn(&[u8]) -> T,
+    ) -> Option<T> {
+        for way in self.ways(hash) {
+            let Some(told) = way.told().filter(|it| it.hash == hash) else {
+                continue;
+            };
+            let Some(log) = self.log(&told.name) else {
+                continue;
+            };
+            let Some(record) = put_at(&log, told.at) else {
+                continue;
+            };
+            if log.root().0 != root || log.paths(&record) != path {
+                continue;
+            }
+            let taken = take(log.data(&record));
+            // A place is given free, and so written again, only when its entry is gone.
+            std::sync::atomic::fence(Ordering::Acquire);
+            if way.told() == Some(told) && log.freed() <= told.at {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// How often something was put.
+    pub(crate) fn puts(&self) -> u32 {
+        self.head().puts.load(Ordering::SeqCst)
+    }
+
+    /// Waits until something was put since `puts` was looked at, or somebody rings.
+    pub(crate) fn wait(&self, puts: u32, limit: Duration) {
+        let head = self.head();
+        head.waiters.fetch_add(1, Ordering::SeqCst);
+        log::wait(&head.puts, puts, limit);
+        head.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Entries that somebody is changing, with their turns.
+    pub(crate) fn changing(&self) -> Vec<(usize, u64)> {
+        let turns = self
+            .entries()
+            .iter()
+            .map(|entry| entry.turn.load(Ordering::Acquire));
+        turns
+            .enumerate()
+            .filter(|(_, turn)| turn % 2 == 1)
+            .collect()
+    }
+
+    /// Makes those free of which that is so for long.
+    pub(crate) fn mend<'a>(&self, stuck: impl IntoIterator<Item = &'a (usize, u64)>) {
+        for &(at, turn) in stuck {
+            let entry = &self.entries()[at];
+            if entry.turn.load(Ordering::Acquire) == turn {
+                entry.hash.store(0, Ordering::Relaxed);
+                let (now, then) = (turn, turn.wrapping_add(1));
+                let _ = entry
+                    .turn
+                    .compare_exchange(now, then, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// The name of a log's file.
+fn file_of(log: &Log) -> Option<[u64; NAME_WORDS]> {
+    words(log.path().file_name()?.as_bytes())
+}
+
+/// The record that puts something there, if it still counts.
+fn put_at(log: &Log, at: u64) -> Option<Record> {
+    let record = log.record(at).ok()?;
+    let counts = record.kind == Kind::Write && record.flags & PUT != 0;
+    let failed = [Status::Cancelled, Status::Failed].contains(&log.status(at).0);
+    (counts && !failed).then_some(record)
+}
+
+impl Entry {
+    /// What it says; `None`: somebody changes it.
+    fn told(&self) -> Option<Told> {
+        let turn = self.turn.load(Ordering::Acquire);
+        let mut name = [0; NAME_WORDS];
+        for (word, there) in name.iter_mut().zip(&self.name) {
+            *word = there.load(Ordering::Relaxed);
+        }
+        let (hash, at) = (
+            self.hash.load(Ordering::Relaxed),
+            self.at.load(Ordering::Relaxed),
+        );
+        std::sync::atomic::fence(Ordering::Acquire);
+        let same = self.turn.load(Ordering::Relaxed) == turn && turn.is_multiple_of(2);
+        same.then_some(Told {
+            turn,
+            hash,
+            at,
+            name,
+        })
+    }
+
+    /// Says something else, unless somebody else has since that turn.
+    fn change(&self, turn: u64, (hash, at, name): (u64, u64, &[u64; NAME_WORDS])) -> bool {
+        let mine = turn.wrapping_add(1);
+        let has = self
+            .turn
+            .compare_exchange(turn, mine, Ordering::AcqRel, Ordering::Relaxed);
+        if has.is_err() {
+            return false;
+        }
+        std::sync::atomic::fence(Ordering::Release);
+        self.hash.store(hash, Ordering::Relaxed);
+        self.at.store(at, Ordering::Relaxed);
+        for (there, word) in self.name.iter().zip(name) {
+            there.store(*word, Ordering::Relaxed);
+        }
+        self.turn.store(turn.wrapping_add(2), Ordering::Release);
+        true
+    }
+}

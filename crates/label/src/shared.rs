@@ -1,0 +1,110 @@
+//! Files that programs of one user hand each other on a host: seen when they are put, before they are stored.
+
+use crate::app::App;
+use crate::board;
+use crate::error::Error;
+use crate::root::is_away;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often who waits looks for what has come otherwise than by a put on this host.
+const LOOK_MIN: Duration = Duration::from_millis(5);
+const LOOK_MAX: Duration = Duration::from_millis(100);
+/// How long who does not wait waits while something is stored there of which nothing is seen.
+const UNSEEN: Duration = Duration::from_secs(5);
+
+impl App {
+    /// A file as a whole: what some application of this user has put on this host, stored or not, else what is in the file.
+    /// Waits until somebody has put it, or it comes in whatever way, for at most so long.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with `ENOENT` if it is not there by then; as reading a file fails.
+    pub fn get(&self, address: &str, wait: Duration) -> Result<Vec<u8>, Error> {
+        let whole = |file: &File, size: u64| {
+            let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
+            let read = crate::execute::read_at(file, &mut bytes, 0)?;
+            bytes.truncate(read);
+            Ok(bytes)
+        };
+        self.find(address, wait, <[u8]>::to_vec, whole)
+    }
+
+    /// As [`Self::get`], of which as much as fits is put into `buffer`; gives how many bytes it has.
+    ///
+    /// # Errors
+    /// As for [`Self::get`].
+    pub fn get_into(&self, address: &str, buffer: &mut [u8], wait: Duration) -> Result<u64, Error> {
+        let buffer = std::cell::RefCell::new(buffer);
+        let put = |bytes: &[u8]| {
+            let mut buffer = buffer.borrow_mut();
+            let fits = bytes.len().min(buffer.len());
+            buffer[..fits].copy_from_slice(&bytes[..fits]);
+            bytes.len() as u64
+        };
+        let stored = |file: &File, size: u64| {
+            let mut buffer = buffer.borrow_mut();
+            let fits = buffer
+                .len()
+                .min(usize::try_from(size).unwrap_or(usize::MAX));
+            file.read_exact_at(&mut buffer[..fits], 0).map(|()| size)
+        };
+        self.find(address, wait, put, stored)
+    }
+
+    fn find<T>(
+        &self,
+        address: &str,
+        wait: Duration,
+        put: impl Fn(&[u8]) -> T,
+        stored: impl Fn(&File, u64) -> std::io::Result<T>,
+    ) -> Result<T, Error> {
+        let path = self.path(address)?;
+        let (board, begun) = (self.board()?, Instant::now());
+        let end = begun + wait;
+        let hash = board::hash(self.mount(), path.as_bytes());
+        let file = Path::new(OsStr::from_bytes(path.as_bytes()));
+        let mut pause = LOOK_MIN;
+        loop {
+            let (puts, mark) = (board.puts(), board.mark(hash));
+            let place = (self.mount(), path.as_bytes());
+            if let Some(bytes) = board.get(place, hash, &put) {
+                return Ok(bytes);
+            }
+            let read = match mark {
+                Some(_) => self.root().open_file(file, OFlags::RDONLY),
+                None => Err(Errno::BUSY.into()),
+            };
+            let read = read.and_then(|file| stored(&file, file.metadata()?.len()));
+            // What somebody puts meanwhile may be there in part.
+            if mark.is_some() && board.mark(hash) != mark {
+                continue;
+            }
+            let source = match read {
+                Ok(bytes) => return Ok(bytes),
+                Err(source) => source,
+            };
+            let end = if mark.is_none() {
+                end.max(begun + UNSEEN)
+            } else {
+                end
+            };
+            let left = end.saturating_duration_since(Instant::now());
+            let comes = source.kind() == std::io::ErrorKind::NotFound || is_away(&source);
+            if left.is_zero() || !comes {
+                return Err(Error::Failed {
+                    what: "can't get",
+                    path: address.to_owned(),
+                    source,
+                });
+            }
+            board.wait(puts, left.min(pause));
+            pause = (pause * 2).min(LOOK_MAX);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What is put is seen before it is stored: by whom, and by whom not any more.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tidemill_label::{App, Error, Label, Settings, agent};
+
+const NOW: Duration = Duration::ZERO;
+const SOON: Duration = Duration::from_secs(20);
+
+/// A folder for files, and one for logs.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("files")).unwrap();
+        let mut private = fs::DirBuilder::new();
+        private
+            .mode(0o700)
+            .create(folder.path().join("logs"))
+            .unwrap();
+        Self(folder)
+    }
+
+    fn logs(&self) -> PathBuf {
+        self.0.path().join("logs")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join("files").join(name)
+    }
+
+    fn start_agent(&self) {
+        let logs = self.logs();
+        std::thread::spawn(move || agent::run(Some(&logs), false, |_| (), |_| ()));
+    }
+
+    fn app(&self, capacity: u64) -> App {
+        let settings = Settings {
+            mount: Some(self.0.path().join("files")),
+            folder: Some(self.logs()),
+            capacity,
+            no_agent: true,
+            ..Settings::default()
+        };
+        App::register("test", &settings).unwrap()
+    }
+}
+
+fn put(app: &App, path: &str, bytes: &[u8]) {
+    drop(app.publish(&Label::put(path, bytes)).unwrap());
+}
+
+fn errno(error: &Error) -> Option<i32> {
+    match error {
+        Error::Failed { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
+}
+
+#[test]
+fn what_is_put_is_seen_at_once_and_then_where_it_is_stored() {
+    let place = Place::new();
+    let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
+    let error = reader.get("tidemill:/a", NOW).unwrap_err();
+    assert_eq!(errno(&error), Some(2), "{error}");
+    // Nobody is there who could store it.
+    put(&writer, "tidemill:/a", b"one");
+    assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"one");
+    put(&writer, "tidemill:/a", b"other");
+    let mut some = [0; 3];
+    let size = reader.get_into("tidemill:/a", &mut some, NOW).unwrap();
+    assert_eq!((size, &some), (5, b"oth"));
+    assert!(!place.file("a").exists());
+    put(&writer, "tidemill:/none", b"");
+    assert_eq!(reader.get("tidemill:/none", NOW).unwrap(), b"");
+    // Its application has ended, and it is there.
+    drop(writer);
+    assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"other");
+    place.start_agent();
+    let begun = Instant::now();
+    while fs::read(place.file("none")).is_err()
+        || fs::read(place.file("a")).unwrap_or_default() != b"other"
+    {
+        assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"other");
+        assert!(begun.elapsed() < SOON);
+    }
+    // From then on the file counts.
+    while reader.get("tidemill:/a", NOW).unwrap() != b"by hand" {
+        fs::write(place.file("a"), b"by hand").unwrap();
+        assert!(begun.elapsed() < SOON);
+    }
+}
+
+#[test]
+fn who_gets_waits_for_a_put_and_for_a_file() {
+    let place = Place::new();
+    let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
+    for how in ["put", "file"] {
+        let (reader, path) = (reader.clone(), format!("tidemill:/{how}"));
+        let waiting = std::thread::spawn(move || reader.get(&path, SOON));
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!waiting.is_finished());
+        match how {
+            "put" => put(&writer, "tidemill:/put", how.as_bytes()),
+            _ => fs::write(place.file("being made"), how).unwrap(),
+        }
+        let _ = fs::rename(place.file("being made"), place.file(how));
+        assert_eq!(waiting.join().unwrap().unwrap(), how.as_bytes());
+    }
+    let begun = Instant::now();
+    let error = reader
+        .get("tidemill:/never", Duration::from_millis(50))
+        .unwrap_err();
+    assert_eq!(errno(&error), Some(2));
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    fs::create_dir(place.file("folder")).unwrap();
+    let error = reader.get("tidemill:/folder", SOON).unwrap_err();
+    assert_eq!(errno(&error), Some(21), "{error}");
+    for address in ["tidemill:/../x", "a", "room:/r/x"] {
+        let error = reader.get(address, NOW).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{address}: {error}");
+    }
+}
+
+#[test]
+fn the_later_put_is_the_later_whoever_was_before() {
+    let place = Place::new();
+    let (one, other) = (place.app(1 << 20), place.app(1 << 20));
+    put(&one, "tidemill:/a", b"one");
+    let impatient = Label::put("tidemill:/a", b"other").impatient();
+    assert!(matches!(other.publish(&impatient), Err(Error::Full { .. })));
+    place.start_agent();
+    for turn in 0..200_u32 {
+        let (app, bytes) = (
+            if turn % 2 == 0 { &other } else { &one },
+            turn.to_le_bytes(),
+        );
+        put(app, "tidemill:/a", &bytes);
+        assert_eq!(one.get("tidemill:/a", NOW).unwrap(), bytes);
+    }
+    one.flush().unwrap();
+    assert_eq!(fs::read(place.file("a")).unwrap(), 199_u32.to_le_bytes());
+}
+
+#[test]
+fn what_fails_or_is_taken_back_is_not_there_any_more() {
+    let place = Place::new();
+    let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
+    let failed = writer
+        .publish(&Label::put("tidemill:/none/x", b"x"))
+        .unwrap();
+    let back = writer.publish(&Label::put("tidemill:/back", b"x")).unwrap();
+    assert_eq!(reader.get("tidemill:/none/x", NOW).unwrap(), b"x");
+    assert!(back.cancel());
+    assert_eq!(
+        errno(&reader.get("tidemill:/back", NOW).unwrap_err()),
+        Some(2)
+    );
+    place.start_agent();
+    assert_eq!(errno(&failed.wait().unwrap_err()), Some(2));
+    assert_eq!(
+        errno(&reader.get("tidemill:/none/x", NOW).unwrap_err()),
+        Some(2)
+    );
+    let after = writer.publish(&Label::fence()).unwrap();
+    let refused = writer.publish(&Label::put("tidemill:/a", b"x").after(&after));
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    let large = vec![0; (1 << 18) + 1];
+    let refused = writer.publish(&Label::put("tidemill:/a", &large));
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+}
+
+#[test]
+fn no_get_mixes_what_was_put_with_what_came_to_its_place() {
+    let place = Place::new();
+    place.start_agent();
+    // Little room: places are used again all the time.
+    let writer = place.app(1 << 16);
+    let readers: Vec<_> = (0..2)
+        .map(|_| {
+            let reader = place.app(1 << 16);
+            std::thread::spawn(move || {
+                let (mut last, mut seen) = (0, 0);
+                while last < 1499 {
+                    let Ok(bytes) = reader.get("tidemill:/a", SOON) else {
+                        continue;
+                    };
+                    let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+                    let whole = bytes.chunks(4).all(|piece| piece == number.to_le_bytes());
+                    assert!(whole && bytes.len() == 12_000, "{number}");
+                    assert!(number >= last, "{number} after {last}");
+                    seen += u32::from(number > last);
+                    last = number;
+                }
+                seen
+            })
+        })
+        .collect();
+    for number in 0..1500_u32 {
+        put(&writer, "tidemill:/a", &number.to_le_bytes().repeat(3000));
+        put(&writer, "tidemill:/b", &[0xff; 5000]);
+    }
+    for reader in readers {
+        assert!(reader.join().unwrap() > 0);
+    }
+}
+
+#[test]
+fn a_board_of_garbage_misleads_nobody() {
+    let place = Place::new();
+    place.start_agent();
+    let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
+    put(&writer, "tidemill:/a", b"a");
+    let board = fs::File::options()
+        .write(true)
+        .open(place.logs().join("board"))
+        .unwrap();
+    let mut number = 1_u64;
+    let garbage: Vec<u8> = std::iter::repeat_with(|| {
+        number = number
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (number >> 56) as u8
+    })
+    .take(4096 * 128)
+    .collect();
+    board.write_all_at(&garbage, 2 * 4096).unwrap();
+    for number in 0..50 {
+        let path = format!("tidemill:/{number}");
+        put(&writer, &path, path.as_bytes());
+        assert_eq!(reader.get(&path, SOON).unwrap(), path.as_bytes());
+    }
+    assert_eq!(reader.get("tidemill:/a", SOON).unwrap(), b"a");
+    writer.flush().unwrap();
+    assert_eq!(fs::read(place.file("49")).unwrap(), b"tidemill:/49");
+}
+
+#[test]
+fn more_than_the_board_has_places_for_is_there_all_the_same() {
+    let place = Place::new();
+    place.start_agent();
+    let (writer, reader) = (place.app(16 << 20), place.app(1 << 16));
+    for number in 0..10_000 {
+        put(
+            &writer,
+            &format!("tidemill:/{number}"),
+            &[number as u8; 100],
+        );
+        if number % 7 == 0 {
+            let bytes = reader.get(&format!("tidemill:/{number}"), NOW).unwrap();
+            assert_eq!(bytes, [number as u8; 100]);
+        }
+    }
+    writer.flush().unwrap();
+    assert_eq!(fs::read_dir(place.file("")).unwrap().count(), 10_000);
+}

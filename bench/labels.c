@@ -89,8 +89,8 @@ int main(int count, char **argument) {
     for (long n = 0; !seen && !paced && n < labels; n++) {
         snprintf(path, sizeof path, "tidemill:/%ld", n % files);
         if (!strcmp(mode, "publish")) {
-            unsigned last = n == labels - 1 && size >= 1 << 20 ? TIDEMILL_LABEL_DURABLE : 0;
-            check(tidemill_label_write(app, path, n / files * size, data, size, last, NULL));
+            unsigned durable = size >= 1 << 20 ? TIDEMILL_LABEL_DURABLE : 0;
+            check(tidemill_label_write(app, path, n / files * size, data, size, durable, NULL));
             continue;
         }
         double one = now();

@@ -845,15 +845,15 @@ impl Inner {
         after: Option<&Ticket>,
         patient: bool,
     ) -> Result<(u64, u64), Error> {
-        let length = log::length_of(part.paths.len(), part.size);
+        let length = part.length();
         loop {
             let settled = self.log.settled();
             {
                 let mut ring = self.ring();
-                let mut filled = self.log.room(length);
+                let mut filled = self.log.room(&part);
                 if filled.is_none() {
                     ring.collect(&self.log, self.board.get(), self.keeps);
-                    filled = self.log.room(length);
+                    filled = self.log.room(&part);
                 }
                 if let Some(filled) = filled {
                     ring.last += 1;

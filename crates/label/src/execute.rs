@@ -1,7 +1,7 @@
 //! What labels do, by system calls on files below the mount.
 
 use crate::app::{CUT, DURABLE};
-use crate::log::{Kind, Log, Record};
+use crate::log::{DIRECT_MIN, Kind, Log, PAGE, Record};
 use crate::new_files::{Calls, FILES_MAX, fits};
 use crate::root::{Root, is_away, patiently};
 use crate::shuffle::{Deed, Op, supertasks};
@@ -24,6 +24,8 @@ unsafe extern "C" {
     fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
 }
 
+/// How files are opened that are written without a copy in the memory of the kernel.
+const DIRECT: OFlags = OFlags::WRONLY.union(OFlags::DIRECT);
 /// Calls for new files that are under way at the same time.
 const CALLS: usize = 2;
 
@@ -39,6 +41,9 @@ struct Open {
     file: File,
     readable: bool,
     appends: bool,
+    /// The same, for what goes to the device without being copied; `None` before it is needed, or where that can't be.
+    direct: Option<File>,
+    can_direct: bool,
 }
 
 /// Labels of one file, and that file if it is open.
@@ -318,9 +323,13 @@ impl Work {
         let mut cut = run[0].flags & CUT != 0;
         let total: u64 = run.iter().map(|record| record.size).sum();
         let mut done = 0;
+        let (root, path) = (self.root.clone(), self.path.clone());
         let tried = self.writer(appends, &mut cut).and_then(|open| {
             if appends {
                 note_ends(&open.file, log, run)?;
+            }
+            if durable(run) {
+                done = open.write_direct(log, run, || root.open_file(&path, DIRECT))?;
             }
             while done < total {
                 done += write_some(&open.file, log, run, done)?;
@@ -407,7 +416,7 @@ impl Work {
         Ok(Some(record.size))
     }
 
-    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
+    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&mut Open> {
         if self
             .open
             .as_ref()
@@ -444,6 +453,8 @@ impl Work {
                     file,
                     readable,
                     appends,
+                    direct: None,
+                    can_direct: !appends,
                 }
             }
         };
@@ -468,6 +479,41 @@ impl Work {
             };
             Ok(read_at(file, into, record.offset)? as u64)
         })
+    }
+}
+
+impl Open {
+    /// Writes the first of labels that follow each other as they lie in the log, without a copy in the memory of the kernel, which is slower
+    /// than a device where it was never used before; gives how many bytes. Those behind are written as all others.
+    fn write_direct(
+        &mut self,
+        log: &Log,
+        run: &[Record],
+        open: impl FnOnce() -> Result<File>,
+    ) -> Result<u64> {
+        let whole = |number: u64| number.is_multiple_of(PAGE);
+        let able = |record: &&Record| {
+            let large = record.size >= DIRECT_MIN && whole(record.size);
+            large && whole(log.data(record).as_ptr() as u64)
+        };
+        let many = run.iter().take_while(able).count();
+        let total: u64 = run[..many].iter().map(|record| record.size).sum();
+        if !self.can_direct || many == 0 || !whole(run[0].offset) {
+            return Ok(0);
+        }
+        if self.direct.is_none() {
+            self.direct = open().ok();
+        }
+        let mut done = 0;
+        while let Some(file) = self.direct.as_ref().filter(|_| done < total) {
+            match write_some(file, log, &run[..many], done) {
+                Ok(more) if whole(more) => done += more,
+                // It may be a file system that can't.
+                _ => self.direct = None,
+            }
+        }
+        self.can_direct = self.direct.is_some();
+        Ok(done)
     }
 }
 

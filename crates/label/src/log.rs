@@ -5,7 +5,7 @@
 //! published; the agent settles them by their status; the application moves `tail` over what is settled and not asked for
 //! any more. No record goes over the end of the ring: what is left there is a record that says nothing.
 
-use crate::app::{IF_DONE, IF_FAILED, PART};
+use crate::app::{DURABLE, IF_DONE, IF_FAILED, PART};
 use crate::error::Error;
 use crate::intent::Intent;
 use rustix::fs::{FlockOperation, flock};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl2");
+const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl3");
 const RECORD: u32 = u32::from_le_bytes(*b"labl");
 /// Bytes before the ring.
 pub(crate) const HEADER: u64 = 4096;
@@ -27,6 +27,9 @@ pub(crate) const HEADER: u64 = 4096;
 pub(crate) const ALIGN: u64 = 64;
 /// Longest name of an application, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
+/// Labels that are to survive power loss and have so many bytes are written as they lie here, whole pages of them.
+pub(crate) const DIRECT_MIN: u64 = 256 << 10;
+pub(crate) const PAGE: u64 = 4096;
 /// Smallest and largest ring, in bytes.
 pub(crate) const CAPACITY_MIN: u64 = 1 << 16;
 pub(crate) const CAPACITY_MAX: u64 = 1 << 36;
@@ -337,9 +340,14 @@ fn boot() -> [u64; 2] {
     [half(0..16), half(16..32)]
 }
 
+/// The bytes of a record before those that it gives or is to get.
+fn lead_of(paths: usize) -> u64 {
+    ALIGN + (paths as u64).next_multiple_of(ALIGN)
+}
+
 /// The bytes that a record takes.
 pub(crate) fn length_of(paths: usize, size: u64) -> u64 {
-    (ALIGN + (paths as u64).next_multiple_of(8) + size).next_multiple_of(ALIGN)
+    lead_of(paths) + size.next_multiple_of(ALIGN)
 }
 
 impl Log {
@@ -591,28 +599,41 @@ impl Log {
         self.head().tail.store(to, Ordering::Release);
     }
 
-    /// Bytes at `head` that a record of that length needs with what must be filled before it, if they are free.
-    pub(crate) fn room(&self, length: u64) -> Option<u64> {
+    /// Bytes behind the last record that are to be left out for one more, if there is room for both.
+    pub(crate) fn room(&self, asked: &Asked<'_>) -> Option<u64> {
         let (head, tail) = (self.published(), self.freed());
-        let to_end = self.capacity - head % self.capacity;
-        let filled = if to_end < length { to_end } else { 0 };
-        (head + filled + length - tail <= self.capacity).then_some(filled)
+        let (lead, length) = (lead_of(asked.paths.len()), asked.length());
+        let begin = |at: u64| match asked.is_direct() {
+            // What goes to a device without being copied lies in whole pages.
+            true => (at + lead).next_multiple_of(PAGE) - lead,
+            false => at,
+        };
+        let end = head - head % self.capacity + self.capacity;
+        let mut at = begin(head);
+        if at + length > end {
+            at = begin(end);
+        }
+        (at + length - tail <= self.capacity).then_some(at - head)
     }
 
-    /// Writes a record behind the last and publishes it; there must be [`Self::room`]. Gives where it is.
-    pub(crate) fn append(&self, asked: &Asked<'_>, bytes: &[u8], filled: u64) -> u64 {
+    /// Writes a record behind the last and publishes it, with what is to be left out before it: there must be [`Self::room`]. Gives where
+    /// it is.
+    pub(crate) fn append(&self, asked: &Asked<'_>, bytes: &[u8], left_out: u64) -> u64 {
         let head = self.published();
-        if filled > 0 {
-            self.write_head(head, filled, &Asked::filler());
+        let (at, length) = (head + left_out, asked.length());
+        let end = head - head % self.capacity + self.capacity;
+        for (from, to) in [(head, at.min(end)), (at.min(end), at)] {
+            if from < to {
+                self.write_head(from, to - from, &Asked::filler());
+            }
         }
-        let (at, length) = (head + filled, length_of(asked.paths.len(), asked.size));
         self.write_head(at, length, asked);
         let paths = asked.paths;
         // SAFETY: the caller has seen that there is room for the record, so nobody reads there.
         unsafe {
             let place = self.place(at, ALIGN);
             std::ptr::copy_nonoverlapping(paths.as_ptr(), place, paths.len());
-            let place = place.add(paths.len().next_multiple_of(8));
+            let place = self.place(at, lead_of(paths.len()));
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
         }
         let header = self.head();
@@ -710,7 +731,7 @@ impl Log {
 
     /// The bytes that came with a record.
     pub(crate) fn data(&self, record: &Record) -> &[u8] {
-        let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
+        let before = lead_of(record.paths as usize);
         let size = usize::try_from(record.size).unwrap_or(0);
         // SAFETY: as for paths.
         let bytes = unsafe { std::slice::from_raw_parts(self.place(record.at, before), size) };
@@ -728,7 +749,7 @@ impl Log {
         reason = "the memory is shared; who may write it is said by the status"
     )]
     pub(crate) fn answer(&self, record: &Record) -> &mut [u8] {
-        let before = ALIGN + u64::from(record.paths).next_multiple_of(8);
+        let before = lead_of(record.paths as usize);
         let given = match record.kind {
             Kind::Analyse => record.offset,
             _ => 0,
@@ -936,6 +957,16 @@ fn umask() -> u32 {
 }
 
 impl Asked<'_> {
+    /// The bytes that its record takes.
+    pub(crate) fn length(&self) -> u64 {
+        length_of(self.paths.len(), self.size)
+    }
+
+    /// Whether it is written to the device without being copied to memory of the kernel.
+    fn is_direct(&self) -> bool {
+        self.kind == Kind::Write && self.flags & DURABLE != 0 && self.size >= DIRECT_MIN
+    }
+
     fn filler() -> Self {
         Self {
             kind: Kind::Filler,

@@ -607,3 +607,39 @@ fn an_application_is_taken_up_again_by_its_key() {
         .unwrap();
     assert_eq!(app.last(), number + 1);
 }
+
+/// Large labels that are to survive power loss, of all sizes and at all offsets, beside others: through what is written without the
+/// kernel's memory and what is not, also where the ring begins anew.
+#[test]
+fn large_durable_labels_are_as_all_others() {
+    let (place, app) = with_agent();
+    let mut expected = vec![0_u8; 6 << 20];
+    let mut seed = 7_u64;
+    let mut number = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % below
+    };
+    for turn in 0..120_u64 {
+        let (unit, most) = if turn % 3 == 0 {
+            (1, 300_000)
+        } else {
+            (4096, 64)
+        };
+        let (size, offset) = (unit * number(most), unit * number((4 << 20) / unit));
+        let bytes = vec![u8::try_from(turn).unwrap() + 1; usize::try_from(size).unwrap()];
+        let label = Label::write("tidemill:/large", offset, &bytes);
+        let label = if turn % 5 == 0 {
+            label
+        } else {
+            label.durable()
+        };
+        drop(app.publish(&label).unwrap());
+        let from = usize::try_from(offset).unwrap();
+        expected[from..from + bytes.len()].copy_from_slice(&bytes);
+    }
+    app.flush().unwrap();
+    let found = place.read("large");
+    assert!(found.len() > 4 << 20);
+    assert!(found == expected[..found.len()]);
+    assert!(expected[found.len()..].iter().all(|byte| *byte == 0));
+}

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Draining to an S3 store and reading from there, against rclone over the same store on this machine.
+
+  cargo build --release --locked -p tidemill-cli && bench/outside.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
+
+`drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib), written into an element of the burst tier, until `tidemill drain --wait` has returned, each file in the
+store under its name; against `rclone copy` of the same files from ext4, with as many transfers at once (8). `read`: one file of 256 MiB that is only in the store, by pieces of 1 MiB through the
+mount, against `rclone mount` with its defaults and with `--vfs-read-chunk-streams` where it has that. Both read what was never read before. The store is versitygw over a folder.
+Rounds alternate; prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin (`go install github.com/versity/versitygw/cmd/versitygw@latest`).
+"""
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import time
+
+import local_array
+from ends import undisturbed
+from mount import MIB, Bench, read, write
+
+KEY, SECRET = "bench", "benchbench"
+
+
+class Store:
+    """An S3 server over a folder, with a bucket, and what rclone is to know of it."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "store")
+        os.makedirs(os.path.join(self.folder, "bucket"))
+        program = shutil.which("versitygw") or os.path.expanduser("~/go/bin/versitygw")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen([program, "--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "posix", self.folder],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.env = dict(os.environ, RCLONE_CONFIG="/dev/null")
+        # rclone takes no other list of authorities, and speaks without TLS here.
+        self.env.pop("AWS_CA_BUNDLE", None)
+        settings = {"TYPE": "s3", "PROVIDER": "Other", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT": self.address, "REGION": "us-east-1"}
+        self.env.update({f"RCLONE_CONFIG_STORE_{name}": value for name, value in settings.items()})
+        local_array.wait("the store", lambda: self.rclone("lsd", "store:").returncode == 0)
+
+    def rclone(self, *args):
+        return subprocess.run(["rclone", *args], env=self.env, capture_output=True, text=True)
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class Local(local_array.Array):
+    """An element of the burst tier, and one whose files are in the store."""
+
+    def _start_all(self, elements, cores, mount):
+        self.store = Store(self.folder)
+        keys = os.path.join(self.folder, "keys")
+        with open(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(f'access_key_id = "{KEY}"\nsecret_access_key = "{SECRET}"\n')
+        self.outside = ("--outside", f"s3://bucket/array?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys)
+        super()._start_all(elements, cores, mount)
+
+    def _start(self, name, *args):
+        more = {"server": ("--drain-after", "1h"), "element0": ("--tier", "burst"), "element1": (*self.outside, "--near", "1MiB")}
+        super()._start(name, *args, *more.get(name, ()))
+
+    @undisturbed()
+    def __exit__(self, *_):
+        super().__exit__()
+        if hasattr(self, "store"):
+            self.store.end()
+
+
+def timed(action):
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def made(folder, count, size):
+    os.makedirs(folder)
+    for number in range(count):
+        write(f"{folder}/{number}", size, min(size, MIB))
+
+
+def copied(store, source, to):
+    said = store.rclone("copy", source, to, "--transfers", "8", "--s3-no-check-bucket")
+    if said.returncode:
+        raise SystemExit(said.stderr)
+
+
+def drain(array, options, count, size):
+    times, ours = {"ours": [], "peer": []}, os.path.join(array.mount_point, "d")
+    peer = os.path.join(array.folder, "peer")
+    for turn in range(options.rounds + 1):
+        for side, folder in (("ours", ours), ("peer", peer)):
+            made(folder, count, size)
+            os.sync()
+            if side == "ours":
+                took = timed(lambda: array.tidemill("drain", "/d", "--free", "--wait"))
+                stored = os.path.join(array.store.folder, "bucket", "array", "d")
+            else:
+                took = timed(lambda: copied(array.store, folder, f"store:bucket/peer"))
+                stored = os.path.join(array.store.folder, "bucket", "peer")
+            there = sum(os.path.getsize(os.path.join(stored, name)) == size for name in os.listdir(stored))
+            if there != count:
+                raise SystemExit(f"{side}: {there} of {count} files are in the store")
+            if turn:
+                times[side].append(took)
+            shutil.rmtree(folder)
+            if side == "ours":
+                local_array.wait("the removal", lambda: not os.path.exists(stored) or not os.listdir(stored), 300)
+            else:
+                shutil.rmtree(stored)
+    goal = 1.0 if size > MIB else 2.0
+    Bench.print(f"drain to S3, {count} files of {size >> 10} KiB", "rclone copy", times, count * size, 0, goal)
+
+
+def reads(array, options):
+    size, times = 256 * MIB, {"ours": [], "peer": []}
+    ours, peer = os.path.join(array.mount_point, "r"), os.path.join(array.folder, "rclone")
+    os.mkdir(peer)
+    for turn in range(options.rounds + 1):
+        made(ours, 1, size)
+        array.tidemill("drain", "/r", "--free", "--wait")
+        key = os.path.join(array.store.folder, "bucket", "array", "r", "0")
+        local_array.wait("the file outside", lambda: os.path.exists(key) and os.path.getsize(key) == size)
+        mounted = subprocess.Popen(["rclone", "mount", "store:bucket/array", peer, "--read-only", "--dir-cache-time", "0s"], env=array.store.env)
+        try:
+            local_array.wait("rclone", lambda: os.path.exists(f"{peer}/r/0"))
+            took = {"ours": timed(lambda: read(f"{ours}/0", MIB)), "peer": timed(lambda: read(f"{peer}/r/0", MIB))}
+        finally:
+            subprocess.run(["fusermount3", "-u", peer])
+            mounted.wait()
+        for side in times:
+            times[side] += [took[side]] if turn else []
+        shutil.rmtree(ours)
+        local_array.wait("the removal", lambda: not os.path.exists(key), 300)
+    Bench.print("read a file of 256 MiB that is in S3, pieces of 1 MiB", "rclone mount", times, size, 0, 1.5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size-mib", type=int, default=1024)
+    parser.add_argument("--small-mib", type=int, default=256)
+    parser.add_argument("--folder")
+    parser.add_argument("--binary", default=local_array.BINARY)
+    options = parser.parse_args()
+    with Local(elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
+        drain(array, options, options.size_mib // 16, 16 * MIB)
+        drain(array, options, options.small_mib * 16, 64 << 10)
+        reads(array, options)
+
+
+if __name__ == "__main__":
+    main()

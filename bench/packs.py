@@ -26,17 +26,18 @@ class Packed(Array):
 
     def __init__(self, outside, steps, **more):
         self.outside, self.steps = outside, steps
-        super().__init__(elements=0, mount=True, **more)
+        super().__init__(elements=0, **more)
 
-    def _start(self, name, *args):
-        super()._start(name, *args)
-        if name == "server":
-            wait("the server", lambda: self.run("status").returncode == 0)
-            for number, more in enumerate((["--tier", "burst"], ["--outside", f"file://{self.outside}",
-                                                                 "--outside-as", self.steps])):
-                super()._start(f"element{number}", "element", "--id", str(number), "--folder",
-                               f"{self.folder}/element{number}", "--listen", "127.0.0.1:0", *more)
-            wait("the elements", lambda: sum(e["up"] for e in self.json("status")["elements"]) == 2)
+    def _start_all(self, elements, cores, mount):
+        super()._start_all(elements, cores, mount=False)
+        tiers = ["--tier", "burst"], ["--outside", f"file://{self.outside}", "--outside-as", self.steps]
+        for number, more in enumerate(tiers):
+            self._start(f"element{number}", "element", "--id", str(number), "--folder", f"{self.folder}/element{number}",
+                        "--listen", "127.0.0.1:0", *more)
+        wait("the elements", lambda: sum(one["up"] for one in self.json("status")["elements"]) == len(tiers))
+        os.mkdir(self.mount_point)
+        self._start("mnt", "mount", "--path", self.mount_point)
+        wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
 
     def told(self):
         return self.json("status")["elements"][1]["outside"]

@@ -289,3 +289,55 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
     wait("all is gone there", || store.state().objects.is_empty());
     assert!(array.run(&["check"]).ok);
 }
+
+/// `tidemill up` knows the next time how files are put there, until it is told otherwise.
+#[test]
+fn up_keeps_how_files_are_put_outside() {
+    let (pfs, uri) = folder();
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let tidemill = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"));
+        command.args([&["--dir", dir], args].concat());
+        crate::array::said(command.output().unwrap())
+    };
+    let up = ["up", "--elements", "1", "--no-mount"];
+    let wrong = tidemill(&[&up[..], &["--outside", &uri, "--outside-as", "zstd"]].concat());
+    assert!(
+        !wrong.ok && wrong.err.contains("dedup | zstd"),
+        "{}",
+        wrong.err
+    );
+    let mut told = Vec::new();
+    for more in [
+        &["--outside", &uri, "--outside-as", "dedup|zstd"][..],
+        &[],
+        &["--outside", &uri],
+        &["--outside", &uri, "--outside-as", "files"],
+    ] {
+        let said = tidemill(&[&up[..], more].concat());
+        let status = tidemill(&["--json", "status"]);
+        std::fs::write(folder.path().join("f"), "content").unwrap();
+        let name = format!("/f{}", told.len());
+        let put = tidemill(&["put", "--element", "997", &format!("{dir}/f"), &name]);
+        let read = tidemill(&["cat", &name]);
+        let down = tidemill(&["down"]);
+        assert!(
+            said.ok && put.ok && down.ok,
+            "{}{}{}",
+            said.err,
+            put.err,
+            down.err
+        );
+        assert_eq!(read.out, "content");
+        let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
+        let elements = status["elements"].as_array().unwrap();
+        let outside = elements.iter().find(|one| one["element"] == 997).unwrap();
+        told.push(outside["outside"]["as"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(
+        told,
+        ["dedup | zstd", "dedup | zstd", "dedup | zstd", "files"]
+    );
+    assert!(!pfs.path().join("f0").exists());
+}

@@ -335,16 +335,6 @@ pub(super) fn parts(db: &Connection, object: ObjectId, from: u64, end: u64) -> R
     encoded?.into_iter().map(decoded).collect()
 }
 
-/// The part that begins there.
-pub(super) fn part_at(db: &Connection, object: ObjectId, at: u64) -> Result<Option<Part>> {
-    let found: Option<Vec<u8>> = db
-        .prepare_cached("SELECT part FROM recipe WHERE object = ?1 AND at = ?2")?
-        .query_row((signed(object.0), signed(at)), |row| row.get(0))
-        .optional()?;
-    let decoded = |encoded: Vec<u8>| Part::decoded(&encoded).map_err(malformed);
-    found.map(decoded).transpose()
-}
-
 /// What packs take, in bytes.
 pub(super) fn bytes(db: &Connection) -> Result<u64> {
     let sql = "SELECT coalesce(sum(size), 0) FROM pack WHERE state != ?1";

@@ -157,7 +157,7 @@ impl Outside {
             return Ok(());
         }
         let mut asked = self.packs.asked.lock();
-        removed.iter().for_each(|pack| drop(asked.remove(pack)));
+        asked.retain(|pack, _| !removed.contains(pack));
         drop(asked);
         let forget = move |db: &rusqlite::Connection| {
             removed.iter().try_for_each(|pack| rows::removed(db, *pack))

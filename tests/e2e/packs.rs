@@ -1,6 +1,6 @@
 //! Elements that put their files outside as chunks in packs: in fewer bytes, and read as all others.
 
-use crate::array::{Array, wait};
+use crate::array::{Array, Device, wait};
 use crate::outside::{BYTES, bare, elements, noise, outside};
 use crate::stand_in::StandIn;
 use std::os::unix::fs::FileExt as _;
@@ -239,8 +239,8 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
     let Some(mut array) = with_packs(&uri, &more) else {
         return;
     };
-    array.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     key("nobody");
+    array.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     assert!(array.run(&["drain", "/k"]).ok);
     wait("the store refuses", || {
         array.log("element-3.log").contains(".tidemill-packs/")
@@ -288,6 +288,50 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
     array.sh("rm -r k sums");
     wait("all is gone there", || store.state().objects.is_empty());
     assert!(array.run(&["check"]).ok);
+}
+
+/// The folder of the element is full, with its database in it.
+#[test]
+fn an_element_without_room_has_its_packs_still_and_takes_no_more_before_it_has_room() {
+    let Some(mut array) = bare() else {
+        return;
+    };
+    array.add_element(&["--tier", "burst"]);
+    let (pfs, uri) = folder();
+    let device = Device::new(array.element_folder(3), "64m");
+    array.add_element(&[&["--outside", &uri][..], &PACKED].concat());
+    array.start_mount();
+    array.sh("mkdir d");
+    let (one, other) = (noise(8), noise(9));
+    std::fs::write(array.at("d/one"), &one).unwrap();
+    drain(&array, "/d", &names(&["one"]));
+    device.fill();
+    let trouble = || array.json(&["status"])["elements"][3]["trouble"] != "";
+    wait("the element says that it has no room", trouble);
+    let got = array.path("got");
+    let get = |name: &str| {
+        let got = got.display().to_string();
+        let said = array.run(&["get", &format!("/d/{name}"), &got]);
+        assert!(said.ok, "{}", said.err);
+        std::fs::read(&got).unwrap()
+    };
+    assert!(get("one") == one);
+    std::fs::write(array.at("d/other"), &other).unwrap();
+    wait("it is stored elsewhere", || {
+        let drained = array.run(&["drain", "/d", "--free", "--wait"]);
+        let there = elements(&array, "/d/other");
+        drained.ok && there.iter().all(|one| [0, 1].contains(one))
+    });
+    assert!(get("other") == other && get("one") == one);
+    array.sh("rm d/one");
+    wait("what was removed is gone there", || {
+        files_below(pfs.path()).is_empty()
+    });
+    device.free();
+    wait("it has room again", || !trouble());
+    std::fs::write(array.at("d/later"), &one).unwrap();
+    drain(&array, "/d", &names(&["later"]));
+    assert!(get("later") == one);
 }
 
 /// `tidemill up` knows the next time how files are put there, until it is told otherwise.

@@ -90,6 +90,7 @@ const OUTSIDE: &str = "
 
 const PACKS: &str = "
     ALTER TABLE outside ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX outside_unpacked ON outside (object) WHERE gone > 0 AND packed = 1;
     CREATE TABLE pack (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         path TEXT NOT NULL UNIQUE,

@@ -113,7 +113,7 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
 
 /// What was to be removed is.
 pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
-    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone = 1")?
+    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone > 0")?
         .execute([object.0.cast_signed()])?;
     Ok(())
 }

@@ -18,6 +18,8 @@ use tokio::task::JoinHandle;
 /// Chunks have so many bytes on average, and no fewer unless a file ends.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 64 << 10;
+/// Chunks that a part of a recipe tells of: fewer in tests, so that files have several parts.
+const PART_CHUNKS: usize = if cfg!(test) { 40 } else { PART_CHUNKS_MAX };
 /// Bytes of a file that are read at once.
 const PIECE_BYTES: usize = 4 << 20;
 /// Packs that are on their way at once.
@@ -234,7 +236,7 @@ impl<'a> Batch<'a> {
         // No chunk is as long as that.
         let size = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
         part.chunks.push((hash, size));
-        if part.chunks.len() == PART_CHUNKS_MAX && part.end() < part.size {
+        if part.chunks.len() == PART_CHUNKS && part.end() < part.size {
             let next = Part {
                 at: part.end(),
                 chunks: Vec::new(),

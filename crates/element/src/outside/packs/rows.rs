@@ -19,6 +19,9 @@ const THERE: u8 = 1;
 /// It is to be removed there.
 const GONE: u8 = 2;
 
+/// In the column `gone`: the object is not whole.
+const UNFINISHED: u8 = 2;
+
 /// A pack of fewer bytes than this is small.
 const SMALL_BYTES: u64 = 1 << 20;
 /// So many small ones become one.
@@ -101,11 +104,12 @@ impl Changes {
         *self.0.entry(pack).or_default() += bytes;
     }
 
-    fn make(self, db: &Connection) -> Result<()> {
-        let sql = "UPDATE pack SET live = live + ?2, since = CASE WHEN ?2 > 0 THEN 0 ELSE since END WHERE id = ?1";
+    /// `since`: what is needed no more stays for a while from then on.
+    fn make(self, db: &Connection, since_s: i64) -> Result<()> {
+        let sql = "UPDATE pack SET live = live + ?2, since = CASE WHEN ?2 > 0 THEN 0 ELSE max(since, ?3) END WHERE id = ?1";
         let mut update = db.prepare_cached(sql)?;
         for (pack, bytes) in self.0 {
-            update.execute(params![pack, bytes])?;
+            update.execute(params![pack, bytes, since_s])?;
         }
         Ok(())
     }
@@ -170,7 +174,7 @@ pub(super) fn note(db: &Connection, noted: &Noted) -> Result<()> {
             false => put_part(db, noted.id, part, &mut changes)?,
         }
     }
-    changes.make(db)
+    changes.make(db, 0)
 }
 
 /// A chunk is in a pack, wherever it was before.
@@ -251,7 +255,7 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes)
         signed(part.object),
         part.name,
         signed(part.size),
-        !new.last
+        if new.last { 0 } else { UNFINISHED }
     ])?;
     Ok(())
 }
@@ -278,8 +282,8 @@ pub(super) fn has_parts(db: &Connection, object: ObjectId) -> Result<bool> {
         .query_row([signed(object.0)], |row| row.get(0))
 }
 
-/// Forgets a part of what an object is made of; whether there was one.
-pub(super) fn release(db: &Connection, object: ObjectId) -> Result<bool> {
+/// Forgets a part of what an object is made of; whether there was one. `since_s`: see [`Changes::make`].
+pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result<bool> {
     let sql =
         "DELETE FROM recipe WHERE rowid = (SELECT rowid FROM recipe WHERE object = ?1 LIMIT 1)
                    RETURNING pack, part";
@@ -296,15 +300,16 @@ pub(super) fn release(db: &Connection, object: ObjectId) -> Result<bool> {
     let mut changes = Changes::default();
     count(db, &part, -1, &mut changes)?;
     changes.add(pack, -length(&encoded));
-    changes.make(db)?;
+    changes.make(db, since_s)?;
     Ok(true)
 }
 
 /// Forgets some of what objects were made of that are no more, or did not become whole.
-pub(super) fn release_gone(db: &Connection) -> Result<()> {
+pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
     let mut left = SOME;
-    for object in gone_objects(db)? {
-        while left > 0 && release(db, object)? {
+    for (object, was_whole) in gone_objects(db)? {
+        let since_s = if was_whole { 0 } else { now_s };
+        while left > 0 && release(db, object, since_s)? {
             left -= 1;
         }
         if has_parts(db, object)? {
@@ -315,10 +320,14 @@ pub(super) fn release_gone(db: &Connection) -> Result<()> {
     Ok(())
 }
 
-/// Some objects that are no more, or did not become whole.
-pub(super) fn gone_objects(db: &Connection) -> Result<Vec<ObjectId>> {
-    db.prepare_cached("SELECT object FROM outside WHERE gone = 1 AND packed = 1 LIMIT ?1")?
-        .query_map([SOME], |row| Ok(ObjectId(unsigned(row, 0)?)))?
+/// Some objects that are no more, or did not become whole; whether they were.
+pub(super) fn gone_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
+    let sql = "SELECT object, gone FROM outside WHERE gone > 0 AND packed = 1 LIMIT ?1";
+    db.prepare_cached(sql)?
+        .query_map([SOME], |row| {
+            let gone: u8 = row.get(1)?;
+            Ok((ObjectId(unsigned(row, 0)?), gone != UNFINISHED))
+        })?
         .collect()
 }
 

@@ -21,7 +21,7 @@ impl Outside {
         let known = self.db.read(|db| rows::has_parts(db, object));
         let mut more = known.map_err(|error| self.failed(&error))?;
         while more {
-            let release = move |db: &rusqlite::Connection| rows::release(db, object);
+            let release = move |db: &rusqlite::Connection| rows::release(db, object, now_s());
             let released = self.db.write_blocking(false, release);
             more = released.map_err(|error| self.failed(&error))?;
         }
@@ -55,7 +55,8 @@ impl Outside {
         let failed = |error| self.failed(&error);
         let gone = self.db.read(rows::gone_objects).map_err(failed)?;
         if !gone.is_empty() {
-            let released = self.db.write_blocking(false, rows::release_gone);
+            let release = |db: &rusqlite::Connection| rows::release_gone(db, now_s());
+            let released = self.db.write_blocking(false, release);
             released.map_err(failed)?;
         }
         let before_s = now_s() - UNUSED_S;

@@ -43,6 +43,7 @@ mod new_files;
 mod offload;
 mod open;
 mod outside;
+mod packs;
 mod pipelined;
 mod plan;
 mod preload;

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const SECRET: &str = "hush-hush-hush";
 /// Two blocks and some more.
-const BYTES: usize = (9 << 20) + 3;
+pub(crate) const BYTES: usize = (9 << 20) + 3;
 
-fn noise(mut seed: u64) -> Vec<u8> {
+pub(crate) fn noise(mut seed: u64) -> Vec<u8> {
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         seed.to_be_bytes()[0]
@@ -19,7 +19,7 @@ fn noise(mut seed: u64) -> Vec<u8> {
     (0..BYTES).map(|_| next()).collect()
 }
 
-fn bare() -> Option<Array> {
+pub(crate) fn bare() -> Option<Array> {
     Array::with(Options {
         mount: false,
         server_args: vec!["--drain-after".into(), "1s".into()],
@@ -28,7 +28,7 @@ fn bare() -> Option<Array> {
 }
 
 /// The elements that have a file.
-fn elements(array: &Array, path: &str) -> Vec<u64> {
+pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
     let layout = array.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
     copies
@@ -37,7 +37,7 @@ fn elements(array: &Array, path: &str) -> Vec<u64> {
         .collect()
 }
 
-fn outside(array: &Array, index: usize) -> Value {
+pub(crate) fn outside(array: &Array, index: usize) -> Value {
     array.json(&["status"])["elements"][index]["outside"].clone()
 }
 

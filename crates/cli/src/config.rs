@@ -9,6 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tidemill_element::outside::packs::Packing;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 
 /// What the file may say. A key that is not here is an error.
@@ -123,6 +124,7 @@ pub(crate) struct Element {
     pub(crate) tier: Option<ElementTier>,
     pub(crate) outside: Option<String>,
     pub(crate) outside_keys: Option<PathBuf>,
+    pub(crate) outside_as: Option<Packing>,
     pub(crate) near: Option<Size>,
 }
 
@@ -227,6 +229,7 @@ pub(crate) struct Up {
     pub(crate) burst: Option<PathBuf>,
     pub(crate) outside: Option<String>,
     pub(crate) outside_keys: Option<PathBuf>,
+    pub(crate) outside_as: Option<Packing>,
 }
 
 /// The file can't be used.

@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
 /// Version of the schema (`PRAGMA user_version`).
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
@@ -24,7 +24,7 @@ const GROUP_MAX: usize = 2000;
 const READERS: usize = 2;
 
 /// Step `n` brings a database of version `n` to version `n + 1`.
-const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE];
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE, PACKS];
 
 const TABLES: &str = "
     CREATE TABLE object (
@@ -86,6 +86,46 @@ const OUTSIDE: &str = "
     );
     CREATE INDEX outside_path ON outside (path);
     CREATE INDEX outside_gone ON outside (object) WHERE gone = 1;
+";
+
+const PACKS: &str = "
+    ALTER TABLE outside ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX outside_unpacked ON outside (object) WHERE gone > 0 AND packed = 1;
+    CREATE TABLE pack (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        path TEXT NOT NULL UNIQUE,
+        state INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        tag TEXT NOT NULL,
+        checked INTEGER NOT NULL,
+        total INTEGER NOT NULL,
+        live INTEGER NOT NULL,
+        since INTEGER NOT NULL
+    );
+    CREATE INDEX pack_state ON pack (state) WHERE state != 1;
+    CREATE INDEX pack_dead ON pack (since) WHERE state = 1 AND live = 0;
+    CREATE INDEX pack_sparse ON pack (id) WHERE state = 1 AND live > 0 AND live * 2 < total;
+    CREATE INDEX pack_size ON pack (size) WHERE state = 1 AND live > 0;
+    CREATE TABLE chunk (
+        hash BLOB PRIMARY KEY,
+        pack INTEGER NOT NULL,
+        frame INTEGER NOT NULL,
+        stored INTEGER NOT NULL,
+        plain INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        bad INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX chunk_pack ON chunk (pack, frame, at);
+    CREATE TABLE recipe (
+        object INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        pack INTEGER NOT NULL,
+        part BLOB NOT NULL,
+        PRIMARY KEY (object, at)
+    );
+    CREATE INDEX recipe_pack ON recipe (pack);
 ";
 
 /// What is wrong with the database.

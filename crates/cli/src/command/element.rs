@@ -2,6 +2,7 @@
 
 mod drain;
 pub(crate) mod outside;
+mod recover;
 mod remove;
 mod sleep;
 
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Medium;
+use tidemill_element::outside::packs::Packing;
 use tidemill_element::power::Meter;
 use tidemill_plan::units::Watts;
 
@@ -27,6 +29,7 @@ const EXAMPLES: &str = "Examples:
   tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
 
   tidemill element --id 20 --outside s3://bucket/array --outside-keys ~/keys      files go on to an object store
+  tidemill element --id 20 --outside s3://bucket/array --outside-as \"dedup | zstd\"        the same, in fewer bytes
 
   tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
   tidemill element suspend 3                          it sleeps until what it has is needed; `wake 3` wakes it
@@ -163,6 +166,10 @@ pub(crate) struct Args {
     /// File with the keys of that store, which nobody else may be able to read [default: none]
     #[arg(long, value_name = "FILE", env = "TIDEMILL_ELEMENT_OUTSIDE_KEYS")]
     outside_keys: Option<PathBuf>,
+    /// How its files are put there: files (each as it is, under its name), dedup (as chunks in packs, so that what is there already
+    /// is not sent again) or "dedup | zstd" (the same, compressed) [default: files]
+    #[arg(long, value_name = "STEPS", env = "TIDEMILL_ELEMENT_OUTSIDE_AS")]
+    outside_as: Option<Packing>,
     /// Bytes that are outside and kept in its folder, too, to be read from there [default: 4Gi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_NEAR")]
     near: Option<Size>,
@@ -173,6 +180,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Action {
     Drain(drain::Args),
+    Recover(recover::Args),
     Remove(remove::Args),
     /// Suspend an element until it is needed, if nothing needs it now
     Suspend(sleep::Args),
@@ -190,6 +198,7 @@ impl Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     match &args.action {
         Some(Action::Drain(drain)) => return drain::run(drain, context).await,
+        Some(Action::Recover(recover)) => return recover::run(recover, context).await,
         Some(Action::Remove(remove)) => return remove::run(remove, context).await,
         Some(Action::Suspend(sleep)) => return sleep::suspend(sleep, context).await,
         Some(Action::Wake(sleep)) => return sleep::wake(sleep, context).await,

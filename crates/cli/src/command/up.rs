@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 use tidemill_client::Endpoint;
+use tidemill_element::outside::packs::Packing;
 use tidemill_mount::mountpoint::{self, is_mounted};
 
 const EXAMPLES: &str = "Examples:
@@ -69,6 +70,15 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_OUTSIDE_KEYS"
     )]
     outside_keys: Option<PathBuf>,
+    /// How its files are put there: files, dedup or "dedup | zstd", as `tidemill element --outside-as` has it [default: as before, at
+    /// first files]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        requires = "outside",
+        env = "TIDEMILL_UP_OUTSIDE_AS"
+    )]
+    outside_as: Option<Packing>,
     /// Kernels that each element runs at once [default: the machine's cores shared out]
     #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
@@ -210,6 +220,7 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
 struct At {
     uri: String,
     keys: Option<PathBuf>,
+    packing: Packing,
 }
 
 /// The same, if there is to be one or was before.
@@ -218,10 +229,14 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
     let shown = || note.display().to_string();
     let before = match std::fs::read_to_string(&note) {
         Ok(text) => {
-            let (uri, keys) = text.split_once('\n').unwrap_or((&text, ""));
+            let mut lines = text.lines();
+            let mut next = || lines.next().unwrap_or_default();
+            let (uri, keys, packing) = (next(), next(), next());
             Some(At {
                 uri: uri.to_owned(),
                 keys: (!keys.is_empty()).then(|| keys.into()),
+                // Earlier releases knew no other.
+                packing: packing.parse().unwrap_or_default(),
             })
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -236,7 +251,7 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
     // It would not start, and tell so in its log only.
     super::element::outside::open(uri, keys.as_deref())
         .with_context(|| format!("--outside: can't have files in {uri}"))?;
-    if let Some(before) = before.filter(|before| before.uri != *uri) {
+    if let Some(before) = before.as_ref().filter(|before| before.uri != *uri) {
         anyhow::bail!(
             "element {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
              (`tidemill element drain {OUTSIDE} --wait`), stop it, take it out (`tidemill element remove {OUTSIDE}`) and remove {}",
@@ -244,14 +259,19 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
             shown()
         );
     }
+    let packing = args.outside_as.or(file.outside_as);
+    let packing = packing.or(before.map(|before| before.packing));
     let at = At {
         uri: uri.clone(),
         keys,
+        packing: packing.unwrap_or_default(),
     };
     std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+    let packing = at.packing.to_string();
     let text = [
         Path::new(&at.uri),
         at.keys.as_deref().unwrap_or(Path::new("")),
+        Path::new(&packing),
     ];
     let text = text.map(|one| one.as_os_str().as_bytes()).join(&b'\n');
     std::fs::write(&note, text).with_context(shown)?;
@@ -304,6 +324,7 @@ impl Up<'_> {
         if let Some(keys) = &at.keys {
             flags.extend(["--outside-keys".into(), keys.into()]);
         }
+        flags.extend(["--outside-as".into(), at.packing.to_string().into()]);
         self.start(&format!("element-{OUTSIDE}"), flags, None)
     }
 

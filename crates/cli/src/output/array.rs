@@ -169,6 +169,9 @@ impl ArrayView {
                 let (files, bytes) = (outside.files, format::bytes(outside.bytes));
                 let files = format::count(files, "object");
                 write!(out, "element {id}: {bytes} in {files} in {uri}")?;
+                if !outside.packing.is_empty() && outside.sent != outside.bytes {
+                    write!(out, ", where they take {}", format::bytes(outside.sent))?;
+                }
                 match outside.waiting {
                     0 => writeln!(out)?,
                     waiting => {
@@ -409,6 +412,8 @@ fn outside_json(element: &v1::Element) -> Option<Value> {
         "objects": outside.files,
         "bytes": outside.bytes,
         "waiting": outside.waiting,
+        "sent": outside.sent,
+        "as": outside.packing,
     }))
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
 use tidemill_core::shown::line;
+use tidemill_element::outside::packs::recovery::Recovered;
 use tidemill_wire::v1;
 
 /// What `tidemill bridge list` shows.
@@ -29,6 +30,39 @@ impl View for BridgesView {
 
     fn json(&self) -> Value {
         self.0.iter().map(bridge_json).collect()
+    }
+}
+
+/// What `tidemill element recover` has found.
+#[derive(Debug)]
+pub(crate) struct RecoveredView(pub(crate) Vec<Recovered>);
+
+impl View for RecoveredView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut rows = table(&["FILE", "SIZE", "PUT THERE (UTC)", ""], &[1]);
+        for file in &self.0 {
+            rows.add_row([
+                line(&file.name),
+                format::bytes(file.size),
+                format::time(i64::try_from(file.time_ns).unwrap_or(i64::MAX)),
+                if file.whole {
+                    ""
+                } else {
+                    "not all of it is there"
+                }
+                .to_owned(),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        let file = |file: &Recovered| {
+            json!({
+                "file": file.name, "bytes": file.size, "put": file.time_ns, "object": file.object, "whole": file.whole,
+            })
+        };
+        self.0.iter().map(file).collect()
     }
 }
 

@@ -13,10 +13,12 @@
 //!
 //! | module | |
 //! |---|---|
+//! | `packs` | files as chunks in packs |
 //! | `reading` | bytes of what is not near |
 //! | `rows` | the table |
 //! | `settling` | how an object gets there, and what goes there without anybody waiting |
 
+pub mod packs;
 mod reading;
 mod rows;
 mod settling;
@@ -30,8 +32,9 @@ use crate::folder::FolderStore;
 use crate::records;
 use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
+use packs::{Packing, Packs};
 use parking_lot::Mutex;
-use reading::{Away, Reach};
+use reading::{Away, Reach, There};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -118,6 +121,8 @@ pub struct Where {
     pub far: Arc<dyn Far>,
     /// Its address, for people.
     pub uri: String,
+    /// How what comes is put there.
+    pub packing: Packing,
     /// Bytes that have settled and are kept near.
     pub near_bytes_max: u64,
 }
@@ -128,6 +133,8 @@ pub(crate) struct Outside {
     near: FolderStore,
     reach: Arc<Reach>,
     uri: String,
+    packing: Packing,
+    packs: Packs,
     near_bytes_max: u64,
     capacity_bytes: u64,
     db: Db,
@@ -140,8 +147,10 @@ pub(crate) struct Outside {
 struct Known {
     /// What has settled.
     far: HashSet<ObjectId>,
-    /// Its bytes.
+    /// Its bytes, as files have them; those of it that are in packs; and what the packs take.
     far_bytes: u64,
+    packed_bytes: u64,
+    pack_bytes: u64,
     /// What has settled and is near, longest first, and its bytes.
     near: VecDeque<(ObjectId, u64)>,
     near_bytes: u64,
@@ -149,6 +158,13 @@ struct Known {
     waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
+}
+
+impl Known {
+    /// Bytes that the store has.
+    fn sent_bytes(&self) -> u64 {
+        self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
+    }
 }
 
 /// Whether the host has been up since this was last asked.
@@ -174,9 +190,10 @@ impl Outside {
         (db, runtime): (Db, tokio::runtime::Handle),
     ) -> Result<Self, crate::Error> {
         let mut known = Known::default();
-        for (object, size) in db.read(rows::all)? {
+        for (object, size, packed) in db.read(rows::all)? {
             known.far.insert(object);
             known.far_bytes += size;
+            known.packed_bytes += if packed { size } else { 0 };
         }
         known.waiting = db.read(rows::unsettled)?.into_iter().collect();
         // What has settled was never synced here: a host that went down may have anything in its place.
@@ -193,16 +210,20 @@ impl Outside {
                 }
             }
         }
-        Ok(Self {
+        let outside = Self {
             near,
-            reach: Arc::new(Reach::new(Arc::clone(&at.far), runtime)),
+            reach: Arc::new(Reach::new(Arc::clone(&at.far), db.clone(), runtime)),
             uri: at.uri.clone(),
+            packing: at.packing,
+            packs: Packs::default(),
             near_bytes_max: at.near_bytes_max,
             capacity_bytes: capacity_bytes.unwrap_or(CAPACITY_BYTES_DEFAULT),
             db,
             known: Mutex::new(known),
             turns: (0..TURNS).map(|_| Mutex::default()).collect(),
-        })
+        };
+        outside.count_packs();
+        Ok(outside)
     }
 
     /// How far it is.
@@ -213,6 +234,8 @@ impl Outside {
             files: known.far.len() as u64,
             bytes: known.far_bytes,
             waiting: known.waiting.len() as u64,
+            sent: known.sent_bytes(),
+            packing: self.packing.to_string(),
         }
     }
 
@@ -226,7 +249,7 @@ impl Outside {
     }
 
     /// Where an object is outside.
-    fn placed(&self, object: ObjectId) -> Result<Option<Placed>, StoreError> {
+    fn placed(&self, object: ObjectId) -> Result<Option<There>, StoreError> {
         if !self.is_far(object) {
             return Ok(None);
         }
@@ -268,7 +291,12 @@ impl Outside {
             .write_blocking(false, move |db| rows::leave(db, object));
         let mut known = self.known.lock();
         match left {
-            Ok(size) if known.far.remove(&object) => known.far_bytes -= size.unwrap_or(0),
+            Ok(there) if known.far.remove(&object) => {
+                let packed = there.as_ref().is_some_and(|there| there.packed);
+                let size = there.map_or(0, |there| there.placed.size);
+                known.far_bytes -= size;
+                known.packed_bytes -= if packed { size } else { 0 };
+            }
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, %object, "what is outside stays there"),
         }
@@ -303,11 +331,11 @@ impl Outside {
         &self,
         object: ObjectId,
         near: Result<T, StoreError>,
-        far: impl FnOnce(Placed) -> Result<T, StoreError>,
+        far: impl FnOnce(There) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         match near {
             Err(StoreError::NotFound { .. }) => match self.placed(object)? {
-                Some(placed) => far(placed),
+                Some(there) => far(there),
                 None => Err(StoreError::NotFound { object }),
             },
             near => near,
@@ -333,8 +361,8 @@ impl Store for Outside {
 
     fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError> {
         let copied = self.near.copy(object, from, bytes);
-        self.near_or(from, copied, |placed| {
-            self.fetch(object, from, &placed, bytes)
+        self.near_or(from, copied, |there| {
+            self.fetch(object, from, &there, bytes)
         })
     }
 
@@ -402,7 +430,10 @@ impl Store for Outside {
     }
 
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
-        self.settle_at_once(objects)
+        match self.packing {
+            Packing::Chunks { compress } => self.pack(compress, objects),
+            Packing::Files => self.settle_at_once(objects),
+        }
     }
 
     fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
@@ -413,23 +444,23 @@ impl Store for Outside {
         if self.near.stat(object).is_ok() {
             return None;
         }
-        let placed = match self.placed(object) {
-            Ok(placed) => placed?,
+        let there = match self.placed(object) {
+            Ok(there) => there?,
             Err(error) => return Some(Err(error)),
         };
-        Some(self.still(object, &placed))
+        Some(self.still(object, &there))
     }
 
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {
-        self.near_or(object, self.near.open(object), |placed| {
+        self.near_or(object, self.near.open(object), |there| {
             if self.reach.is_suspect(object) {
-                self.still(object, &placed)?;
+                self.still(object, &there)?;
             }
             let stat = Stat {
-                size: placed.size,
+                size: there.placed.size,
                 sealed: true,
             };
-            let bytes = Box::new(Away::new(Arc::clone(&self.reach), object, placed));
+            let bytes = Box::new(Away::new(Arc::clone(&self.reach), object, there));
             Ok(Opened { stat, bytes })
         })
     }
@@ -459,9 +490,9 @@ impl Store for Outside {
     }
 
     fn stat(&self, object: ObjectId) -> Result<Stat, StoreError> {
-        self.near_or(object, self.near.stat(object), |placed| {
+        self.near_or(object, self.near.stat(object), |there| {
             Ok(Stat {
-                size: placed.size,
+                size: there.placed.size,
                 sealed: true,
             })
         })
@@ -502,7 +533,7 @@ impl Store for Outside {
     fn space(&self) -> Result<Space, StoreError> {
         let Space { disk, .. } = self.near.space()?;
         let known = self.known.lock();
-        let left = self.capacity_bytes.saturating_sub(known.far_bytes);
+        let left = self.capacity_bytes.saturating_sub(known.sent_bytes());
         let here = disk.free_bytes.saturating_add(known.near_bytes);
         Ok(Space {
             capacity_bytes: self.capacity_bytes,

@@ -1,6 +1,7 @@
 //! Bytes of objects that are not near: by blocks, some of them ahead of whoever reads one after the other.
 
 use super::{Failure, Far, Outside, Placed};
+use crate::db::Db;
 use crate::store::{ReadAt, Store as _, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -16,12 +17,24 @@ const BLOCKS_AHEAD: u64 = 3;
 /// Blocks that are on their way at once.
 const ON_THEIR_WAY: usize = 32;
 
+/// Where an object is outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct There {
+    /// Its file; of one that is in packs only its name and length.
+    pub(super) placed: Placed,
+    /// It is chunks in packs.
+    pub(super) packed: bool,
+}
+
 /// The way to a store outside.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) far: Arc<dyn Far>,
-    runtime: Handle,
+    pub(super) db: Db,
+    pub(super) runtime: Handle,
     blocks: Blocks<Failure>,
+    /// Frames of packs, by where they begin.
+    pub(super) frames: Blocks<Failure>,
     turns: Semaphore,
     /// What was found to be another file, or none: the next who wants it asks first.
     suspects: Mutex<HashSet<ObjectId>>,
@@ -32,15 +45,17 @@ pub(super) struct Reach {
 pub(super) struct Away {
     reach: Arc<Reach>,
     object: ObjectId,
-    placed: Arc<Placed>,
+    there: Arc<There>,
 }
 
 impl Reach {
-    pub(super) fn new(far: Arc<dyn Far>, runtime: Handle) -> Self {
+    pub(super) fn new(far: Arc<dyn Far>, db: Db, runtime: Handle) -> Self {
         Self {
             far,
+            db,
             runtime,
             blocks: Blocks::default(),
+            frames: Blocks::default(),
             turns: Semaphore::new(ON_THEIR_WAY),
             suspects: Mutex::default(),
         }
@@ -59,16 +74,34 @@ impl Reach {
         self.suspects.lock().remove(&object);
     }
 
-    async fn block(&self, placed: &Placed, key: &BlockKey) -> Result<Bytes, Failure> {
+    /// A range of a file that is there.
+    pub(super) async fn range(
+        &self,
+        placed: &Placed,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Failure> {
+        let turn = self.turns.acquire().await;
+        let _turn = turn.map_err(|error| Failure::Other(error.to_string()))?;
+        let bytes = self.far.read(placed, from, count).await?;
+        match bytes.len() as u64 == count {
+            true => Ok(bytes),
+            false => Err(Failure::Changed),
+        }
+    }
+
+    async fn block(
+        &self,
+        object: ObjectId,
+        there: &There,
+        key: &BlockKey,
+    ) -> Result<Bytes, Failure> {
         let from = key.index * BLOCK_BYTES;
-        let count = BLOCK_BYTES.min(placed.size - from);
+        let count = BLOCK_BYTES.min(there.placed.size - from);
         let ask = async {
-            let turn = self.turns.acquire().await;
-            let _turn = turn.map_err(|error| Failure::Other(error.to_string()))?;
-            let bytes = self.far.read(placed, from, count).await?;
-            match bytes.len() as u64 == count {
-                true => Ok(bytes),
-                false => Err(Failure::Changed),
+            match there.packed {
+                true => self.packed(object, from, count).await,
+                false => self.range(&there.placed, from, count).await,
             }
         };
         self.blocks.get(key, ask).await
@@ -76,19 +109,21 @@ impl Reach {
 }
 
 impl Away {
-    pub(super) fn new(reach: Arc<Reach>, object: ObjectId, placed: Placed) -> Self {
+    pub(super) fn new(reach: Arc<Reach>, object: ObjectId, there: There) -> Self {
         Self {
             reach,
             object,
-            placed: Arc::new(placed),
+            there: Arc::new(there),
         }
     }
 
     fn key(&self, index: u64) -> BlockKey {
+        let placed = &self.there.placed;
         BlockKey {
-            store: 0,
-            path: self.placed.path.as_str().into(),
-            tag: self.placed.tag.as_str().into(),
+            // Those in packs have no tag, but never another content.
+            store: if self.there.packed { self.object.0 } else { 0 },
+            path: placed.path.as_str().into(),
+            tag: placed.tag.as_str().into(),
             index,
         }
     }
@@ -99,13 +134,14 @@ impl Away {
         if before.is_none_or(|before| self.reach.blocks.now(&self.key(before)).is_none()) {
             return;
         }
-        let blocks = self.placed.size.div_ceil(BLOCK_BYTES);
+        let blocks = self.there.placed.size.div_ceil(BLOCK_BYTES);
         for ahead in index + 1..(index + 1 + BLOCKS_AHEAD).min(blocks) {
-            let (reach, placed, key) = (self.reach.clone(), self.placed.clone(), self.key(ahead));
+            let (reach, there, key) = (self.reach.clone(), self.there.clone(), self.key(ahead));
+            let object = self.object;
             if reach.blocks.now(&key).is_none() {
                 self.reach.runtime.spawn(async move {
                     // Who reads it is told.
-                    let _ = reach.block(&placed, &key).await;
+                    let _ = reach.block(object, &there, &key).await;
                 });
             }
         }
@@ -117,7 +153,7 @@ impl Away {
         if let Some(here) = self.reach.blocks.now(&key) {
             return Ok(here);
         }
-        let asked = self.reach.block(&self.placed, &key);
+        let asked = self.reach.block(self.object, &self.there, &key);
         self.reach.wait(asked).inspect_err(|failure| {
             if failure.is_loss() {
                 self.reach.suspects.lock().insert(self.object);
@@ -129,12 +165,12 @@ impl Away {
 impl ReadAt for Away {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize> {
         let end = offset.saturating_add(buffer.len() as u64);
-        let end = end.min(self.placed.size);
+        let end = end.min(self.there.placed.size);
         let (mut at, mut filled) = (offset, 0);
         while at < end {
             let index = at / BLOCK_BYTES;
             let block = self.block(index).map_err(|failure| {
-                let path = &self.placed.path;
+                let path = &self.there.placed.path;
                 std::io::Error::other(format!("{path} in the store outside: {failure}"))
             })?;
             let from = usize::try_from(at - index * BLOCK_BYTES).unwrap_or(usize::MAX);
@@ -154,12 +190,15 @@ impl ReadAt for Away {
 
 impl Outside {
     /// Whether what is outside is still what was put there.
-    pub(super) fn still(&self, object: ObjectId, placed: &Placed) -> Result<(), StoreError> {
-        let now = self.reach.wait(self.reach.far.stat(&placed.path));
-        let found = match now {
-            Ok(now) if now == *placed => Ok(()),
-            Ok(_) => Err(Failure::Changed),
-            Err(failure) => Err(failure),
+    pub(super) fn still(&self, object: ObjectId, there: &There) -> Result<(), StoreError> {
+        let placed = &there.placed;
+        let found = match there.packed {
+            true => self.has_packed(object, there),
+            false => match self.reach.wait(self.reach.far.stat(&placed.path)) {
+                Ok(now) if now == *placed => Ok(()),
+                Ok(_) => Err(Failure::Changed),
+                Err(failure) => Err(failure),
+            },
         };
         if found.is_ok() {
             self.reach.clear(object);
@@ -175,10 +214,11 @@ impl Outside {
         &self,
         object: ObjectId,
         from: ObjectId,
-        placed: &Placed,
+        there: &There,
         bytes: u64,
     ) -> Result<(), StoreError> {
-        let away = Away::new(Arc::clone(&self.reach), from, placed.clone());
+        let away = Away::new(Arc::clone(&self.reach), from, there.clone());
+        let placed = &there.placed;
         let fetch = || {
             let mut buffer = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(1 << 20)];
             let (mut at, end) = (0, bytes.min(placed.size));

@@ -1,6 +1,7 @@
 //! What is outside, in the element's database.
 
 use super::Placed;
+use super::reading::There;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 use tidemill_core::attribute::object as attribute;
 use tidemill_core::id::ObjectId;
@@ -22,10 +23,10 @@ fn placed(row: &Row<'_>) -> Result<Placed> {
     })
 }
 
-/// All that is there, and its lengths in bytes.
-pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64)>> {
-    db.prepare("SELECT object, size FROM outside WHERE gone = 0")?
-        .query_map([], |row| Ok((object(row, 0)?, size(row, 1)?)))?
+/// All that is there, its lengths in bytes, and whether it is in packs.
+pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64, bool)>> {
+    db.prepare("SELECT object, size, packed FROM outside WHERE gone = 0")?
+        .query_map([], |row| Ok((object(row, 0)?, size(row, 1)?, row.get(2)?)))?
         .collect()
 }
 
@@ -47,17 +48,23 @@ pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
 }
 
 /// Where an object is.
-pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<Placed>> {
-    let sql = "SELECT path, size, tag, checked FROM outside WHERE object = ?1 AND gone = 0";
+pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
+    let sql = "SELECT path, size, tag, checked, packed FROM outside WHERE object = ?1 AND gone = 0";
+    let there = |row: &Row<'_>| {
+        Ok(There {
+            placed: placed(row)?,
+            packed: row.get(4)?,
+        })
+    };
     db.prepare_cached(sql)?
-        .query_row([object.0.cast_signed()], placed)
+        .query_row([object.0.cast_signed()], there)
         .optional()
 }
 
 /// The object that was put at a path, and whether it is one no more.
 pub(super) fn holder(db: &Connection, path: &str) -> Result<Option<(ObjectId, Placed, bool)>> {
     let sql = "SELECT path, size, tag, checked, object, gone FROM outside
-                   WHERE path = ?1 AND linked = 0 ORDER BY gone";
+                   WHERE path = ?1 AND linked = 0 AND packed = 0 ORDER BY gone";
     db.prepare_cached(sql)?
         .query_row([path], |row| {
             Ok((object(row, 4)?, placed(row)?, row.get(5)?))
@@ -68,7 +75,7 @@ pub(super) fn holder(db: &Connection, path: &str) -> Result<Option<(ObjectId, Pl
 /// An object is at a path now; what was there and is to go is written over by it.
 pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, linked: bool) -> Result<()> {
     if !linked {
-        db.prepare_cached("DELETE FROM outside WHERE path = ?1 AND gone = 1")?
+        db.prepare_cached("DELETE FROM outside WHERE path = ?1 AND gone = 1 AND packed = 0")?
             .execute([&at.path])?;
     }
     let sql = "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked)
@@ -84,20 +91,21 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, linked: bool) 
     Ok(())
 }
 
-/// An object is no more: what was only linked is forgotten, all else is to be removed. Gives its length in bytes.
-pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<u64>> {
+/// An object is no more: what was only linked is forgotten, all else is to be removed. Gives where it was.
+pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;
     db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND linked = 1")?
         .execute([id])?;
     db.prepare_cached("UPDATE outside SET gone = 1 WHERE object = ?1")?
         .execute([id])?;
-    Ok(found.map(|placed| placed.size))
+    Ok(found)
 }
 
-/// Some of what is to be removed.
+/// Some of what is to be removed and has a file of its own.
 pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>> {
-    let sql = "SELECT path, size, tag, checked, object FROM outside WHERE gone = 1 LIMIT ?1";
+    let sql = "SELECT path, size, tag, checked, object FROM outside
+                   WHERE gone = 1 AND packed = 0 LIMIT ?1";
     db.prepare_cached(sql)?
         .query_map([max], |row| Ok((object(row, 4)?, placed(row)?)))?
         .collect()
@@ -105,7 +113,7 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
 
 /// What was to be removed is.
 pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
-    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone = 1")?
+    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone > 0")?
         .execute([object.0.cast_signed()])?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
 
+use super::reading::There;
 use super::{Failure, Outside, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
@@ -41,7 +42,7 @@ enum Place {
 }
 
 /// Where an object is to be, if nobody else is there.
-fn key(object: ObjectId, named: &Named) -> String {
+pub(super) fn key(object: ObjectId, named: &Named) -> String {
     let path = named.path.trim_start_matches('/');
     let good = |name: &str| {
         let dots = name == "." || name == "..";
@@ -73,7 +74,7 @@ impl Outside {
         if size.is_ok() && !far && object.is_data() {
             self.known.lock().waiting.insert(object);
         }
-        self.near_or(object, size, |placed| Ok(placed.size))
+        self.near_or(object, size, |there| Ok(there.placed.size))
     }
 
     /// Makes an object of what is outside already.
@@ -93,19 +94,34 @@ impl Outside {
 
     fn keep(&self, object: ObjectId, placed: Placed, linked: bool) -> Result<(), StoreError> {
         let size = placed.size;
+        // It may have been in packs, or half of it.
+        self.release(object)?;
         let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, linked);
         let kept = self.db.write_blocking(true, put);
         kept.map_err(|error| self.failed(&error))?;
+        match linked {
+            true => self.is_far_now(object, size, false),
+            false => self.is_kept(object, size, false),
+        }
+        Ok(())
+    }
+
+    /// An object is outside, and nothing waits for that any more.
+    fn is_far_now(&self, object: ObjectId, size: u64, packed: bool) {
         let mut known = self.known.lock();
         if known.far.insert(object) {
             known.far_bytes += size;
+            known.packed_bytes += if packed { size } else { 0 };
         }
         known.waiting.remove(&object);
-        if !linked {
-            known.near.push_back((object, size));
-            known.near_bytes += size;
-        }
-        Ok(())
+    }
+
+    /// An object that is near is outside, too.
+    pub(super) fn is_kept(&self, object: ObjectId, size: u64, packed: bool) {
+        self.is_far_now(object, size, packed);
+        let mut known = self.known.lock();
+        known.near.push_back((object, size));
+        known.near_bytes += size;
     }
 
     /// Settles objects, several at once.
@@ -192,7 +208,10 @@ impl Outside {
         if there.size != opened.stat.size {
             return Ok(false);
         }
-        let far = super::Away::new(Arc::clone(&self.reach), ObjectId(0), there.clone());
+        let placed = there.clone();
+        let packed = false;
+        let theirs = There { placed, packed };
+        let far = super::Away::new(Arc::clone(&self.reach), ObjectId(0), theirs);
         let failed = |error: std::io::Error| StoreError::Outside {
             path: there.path.clone(),
             why: Failure::Other(error.to_string()),
@@ -281,7 +300,7 @@ impl Outside {
                 None => {}
             }
         }
-        let results = self.settle_at_once(&next);
+        let results = self.settle(&next);
         let mut trouble = None;
         for ((object, _), result) in next.into_iter().zip(results) {
             match result {
@@ -384,7 +403,9 @@ pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
     let mut pause = PERIOD;
     while !labels.pause(pause) {
         let well = outside.settle_some();
-        let more = outside.remove_some();
+        let removed = outside.remove_some();
+        let tidied = outside.tidy();
+        let (well, more) = (well && tidied.is_some(), removed || tidied == Some(true));
         pause = match (well, more) {
             (false, _) => PAUSE,
             (true, true) => Duration::ZERO,

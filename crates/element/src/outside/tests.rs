@@ -7,21 +7,36 @@ use tidemill_core::label::Owner;
 use tidemill_core::time::Time;
 
 #[derive(Debug, Default)]
-struct Files {
+pub(super) struct Files {
     /// Content and tag by path.
-    all: BTreeMap<String, (Vec<u8>, u64)>,
+    pub(super) all: BTreeMap<String, (Vec<u8>, u64)>,
     /// How often anything was written.
-    writes: u64,
+    pub(super) writes: u64,
+    /// Bytes that were read.
+    pub(super) read: u64,
 }
 
 #[derive(Debug, Default)]
-struct Memory {
-    files: Mutex<Files>,
-    away: Mutex<bool>,
+pub(super) struct Memory {
+    pub(super) files: Mutex<Files>,
+    pub(super) away: Mutex<bool>,
+    /// So many changes are made, and then no more.
+    pub(super) changes_left: Mutex<Option<u64>>,
 }
 
 impl Memory {
-    fn put(&self, path: &str, content: &[u8]) -> Placed {
+    fn may_change(&self) -> Result<(), Failure> {
+        match &mut *self.changes_left.lock() {
+            Some(0) => Err(Failure::Other("it refuses".into())),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn put(&self, path: &str, content: &[u8]) -> Placed {
         let mut files = self.files.lock();
         files.writes += 1;
         let tag = files.writes;
@@ -34,7 +49,7 @@ impl Memory {
         }
     }
 
-    fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
+    pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
         if *self.away.lock() {
             return Err(Failure::Other("away".into()));
         }
@@ -49,7 +64,7 @@ impl Memory {
         Ok((content.clone(), placed))
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         self.files.lock().all.keys().cloned().collect()
     }
 }
@@ -63,6 +78,7 @@ impl Far for Memory {
         Box::pin(async move {
             let (content, now) = self.get(&of.path)?;
             let range = usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
+            self.files.lock().read += count;
             match now == *of {
                 true => Ok(Bytes::from(content).slice(range)),
                 false => Err(Failure::Changed),
@@ -80,6 +96,7 @@ impl Far for Memory {
                     Err(error) => return Err(Failure::Other(error.to_string())),
                 }
             }
+            self.may_change()?;
             match *self.away.lock() {
                 true => Err(Failure::Other("away".into())),
                 false => Ok(self.put(path, &all)),
@@ -96,21 +113,22 @@ impl Far for Memory {
 
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
         Box::pin(async move {
+            self.may_change()?;
             self.files.lock().all.remove(path);
             Ok(())
         })
     }
 }
 
-struct Bench {
+pub(super) struct Bench {
     folder: tempfile::TempDir,
-    far: Arc<Memory>,
-    db: Db,
-    runtime: tokio::runtime::Runtime,
+    pub(super) far: Arc<Memory>,
+    pub(super) db: Db,
+    pub(super) runtime: tokio::runtime::Runtime,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(&folder.path().join("element.db")).unwrap();
         Self {
@@ -123,9 +141,14 @@ impl Bench {
 
     /// As a process that starts.
     fn open(&self, near_bytes_max: u64) -> Outside {
+        self.open_as(near_bytes_max, Packing::Files)
+    }
+
+    pub(super) fn open_as(&self, near_bytes_max: u64, packing: Packing) -> Outside {
         let at = Where {
             far: Arc::clone(&self.far) as Arc<dyn Far>,
             uri: "memory".into(),
+            packing,
             near_bytes_max,
         };
         let near = FolderStore::open(self.folder.path(), None).unwrap();
@@ -134,7 +157,13 @@ impl Bench {
     }
 
     /// A version of a file, closed and kept.
-    fn version(&self, store: &Outside, id: u64, path: &str, content: &[u8]) -> (ObjectId, Named) {
+    pub(super) fn version(
+        &self,
+        store: &Outside,
+        id: u64,
+        path: &str,
+        content: &[u8],
+    ) -> (ObjectId, Named) {
         let object = ObjectId(id);
         store.put(object, content).unwrap();
         let record = ObjectRecord {
@@ -161,7 +190,7 @@ impl Bench {
     }
 }
 
-fn read(store: &Outside, object: ObjectId) -> Result<Vec<u8>, String> {
+pub(super) fn read(store: &Outside, object: ObjectId) -> Result<Vec<u8>, String> {
     let opened = store.open(object).map_err(|error| error.to_string())?;
     let mut bytes = vec![0; usize::try_from(opened.stat.size).unwrap()];
     let count = opened.bytes.read_at(0, &mut bytes);
@@ -170,7 +199,7 @@ fn read(store: &Outside, object: ObjectId) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), StoreError> {
+pub(super) fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), StoreError> {
     store.settle(std::slice::from_ref(one)).pop().unwrap()
 }
 

@@ -19,10 +19,11 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
     let uri = args.outside.as_ref().or(file.outside.as_ref());
     let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
     let near = args.near.or(file.near);
+    let packing = args.outside_as.or(file.outside_as);
     let Some(uri) = uri else {
         anyhow::ensure!(
-            keys.is_none() && near.is_none(),
-            "--outside-keys and --near go with --outside"
+            keys.is_none() && near.is_none() && packing.is_none(),
+            "--outside-keys, --outside-as and --near go with --outside"
         );
         return Ok(None);
     };
@@ -31,6 +32,7 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
     Ok(Some(Where {
         far: Arc::new(Outside(bridge)),
         uri: uri.clone(),
+        packing: packing.unwrap_or_default(),
         near_bytes_max: near.map_or(NEAR_BYTES_MAX_DEFAULT, |Size(bytes)| bytes),
     }))
 }
@@ -46,8 +48,9 @@ pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     Ok(Bridge::open(&place, &keys)?)
 }
 
+/// A bridge as an element sees it.
 #[derive(Debug)]
-struct Outside(Bridge);
+pub(super) struct Outside(pub(super) Bridge);
 
 fn failure(error: &Error) -> Failure {
     match error {

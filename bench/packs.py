@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Two versions of a source tree drain to a store outside as `dedup | zstd`, against `restic backup` of the same.
+
+  cargo build --release && bench/packs.py TREE TREE [--files 20000] [--as "dedup | zstd"] [--restic restic]
+
+An element of the burst tier takes the trees, one after the other, through the mount; they drain to an element whose files are in a folder.
+Sent is what is in that folder; restic's is its repository, in which compression is its default. Both are on the same disk, and compared
+are bytes; seconds are told, too: ours from the begin of the drain, as files are in the array by then. With `--files` only the first so
+many of each tree, in the order of their names. `--binary` may be a debug build: bytes are the same. Prints JSON lines; `ratio` is ours to
+restic's.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+import local_array
+from local_array import Array, wait
+
+
+class Packed(Array):
+    """Element 0 is of the burst tier, element 1 has its files outside."""
+
+    def __init__(self, outside, steps, **more):
+        self.outside, self.steps = outside, steps
+        super().__init__(elements=0, **more)
+
+    def _start_all(self, elements, cores, mount):
+        super()._start_all(elements, cores, mount=False)
+        tiers = ["--tier", "burst"], ["--outside", f"file://{self.outside}", "--outside-as", self.steps]
+        for number, more in enumerate(tiers):
+            self._start(f"element{number}", "element", "--id", str(number), "--folder", f"{self.folder}/element{number}",
+                        "--listen", "127.0.0.1:0", *more)
+        wait("the elements", lambda: sum(one["up"] for one in self.json("status")["elements"]) == len(tiers))
+        os.mkdir(self.mount_point)
+        self._start("mnt", "mount", "--path", self.mount_point)
+        wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
+
+    def told(self):
+        return self.json("status")["elements"][1]["outside"]
+
+
+def bytes_below(folder):
+    sizes = (os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(folder) for name in names)
+    return sum(sizes)
+
+
+def chosen(tree, files, into):
+    """The first files of a tree, as links to the same bytes."""
+    paths = sorted(os.path.relpath(os.path.join(above, name), tree) for above, _, names in os.walk(tree) for name in names
+                   if os.path.isfile(os.path.join(above, name)) and not os.path.islink(os.path.join(above, name)))
+    for path in paths[:files]:
+        to = os.path.join(into, path)
+        os.makedirs(os.path.dirname(to), exist_ok=True)
+        os.link(os.path.join(tree, path), to)
+
+
+def ours(args, folder, trees):
+    outside = os.path.join(folder, "outside")
+    os.mkdir(outside)
+    with Packed(outside, args.steps, folder=folder, binary=args.binary) as array:
+        for number, tree in enumerate(trees):
+            to = os.path.join(array.mount_point, f"tree{number}")
+            subprocess.run(["cp", "-r", "--no-preserve=mode", tree, to], check=True)
+            start = time.monotonic()
+            files = sum(len(names) for _, _, names in os.walk(tree))
+            while array.told()["objects"] < files * (number + 1) - args.empty[number]:
+                array.run("drain", "/", "--wait")
+            seconds = time.monotonic() - start
+            told = array.told()
+            yield told["bytes"], bytes_below(outside), seconds
+
+
+def restics(args, folder, trees):
+    repository = os.path.join(folder, "restic")
+    environment = {**os.environ, "RESTIC_PASSWORD": "x", "RESTIC_REPOSITORY": repository,
+                   "RESTIC_CACHE_DIR": os.path.join(folder, "cache")}
+    version = ["--repository-version", "2"]
+    subprocess.run([args.restic, "init", *version], check=True, env=environment, capture_output=True)
+    for tree in trees:
+        start = time.monotonic()
+        subprocess.run([args.restic, "backup", "."], check=True, env=environment, capture_output=True, cwd=tree)
+        yield bytes_below(repository), time.monotonic() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", nargs=2)
+    parser.add_argument("--files", type=int)
+    parser.add_argument("--as", dest="steps", default="dedup | zstd")
+    parser.add_argument("--restic", default="restic")
+    parser.add_argument("--binary", default=local_array.BINARY)
+    parser.add_argument("--folder", help="where all is, and where the trees are [default: beside the first tree]")
+    args = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="tidemill-packs-", dir=args.folder or os.path.dirname(os.path.abspath(args.trees[0])))
+    try:
+        trees = []
+        for number, tree in enumerate(args.trees):
+            trees.append(os.path.join(folder, f"from{number}"))
+            chosen(tree, args.files, trees[-1])
+        # Files without a byte have no object.
+        args.empty = [sum(os.path.getsize(os.path.join(above, name)) == 0 for above, _, names in os.walk(tree) for name in names)
+                      for tree in trees]
+        for (plain, sent, seconds), (theirs, their_seconds) in zip(ours(args, folder, trees), restics(args, folder, trees)):
+            print(json.dumps({"bench": "packs", "as": args.steps, "bytes": plain, "sent": sent, "restic": theirs,
+                              "ratio": round(sent / theirs, 3), "seconds": round(seconds, 1),
+                              "restic_seconds": round(their_seconds, 1)}), flush=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+//! Bytes of files that are chunks in packs. A chunk is hashed whenever it is read: what is not what it was is damage.
+
+use super::super::reading::{Reach, There};
+use super::super::{Failure, Outside, Placed};
+use super::format::{Frame, Hash, Spot};
+use super::rows::{self, Found, PackId};
+use crate::db::DbError;
+use bytes::{Bytes, BytesMut};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
+use tidemill_core::id::ObjectId;
+
+/// A store that said that a pack is there is believed for so long by who packs …
+pub(super) const BELIEVED: Duration = Duration::from_secs(60);
+/// … and by who looks whether files are there, one after the other.
+const JUST_NOW: Duration = Duration::from_secs(2);
+
+/// A chunk that is wanted, and which bytes of it.
+#[derive(Debug)]
+struct Wanted {
+    hash: Hash,
+    found: Found,
+    from: usize,
+    to: usize,
+}
+
+/// Frames that lie one after the other in a pack.
+#[derive(Debug)]
+struct Run<'a> {
+    pack: &'a Placed,
+    frames: Vec<Frame>,
+}
+
+fn failed(error: &DbError) -> Failure {
+    Failure::Other(error.to_string())
+}
+
+impl Reach {
+    /// Bytes of a file, from one on, up to another one.
+    fn wanted(
+        &self,
+        object: ObjectId,
+        from: u64,
+        end: u64,
+    ) -> Result<Vec<(Hash, Found, std::ops::Range<u64>)>, Failure> {
+        let read = |db: &rusqlite::Connection| {
+            let mut found = Vec::new();
+            for part in rows::parts(db, object, from, end)? {
+                let mut at = part.at;
+                for (hash, size) in part.chunks {
+                    let behind = at + u64::from(size);
+                    if at < end && behind > from {
+                        let range = at.max(from) - at..behind.min(end) - at;
+                        found.push((hash, rows::find(db, &hash)?, range));
+                    }
+                    at = behind;
+                }
+            }
+            Ok(found)
+        };
+        let found = self.db.read(read).map_err(|error| failed(&error))?;
+        let there = |(hash, found, range)| Some((hash, found?, range));
+        let found: Option<Vec<_>> = found.into_iter().map(there).collect();
+        let found = found.ok_or(Failure::Missing)?;
+        let bytes: u64 = found
+            .iter()
+            .map(|(_, _, range)| range.end - range.start)
+            .sum();
+        match bytes == end - from {
+            true => Ok(found),
+            false => Err(Failure::Missing),
+        }
+    }
+
+    /// The same bytes. Packs may be written anew meanwhile: what is gone is looked for once more.
+    pub(in super::super) async fn packed(
+        &self,
+        object: ObjectId,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Failure> {
+        let mut before: Option<(Vec<Wanted>, Failure)> = None;
+        loop {
+            let found = self.wanted(object, from, from + count)?;
+            let wanted: Vec<Wanted> = found.into_iter().map(Wanted::of).collect();
+            if let Some((earlier, failure)) = before {
+                let same = |(one, other): (&Wanted, &Wanted)| one.found == other.found;
+                if earlier.iter().zip(&wanted).all(same) {
+                    return Err(failure);
+                }
+            }
+            match self.gather(&wanted).await {
+                Err(failure) if failure.is_loss() => before = Some((wanted, failure)),
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn gather(&self, wanted: &[Wanted]) -> Result<Bytes, Failure> {
+        let mut bytes = BytesMut::new();
+        let mut left = wanted;
+        while let Some(first) = left.first() {
+            let (run, taken) = run(left);
+            let frames = self.frames(&run).await;
+            let frames = frames.inspect_err(|failure| {
+                if *failure == Failure::Missing {
+                    tracing::warn!(pack = first.found.placed.path, "a pack outside is missing");
+                }
+            })?;
+            for one in &left[..taken] {
+                let frame = run
+                    .frames
+                    .iter()
+                    .position(|frame| *frame == one.found.spot.frame);
+                let frame = frame.and_then(|index| frames.get(index)?.as_ref());
+                let chunk = frame.and_then(|frame| one.found.spot.of(frame, &one.hash));
+                let Some(chunk) = chunk else {
+                    self.is_bad(one);
+                    return Err(Failure::Changed);
+                };
+                bytes.extend_from_slice(chunk.get(one.from..one.to).unwrap_or_default());
+            }
+            left = &left[taken..];
+        }
+        Ok(bytes.freeze())
+    }
+
+    fn is_bad(&self, wanted: &Wanted) {
+        let (hash, at) = (wanted.hash, (wanted.found.pack, wanted.found.spot));
+        let pack = &wanted.found.placed.path;
+        tracing::warn!(
+            pack,
+            at = at.1.frame.at,
+            "a pack outside has another content here"
+        );
+        // Whoever reads it next finds that, too.
+        self.db
+            .submit(false, move |db| rows::mark_bad(db, &hash, at), drop);
+    }
+
+    /// Frames of a pack, plain; `None`: it has something else there.
+    async fn frames(&self, run: &Run<'_>) -> Result<Vec<Option<Bytes>>, Failure> {
+        let opened = |frame: &Frame, bytes| frame.opened(bytes).ok();
+        let (Some(first), Some(last)) = (run.frames.first(), run.frames.last()) else {
+            return Ok(Vec::new());
+        };
+        if run.frames.len() == 1 {
+            let key = BlockKey {
+                store: 0,
+                path: run.pack.path.as_str().into(),
+                tag: run.pack.tag.as_str().into(),
+                index: first.at,
+            };
+            let ask = async {
+                let bytes = self
+                    .range(run.pack, first.at, first.end() - first.at)
+                    .await?;
+                opened(first, bytes).ok_or(Failure::Changed)
+            };
+            return match self.frames.get(&key, ask).await {
+                Ok(frame) => Ok(vec![Some(frame)]),
+                // Nothing is known of the pack as a whole.
+                Err(Failure::Changed) if self.is_same(run.pack).await? => Ok(vec![None]),
+                Err(failure) => Err(failure),
+            };
+        }
+        let all = self
+            .range(run.pack, first.at, last.end() - first.at)
+            .await?;
+        let frame = |frame: &Frame| {
+            let from = usize::try_from(frame.at - first.at).ok()?;
+            let to = from.checked_add(frame.stored as usize)?;
+            opened(frame, (to <= all.len()).then(|| all.slice(from..to))?)
+        };
+        Ok(run.frames.iter().map(frame).collect())
+    }
+
+    pub(super) async fn is_same(&self, pack: &Placed) -> Result<bool, Failure> {
+        match self.far.stat(&pack.path).await {
+            Ok(now) => Ok(now == *pack),
+            Err(failure) if failure.is_loss() => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Wanted {
+    fn of((hash, found, range): (Hash, Found, std::ops::Range<u64>)) -> Self {
+        // A chunk is never longer than memory has addresses.
+        let at = |at| usize::try_from(at).unwrap_or(usize::MAX);
+        Self {
+            hash,
+            found,
+            from: at(range.start),
+            to: at(range.end),
+        }
+    }
+}
+
+/// The frames that can be fetched at once, and for how many of what is wanted they are enough.
+fn run(wanted: &[Wanted]) -> (Run<'_>, usize) {
+    let mut run = Run {
+        pack: &wanted[0].found.placed,
+        frames: vec![wanted[0].found.spot.frame],
+    };
+    let mut taken = 1;
+    for one in &wanted[1..] {
+        let frame = one.found.spot.frame;
+        let last = run.frames[run.frames.len() - 1];
+        if one.found.placed != *run.pack || (frame != last && frame.at != last.end()) {
+            break;
+        }
+        if frame != last {
+            run.frames.push(frame);
+        }
+        taken += 1;
+    }
+    (run, taken)
+}
+
+impl Outside {
+    /// Whether a pack is what was put there, as the store said so long ago or says now.
+    pub(super) fn has_pack(
+        &self,
+        pack: PackId,
+        placed: &Placed,
+        believed: Duration,
+    ) -> Result<bool, Failure> {
+        let asked = self.packs.asked.lock().get(&pack).copied();
+        if let Some((when, there)) = asked
+            && when.elapsed() < believed
+        {
+            return Ok(there);
+        }
+        let there = self.reach.wait(self.reach.is_same(placed))?;
+        if !there {
+            tracing::warn!(
+                pack = placed.path,
+                "a pack outside is missing, or another file now"
+            );
+        }
+        self.packs
+            .asked
+            .lock()
+            .insert(pack, (Instant::now(), there));
+        Ok(there)
+    }
+
+    /// Whether all that a file is made of is there. What could not be read when somebody did is read, all else is asked for.
+    pub(in super::super) fn has_packed(
+        &self,
+        object: ObjectId,
+        there: &There,
+    ) -> Result<(), Failure> {
+        let suspect = self.reach.is_suspect(object);
+        let size = there.placed.size;
+        let mut from = 0;
+        while from < size {
+            let count = BLOCK_BYTES.min(size - from);
+            if suspect {
+                self.reach.wait(self.reach.packed(object, from, count))?;
+            } else {
+                self.has_chunks(object, from, from + count)?;
+            }
+            from += count;
+        }
+        Ok(())
+    }
+
+    fn has_chunks(&self, object: ObjectId, from: u64, end: u64) -> Result<(), Failure> {
+        let mut seen = BTreeSet::new();
+        for (_, found, _) in self.reach.wanted(object, from, end)? {
+            if found.bad {
+                return Err(Failure::Changed);
+            }
+            if seen.insert(found.pack) && !self.has_pack(found.pack, &found.placed, JUST_NOW)? {
+                return Err(Failure::Changed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Chunks of one pack, one after the other.
+    pub(super) fn chunks(
+        &self,
+        pack: PackId,
+        placed: &Placed,
+        chunks: &[(Hash, Spot)],
+    ) -> Result<Bytes, Failure> {
+        let wanted = |(hash, spot): &(Hash, Spot)| {
+            let found = Found {
+                pack,
+                placed: placed.clone(),
+                spot: *spot,
+                bad: false,
+            };
+            Wanted::of((*hash, found, 0..u64::from(spot.size)))
+        };
+        let wanted: Vec<Wanted> = chunks.iter().map(wanted).collect();
+        self.reach.wait(self.reach.gather(&wanted))
+    }
+}

@@ -1,0 +1,463 @@
+//! Packs, their chunks and what files are made of, in the element's database.
+//!
+//! A pack is **live** by so many bytes: those of its chunks that some file has, and of the parts of recipes in it. Counts change with the
+//! rows that they count. Rows of chunks and packs go under the packer's turn only, so what it has looked up stays.
+
+use super::super::Placed;
+use super::format::{Frame, Hash, Part, Spot};
+use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
+use std::collections::{HashMap, HashSet};
+use tidemill_core::id::ObjectId;
+
+/// Number of a pack, here.
+pub(super) type PackId = i64;
+
+/// It is on its way: of an earlier process, or one that failed, it is what nobody needs.
+const BEGUN: u8 = 0;
+/// It is there.
+const THERE: u8 = 1;
+/// It is to be removed there.
+const GONE: u8 = 2;
+
+/// In the column `gone`: the object is not whole.
+const UNFINISHED: u8 = 2;
+
+/// A pack of fewer bytes than this is small.
+const SMALL_BYTES: u64 = 1 << 20;
+/// So many small ones become one.
+const SMALL_MAX: usize = 32;
+/// Bytes, plain, that are written anew at once.
+const AGAIN_BYTES: u64 = 64 << 20;
+/// Packs that are looked at, at once.
+const SOME: u32 = 64;
+
+/// A chunk and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) pack: PackId,
+    pub(super) placed: Placed,
+    pub(super) spot: Spot,
+    /// What was there was not the chunk when it was read.
+    pub(super) bad: bool,
+}
+
+/// A part of a recipe that goes with a pack.
+#[derive(Clone, Debug)]
+pub(super) struct NewPart {
+    pub(super) part: Part,
+    pub(super) encoded: Vec<u8>,
+    /// It was in another pack.
+    pub(super) moved: bool,
+    /// With it the object is whole.
+    pub(super) last: bool,
+}
+
+/// A pack that is there now.
+#[derive(Debug)]
+pub(super) struct Noted {
+    pub(super) id: PackId,
+    pub(super) placed: Placed,
+    pub(super) chunks: Vec<(Hash, Spot)>,
+    pub(super) parts: Vec<NewPart>,
+}
+
+fn signed(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+fn unsigned(row: &Row<'_>, at: usize) -> Result<u64> {
+    Ok(row.get::<_, i64>(at)?.cast_unsigned())
+}
+
+fn placed(row: &Row<'_>, from: usize) -> Result<Placed> {
+    Ok(Placed {
+        path: row.get(from)?,
+        size: unsigned(row, from + 1)?,
+        tag: row.get(from + 2)?,
+        checked: row.get(from + 3)?,
+    })
+}
+
+fn spot(row: &Row<'_>, from: usize) -> Result<Spot> {
+    Ok(Spot {
+        frame: Frame {
+            at: unsigned(row, from)?,
+            stored: row.get(from + 1)?,
+            plain: row.get(from + 2)?,
+        },
+        at: row.get(from + 3)?,
+        size: row.get(from + 4)?,
+    })
+}
+
+/// A row that is not what this wrote.
+fn malformed(error: super::format::Malformed) -> Error {
+    Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(error))
+}
+
+/// What changes of packs' live bytes.
+#[derive(Debug, Default)]
+struct Changes(HashMap<PackId, i64>);
+
+impl Changes {
+    fn add(&mut self, pack: PackId, bytes: i64) {
+        *self.0.entry(pack).or_default() += bytes;
+    }
+
+    /// `since`: what is needed no more stays for a while from then on.
+    fn make(self, db: &Connection, since_s: i64) -> Result<()> {
+        let sql = "UPDATE pack SET live = live + ?2, since = CASE WHEN ?2 > 0 THEN 0 ELSE max(since, ?3) END WHERE id = ?1";
+        let mut update = db.prepare_cached(sql)?;
+        for (pack, bytes) in self.0 {
+            update.execute(params![pack, bytes, since_s])?;
+        }
+        Ok(())
+    }
+}
+
+/// A pack is put there soon.
+pub(super) fn begin(db: &Connection, path: &str, now_s: i64) -> Result<PackId> {
+    let sql = "INSERT INTO pack (path, state, size, tag, checked, total, live, since)
+                   VALUES (?1, ?2, 0, '', 0, 0, 0, ?3)";
+    db.prepare_cached(sql)?
+        .execute(params![path, BEGUN, now_s])?;
+    Ok(db.last_insert_rowid())
+}
+
+/// Where a chunk is.
+pub(super) fn find(db: &Connection, hash: &Hash) -> Result<Option<Found>> {
+    let sql = "SELECT chunk.pack, path, pack.size, tag, checked, frame, stored, plain, at, chunk.size, bad
+                   FROM chunk JOIN pack ON pack.id = chunk.pack WHERE hash = ?1";
+    let found = |row: &Row<'_>| {
+        Ok(Found {
+            pack: row.get(0)?,
+            placed: placed(row, 1)?,
+            spot: spot(row, 5)?,
+            bad: row.get(10)?,
+        })
+    };
+    db.prepare_cached(sql)?.query_row([hash], found).optional()
+}
+
+/// What was read in place of a chunk was another one: who has it puts it there again.
+pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, Spot)) -> Result<()> {
+    let sql = "UPDATE chunk SET bad = 1 WHERE hash = ?1 AND pack = ?2 AND frame = ?3";
+    let (pack, spot) = at;
+    db.prepare_cached(sql)?
+        .execute(params![hash, pack, signed(spot.frame.at)])?;
+    Ok(())
+}
+
+/// A pack is there, and with it what it makes whole. Fails, and changes nothing, if a chunk of a file is nowhere.
+pub(super) fn note(db: &Connection, noted: &Noted) -> Result<()> {
+    let sizes = noted.chunks.iter().map(|(_, spot)| u64::from(spot.size));
+    let parts = noted.parts.iter().map(|part| part.encoded.len() as u64);
+    let total: u64 = sizes.chain(parts).sum();
+    let sql =
+        "UPDATE pack SET state = ?2, size = ?3, tag = ?4, checked = ?5, total = ?6 WHERE id = ?1";
+    let at = &noted.placed;
+    db.prepare_cached(sql)?.execute(params![
+        noted.id,
+        THERE,
+        signed(at.size),
+        at.tag,
+        at.checked,
+        signed(total)
+    ])?;
+    let mut changes = Changes::default();
+    for (hash, spot) in &noted.chunks {
+        put_chunk(db, noted.id, (hash, spot), &mut changes)?;
+    }
+    for part in &noted.parts {
+        match part.moved {
+            true => move_part(db, noted.id, part, &mut changes)?,
+            false => put_part(db, noted.id, part, &mut changes)?,
+        }
+    }
+    changes.make(db, 0)
+}
+
+/// A chunk is in a pack, wherever it was before.
+fn put_chunk(
+    db: &Connection,
+    pack: PackId,
+    (hash, spot): (&Hash, &Spot),
+    changes: &mut Changes,
+) -> Result<()> {
+    let before = db
+        .prepare_cached("SELECT pack, size FROM chunk WHERE hash = ?1 AND count > 0")?
+        .query_row([hash], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
+        })
+        .optional()?;
+    if let Some((before, size)) = before {
+        changes.add(before, -size);
+        changes.add(pack, i64::from(spot.size));
+    }
+    let sql = "INSERT INTO chunk (hash, pack, frame, stored, plain, at, size, count, bad)
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 0, 0)
+                   ON CONFLICT (hash) DO UPDATE SET pack = ?2, frame = ?3, stored = ?4, plain = ?5, at = ?6, size = ?7, bad = 0";
+    db.prepare_cached(sql)?.execute(params![
+        hash,
+        pack,
+        signed(spot.frame.at),
+        spot.frame.stored,
+        spot.frame.plain,
+        spot.at,
+        spot.size
+    ])?;
+    Ok(())
+}
+
+/// Counts the chunks of a part once more, or once less. Fails if one is nowhere.
+fn count(db: &Connection, part: &Part, by: i64, changes: &mut Changes) -> Result<()> {
+    let sql = "UPDATE chunk SET count = count + ?2 WHERE hash = ?1 RETURNING count, pack, size";
+    let mut update = db.prepare_cached(sql)?;
+    for (hash, size) in &part.chunks {
+        let counted = |row: &Row<'_>| {
+            let size_there: u32 = row.get(2)?;
+            Ok((row.get::<_, i64>(0)?, row.get(1)?, size_there))
+        };
+        let (count, pack, there) = update.query_row(params![hash, by], counted)?;
+        if there != *size {
+            return Err(malformed(super::format::Malformed(
+                "a chunk has another length",
+            )));
+        }
+        match (by > 0, count) {
+            (true, 1) => changes.add(pack, i64::from(there)),
+            (false, 0) => changes.add(pack, -i64::from(there)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn length(encoded: &[u8]) -> i64 {
+    i64::try_from(encoded.len()).unwrap_or(i64::MAX)
+}
+
+fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes) -> Result<()> {
+    let part = &new.part;
+    count(db, part, 1, changes)?;
+    changes.add(pack, length(&new.encoded));
+    db.prepare_cached("INSERT INTO recipe (object, at, pack, part) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![
+            signed(part.object),
+            signed(part.at),
+            pack,
+            new.encoded
+        ])?;
+    let sql =
+        "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked, gone, packed)
+                   VALUES (?1, ?2, ?3, '', 0, 0, ?4, 1)";
+    db.prepare_cached(sql)?.execute(params![
+        signed(part.object),
+        part.name,
+        signed(part.size),
+        if new.last { 0 } else { UNFINISHED }
+    ])?;
+    Ok(())
+}
+
+/// A part is in another pack now, unless its object has gone.
+fn move_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes) -> Result<()> {
+    let key = (signed(new.part.object), signed(new.part.at));
+    let before = db
+        .prepare_cached("SELECT pack FROM recipe WHERE object = ?1 AND at = ?2")?
+        .query_row(key, |row| row.get(0))
+        .optional()?;
+    if let Some(before) = before {
+        changes.add(before, -length(&new.encoded));
+        changes.add(pack, length(&new.encoded));
+        db.prepare_cached("UPDATE recipe SET pack = ?3 WHERE object = ?1 AND at = ?2")?
+            .execute(params![key.0, key.1, pack])?;
+    }
+    Ok(())
+}
+
+/// Whether anything is known of what an object is made of.
+pub(super) fn has_parts(db: &Connection, object: ObjectId) -> Result<bool> {
+    db.prepare_cached("SELECT EXISTS (SELECT 1 FROM recipe WHERE object = ?1)")?
+        .query_row([signed(object.0)], |row| row.get(0))
+}
+
+/// Forgets a part of what an object is made of; whether there was one. `since_s`: see [`Changes::make`].
+pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result<bool> {
+    let sql =
+        "DELETE FROM recipe WHERE rowid = (SELECT rowid FROM recipe WHERE object = ?1 LIMIT 1)
+                   RETURNING pack, part";
+    let gone = db
+        .prepare_cached(sql)?
+        .query_row([signed(object.0)], |row| {
+            Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?))
+        })
+        .optional()?;
+    let Some((pack, encoded)) = gone else {
+        return Ok(false);
+    };
+    let part = Part::decoded(&encoded).map_err(malformed)?;
+    let mut changes = Changes::default();
+    count(db, &part, -1, &mut changes)?;
+    changes.add(pack, -length(&encoded));
+    changes.make(db, since_s)?;
+    Ok(true)
+}
+
+/// Forgets some of what objects were made of that are no more, or did not become whole.
+pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
+    let mut left = SOME;
+    for (object, was_whole) in gone_objects(db)? {
+        let since_s = if was_whole { 0 } else { now_s };
+        while left > 0 && release(db, object, since_s)? {
+            left -= 1;
+        }
+        if has_parts(db, object)? {
+            break;
+        }
+        super::super::rows::removed(db, object)?;
+    }
+    Ok(())
+}
+
+/// Some objects that are no more, or did not become whole; whether they were.
+pub(super) fn gone_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
+    let sql = "SELECT object, gone FROM outside WHERE gone > 0 AND packed = 1 LIMIT ?1";
+    db.prepare_cached(sql)?
+        .query_map([SOME], |row| {
+            let gone: u8 = row.get(1)?;
+            Ok((ObjectId(unsigned(row, 0)?), gone != UNFINISHED))
+        })?
+        .collect()
+}
+
+/// The parts of what an object is made of that have any of its bytes from one on, up to another one.
+pub(super) fn parts(db: &Connection, object: ObjectId, from: u64, end: u64) -> Result<Vec<Part>> {
+    let sql = "SELECT part FROM recipe WHERE object = ?1 AND at < ?3
+                   AND at >= (SELECT max(at) FROM recipe WHERE object = ?1 AND at <= ?2) ORDER BY at";
+    let bounds = (signed(object.0), signed(from), signed(end));
+    let encoded: Result<Vec<Vec<u8>>> = db
+        .prepare_cached(sql)?
+        .query_map(bounds, |row| row.get(0))?
+        .collect();
+    let decoded = |encoded: Vec<u8>| Part::decoded(&encoded).map_err(malformed);
+    encoded?.into_iter().map(decoded).collect()
+}
+
+/// What packs take, in bytes.
+pub(super) fn bytes(db: &Connection) -> Result<u64> {
+    let sql = "SELECT coalesce(sum(size), 0) FROM pack WHERE state != ?1";
+    db.prepare_cached(sql)?
+        .query_row([BEGUN], |row| unsigned(row, 0))
+}
+
+/// Whether [`retire_dead`] would do anything.
+pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM pack WHERE state = 0)
+                   OR EXISTS (SELECT 1 FROM pack WHERE state = 1 AND live = 0 AND since < ?1)";
+    db.prepare_cached(sql)?
+        .query_row([before_s], |row| row.get(0))
+}
+
+/// What was on its way and is not any more has to go, and so has what no file has had for so long. Only under the packer's turn.
+pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
+    db.prepare_cached("UPDATE pack SET state = ?2 WHERE state = ?1")?
+        .execute([BEGUN, GONE])?;
+    let sql = "SELECT id FROM pack WHERE state = 1 AND live = 0 AND since < ?1 LIMIT ?2";
+    let dead: Result<Vec<PackId>> = db
+        .prepare_cached(sql)?
+        .query_map(params![before_s, SOME], |row| row.get(0))?
+        .collect();
+    dead?.into_iter().try_for_each(|pack| retire(db, pack))
+}
+
+/// A pack has to go, unless something in it is needed. Only under the packer's turn.
+pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM chunk WHERE pack = ?1 AND count > 0)
+                   OR EXISTS (SELECT 1 FROM recipe WHERE pack = ?1)";
+    let needed: bool = db
+        .prepare_cached(sql)?
+        .query_row([pack], |row| row.get(0))?;
+    if needed {
+        return Ok(());
+    }
+    db.prepare_cached("DELETE FROM chunk WHERE pack = ?1")?
+        .execute([pack])?;
+    db.prepare_cached("UPDATE pack SET state = ?2 WHERE id = ?1")?
+        .execute(params![pack, GONE])?;
+    Ok(())
+}
+
+/// Some packs that are to be removed there.
+pub(super) fn gone_packs(db: &Connection) -> Result<Vec<(PackId, Placed)>> {
+    db.prepare_cached("SELECT id, path, size, tag, checked FROM pack WHERE state = 2 LIMIT ?1")?
+        .query_map([SOME], |row| Ok((row.get(0)?, placed(row, 1)?)))?
+        .collect()
+}
+
+/// A pack was removed.
+pub(super) fn removed(db: &Connection, pack: PackId) -> Result<()> {
+    db.prepare_cached("DELETE FROM pack WHERE id = ?1 AND state = ?2")?
+        .execute(params![pack, GONE])?;
+    Ok(())
+}
+
+/// Packs that are to be written anew, but for some: most of what is in them is not needed, or there are many small ones.
+pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackId>> {
+    let some = |sql: &str, bound: Option<u64>| -> Result<Vec<(PackId, u64)>> {
+        db.prepare_cached(sql)?
+            .query_map(rusqlite::params_from_iter(bound.map(signed)), |row| {
+                Ok((row.get(0)?, unsigned(row, 1)?))
+            })?
+            .filter(|found| found.as_ref().map_or(true, |(pack, _)| !but.contains(pack)))
+            .take(SOME as usize)
+            .collect()
+    };
+    let sparse = "SELECT id, live FROM pack WHERE state = 1 AND live * 2 < total AND live > 0";
+    let small = "SELECT id, live FROM pack WHERE state = 1 AND size < ?1 AND live > 0";
+    let mut found = some(sparse, None)?;
+    if found.is_empty() {
+        found = some(small, Some(SMALL_BYTES))?;
+        if found.len() < SMALL_MAX {
+            found.clear();
+        }
+    }
+    let mut bytes = 0_u64;
+    let fits = |(_, live): &(PackId, u64)| {
+        bytes = bytes.saturating_add(*live);
+        bytes <= AGAIN_BYTES || bytes == *live
+    };
+    Ok(found
+        .into_iter()
+        .take_while(fits)
+        .map(|(pack, _)| pack)
+        .collect())
+}
+
+/// What of a pack is needed: chunks, in their order, and parts of recipes.
+#[derive(Debug)]
+pub(super) struct Needed {
+    pub(super) placed: Placed,
+    pub(super) chunks: Vec<(Hash, Spot)>,
+    pub(super) parts: Vec<Vec<u8>>,
+}
+
+pub(super) fn needed(db: &Connection, pack: PackId) -> Result<Needed> {
+    let placed = db
+        .prepare_cached("SELECT path, size, tag, checked FROM pack WHERE id = ?1")?
+        .query_row([pack], |row| placed(row, 0))?;
+    let sql = "SELECT hash, frame, stored, plain, at, size FROM chunk WHERE pack = ?1 AND count > 0 ORDER BY frame, at";
+    let chunks: Result<_> = db
+        .prepare_cached(sql)?
+        .query_map([pack], |row| Ok((row.get(0)?, spot(row, 1)?)))?
+        .collect();
+    let parts: Result<_> = db
+        .prepare_cached("SELECT part FROM recipe WHERE pack = ?1 ORDER BY object, at")?
+        .query_map([pack], |row| row.get(0))?
+        .collect();
+    Ok(Needed {
+        placed,
+        chunks: chunks?,
+        parts: parts?,
+    })
+}

@@ -1,0 +1,185 @@
+//! What is needed no more: parts of objects that are gone, packs that no file has anything in, and, anew, what is left of those that
+//! few files have anything in.
+
+use super::super::{Failure, Outside, Placed};
+use super::Packing;
+use super::format::Part;
+use super::packing::{Batch, Trouble, now_s};
+use super::rows::{self, PackId};
+use crate::store::StoreError;
+use tidemill_core::id::ObjectId;
+
+/// A pack that no file has had anything in may be what a file waits for that is tried again: it stays for so long, in seconds.
+const UNUSED_S: i64 = 3600;
+
+/// Chunks of a pack that are read at once.
+const CHUNKS_AT_ONCE: usize = 16;
+
+impl Outside {
+    /// Forgets what an object is made of, a part at a time.
+    pub(in super::super) fn release(&self, object: ObjectId) -> Result<(), StoreError> {
+        let known = self.db.read(|db| rows::has_parts(db, object));
+        let mut more = known.map_err(|error| self.failed(&error))?;
+        while more {
+            let release = move |db: &rusqlite::Connection| rows::release(db, object, now_s());
+            let released = self.db.write_blocking(false, release);
+            more = released.map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Does some of what is to be done; whether there may be more, or nothing if it can't be done now.
+    pub(in super::super) fn tidy(&self) -> Option<bool> {
+        let tidied = self.tidy_some();
+        let mut told = self.packs.told.lock();
+        match tidied {
+            Ok(more) => {
+                *told = false;
+                if more {
+                    self.count_packs();
+                }
+                Some(more)
+            }
+            Err(error) => {
+                if !*told {
+                    tracing::warn!(%error, "packs outside can't be tidied; it is tried again");
+                }
+                *told = true;
+                None
+            }
+        }
+    }
+
+    fn tidy_some(&self) -> Result<bool, StoreError> {
+        let turn = self.packs.turn.lock();
+        let failed = |error| self.failed(&error);
+        let gone = self.db.read(rows::gone_objects).map_err(failed)?;
+        if !gone.is_empty() {
+            let release = |db: &rusqlite::Connection| rows::release_gone(db, now_s());
+            let released = self.db.write_blocking(false, release);
+            released.map_err(failed)?;
+        }
+        let before_s = now_s() - UNUSED_S;
+        let dead = self.db.read(|db| rows::has_dead(db, before_s));
+        if dead.map_err(failed)? {
+            let retire = move |db: &rusqlite::Connection| rows::retire_dead(db, before_s);
+            self.db.write_blocking(true, retire).map_err(failed)?;
+        }
+        let anew = self.write_anew();
+        drop(turn);
+        let removed = self.remove_packs()?;
+        Ok(anew? || removed || !gone.is_empty())
+    }
+
+    /// Writes what is left of some packs into others; whether there was something to do.
+    fn write_anew(&self) -> Result<bool, StoreError> {
+        let stuck = self.packs.stuck.lock().clone();
+        let sparse = self.db.read(|db| rows::sparse(db, &stuck));
+        let sparse = sparse.map_err(|error| self.failed(&error))?;
+        if sparse.is_empty() {
+            return Ok(false);
+        }
+        let compress = self.packing != Packing::Chunks { compress: false };
+        let told = |trouble: Trouble| trouble.told(ObjectId::STATUS);
+        let mut batch = Batch::new(self, compress).map_err(told)?;
+        let mut trouble = None;
+        for pack in &sparse {
+            match self.take_over(*pack, &mut batch) {
+                Err(Trouble::Failed { path, why }) if why.is_loss() && batch.goes_on().is_ok() => {
+                    tracing::warn!(path, %why, "a pack outside can't be written anew, it stays as it is");
+                    self.packs.stuck.lock().insert(*pack);
+                }
+                Err(other) => {
+                    trouble = Some(other);
+                    break;
+                }
+                Ok(()) => {}
+            }
+        }
+        let (_, failed) = batch.finish();
+        if let Some(trouble) = failed.or(trouble) {
+            return Err(told(trouble));
+        }
+        let retire = move |db: &rusqlite::Connection| {
+            sparse.iter().try_for_each(|pack| rows::retire(db, *pack))
+        };
+        let retired = self.db.write_blocking(true, retire);
+        retired.map_err(|error| self.failed(&error))?;
+        Ok(true)
+    }
+
+    /// Takes what is needed of a pack into a batch.
+    fn take_over(&self, pack: PackId, batch: &mut Batch<'_>) -> Result<(), Trouble> {
+        let needed = self.db.read(|db| rows::needed(db, pack));
+        let needed = needed.map_err(|error| Trouble::of(self.failed(&error)))?;
+        let failed = |why| Trouble::Failed {
+            path: needed.placed.path.clone(),
+            why,
+        };
+        for some in needed.chunks.chunks(CHUNKS_AT_ONCE) {
+            let bytes = self.chunks(pack, &needed.placed, some);
+            let mut bytes = bytes.map_err(failed)?;
+            for (hash, spot) in some {
+                let chunk = bytes.split_to(bytes.len().min(spot.size as usize));
+                batch.add_chunk(*hash, &chunk)?;
+            }
+        }
+        for encoded in needed.parts {
+            let part = Part::decoded(&encoded).map_err(|error| failed(error.into()))?;
+            batch.move_part(part, encoded)?;
+        }
+        Ok(())
+    }
+
+    fn remove_packs(&self) -> Result<bool, StoreError> {
+        let gone = self.db.read(rows::gone_packs);
+        let gone = gone.map_err(|error| self.failed(&error))?;
+        let mut removed = Vec::new();
+        let mut failure = None;
+        for (pack, placed) in &gone {
+            match self.remove_pack(placed) {
+                Ok(()) => removed.push(*pack),
+                Err(why) => {
+                    let path = placed.path.clone();
+                    failure = Some(StoreError::Outside { path, why });
+                    break;
+                }
+            }
+        }
+        self.are_removed(removed)?;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(!gone.is_empty()),
+        }
+    }
+
+    fn are_removed(&self, removed: Vec<PackId>) -> Result<(), StoreError> {
+        if removed.is_empty() {
+            return Ok(());
+        }
+        let mut asked = self.packs.asked.lock();
+        asked.retain(|pack, _| !removed.contains(pack));
+        drop(asked);
+        let forget = move |db: &rusqlite::Connection| {
+            removed.iter().try_for_each(|pack| rows::removed(db, *pack))
+        };
+        let forgotten = self.db.write_blocking(false, forget);
+        forgotten.map_err(|error| self.failed(&error))
+    }
+
+    /// Removes a pack, if it is what was put there. One that was on its way is known by its name, which no other file has.
+    fn remove_pack(&self, placed: &Placed) -> Result<(), Failure> {
+        let same = placed.tag.is_empty() || self.reach.wait(self.reach.is_same(placed))?;
+        match same {
+            true => self.reach.wait(self.reach.far.remove(&placed.path)),
+            false => Ok(()),
+        }
+    }
+
+    /// What packs take is counted.
+    pub(in super::super) fn count_packs(&self) {
+        if let Ok(bytes) = self.db.read(rows::bytes) {
+            self.known.lock().pack_bytes = bytes;
+        }
+    }
+}

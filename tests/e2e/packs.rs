@@ -1,0 +1,387 @@
+//! Elements that put their files outside as chunks in packs: in fewer bytes, and read as all others.
+
+use crate::array::{Array, Device, wait};
+use crate::outside::{BYTES, bare, elements, noise, outside};
+use crate::stand_in::StandIn;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const PACKED: [&str; 4] = ["--outside-as", "dedup | zstd", "--near", "1MiB"];
+
+/// The files below a folder.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => files.extend(files_below(&path)),
+            false => files.push(path),
+        }
+    }
+    files.sort();
+    files
+}
+
+fn sent(array: &Array) -> u64 {
+    outside(array, 3)["sent"].as_u64().unwrap()
+}
+
+/// Waits until all that was closed in a folder is outside and nowhere else.
+fn drain(array: &Array, folder: &str, names: &[String]) {
+    wait("all is outside only", || {
+        let said = array.run(&["drain", folder, "--free", "--wait"]);
+        assert!(said.ok, "{}", said.err);
+        let only = |name: &String| elements(array, &format!("{folder}/{name}")) == [3];
+        names.iter().all(only)
+    });
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// Number 2 is of the burst tier, and number 3 has its files outside.
+fn with_packs(uri: &str, more: &[&str]) -> Option<Array> {
+    let mut array = bare()?;
+    array.add_element(&["--tier", "burst"]);
+    array.add_element(&[&["--outside", uri], more, &PACKED].concat());
+    array.start_mount();
+    Some(array)
+}
+
+fn folder() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let uri = format!("file://{}", folder.path().display());
+    (folder, uri)
+}
+
+#[test]
+fn what_drains_in_packs_is_sent_once_and_read_worked_on_and_recovered() {
+    let (pfs, uri) = folder();
+    let Some(mut array) = with_packs(&uri, &[]) else {
+        return;
+    };
+    let large = noise(1);
+    array.sh("mkdir d; chmod 777 d; seq 100000 > d/text; : > d/empty");
+    std::fs::write(array.at("d/large"), &large).unwrap();
+    let all = names(&["text", "empty", "large"]);
+    drain(&array, "/d", &all);
+    let before = sent(&array);
+    assert!(before < BYTES as u64 + 300_000, "{before}");
+    assert_eq!(outside(&array, 3)["as"], "dedup | zstd");
+    // Another user has the same.
+    array.sh(&format!(
+        "{STRANGER} sh -c 'cp d/large d/theirs; cp d/text d/again'"
+    ));
+    drain(&array, "/d", &names(&["theirs", "again"]));
+    let after = sent(&array);
+    assert!(
+        after > before && after < before + 10_000,
+        "{after} {before}"
+    );
+    assert!(
+        files_below(pfs.path())
+            .iter()
+            .all(|path| path.starts_with(pfs.path().join(".tidemill-packs")))
+    );
+
+    array.kill_mount();
+    array.start_mount();
+    assert!(std::fs::read(array.at("d/theirs")).unwrap() == large);
+    array.sh("seq 100000 | cmp - d/text; cmp d/text d/again; test ! -s d/empty");
+    let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
+        args = ["-c", "cat d/large d/text | wc -c > count"]; input = ["d/large", "d/text"]; output = ["count"]; } );"#;
+    array.done(array.submit(job));
+    assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 588_895));
+    assert!(array.run(&["scrub", "/d", "--wait"]).ok);
+    assert!(!array.run(&["health"]).out.contains("/d/"));
+
+    // Set otherwise: what comes is a file there, and what was there is read on.
+    array.restart_element(3, &["--outside", &uri, "--near", "1MiB"]);
+    array.wait_for_elements(4);
+    array.sh("echo plain > d/plain");
+    drain(&array, "/d", &names(&["plain"]));
+    assert_eq!(
+        std::fs::read(pfs.path().join("d/plain")).unwrap(),
+        b"plain\n"
+    );
+    array.sh("seq 100000 | cmp - d/text");
+    array.wait_for_notes();
+    array.rebuild();
+    array.sh("seq 100000 | cmp - d/again; cat d/plain");
+    array.sh("rm d/large d/text d/again d/empty count");
+    wait("one has it still", || outside(&array, 3)["objects"] == 2);
+    let got = array.path("got");
+    let get = || array.run(&["get", "/d/theirs", &got.display().to_string()]);
+    assert!(get().ok && std::fs::read(&got).unwrap() == large);
+    array.sh("rm d/theirs");
+    wait("no pack is left", || files_below(pfs.path()).len() == 1);
+}
+
+#[test]
+fn an_element_that_is_lost_leaves_packs_with_all_that_is_needed() {
+    let (pfs, uri) = folder();
+    let Some(mut array) = with_packs(&uri, &[]) else {
+        return;
+    };
+    let large = noise(7);
+    array.sh("mkdir -p d/deep; echo old > d/deep/small");
+    std::fs::write(array.at("d/large"), &large).unwrap();
+    drain(&array, "/d", &names(&["large", "deep/small"]));
+    array.sh("echo new > d/deep/small; echo more > d/more");
+    drain(&array, "/d", &names(&["large", "deep/small", "more"]));
+    array.kill_element(3);
+    std::fs::remove_dir_all(array.element_folder(3)).unwrap();
+    let told = array.json(&["element", "recover", &uri]);
+    let told: Vec<_> = told
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| (file["file"].as_str().unwrap(), file["whole"] == true))
+        .collect();
+    assert_eq!(
+        told,
+        [("d/deep/small", true), ("d/large", true), ("d/more", true)]
+    );
+    let back = array.path("back");
+    let into = back.display().to_string();
+    let copied = array.json(&["element", "recover", &uri, "d/l*", "--into", &into]);
+    assert_eq!(
+        (&copied["files"], &copied["failed"]),
+        (&1.into(), &0.into())
+    );
+    std::fs::write(back.join("d/more"), "mine").unwrap();
+    let copied = array.json(&["element", "recover", &uri, "--into", &into]);
+    assert_eq!((&copied["files"], &copied["same"]), (&1.into(), &2.into()));
+    assert!(std::fs::read(back.join("d/large")).unwrap() == large);
+    assert_eq!(std::fs::read(back.join("d/deep/small")).unwrap(), b"new\n");
+    assert_eq!(std::fs::read(back.join("d/more")).unwrap(), b"mine");
+    // One is cut off: what has nothing in it is there still, and the rest is told.
+    let packs = files_below(pfs.path());
+    let largest = packs
+        .iter()
+        .max_by_key(|path| path.metadata().unwrap().len())
+        .unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(largest)
+        .unwrap()
+        .set_len(1000)
+        .unwrap();
+    let said = array.run(&[
+        "element",
+        "recover",
+        &uri,
+        "--into",
+        &array.path("less").display().to_string(),
+    ]);
+    assert!(
+        !said.ok && said.err.contains("damaged"),
+        "{} {}",
+        said.out,
+        said.err
+    );
+    assert_eq!(
+        std::fs::read(array.path("less").join("d/more")).unwrap(),
+        b"more\n"
+    );
+}
+
+#[test]
+fn a_pack_that_is_not_what_it_was_is_damage_of_the_files_in_it() {
+    let (pfs, uri) = folder();
+    let Some(array) = with_packs(&uri, &[]) else {
+        return;
+    };
+    array.sh("mkdir d");
+    std::fs::write(array.at("d/mine"), noise(3)).unwrap();
+    drain(&array, "/d", &names(&["mine"]));
+    let near = &array.object_files("/d/mine")[0];
+    let object = near.strip_prefix(array.element_folder(3)).unwrap();
+    let burst = array.element_folder(2).join(object);
+    wait("it is nowhere else", || !near.exists() && !burst.exists());
+    let packs = files_below(pfs.path());
+    let largest = packs
+        .iter()
+        .max_by_key(|path| path.metadata().unwrap().len())
+        .unwrap();
+    let file = std::fs::File::options().write(true).open(largest).unwrap();
+    file.write_all_at(b"something else", 5000).unwrap();
+    array.run(&["scrub", "/d", "--wait"]);
+    wait("it is told", || {
+        array.run(&["health"]).out.contains("/d/mine")
+            || array.run(&["status"]).out.contains("damaged")
+    });
+    let got = array.path("got").display().to_string();
+    assert!(!array.run(&["get", "/d/mine", &got]).ok);
+    // Whoever has it still puts it there again.
+    std::fs::write(array.at("d/again"), noise(3)).unwrap();
+    drain(&array, "/d", &names(&["again"]));
+    assert!(array.run(&["get", "/d/again", &got]).ok);
+    assert!(std::fs::read(&got).unwrap() == noise(3));
+}
+
+#[test]
+fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    let key = |key: &str| store.state().key = Some(key.into());
+    key("me");
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        keys.path(),
+        "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
+    )
+    .unwrap();
+    let more = ["--outside-keys", keys.path().to_str().unwrap()];
+    let Some(mut array) = with_packs(&uri, &more) else {
+        return;
+    };
+    key("nobody");
+    array.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
+    assert!(array.run(&["drain", "/k"]).ok);
+    wait("the store refuses", || {
+        array.log("element-3.log").contains(".tidemill-packs/")
+    });
+    assert!(store.state().objects.is_empty());
+    array.sh("sha256sum --quiet -c sums");
+    key("me");
+    wait("some are there", || !store.state().objects.is_empty());
+    array.kill_element(3);
+    let arguments = [&["--outside", &uri], &more[..], &PACKED].concat();
+    array.restart_element(3, &arguments);
+    array.wait_for_elements(4);
+    let all: Vec<String> = (1..=60).map(|number| number.to_string()).collect();
+    drain(&array, "/k", &all);
+    array.kill_mount();
+    array.start_mount();
+    array.sh("sha256sum --quiet -c sums");
+    // What was there before and what was there after are the same chunks, each of them once.
+    let taken = || {
+        store
+            .state()
+            .objects
+            .values()
+            .map(|(content, _)| content.len() as u64)
+            .sum::<u64>()
+    };
+    wait("no pack is there that nobody knows", || {
+        taken() == sent(&array)
+    });
+    let recovered = array.run(&[
+        "element",
+        "recover",
+        &uri,
+        "--keys",
+        more[1],
+        "--into",
+        &array.path("back").display().to_string(),
+    ]);
+    assert!(recovered.ok, "{}", recovered.err);
+    array.sh(&format!(
+        "cd {} && sha256sum --quiet -c {}",
+        array.path("back").display(),
+        array.at("sums").display()
+    ));
+    array.sh("rm -r k sums");
+    wait("all is gone there", || store.state().objects.is_empty());
+    assert!(array.run(&["check"]).ok);
+}
+
+/// The folder of the element is full, with its database in it.
+#[test]
+fn an_element_without_room_has_its_packs_still_and_takes_no_more_before_it_has_room() {
+    let Some(mut array) = bare() else {
+        return;
+    };
+    array.add_element(&["--tier", "burst"]);
+    let (pfs, uri) = folder();
+    let device = Device::new(array.element_folder(3), "64m");
+    array.add_element(&[&["--outside", &uri][..], &PACKED].concat());
+    array.start_mount();
+    array.sh("mkdir d");
+    let (one, other) = (noise(8), noise(9));
+    std::fs::write(array.at("d/one"), &one).unwrap();
+    drain(&array, "/d", &names(&["one"]));
+    device.fill();
+    let trouble = || array.json(&["status"])["elements"][3]["trouble"] != "";
+    wait("the element says that it has no room", trouble);
+    let got = array.path("got");
+    let get = |name: &str| {
+        let got = got.display().to_string();
+        let said = array.run(&["get", &format!("/d/{name}"), &got]);
+        assert!(said.ok, "{}", said.err);
+        std::fs::read(&got).unwrap()
+    };
+    assert!(get("one") == one);
+    std::fs::write(array.at("d/other"), &other).unwrap();
+    wait("it is stored elsewhere", || {
+        let drained = array.run(&["drain", "/d", "--free", "--wait"]);
+        let there = elements(&array, "/d/other");
+        drained.ok && there.iter().all(|one| [0, 1].contains(one))
+    });
+    assert!(get("other") == other && get("one") == one);
+    array.sh("rm d/one");
+    wait("what was removed is gone there", || {
+        files_below(pfs.path()).is_empty()
+    });
+    device.free();
+    wait("it has room again", || !trouble());
+    std::fs::write(array.at("d/later"), &one).unwrap();
+    drain(&array, "/d", &names(&["later"]));
+    assert!(get("later") == one);
+}
+
+/// `tidemill up` knows the next time how files are put there, until it is told otherwise.
+#[test]
+fn up_keeps_how_files_are_put_outside() {
+    let (pfs, uri) = folder();
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let tidemill = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"));
+        command.args([&["--dir", dir], args].concat());
+        crate::array::said(command.output().unwrap())
+    };
+    let up = ["up", "--elements", "1", "--no-mount"];
+    let wrong = tidemill(&[&up[..], &["--outside", &uri, "--outside-as", "zstd"]].concat());
+    assert!(
+        !wrong.ok && wrong.err.contains("dedup | zstd"),
+        "{}",
+        wrong.err
+    );
+    let mut told = Vec::new();
+    for more in [
+        &["--outside", &uri, "--outside-as", "dedup|zstd"][..],
+        &[],
+        &["--outside", &uri],
+        &["--outside", &uri, "--outside-as", "files"],
+    ] {
+        let said = tidemill(&[&up[..], more].concat());
+        let status = tidemill(&["--json", "status"]);
+        std::fs::write(folder.path().join("f"), "content").unwrap();
+        let name = format!("/f{}", told.len());
+        let put = tidemill(&["put", "--element", "997", &format!("{dir}/f"), &name]);
+        let read = tidemill(&["cat", &name]);
+        let down = tidemill(&["down"]);
+        assert!(
+            said.ok && put.ok && down.ok,
+            "{}{}{}",
+            said.err,
+            put.err,
+            down.err
+        );
+        assert_eq!(read.out, "content");
+        let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
+        let elements = status["elements"].as_array().unwrap();
+        let outside = elements.iter().find(|one| one["element"] == 997).unwrap();
+        told.push(outside["outside"]["as"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(
+        told,
+        ["dedup | zstd", "dedup | zstd", "dedup | zstd", "files"]
+    );
+    assert!(!pfs.path().join("f0").exists());
+}

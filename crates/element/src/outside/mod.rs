@@ -13,16 +13,19 @@
 //!
 //! | module | |
 //! |---|---|
+//! | `following` | folders of the array that have what is there |
 //! | `reading` | bytes of what is not near |
 //! | `rows` | the table |
 //! | `settling` | how an object gets there, and what goes there without anybody waiting |
 
+mod following;
 mod reading;
 mod rows;
 mod settling;
 #[cfg(test)]
 mod tests;
 
+pub use following::{Bound, Follower, Known};
 pub(crate) use settling::keep_settling;
 
 use crate::db::Db;
@@ -30,7 +33,7 @@ use crate::folder::FolderStore;
 use crate::records;
 use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use reading::{Away, Reach};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
@@ -131,13 +134,14 @@ pub(crate) struct Outside {
     near_bytes_max: u64,
     capacity_bytes: u64,
     db: Db,
-    known: Mutex<Known>,
+    known: Mutex<Here>,
     turns: Vec<Mutex<()>>,
+    bound: RwLock<Vec<Bound>>,
 }
 
 /// What is known without asking the database.
 #[derive(Debug, Default)]
-struct Known {
+struct Here {
     /// What has settled.
     far: HashSet<ObjectId>,
     /// Its bytes.
@@ -149,6 +153,8 @@ struct Known {
     waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
+    /// Why it is not known what is there.
+    unseen: String,
 }
 
 /// Whether the host has been up since this was last asked.
@@ -173,12 +179,13 @@ impl Outside {
         capacity_bytes: Option<u64>,
         (db, runtime): (Db, tokio::runtime::Handle),
     ) -> Result<Self, crate::Error> {
-        let mut known = Known::default();
+        let mut known = Here::default();
         for (object, size) in db.read(rows::all)? {
             known.far.insert(object);
             known.far_bytes += size;
         }
         known.waiting = db.read(rows::unsettled)?.into_iter().collect();
+        let bound = db.read(following::kept)?;
         // What has settled was never synced here: a host that went down may have anything in its place.
         let same_boot = is_same_boot(&db)?;
         for folder in 0..=u8::MAX {
@@ -202,6 +209,7 @@ impl Outside {
             db,
             known: Mutex::new(known),
             turns: (0..TURNS).map(|_| Mutex::default()).collect(),
+            bound: RwLock::new(bound),
         })
     }
 
@@ -216,9 +224,13 @@ impl Outside {
         }
     }
 
-    /// Why nothing settles; empty if it does.
+    /// Why nothing settles, or it is not known what is there; empty if all is well.
     pub(crate) fn trouble(&self) -> String {
-        self.known.lock().trouble.clone()
+        let known = self.known.lock();
+        match known.trouble.as_str() {
+            "" => known.unseen.clone(),
+            trouble => trouble.to_owned(),
+        }
     }
 
     fn is_far(&self, object: ObjectId) -> bool {

@@ -1,5 +1,6 @@
 //! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
 
+use super::rows::How;
 use super::{Failure, Outside, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
@@ -30,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 const PATH_BYTES_MAX: usize = 900;
 const NAME_BYTES_MAX: usize = 220;
 /// What names begin with that are not those of files: of what has none, or one that can't be outside.
-const OWN: &str = ".tidemill-";
+pub(super) const OWN: &str = ".tidemill-";
 
 /// Where an object may be put.
 enum Place {
@@ -40,9 +41,9 @@ enum Place {
     Taken(Placed),
 }
 
-/// Where an object is to be, if nobody else is there.
-fn key(object: ObjectId, named: &Named) -> String {
-    let path = named.path.trim_start_matches('/');
+/// Where an object with a path is to be, if nobody else is there.
+fn key(object: ObjectId, path: &str, part: bool) -> String {
+    let path = path.trim_start_matches('/');
     let good = |name: &str| {
         let dots = name == "." || name == "..";
         !name.is_empty() && !dots && name.len() <= NAME_BYTES_MAX && !name.starts_with(OWN)
@@ -50,7 +51,7 @@ fn key(object: ObjectId, named: &Named) -> String {
     let able = path.len() <= PATH_BYTES_MAX
         && path.split('/').all(good)
         && !path.chars().any(char::is_control);
-    match (able, named.part) {
+    match (able, part) {
         (true, false) => path.to_owned(),
         (true, true) => beside(path, object),
         (false, _) => format!("{OWN}objects/{:016x}", object.0),
@@ -85,15 +86,20 @@ impl Outside {
         self.writable(object)?;
         let placed = self.reach.wait(self.reach.far.stat(path)).map_err(at)?;
         let size = placed.size;
-        self.keep(object, placed, true)?;
+        self.keep(object, placed, How::Linked)?;
         // Whoever opened it for writing may have begun it.
         self.near.remove(object)?;
         Ok(size)
     }
 
-    fn keep(&self, object: ObjectId, placed: Placed, linked: bool) -> Result<(), StoreError> {
+    pub(super) fn keep(
+        &self,
+        object: ObjectId,
+        placed: Placed,
+        how: How,
+    ) -> Result<(), StoreError> {
         let size = placed.size;
-        let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, linked);
+        let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, how);
         let kept = self.db.write_blocking(true, put);
         kept.map_err(|error| self.failed(&error))?;
         let mut known = self.known.lock();
@@ -101,7 +107,7 @@ impl Outside {
             known.far_bytes += size;
         }
         known.waiting.remove(&object);
-        if !linked {
+        if how == How::Put {
             known.near.push_back((object, size));
             known.near_bytes += size;
         }
@@ -117,7 +123,7 @@ impl Outside {
     }
 
     /// Who has this works on a file of that name, and nobody else.
-    fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
+    pub(super) fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
         let turn = hasher.finish() % self.turns.len() as u64;
@@ -129,22 +135,25 @@ impl Outside {
             return Ok(());
         }
         let opened = self.near.open(object)?;
-        let wanted = key(object, named);
+        let inside = self.inside(&named.path);
+        let path = inside.as_deref().unwrap_or(&named.path);
+        let wanted = key(object, path, named.part);
         let turn = self.turn(&wanted);
-        let placed = match self.place(object, wanted, &opened)? {
+        let placed = match self.place((object, inside.is_some()), wanted, &opened)? {
             Place::Taken(placed) => placed,
             Place::Free(path) => self.write(&path, &opened, named.hash)?,
         };
-        self.keep(object, placed, false)?;
+        self.keep(object, placed, How::Put)?;
         drop(turn);
         self.make_room();
         Ok(())
     }
 
-    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays.
+    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays, unless
+    /// its folder has it as an earlier version of the same file.
     fn place(
         &self,
-        object: ObjectId,
+        (object, bound): (ObjectId, bool),
         wanted: String,
         opened: &Opened,
     ) -> Result<Place, StoreError> {
@@ -153,22 +162,29 @@ impl Outside {
             why,
         };
         let far = &self.reach.far;
-        let held = self.db.read(|db| rows::holder(db, &wanted));
+        let held = self.db.read(|db| rows::at(db, &wanted));
         let held = held.map_err(|error| self.failed(&error))?;
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
             Err(Failure::Missing) => return Ok(Place::Free(wanted)),
             Err(why) => return Err(failed(why)),
         };
+        let ours = |held: &rows::Held| match held.how {
+            How::Put => true,
+            How::Followed => bound,
+            How::Linked => false,
+        };
+        let held = held.into_iter().filter(ours).find(|held| held.placed == now);
         match held {
-            Some((_, was, true)) if was == now => Ok(Place::Free(wanted)),
-            Some((other, was, false)) if was == now && other != object => {
+            Some(held) if held.gone => Ok(Place::Free(wanted)),
+            Some(held) if held.object != object => {
+                let other = held.object;
                 let aside = beside(&wanted, other);
                 let moved = self.reach.wait(far.also(&wanted, &aside)).map_err(failed)?;
-                if moved.size != was.size {
+                if moved.size != now.size {
                     return Err(failed(Failure::Changed));
                 }
-                let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, false);
+                let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, How::Put);
                 let kept = self.db.write_blocking(true, put);
                 kept.map_err(|error| self.failed(&error))?;
                 Ok(Place::Free(wanted))
@@ -333,10 +349,16 @@ impl Outside {
     /// Removes a file outside, if it is what was put there; whether nothing is left to do.
     fn remove_one(&self, placed: &Placed) -> bool {
         let _turn = self.turn(&placed.path);
-        let held = self.db.read(|db| rows::holder(db, &placed.path));
-        // Another object has taken its name meanwhile.
-        if !matches!(held, Ok(Some((_, _, true)))) {
-            return held.is_ok();
+        let held = self.db.read(|db| rows::at(db, &placed.path));
+        // Another object has taken its name meanwhile, or is what others have put there since.
+        let still = |held: Vec<rows::Held>| {
+            let put = held.iter().any(|held| held.how == How::Put);
+            put && held.iter().all(|held| held.gone || held.how == How::Linked)
+        };
+        match held.map(still) {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(_) => return false,
         }
         let far = &self.reach.far;
         match self.reach.wait(far.stat(&placed.path)) {
@@ -399,14 +421,7 @@ mod tests {
 
     #[test]
     fn files_outside_have_the_names_of_files_where_that_can_be() {
-        let key = |path: &str, part| {
-            let named = Named {
-                path: path.to_owned(),
-                part,
-                hash: None,
-            };
-            key(ObjectId(0xab), &named)
-        };
+        let key = |path: &str, part| key(ObjectId(0xab), path, part);
         assert_eq!(key("/run/a.nc", false), "run/a.nc");
         assert_eq!(key("/run/a.nc", true), "run/a.nc.00000000000000ab");
         let long = format!("/{}", "x".repeat(NAME_BYTES_MAX + 1));

@@ -35,6 +35,17 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
     }))
 }
 
+/// The same once more, for who looks at what is there.
+pub(super) fn bridge(args: &Args, file: &config::Element) -> anyhow::Result<Option<(Bridge, Place)>> {
+    let uri = args.outside.as_ref().or(file.outside.as_ref());
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    uri.map(|uri| {
+        let place = Place::parse(uri)?;
+        Ok((open(uri, keys.map(std::path::PathBuf::as_path))?, place))
+    })
+    .transpose()
+}
+
 /// Goes to a store that can be written to.
 pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     let place = Place::parse(uri)?;
@@ -57,7 +68,7 @@ fn failure(error: &Error) -> Failure {
     }
 }
 
-fn placed(object: Object) -> Placed {
+pub(super) fn placed(object: Object) -> Placed {
     Placed {
         path: object.path,
         size: object.size,

@@ -99,25 +99,41 @@ fn a_folder_has_what_is_in_a_store_and_jobs_and_rules_name_it_by_its_bridge() {
     cloud.put("x//y", "no name of a file");
     cloud.put(&"n".repeat(300), "too long");
     let job = r#"name = "copy"; workdir = "/"; tasks = ( { name = "copy"; kernel = "/bin/sh";
-        args = ["-c", "cat a.txt > out.txt"]; input = ["/bridges/cloud/a.txt"]; output = ["/bridges/cloud/out.txt"]; } );"#;
+        args = ["-c", "cat cloud/a.txt > cloud/out.txt"]; input = ["/bridges/cloud/a.txt"]; output = ["/bridges/cloud/out.txt"]; } );"#;
     let said = array.try_submit(job);
     assert!(said.err.contains("bridge bind cloud"), "{}", said.err);
-    let rule = r#"name = "count"; workdir = "/bridges/cloud"; pattern = "(?<n>[a-z]+).txt";
-        task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "/out/${n}" ]; stdout = "/out/${n}"; };"#;
+    let rule = r#"name = "count"; workdir = "/"; pattern = "/bridges/cloud/(?<n>[a-z]+).txt";
+        task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
     std::fs::write(array.path("rule"), rule).unwrap();
     let rule = array.path("rule").display().to_string();
     let said = array.run(&["rule", "add", &rule]);
-    assert!(!said.ok && said.err.contains("bridge bind cloud"), "{}", said.err);
+    assert!(
+        !said.ok && said.err.contains("bridge bind cloud"),
+        "{}",
+        said.err
+    );
     let stranger = format!("{STRANGER} {:?} bridge bind cloud /cloud", array.tidemill());
     assert!(!array.try_sh(&stranger).ok);
     for folder in ["/", "/bridges/cloud", "/a/../b"] {
-        assert!(!array.run(&["bridge", "bind", "cloud", folder]).ok, "{folder}");
+        assert!(
+            !array.run(&["bridge", "bind", "cloud", folder]).ok,
+            "{folder}"
+        );
     }
 
-    let told = array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "640"]);
+    let told = array.json(&[
+        "bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "640",
+    ]);
     let told = &told["bound"];
-    assert_eq!((&told["files"], &told["passed_by"]), (&2.into(), &2.into()), "{told}");
-    assert_eq!(array.sh("cat cloud/a.txt 'cloud/deep/er/ä b.txt'"), "one\ntwo\n");
+    assert_eq!(
+        (&told["files"], &told["passed_by"]),
+        (&2.into(), &2.into()),
+        "{told}"
+    );
+    assert_eq!(
+        array.sh("cat cloud/a.txt 'cloud/deep/er/ä b.txt'"),
+        "one\ntwo\n"
+    );
     let about = std::fs::metadata(array.at("cloud/a.txt")).unwrap();
     assert_eq!((about.mode() & 0o777, about.uid()), (0o640, 0));
     assert!(!array.try_sh(&format!("{STRANGER} cat cloud/a.txt")).ok);
@@ -129,7 +145,9 @@ fn a_folder_has_what_is_in_a_store_and_jobs_and_rules_name_it_by_its_bridge() {
     array.json(&["rule", "add", &rule, "--existing"]);
     wait("it has fired", || fired(array, "count") == 1);
     array.done(array.submit(job));
-    wait("the output is in the store", || cloud.there("out.txt").as_deref() == Some("one\n"));
+    wait("the output is in the store", || {
+        cloud.there("out.txt").as_deref() == Some("one\n")
+    });
     wait("and fires", || fired(array, "count") == 2);
     assert_eq!(cloud.refresh()["files"], 3);
     assert_eq!(version(array, "/cloud/out.txt"), 1);
@@ -155,7 +173,9 @@ fn changed_there(cloud: &Cloud) {
 
 fn written_here(cloud: &Cloud) {
     let array = &cloud.array;
-    array.sh("echo more >> cloud/a.txt; mkdir cloud/here; echo mine > cloud/here/mine; rm cloud/new.txt");
+    array.sh(
+        "echo more >> cloud/a.txt; mkdir cloud/here; echo mine > cloud/here/mine; rm cloud/new.txt",
+    );
     wait("what was written is in the store", || {
         cloud.there("a.txt").as_deref() == Some("another\nmore\n")
             && cloud.there("here/mine").is_some()
@@ -170,7 +190,9 @@ fn written_here(cloud: &Cloud) {
     array.sh("rm cloud/here/mine");
     cloud.refresh();
     assert_eq!(array.sh("cat cloud/new.txt"), "newer\n");
-    wait("what was removed is gone there", || cloud.there("here/mine").is_none());
+    wait("what was removed is gone there", || {
+        cloud.there("here/mine").is_none()
+    });
     // Other programs change what the array has put there.
     cloud.put("a.txt", "theirs\n");
     cloud.refresh();
@@ -205,7 +227,10 @@ fn what_both_write_is_lost_on_neither_side() {
     cloud.store.state().key = Some("me".into());
     let theirs = || {
         let state = cloud.store.state();
-        state.objects.values().any(|(content, _)| content == b"ours\n")
+        state
+            .objects
+            .values()
+            .any(|(content, _)| content == b"ours\n")
     };
     wait("what was written here is there, too", theirs);
     let both = cloud.refresh();
@@ -218,28 +243,47 @@ fn what_both_write_is_lost_on_neither_side() {
     // Who makes way for the other says which it is to be.
     array.sh("mv cloud/both kept; rm cloud/folder; rmdir cloud/file");
     assert_eq!(cloud.refresh()["passed_by"], 0);
-    assert_eq!(array.sh("cat kept cloud/both cloud/folder/a cloud/file"), "ours\ntheirs\na\nfile\n");
+    assert_eq!(
+        array.sh("cat kept cloud/both cloud/folder/a cloud/file"),
+        "ours\ntheirs\na\nfile\n"
+    );
 }
 
 #[test]
 fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
-    let Some(mut cloud) = Cloud::start() else { return };
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
     let array = &cloud.array;
     cloud.put("a", "a\n");
     cloud.put("b", "b\n");
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
     cloud.store.state().key = Some("nobody".into());
     wait("the array says so", || {
-        array.run(&["bridge", "list"]).out.contains("bridge cloud: ")
+        array
+            .run(&["bridge", "list"])
+            .out
+            .contains("bridge cloud: ")
             && array.json(&["status"])["elements"][2]["trouble"] != ""
     });
     let refused = array.run(&["bridge", "refresh", "cloud"]);
-    assert!(!refused.ok && refused.err.contains("stay as they are"), "{}", refused.err);
+    assert!(
+        !refused.ok && refused.err.contains("stay as they are"),
+        "{}",
+        refused.err
+    );
     assert_eq!(array.sh("ls cloud"), "a\nb\n");
     cloud.store.state().key = Some("me".into());
-    wait("all is well", || array.json(&["status"])["elements"][2]["trouble"] == "");
+    wait("all is well", || {
+        array.json(&["status"])["elements"][2]["trouble"] == ""
+    });
     let all = std::mem::take(&mut cloud.store.state().objects);
-    wait("it is empty", || array.run(&["bridge", "list"]).out.contains("nothing is there"));
+    wait("it is empty", || {
+        array
+            .run(&["bridge", "list"])
+            .out
+            .contains("nothing is there")
+    });
     assert_eq!(array.sh("ls cloud"), "a\nb\n");
     cloud.store.state().objects = all;
     cloud.put("c", "c\n");
@@ -253,7 +297,10 @@ fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
     cloud.restart_element();
     let array = &cloud.array;
     array.wait_for_elements(3);
-    let uri = format!("s3://bucket/top/data?endpoint=http://{}", cloud.store.address);
+    let uri = format!(
+        "s3://bucket/top/data?endpoint=http://{}",
+        cloud.store.address
+    );
     array.json(&["bridge", "add", "cloud", &uri]);
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     assert_eq!(array.sh("cat cloud/*"), "a\nb\nc\n");
@@ -261,15 +308,17 @@ fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
     assert!(array.run(&["check"]).ok);
 }
 
-const MANY: usize = 300;
+const MANY: usize = 200;
 
 #[test]
 fn each_object_is_one_file_and_fires_once_whoever_is_killed() {
-    let Some(mut cloud) = Cloud::start() else { return };
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
     for number in 0..MANY {
         cloud.put(&format!("in/{number}"), &format!("{number}\n"));
     }
-    let rule = r#"name = "once"; workdir = "/"; pattern = "cloud/in/(?<n>[0-9]+)"; batch = 50;
+    let rule = r#"name = "once"; workdir = "/"; pattern = "cloud/in/(?<n>[0-9]+)";
         task = { kernel = "/bin/sh"; args = [ "-c", "cat \"$1\"", "sh", "${file}" ]; stdout = "out/${n}"; output = [ "out/${n}" ]; };"#;
     std::fs::write(cloud.array.path("rule"), rule).unwrap();
     cloud.array.sh("mkdir out");
@@ -278,26 +327,34 @@ fn each_object_is_one_file_and_fires_once_whoever_is_killed() {
     let mut bind = cloud.array.tidemill();
     bind.args(["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
     let mut bind = bind.spawn().unwrap();
-    let made = |array: &Array| {
-        std::fs::read_dir(array.at("cloud/in")).map_or(0, Iterator::count)
-    };
+    let made = |array: &Array| std::fs::read_dir(array.at("cloud/in")).map_or(0, Iterator::count);
     wait("some are there", || made(&cloud.array) > 20);
     cloud.array.kill_element(2);
     cloud.restart_element();
-    wait("more are there", || made(&cloud.array) > 150);
+    wait("more are there", || made(&cloud.array) > 100);
     cloud.array.kill_server();
     cloud.array.start_server();
     wait("all are there", || made(&cloud.array) == MANY);
     let array = &cloud.array;
     wait("all have fired", || fired(array, "once") == MANY as u64);
     array.json(&["bridge", "refresh", "cloud"]);
-    for number in 0..MANY {
-        assert_eq!(version(array, &format!("/cloud/in/{number}")), 1, "{number}");
-    }
     let firings = array.json(&["rule", "show", "once"])["firings"].clone();
-    assert_eq!(firings["done"], MANY, "{firings}");
-    assert_eq!(array.sh("cat out/* | sort -n | uniq | wc -l").trim(), MANY.to_string());
-    assert_eq!(cloud.store.state().objects.len(), MANY);
+    let all = firings.as_object().unwrap().values();
+    let all: u64 = all.filter_map(Value::as_u64).sum();
+    assert_eq!(
+        (&firings["done"], all),
+        (&MANY.into(), MANY as u64),
+        "{firings}"
+    );
+    assert_eq!(
+        array.sh("cat out/* | sort -n | uniq | wc -l").trim(),
+        MANY.to_string()
+    );
+    let there = |key: &&String| key.starts_with("top/data/");
+    assert_eq!(
+        cloud.store.state().objects.keys().filter(there).count(),
+        MANY
+    );
     bind.kill().ok();
     bind.wait().unwrap();
     assert!(array.run(&["check"]).ok);
@@ -314,28 +371,44 @@ fn a_file_system_is_followed_and_links_of_users_are_not() {
     array.start_mount();
     array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
     array.sh("mkdir -p theirs cloud; chmod 777 cloud; chmod 755 theirs");
-    array.sh(&format!("{STRANGER} ln -s /theirs cloud/d 2>&1 || true; {STRANGER} ln -s ../theirs cloud/e"));
+    array.sh(&format!(
+        "{STRANGER} ln -s /theirs cloud/d 2>&1 || true; {STRANGER} ln -s ../theirs cloud/e"
+    ));
     for (name, content) in [("d/x", "x\n"), ("e/x", "x\n"), ("one", "one\n")] {
         std::fs::create_dir_all(folder.join("run").join(name).parent().unwrap()).unwrap();
         std::fs::write(folder.join("run").join(name), content).unwrap();
     }
-    let bind = ["bridge", "bind", "pfs", "/cloud", "--every", "1s", "--owner", "65534", "--mode", "600"];
+    let bind = [
+        "bridge", "bind", "pfs", "/cloud", "--every", "1s", "--owner", "65534", "--mode", "600",
+    ];
     let told = array.json(&bind);
     assert_eq!(told["bound"]["passed_by"], 2, "{told}");
-    assert_eq!(array.sh("ls theirs; cat cloud/one; ls cloud"), "one\nd\ne\none\n");
-    assert_eq!(std::fs::metadata(array.at("cloud/one")).unwrap().uid(), 65534);
-    array.sh(&format!("{STRANGER} sh -c 'echo two > cloud/two; echo again >> cloud/one'"));
+    assert_eq!(
+        array.sh("ls theirs; cat cloud/one; ls cloud"),
+        "one\nd\ne\none\n"
+    );
+    assert_eq!(
+        std::fs::metadata(array.at("cloud/one")).unwrap().uid(),
+        65534
+    );
+    array.sh(&format!(
+        "{STRANGER} sh -c 'echo two > cloud/two; echo again >> cloud/one'"
+    ));
     wait("it is there", || {
         let read = |name: &str| std::fs::read_to_string(folder.join("run").join(name)).ok();
         read("two").as_deref() == Some("two\n") && read("one").as_deref() == Some("one\nagain\n")
     });
     std::fs::write(folder.join("run/one"), "changed\n").unwrap();
-    wait("the next version is here", || array.sh("cat cloud/one") == "changed\n");
+    wait("the next version is here", || {
+        array.try_sh("cat cloud/one").out == "changed\n"
+    });
     std::fs::remove_file(folder.join("run/one")).unwrap();
     wait("it is gone", || !array.at("cloud/one").exists());
     // The folder below which it is bound goes, as when a file system is not mounted.
     std::fs::rename(folder.join("run"), folder.join("away")).unwrap();
-    wait("it is told", || array.run(&["bridge", "list"]).out.contains("bridge pfs: "));
+    wait("it is told", || {
+        array.run(&["bridge", "list"]).out.contains("bridge pfs: ")
+    });
     assert_eq!(array.sh("ls cloud"), "d\ne\ntwo\n");
 }
 
@@ -347,14 +420,20 @@ fn an_object_that_is_replaced_while_a_job_reads_it_is_no_damage() {
     cloud.put("a", "first\n");
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     cloud.put("a", "other\n");
-    let job = r#"name = "read"; workdir = "/"; tasks = ( { name = "read"; kernel = "/bin/cat"; args = ["a"];
+    let job = r#"name = "read"; workdir = "/"; tasks = ( { name = "read"; kernel = "/bin/cat"; args = ["cloud/a"];
         input = ["/bridges/cloud/a"]; stdout = "out"; output = ["out"]; } );"#;
     let ended = array.ended(array.submit(job));
     let state = ended["state"].as_str().unwrap_or_default().to_owned();
     assert!(state == "failed", "{ended}");
-    wait("the next version is here", || array.sh("cat cloud/a") == "other\n");
+    wait("the next version is here", || {
+        array.try_sh("cat cloud/a").out == "other\n"
+    });
     array.done(array.submit(job));
     assert_eq!(array.sh("cat out"), "other\n");
     let health = array.run(&["health"]);
-    assert!(health.ok && !health.out.contains("/cloud/a"), "{}", health.out);
+    assert!(
+        health.ok && !health.out.contains("/cloud/a"),
+        "{}",
+        health.out
+    );
 }

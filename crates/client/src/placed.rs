@@ -47,7 +47,7 @@ impl Transfer {
             }
             Err(error) => return Err(error),
         };
-        let attr = opened.attr.clone().ok_or(Error::Answer("Open"))?;
+        let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, ObjectId(opened.object));
         let same = spot.over.is_none_or(|(_, before)| before.0 == attr.object);
         let sealed = async {

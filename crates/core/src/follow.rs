@@ -11,8 +11,8 @@ pub struct Seen {
     pub ours: Option<ObjectId>,
     /// It is these versions by now.
     pub versions: Vec<ObjectId>,
-    /// The version that was made of what was there before.
-    pub noted: Option<ObjectId>,
+    /// What was there before was these versions.
+    pub before: Vec<ObjectId>,
 }
 
 /// What has its name in the folder.
@@ -80,7 +80,7 @@ pub fn step(seen: &Seen, there: There) -> Step {
     if seen.versions.contains(&object) {
         return Step::Note(object);
     }
-    let follows = seen.noted == Some(object);
+    let follows = seen.before.contains(&object);
     match ours {
         Some(ours) if !follows => ours,
         _ if writing => Step::Later,
@@ -103,11 +103,11 @@ mod tests {
         }
     }
 
-    fn seen(ours: Option<u64>, versions: &[u64], noted: Option<u64>) -> Seen {
+    fn seen(ours: Option<u64>, versions: &[u64], before: Option<u64>) -> Seen {
         Seen {
             ours: ours.map(ObjectId),
             versions: versions.iter().copied().map(ObjectId).collect(),
-            noted: noted.map(ObjectId),
+            before: before.into_iter().map(ObjectId).collect(),
         }
     }
 
@@ -120,10 +120,19 @@ mod tests {
         assert_eq!(step(&new, file(6)), Step::Pass(Passed::Both));
         assert_eq!(step(&new, There::Folder), Step::Pass(Passed::Folder));
         // Put there by the array, or linked and not noted, as by who was killed.
-        assert_eq!(step(&seen(Some(7), &[7], Some(5)), file(7)), Step::Note(ObjectId(7)));
-        assert_eq!(step(&seen(None, &[7], Some(5)), file(7)), Step::Note(ObjectId(7)));
+        assert_eq!(
+            step(&seen(Some(7), &[7], Some(5)), file(7)),
+            Step::Note(ObjectId(7))
+        );
+        assert_eq!(
+            step(&seen(None, &[7], Some(5)), file(7)),
+            Step::Note(ObjectId(7))
+        );
         // The store has again what the array had put there once.
-        assert_eq!(step(&seen(Some(3), &[3], Some(5)), file(5)), Step::Next(ObjectId(5)));
+        assert_eq!(
+            step(&seen(Some(3), &[3], Some(5)), file(5)),
+            Step::Next(ObjectId(5))
+        );
         let writing = File {
             object: ObjectId(5),
             writing: true,
@@ -184,6 +193,13 @@ mod tests {
             }
         }
 
+        /// What was noted, and versions that the element knows to have been there.
+        fn before(&self, tag: u64) -> Vec<ObjectId> {
+            let others = self.tags.iter().filter(|&&(known, _)| known != tag);
+            let noted = self.noted.iter().chain(others);
+            noted.map(|&(_, object)| ObjectId(object)).collect()
+        }
+
         /// `killed`: before it could be noted.
         fn looks(&mut self, killed: bool) -> Option<Step> {
             let (tag, ours) = self.store?;
@@ -194,7 +210,7 @@ mod tests {
             let seen = Seen {
                 ours: ours.map(ObjectId),
                 versions: versions.map(|&(_, object)| ObjectId(object)).collect(),
-                noted: self.noted.map(|(_, object)| ObjectId(object)),
+                before: self.before(tag),
             };
             let there = self.file.map_or(There::Nothing, |(object, _)| file(object));
             let step = step(&seen, there);

@@ -30,7 +30,9 @@ pub(crate) enum Refusal {
     NotBound(String),
     #[error("bridge {0} is bound to {1}: `tidemill bridge unbind {0}` first")]
     Bound(String, String),
-    #[error("{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill")]
+    #[error(
+        "{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill"
+    )]
     Folder(String),
     #[error("{0} and {1}, to which bridge {2} is bound, lie one in the other: give another folder")]
     Nested(String, String, String),
@@ -72,7 +74,9 @@ pub(crate) struct Looks(Mutex<BTreeMap<String, Look>>);
 impl Looks {
     fn begin(&self, bridge: &str, number: u64) {
         let seen = Vec::new();
-        self.0.lock().insert(bridge.to_owned(), Look { number, seen });
+        self.0
+            .lock()
+            .insert(bridge.to_owned(), Look { number, seen });
     }
 
     fn end(&self, bridge: &str) {
@@ -178,7 +182,9 @@ pub(crate) fn refusal<'a>(
     }
     let bridge = below.split('/').next().unwrap_or(below);
     Ok(Some(if one(db, bridge)?.is_some() {
-        format!("{path}: name what is in a bridge by its full path, in quotation marks, as \"{SEEN}/{bridge}/…\"")
+        format!(
+            "{path}: name what is in a bridge by its full path, in quotation marks, as \"{SEEN}/{bridge}/…\""
+        )
     } else if bridges::one(db, bridge)?.is_some() {
         format!(
             "{path}: bridge {bridge} is no folder of the array: bind it to one (`tidemill bridge bind {bridge} /FOLDER`), or import what is wanted of it"
@@ -279,7 +285,9 @@ async fn forget(names: &SqliteNames, bridge: String) -> Result<bool, Fault> {
             return Ok(false);
         }
         let sql = "DELETE FROM followed WHERE number IN (SELECT number FROM followed WHERE bridge = ?1 LIMIT ?2)";
-        let gone = db.prepare_cached(sql)?.execute(params![bridge, FORGET_MAX])?;
+        let gone = db
+            .prepare_cached(sql)?
+            .execute(params![bridge, FORGET_MAX])?;
         Ok(gone == FORGET_MAX as usize)
     };
     names.database().write(work).await
@@ -564,7 +572,17 @@ mod tests {
         for good in ["/a", "/a/b", "/a b/", "/bridges-2"] {
             assert_eq!(folder(good).unwrap(), good.trim_end_matches('/'));
         }
-        for bad in ["", "/", "a", "/a//b", "/a/../b", "/.tidemill/x", "/bridges", "/bridges/x", "/a\nb"] {
+        for bad in [
+            "",
+            "/",
+            "a",
+            "/a//b",
+            "/a/../b",
+            "/.tidemill/x",
+            "/bridges",
+            "/bridges/x",
+            "/a\nb",
+        ] {
             assert!(folder(bad).is_err(), "{bad}");
         }
         assert!(within("/a", "/a/b") && within("/a", "/a") && !within("/a", "/ab"));
@@ -573,9 +591,13 @@ mod tests {
     #[test]
     fn strings_that_begin_with_a_bridge_name_its_folder_and_nothing_else_does() {
         let text = r#"input = ["/bridges/c/a", "/bridges/cd/a"]; workdir = "/bridges/c"; args = ["cat /bridges/c/a"];"#;
-        let plain = r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
+        let plain =
+            r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
         assert_eq!(named(text, "/bridges/c", "/f"), plain);
-        assert_eq!(named("<pattern>/bridges/c/*</pattern>", "/bridges/c", "/f"), "<pattern>/f/*</pattern>");
+        assert_eq!(
+            named("<pattern>/bridges/c/*</pattern>", "/bridges/c", "/f"),
+            "<pattern>/f/*</pattern>"
+        );
     }
 
     #[test]

@@ -210,8 +210,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let number = config.element;
     let mut element = start(config).await?;
     let looking = element.follower().zip(store);
-    let following = looking
-        .map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, array))));
+    let following =
+        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, array))));
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = element.failed() => Some(error),

@@ -2,6 +2,7 @@
 //! what is there asks here what is known of it, and says what is a version now.
 
 use super::rows::{self, How};
+use super::settling::beside_what;
 use super::{Failure, Outside, Placed};
 use crate::db::DbError;
 use crate::records;
@@ -59,6 +60,8 @@ pub struct Known {
     pub ours: Option<ObjectId>,
     /// It is these versions by now.
     pub versions: Vec<ObjectId>,
+    /// These were there before.
+    pub before: Vec<ObjectId>,
 }
 
 /// An element's store, for who looks at it.
@@ -93,8 +96,17 @@ impl Follower {
         let _turn = self.0.turn(&placed.path);
         let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
         let mut known = Known::default();
+        if let Some((path, object)) = beside_what(&placed.path) {
+            // It is there, or is being moved there: a folder's file has another tag by that.
+            let moving = self.0.db.read(|db| rows::at(db, path))?;
+            let moved = |held: &rows::Held| held.object == object;
+            known.ours = moving.iter().chain(&held).any(moved).then_some(object);
+        }
         for held in held {
             if (held.placed.size, &held.placed.tag) != (placed.size, &placed.tag) {
+                if !held.gone && held.how != How::Linked {
+                    known.before.push(held.object);
+                }
                 continue;
             }
             if held.how == How::Put && known.ours.is_none() {
@@ -105,6 +117,12 @@ impl Follower {
             }
         }
         Ok(known)
+    }
+
+    /// Whether a name may be one that the element itself gives, and takes away, so that what was listed may be gone.
+    #[must_use]
+    pub fn may_be_own(path: &str) -> bool {
+        beside_what(path).is_some()
     }
 
     /// Makes a file of the store this version. Not for threads of a runtime.
@@ -148,7 +166,10 @@ impl Follower {
         let last = some.last().map_or(ObjectId(0), |held| held.object);
         let mut gone = Vec::new();
         for held in some {
-            match outside.reach.wait(outside.reach.far.stat(&held.placed.path)) {
+            match outside
+                .reach
+                .wait(outside.reach.far.stat(&held.placed.path))
+            {
                 Ok(now) if now == held.placed => {}
                 Ok(_) | Err(Failure::Missing | Failure::Changed) => gone.push(held.object),
                 Err(Failure::Other(_)) => {}

@@ -79,6 +79,17 @@ pub struct Placed {
     pub checked: bool,
 }
 
+/// What a file that is written may take the place of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Of whatever is there: the name is of nobody else.
+    Anything,
+    /// Of nothing.
+    Nothing,
+    /// Of this file only.
+    This(Placed),
+}
+
 /// Why a store outside did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -106,8 +117,14 @@ pub trait Far: Debug + Send + Sync {
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed>;
     /// A range of this file and no other one, from a byte on, of so many.
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Writes a file of that length, in place of what is there; nothing of it is seen before it is whole.
-    fn write<'a>(&'a self, path: &'a str, size: u64, pieces: Pieces<'a>) -> Asked<'a, Placed>;
+    /// Writes a file of that length, if nothing else than that is there; nothing of it is seen before it is whole.
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed>;
     /// Makes another file of the same bytes, in place of what is there.
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
     /// Removes a file; it is no error if there is none.

@@ -123,6 +123,14 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> R
     Ok(())
 }
 
+/// What is at a path is told by another tag now.
+pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
+    let sql = "UPDATE outside SET tag = ?3 WHERE object = ?1 AND path = ?2";
+    db.prepare_cached(sql)?
+        .execute(params![object.0.cast_signed(), at.path, at.tag])?;
+    Ok(())
+}
+
 /// An object is no more: what was only linked is forgotten, what was put there is to be removed. Gives its length in bytes.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<u64>> {
     let id = object.0.cast_signed();

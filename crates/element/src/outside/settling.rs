@@ -1,7 +1,7 @@
 //! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
 
 use super::rows::How;
-use super::{Failure, Outside, Placed, rows};
+use super::{Failure, Outside, Over, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
 use crate::records;
@@ -35,8 +35,8 @@ pub(super) const OWN: &str = ".tidemill-";
 
 /// Where an object may be put.
 enum Place {
-    /// There.
-    Free(String),
+    /// There, in place of that, which was moved aside if it is a version that somebody has.
+    Free(String, Over, Option<(ObjectId, Placed)>),
     /// It is there.
     Taken(Placed),
 }
@@ -61,6 +61,14 @@ fn key(object: ObjectId, path: &str, part: bool) -> String {
 /// Another name, of the object alone.
 fn beside(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
+}
+
+/// The path and the object of such a name.
+pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
+    let (path, number) = path.rsplit_once('.')?;
+    let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u64::from_str_radix(number, 16).ok().filter(|_| plain)?;
+    Some((path, ObjectId(number)))
 }
 
 impl Outside {
@@ -141,7 +149,13 @@ impl Outside {
         let turn = self.turn(&wanted);
         let placed = match self.place((object, inside.is_some()), wanted, &opened)? {
             Place::Taken(placed) => placed,
-            Place::Free(path) => self.write(&path, &opened, named.hash)?,
+            Place::Free(path, over, aside) => {
+                let placed = self.write((&path, over), &opened, named.hash)?;
+                if let Some((other, aside)) = aside {
+                    self.look_aside(other, &aside)?;
+                }
+                placed
+            }
         };
         self.keep(object, placed, How::Put)?;
         drop(turn);
@@ -166,7 +180,7 @@ impl Outside {
         let held = held.map_err(|error| self.failed(&error))?;
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
-            Err(Failure::Missing) => return Ok(Place::Free(wanted)),
+            Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing, None)),
             Err(why) => return Err(failed(why)),
         };
         let ours = |held: &rows::Held| match held.how {
@@ -174,9 +188,12 @@ impl Outside {
             How::Followed => bound,
             How::Linked => false,
         };
-        let held = held.into_iter().filter(ours).find(|held| held.placed == now);
+        let held = held
+            .into_iter()
+            .filter(ours)
+            .find(|held| held.placed == now);
         match held {
-            Some(held) if held.gone => Ok(Place::Free(wanted)),
+            Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now), None)),
             Some(held) if held.object != object => {
                 let other = held.object;
                 let aside = beside(&wanted, other);
@@ -184,10 +201,11 @@ impl Outside {
                 if moved.size != now.size {
                     return Err(failed(Failure::Changed));
                 }
-                let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, How::Put);
+                let row = moved.clone();
+                let put = move |db: &rusqlite::Connection| rows::put(db, other, &row, How::Put);
                 let kept = self.db.write_blocking(true, put);
                 kept.map_err(|error| self.failed(&error))?;
-                Ok(Place::Free(wanted))
+                Ok(Place::Free(wanted, Over::This(now), Some((other, moved))))
             }
             // It may have been written before this process was killed.
             _ if self.is_same(&now, opened)? => Ok(Place::Taken(now)),
@@ -198,8 +216,21 @@ impl Outside {
                     other,
                     "somebody else has a file of this name outside: it gets another one"
                 );
-                Ok(Place::Free(other))
+                Ok(Place::Free(other, Over::Anything, None))
             }
+        }
+    }
+
+    /// In a folder, what was moved aside is told by another tag when it has lost its first name.
+    fn look_aside(&self, object: ObjectId, aside: &Placed) -> Result<(), StoreError> {
+        let now = self.reach.wait(self.reach.far.stat(&aside.path));
+        match now {
+            Ok(now) if now != *aside && now.size == aside.size => {
+                let retag = move |db: &rusqlite::Connection| rows::retag(db, object, &now);
+                let kept = self.db.write_blocking(true, retag);
+                kept.map_err(|error| self.failed(&error))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -226,10 +257,10 @@ impl Outside {
         Ok(true)
     }
 
-    /// Writes an object outside, if it is what was sealed.
+    /// Writes an object outside, if it is what was sealed, and nobody was quicker: then it is looked anew where it can be.
     fn write(
         &self,
-        path: &str,
+        (path, over): (&str, Over),
         opened: &Opened,
         hash: Option<[u8; 32]>,
     ) -> Result<Placed, StoreError> {
@@ -252,7 +283,9 @@ impl Outside {
                 (false, _) => Ok(Some(Bytes::from(piece))),
             }
         });
-        let written = self.reach.wait(self.reach.far.write(path, size, pieces));
+        let written = self
+            .reach
+            .wait(self.reach.far.write(path, size, pieces, over));
         written.map_err(|why| StoreError::Outside {
             path: path.to_owned(),
             why,

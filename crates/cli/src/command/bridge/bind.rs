@@ -122,7 +122,9 @@ async fn looked(
         let (passed, example) = (binding.passed, &binding.example);
         text.push_str(&format!("; {passed} passed by, such as {example}"));
     }
-    context.output.show(&Said::new(text, bridge_json(&bridge)))?;
+    context
+        .output
+        .show(&Said::new(text, bridge_json(&bridge)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,7 +135,9 @@ pub(super) async fn unbind(
 ) -> anyhow::Result<ExitCode> {
     let request = v1::UnbindBridgeRequest { name };
     let unbound = server.bridges().unbind(request).await;
-    let unbound = unbound.map_err(|status| server.explain(status))?.into_inner();
+    let unbound = unbound
+        .map_err(|status| server.explain(status))?
+        .into_inner();
     let binding = unbound.binding.clone().unwrap_or_default();
     if let Ok(entry) = files::find(server, &binding.folder, false).await
         && let Some(attr) = entry.attr

@@ -3,7 +3,6 @@
 
 mod files;
 
-use super::outside::placed;
 use anyhow::{Context as _, ensure};
 use files::{Done, Files};
 use std::collections::BTreeMap;
@@ -156,7 +155,10 @@ impl Looker {
     fn bound(&self, bridge: &v1::Bridge) -> anyhow::Result<Bound> {
         let place = Place::parse(&bridge.uri)?;
         let prefix = place.seen_from(&self.place, "").with_context(|| {
-            format!("{} is not in the store of element {}", bridge.uri, self.element)
+            format!(
+                "{} is not in the store of element {}",
+                bridge.uri, self.element
+            )
         })?;
         let binding = bridge.binding.as_ref().context("it is not bound")?;
         Ok(Bound {
@@ -179,7 +181,7 @@ impl Looker {
                 self.server.clone(),
                 self.element,
                 binding.clone(),
-                self.known.clone(),
+                (self.known.clone(), self.bridge.clone()),
             )),
             found: 0,
             passed: 0,
@@ -267,7 +269,9 @@ impl Looker {
         let mut followed = Vec::new();
         for differs in reply.into_inner().differ {
             let index = usize::try_from(differs.index).unwrap_or(usize::MAX);
-            let one = page.get(index).context("the server answers for a file that was not asked for")?;
+            let one = page
+                .get(index)
+                .context("the server answers for a file that was not asked for")?;
             if making.len() >= AT_ONCE
                 && let Some(done) = making.join_next().await
             {
@@ -276,7 +280,7 @@ impl Looker {
             let noted = (differs.object != 0).then_some(ObjectId(differs.object));
             let (files, (name, object), at) = (look.files.clone(), one.clone(), at(one));
             making.spawn(async move {
-                let done = files.take(&name, placed(object), noted).await?;
+                let done = files.take(&name, object, noted).await?;
                 anyhow::Ok((at, done))
             });
         }

@@ -1,8 +1,10 @@
 //! The files of a bound folder: what has a name there, and new versions of it. Links are never followed: folders are gone through one
 //! by one.
 
+use super::super::outside::placed;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use tidemill_bridge::{Bridge, Object};
 use tidemill_client::placed::Spot;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
@@ -41,6 +43,7 @@ pub(super) struct Files {
     element: ElementId,
     binding: v1::Binding,
     known: Follower,
+    bridge: Bridge,
     folders: Mutex<HashMap<String, u64>>,
 }
 
@@ -72,7 +75,7 @@ impl Files {
         server: Server,
         element: ElementId,
         binding: v1::Binding,
-        known: Follower,
+        (known, bridge): (Follower, Bridge),
     ) -> Self {
         Self {
             transfer: Transfer::new(server.clone(), root()),
@@ -80,6 +83,7 @@ impl Files {
             element,
             binding,
             known,
+            bridge,
             folders: Mutex::default(),
         }
     }
@@ -191,9 +195,10 @@ impl Files {
     pub(super) async fn take(
         &self,
         name: &str,
-        placed: Placed,
+        object: Object,
         noted: Option<ObjectId>,
     ) -> anyhow::Result<Done> {
+        let placed = placed(object);
         if is_own(name) {
             return Ok(Done::Own);
         }
@@ -202,11 +207,12 @@ impl Files {
         }
         let (known, asked) = (self.known.clone(), placed.clone());
         let known = tokio::task::spawn_blocking(move || known.known(&asked)).await??;
-        let seen = Seen {
+        let mut seen = Seen {
             ours: known.ours,
             versions: known.versions,
-            noted,
+            before: known.before,
         };
+        seen.before.extend(noted);
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
         let parent = match self.folder(above).await? {
             Folder::Is(ino) => ino,
@@ -221,6 +227,13 @@ impl Files {
             Step::Note(object) => return Ok(Done::Is(object)),
             Step::Later => return Ok(Done::Later),
             Step::Pass(why) => return Ok(Done::Passed(said(why).to_owned())),
+            // What was listed may have been replaced since by what is known now, or be gone.
+            Step::Make | Step::Next(_)
+                if (attr.is_some() || Follower::may_be_own(name))
+                    && !self.is_there(&placed).await? =>
+            {
+                return Ok(Done::Later);
+            }
             Step::Make => None,
             Step::Next(before) => attr.map(|attr| (attr.ino, before)),
         };
@@ -236,6 +249,14 @@ impl Files {
             // Others may be had all the same.
             Err(error @ Error::Name { .. }) => Ok(Done::Passed(error.to_string())),
             Err(error) => Err(anyhow::Error::from(error).context(path)),
+        }
+    }
+
+    async fn is_there(&self, asked: &Placed) -> anyhow::Result<bool> {
+        match self.bridge.stat(&asked.path).await {
+            Ok(now) => Ok(placed(now) == *asked),
+            Err(error) if super::is_gone(&error) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

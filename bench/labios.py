@@ -16,7 +16,8 @@ and has been read once; the mosaic is compared with that of ext4. Ratios are tim
 `anatomy` (Fig. 11): the stages of one label after the other, each of a new file, of an application that wants low latency, on this machine alone: published (the copy), taken (by the
 agent), executed (system calls on the mount), stored (closed, for all to see). `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each
 version in place of the one before, by tasks on two elements of 0.5 cores and two of 0.125 that say so, under each policy. `kmeans` (Fig. 19): where the points lie, against the
-same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s.
+same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s; and the same where they lie in an object store on a host of its own, whose folders are bound, one an element, against
+the client that reads there by /bridges.
 
 Else each element has 0.25 cores and a link of 1 Gbit/s, the client --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with medians
 (`ratio` above 1: ours is faster); with --out writes fig14.svg and so on. Needs root.
@@ -434,50 +435,74 @@ def hacc(options, folder):
 
 def kmeans(options, folder):
     groups = []
+    objects = os.path.join(folder, "objects")
     data = os.path.join(folder, "points")
     centres = [[random.uniform(-100, 100) for _ in range(16)] for _ in range(16)]
     with open(data, "wb") as file:
         for _ in range(options.file_mib):
             file.write(numbers.array("f", (random.gauss(value, 5) for _ in range(MIB // 1024) for value in random.choice(centres))).tobytes() * 16)
-    args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
-    for rate in 1000, 100:
+    for number in range(options.elements):
+        os.makedirs(os.path.join(objects, f"e{number}"))
+        os.link(data, os.path.join(objects, f"e{number}", "points"))
+    for where, rate in itertools.product(("the array", "an object store"), (1000, 100)):
         options.rate_mbit = rate
-        array = testbed.Array(options, f"{folder}/kmeans")
+        kinds = [(options.element_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.elements)]
+        array = testbed.Array(options, f"{folder}/kmeans", **({} if where == "the array" else {"kinds": kinds, "objects": objects}))
         try:
-            array.mount()
-            files = []
-            for number in range(options.elements):
-                array.client.call("mkdir", of(array, f"e{number}"))
-                array.client.call("setfattr", "-n", "user.tidemill.element", "-v", str(number), of(array, f"e{number}"))
-                array.client.call("cp", data, of(array, f"e{number}", "points"))
-                files.append(f"e{number}/points")
-            array.unmount()
+            # What the tasks read, and what the client does: of a store, by its bridge in the mount, with nothing between.
+            places = here(array, options, data) if where == "the array" else bound(array, options)
             found = {"ours": [], "client": []}
             for number in range(options.rounds):
-                array.mount()
-                before, begun = carried(array.elements), time.perf_counter()
-                tasks = [task(f"t{at}", "kmeans", args, [place], f"{place}.out{number}") for at, place in enumerate(files)]
-                array.tidemill("watch", job(array, folder, "/", tasks))
-                links = sum(carried(array.elements).values()) - sum(before.values())
-                found["ours"].append((time.perf_counter() - begun, links))
-                array.unmount()
-                array.mount()
-                before, begun = carried(array.elements), time.perf_counter()
-                keep = os.path.join(folder, "keep")
-                for place in files:
-                    local(array, "kmeans", args, [of(array, place)], keep if place == files[-1] else None)
-                links = sum(carried(array.elements).values()) - sum(before.values())
-                found["client"].append((time.perf_counter() - begun, links))
-                array.client.call("cmp", os.path.join(keep, "out"), of(array, f"{files[-1]}.out{number}"))
-                shutil.rmtree(keep)
-                array.unmount()
+                rounds(array, folder, (places, number), found)
         finally:
             array.remove()
         ours, client = middle(found["ours"]), middle(found["client"])
-        show(what=f"kmeans: {options.elements} files of {options.file_mib} MiB, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
+        show(what=f"kmeans: {options.elements} files of {options.file_mib} MiB in {where}, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
              ratio=round(client[0] / ours[0], 3), link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
-        groups.append((f"{rate} Mbit/s", [[("client", client[0])], [("in place", ours[0])]]))
+        groups.append((f"{where}, {rate} Mbit/s", [[("client", client[0])], [("in place", ours[0])]]))
     return "fig19.svg", "k-means where the points lie, and on the client", "s", groups
+
+
+def here(array, options, data):
+    """The points in a folder of each element."""
+    array.mount()
+    for number in range(options.elements):
+        array.client.call("mkdir", of(array, f"e{number}"))
+        array.client.call("setfattr", "-n", "user.tidemill.element", "-v", str(number), of(array, f"e{number}"))
+        array.client.call("cp", data, of(array, f"e{number}", "points"))
+    array.unmount()
+    return [(f"/e{number}/points", f"e{number}/points") for number in range(options.elements)]
+
+
+def bound(array, options):
+    """The points in a store, of which each element has a folder."""
+    for number in range(options.elements):
+        array.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={array.store}")
+        array.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
+    return [(f"/bridges/e{number}/points", f"bridges/e{number}/points") for number in range(options.elements)]
+
+
+def rounds(array, folder, step, found):
+    """One round of each."""
+    places, number = step
+    args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
+    array.mount()
+    before, begun = carried(array.elements), time.perf_counter()
+    tasks = [task(f"t{at}", "kmeans", args, [place], f"/out{at}.{number}") for at, (place, _) in enumerate(places)]
+    array.tidemill("watch", job(array, folder, "/", tasks))
+    links = sum(carried(array.elements).values()) - sum(before.values())
+    found["ours"].append((time.perf_counter() - begun, links))
+    array.unmount()
+    array.mount()
+    before, begun = carried([array.client]), time.perf_counter()
+    keep = os.path.join(folder, "keep")
+    for _, place in places:
+        local(array, "kmeans", args, [of(array, place)], keep if place == places[-1][1] else None)
+    links = sum(carried([array.client]).values()) - sum(before.values())
+    found["client"].append((time.perf_counter() - begun, links))
+    array.client.call("cmp", os.path.join(keep, "out"), of(array, f"out{len(places) - 1}.{number}"))
+    shutil.rmtree(keep)
+    array.unmount()
 
 
 def draw(options, name, title, unit, groups):

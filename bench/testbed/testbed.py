@@ -33,8 +33,9 @@ def say(text):
 class Array:
     """Server, elements and a mounting client, each on a host of its own."""
 
-    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None):
-        """`kinds`: cores and flags of each element, if they are not all alike."""
+    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None, objects=None):
+        """`kinds`: cores and flags of each element, if they are not all alike. `objects`: a folder that is the bucket of an object store on
+        a host and a link of its own, which is as fast as those of all elements together; its address is `{store}` in flags."""
         self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
         self.kinds = kinds or [(options.element_cores, ())] * options.elements
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,6 +48,8 @@ class Array:
             self.client = self.network.add("client", options.client_cores, client_mbit)
             self.server = self.network.add("server", options.host_cores)
             self.elements = [self.network.add(f"element{i}", cores) for i, (cores, _) in enumerate(self.kinds)]
+            if objects:
+                self._store(objects)
             scheme = "https" if tls == "on" else "http"
             url = f"{scheme}://{self.server.address}:{PORT}"
             self.program = [options.binary, "--tls", tls, "--server", url, "--token-file", self.token]
@@ -54,6 +57,13 @@ class Array:
         except BaseException:
             self.close()
             raise
+
+    def _store(self, objects):
+        host = self.network.add("store", self.options.host_cores, self.options.rate_mbit * len(self.kinds))
+        self.store = f"http://{host.address}:{PORT}"
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "s3.py")
+        host.start(sys.executable, program, objects, f"{host.address}:{PORT}", log=self._log("store"))
+        self.kinds = [(cores, tuple(flag.replace("{store}", self.store) for flag in flags)) for cores, flags in self.kinds]
 
     def _start(self):
         server = [self.options.binary, "--tls", self.tls, "server", "--folder", os.path.join(self.folder, "server"), "--listen",

@@ -242,12 +242,15 @@ fn what_is_put_into_a_room_is_got_whoever_is_killed() {
     puts.wait().unwrap();
     // Others see what is stored, and get what is theirs.
     let stranger = Labels::of(&array, 65534);
-    let said = stranger.said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
+    let said = stranger
+        .said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
     assert_ne!(said, "");
     labels.start_agent();
     labels.wait_until_done();
     let sizes = array.sh("cd rooms/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
-    let expected: String = (0..600).map(|n| format!("{}\n", 9 * (1 + n % 400))).collect();
+    let expected: String = (0..600)
+        .map(|n| format!("{}\n", 9 * (1 + n % 400)))
+        .collect();
     assert_eq!(sizes, format!("000000599{expected}"));
     let by_others = "
 import subprocess

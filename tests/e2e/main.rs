@@ -7,6 +7,7 @@ mod array;
 mod arrivals;
 mod asked;
 mod away;
+mod bound;
 mod bridges;
 mod bridges_seen;
 #[cfg(feature = "nats")]

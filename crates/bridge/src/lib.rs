@@ -14,4 +14,4 @@ pub use error::Error;
 pub use keys::Keys;
 pub use look::{Entries, Entry, Seen};
 pub use place::Place;
-pub use store::{Bridge, Listed, Lister, Object, Reader, Writer};
+pub use store::{Bridge, Listed, Lister, Object, Over, Reader, Writer};

@@ -2,11 +2,11 @@
 //! over by the next one of the same file; two at once are not.
 
 use crate::Error;
-use crate::folder::object;
+use crate::folder::{is_content, object};
 use crate::place::part_of;
-use crate::store::Object;
+use crate::store::{Object, Over};
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Write;
@@ -20,6 +20,7 @@ pub(crate) struct Part {
     part: String,
     name: String,
     path: String,
+    over: Over,
     finished: bool,
 }
 
@@ -59,9 +60,16 @@ impl Part {
                 part,
                 name: name.to_owned(),
                 path: path.to_owned(),
+                over: Over::Anything,
                 finished: false,
             });
         }
+    }
+
+    /// It takes the place of that only.
+    pub(crate) fn over(mut self, over: Over) -> Self {
+        self.over = over;
+        self
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -109,11 +117,54 @@ impl Part {
     pub(crate) fn finish(mut self) -> Result<Object, Error> {
         let at = Error::of(&self.path);
         rustix::fs::fdatasync(&self.file).map_err(&at)?;
-        rustix::fs::renameat(&self.folder, &self.part, &self.folder, &self.name).map_err(&at)?;
+        self.take_name()?;
         self.finished = true;
         rustix::fs::fsync(&self.folder).map_err(&at)?;
         let stat = rustix::fs::fstat(&self.file).map_err(&at)?;
         Ok(object(&self.path, &stat))
+    }
+}
+
+impl Part {
+    fn rename(&self, flags: RenameFlags) -> rustix::io::Result<()> {
+        let (folder, part, name) = (&self.folder, &self.part, &self.name);
+        match rustix::fs::renameat_with(folder, part, folder, name, flags) {
+            // The file system knows no such thing.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                rustix::fs::renameat(folder, part, folder, name)
+            }
+            renamed => renamed,
+        }
+    }
+
+    fn take_name(&self) -> Result<(), Error> {
+        let at = Error::of(&self.path);
+        let changed = || Error::Changed(self.path.clone());
+        match &self.over {
+            Over::Anything => self.rename(RenameFlags::empty()).map_err(&at),
+            Over::Nothing => match self.rename(RenameFlags::NOREPLACE) {
+                Err(Errno::EXIST) => Err(changed()),
+                renamed => renamed.map_err(&at),
+            },
+            Over::This(object) => {
+                match self.rename(RenameFlags::EXCHANGE) {
+                    Err(Errno::NOENT) => return Err(changed()),
+                    renamed => renamed.map_err(&at)?,
+                }
+                let was = rustix::fs::statat(&self.folder, &self.part, AtFlags::SYMLINK_NOFOLLOW);
+                match was {
+                    Ok(was) if !is_content(&object.tag, &was) => {
+                        // What somebody else has put there meanwhile goes back.
+                        self.rename(RenameFlags::EXCHANGE).map_err(&at)?;
+                        Err(changed())
+                    }
+                    Ok(_) => rustix::fs::unlinkat(&self.folder, &self.part, AtFlags::empty())
+                        .map_err(&at),
+                    // Nothing was exchanged: the file system can't.
+                    Err(_) => Ok(()),
+                }
+            }
+        }
     }
 }
 

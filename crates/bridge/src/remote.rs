@@ -2,7 +2,7 @@
 
 use crate::look::{Entry, Seen};
 use crate::place::{Kind, Place};
-use crate::store::{Listed, Object};
+use crate::store::{Listed, Object, Over};
 use crate::{Error, Keys};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
@@ -409,14 +409,33 @@ impl Remote {
         self.strict && self.operator.info().capability().read_with_if_match
     }
 
-    pub(crate) async fn write(&self, path: &str) -> Result<Writer, Error> {
+    /// The tag that has to be there, or that nothing may be; not if the store can't be asked for that.
+    fn condition<'a>(&self, over: &'a Over) -> (Option<&'a str>, bool) {
+        let able = self.operator.info().capability();
+        match over {
+            Over::This(object) if able.write_with_if_match && object.checked_by_store => {
+                (Some(&object.tag), false)
+            }
+            Over::Nothing => (None, able.write_with_if_not_exists),
+            _ => (None, false),
+        }
+    }
+
+    pub(crate) async fn write(&self, path: &str, over: &Over) -> Result<Writer, Error> {
         let able = self.operator.info().capability();
         if !able.write {
             return Err(Error::Unable("be written to"));
         }
         let part = able.rename.then(|| crate::place::part_of(path));
         let target = part.as_deref().unwrap_or(path);
-        let writing = self.operator.writer_with(target);
+        let mut writing = self.operator.writer_with(target);
+        if part.is_none() {
+            writing = match self.condition(over) {
+                (Some(tag), _) => writing.if_match(tag),
+                (None, true) => writing.if_not_exists(true),
+                (None, false) => writing,
+            };
+        }
         let writer = match able.write_can_multi {
             true => writing.chunk(PART_BYTES).concurrent(PARTS_AT_ONCE).await,
             false => writing.await,
@@ -431,10 +450,10 @@ impl Remote {
     }
 
     /// Writes a file that is here as a whole.
-    pub(crate) async fn put(&self, path: &str, bytes: Bytes) -> Result<Object, Error> {
+    pub(crate) async fn put(&self, path: &str, bytes: Bytes, over: &Over) -> Result<Object, Error> {
         let able = self.operator.info().capability();
         if !able.write || able.rename {
-            let mut writer = self.write(path).await?;
+            let mut writer = self.write(path, over).await?;
             return match writer.write(bytes).await {
                 Ok(()) => writer.finish().await,
                 Err(error) => {
@@ -444,7 +463,12 @@ impl Remote {
             };
         }
         let size = bytes.len() as u64;
-        let about = self.operator.write(path, bytes).await;
+        let writing = self.operator.write_with(path, bytes);
+        let about = match self.condition(over) {
+            (Some(tag), _) => writing.if_match(tag).await,
+            (None, true) => writing.if_not_exists(true).await,
+            (None, false) => writing.await,
+        };
         let about = about.map_err(self.failed(path))?;
         if about.etag().is_none() {
             return self.stat(path).await;

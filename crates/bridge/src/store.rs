@@ -28,6 +28,18 @@ pub struct Object {
     pub checked_by_store: bool,
 }
 
+/// What a file that is written may take the place of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Over {
+    /// Of whatever is there.
+    #[default]
+    Anything,
+    /// Of nothing.
+    Nothing,
+    /// Of this file only.
+    This(Object),
+}
+
 /// What a listing gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listed {
@@ -184,25 +196,33 @@ impl Bridge {
     /// # Errors
     /// If it can't be written there, or is written by another process.
     pub async fn write(&self, path: &str) -> Result<Writer, Error> {
+        self.write_over(path, Over::Anything).await
+    }
+
+    /// As [`Self::write`], if nothing else than that is there in the end, as far as the store can be asked for that.
+    ///
+    /// # Errors
+    /// As those of [`Self::write`]; and then, or at the end, [`Error::Changed`].
+    pub async fn write_over(&self, path: &str, over: Over) -> Result<Writer, Error> {
         let path = checked(path)?.to_owned();
         Ok(Writer(match &self.0 {
             Store::Folder(folder) => {
                 let folder = folder.clone();
-                Writing::Part(aside(move || folder.create(&path)).await?)
+                Writing::Part(aside(move || folder.create(&path)).await?.over(over))
             }
-            Store::Remote(remote) => Writing::Remote(Box::new(remote.write(&path).await?)),
+            Store::Remote(remote) => Writing::Remote(Box::new(remote.write(&path, &over).await?)),
         }))
     }
 
-    /// Writes a file that is here as a whole, in place of what is there.
+    /// Writes a file that is here as a whole, if nothing else than that is there.
     ///
     /// # Errors
     /// If the store does not take it: then what had its name before still has it.
-    pub async fn put(&self, path: &str, bytes: Bytes) -> Result<Object, Error> {
+    pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<Object, Error> {
         if let Store::Remote(remote) = &self.0 {
-            return remote.put(checked(path)?, bytes).await;
+            return remote.put(checked(path)?, bytes, &over).await;
         }
-        let mut writer = self.write(path).await?;
+        let mut writer = self.write_over(path, over).await?;
         writer.write(bytes).await?;
         writer.finish().await
     }

@@ -19,6 +19,7 @@ pub mod ids;
 pub mod local;
 pub mod object_file;
 pub mod objects;
+pub mod placed;
 pub mod ranged;
 mod rewrite;
 pub mod server;

@@ -250,6 +250,12 @@ impl Transfer {
         self.ids.take().await.map(|(_, object)| object.0)
     }
 
+    /// An inode and an object that nobody has.
+    pub(crate) async fn new_ids(&self) -> Result<(u64, ObjectId), Error> {
+        let (ino, object) = self.ids.take().await?;
+        Ok((ino.0, object))
+    }
+
     /// Seals a version, and waits for the copies that are to be waited for.
     pub(crate) async fn sealed(&self, seal: v1::Seal) -> Result<(), Error> {
         while let Answer::Copying(_) = self.one(Op::Seal(seal.clone())).await? {

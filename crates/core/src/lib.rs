@@ -14,6 +14,7 @@ pub mod elastic;
 pub mod find;
 pub mod flash;
 pub mod folder;
+pub mod follow;
 pub mod id;
 pub mod job;
 pub mod label;

@@ -60,7 +60,7 @@ use crate::db::Db;
 use crate::executor::{Executor, Parts};
 use crate::flash_model::FlashModel;
 use crate::folder::FolderStore;
-use crate::outside::Outside;
+use crate::outside::{Follower, Outside};
 use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::runner::Runner;
@@ -176,6 +176,13 @@ impl Element {
     #[must_use]
     pub fn node(&self) -> &Arc<Node> {
         &self.node
+    }
+
+    /// Its store, if that is outside of the array, for who looks at what is there.
+    #[must_use]
+    pub fn follower(&self) -> Option<Follower> {
+        let outside = self.node.parts().outside.as_ref();
+        outside.map(|outside| Follower::new(Arc::clone(outside)))
     }
 
     /// Waits until the element can't go on, and says why. It still has to be stopped.

@@ -372,7 +372,7 @@ fn put(connection: &Connection, id: ObjectId, kind: i64, state: i64) -> Result<(
     connection
         .prepare_cached(
             "INSERT OR REPLACE INTO object (id, kind, state, linked) VALUES (?1, ?2, ?3,
-                 EXISTS (SELECT 1 FROM outside WHERE object = ?1 AND linked = 1))",
+                 EXISTS (SELECT 1 FROM outside WHERE object = ?1 AND linked != 0))",
         )?
         .execute(params![signed(id.0), kind, state])?;
     Ok(())

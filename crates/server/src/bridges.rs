@@ -1,6 +1,7 @@
 //! Stores outside of the array, by name: where they are. Clients go there themselves, with keys that the array never sees.
 
-use crate::access::Access;
+use crate::access::{Access, aside};
+use crate::bound::{self, Looks, Refusal};
 use crate::clock;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
@@ -19,6 +20,7 @@ const URI_BYTES_MAX: usize = 2000;
 pub(crate) struct BridgeService {
     pub(crate) names: Arc<SqliteNames>,
     pub(crate) access: Arc<Access>,
+    pub(crate) looks: Arc<Looks>,
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<v1::Bridge> {
@@ -28,16 +30,23 @@ fn read(row: &Row<'_>) -> rusqlite::Result<v1::Bridge> {
         read_only: row.get(2)?,
         uid: row.get(3)?,
         added: row.get(4)?,
+        binding: None,
     })
 }
 
-fn all(db: &Connection) -> Result<Vec<v1::Bridge>, Fault> {
+/// All bridges, and how they are bound.
+pub(crate) fn all(db: &Connection) -> Result<Vec<v1::Bridge>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM bridge ORDER BY name")?;
     let rows = statement.query_map([], read)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    let mut bridges = rows.collect::<Result<Vec<_>, _>>()?;
+    let mut bindings = bound::all(db)?;
+    for bridge in &mut bridges {
+        bridge.binding = bindings.remove(&bridge.name);
+    }
+    Ok(bridges)
 }
 
-fn one(db: &Connection, name: &str) -> Result<Option<v1::Bridge>, Fault> {
+pub(crate) fn one(db: &Connection, name: &str) -> Result<Option<v1::Bridge>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM bridge WHERE name = ?1")?;
     Ok(statement.query_row([name], read).optional()?)
 }
@@ -88,6 +97,7 @@ impl v1::bridges_server::Bridges for BridgeService {
             read_only: asked.read_only,
             uid,
             added: clock::now_ns(),
+            binding: None,
         };
         let row = bridge.clone();
         let added = self.names.database().write(move |db| {
@@ -136,12 +146,119 @@ impl v1::bridges_server::Bridges for BridgeService {
         let unknown =
             Status::not_found(format!("there is no bridge {name}: `tidemill bridge list`"));
         let removed = self.names.database().write(move |db| {
+            if let Some(binding) = bound::all(db)?.remove(&name) {
+                return Ok(Err(Refusal::Bound(name, binding.folder)));
+            }
             let found = one(db, &name)?;
             db.prepare_cached("DELETE FROM bridge WHERE name = ?1")?
                 .execute([&name])?;
-            Ok(found)
+            Ok(Ok(found))
         });
-        let removed = removed.await.map_err(|fault| refused(&fault))?;
+        let removed = answered(removed.await)?.into_inner();
         Ok(Response::new(removed.ok_or(unknown)?))
     }
+
+    async fn bind(
+        &self,
+        request: Request<v1::BindBridgeRequest>,
+    ) -> Result<Response<v1::Bridge>, Status> {
+        self.access.need_trusted(&request)?;
+        let v1::BindBridgeRequest { name, binding } = request.into_inner();
+        answered(bound::bind(&self.names, name, binding.unwrap_or_default()).await)
+    }
+
+    async fn unbind(
+        &self,
+        request: Request<v1::UnbindBridgeRequest>,
+    ) -> Result<Response<v1::Bridge>, Status> {
+        self.access.need_trusted(&request)?;
+        let name = request.into_inner().name;
+        answered(bound::unbind((&self.names, &self.looks), name).await)
+    }
+
+    async fn refresh(
+        &self,
+        request: Request<v1::RefreshBridgeRequest>,
+    ) -> Result<Response<v1::Bridge>, Status> {
+        self.access.need_trusted(&request)?;
+        answered(bound::refresh(&self.names, request.into_inner().name).await)
+    }
+
+    async fn bound(
+        &self,
+        request: Request<v1::BoundRequest>,
+    ) -> Result<Response<v1::BoundReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let element = request.into_inner().element;
+        let bridges = self
+            .names
+            .database()
+            .read(|db| bound::of_element(db, element));
+        let bridges = bridges.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::BoundReply { bridges }))
+    }
+
+    async fn look(
+        &self,
+        request: Request<v1::LookRequest>,
+    ) -> Result<Response<v1::LookReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let request = request.into_inner();
+        let work = |db: &Connection| bound::look((db, &self.looks), &request);
+        let differ = answered(aside(|| self.names.database().read(work)))?.into_inner();
+        Ok(Response::new(v1::LookReply { differ }))
+    }
+
+    async fn follow(
+        &self,
+        request: Request<v1::FollowRequest>,
+    ) -> Result<Response<v1::FollowReply>, Status> {
+        self.access.need_trusted(&request)?;
+        answered(bound::follow((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::FollowReply {}))
+    }
+
+    async fn missing(
+        &self,
+        request: Request<v1::MissingRequest>,
+    ) -> Result<Response<v1::MissingReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let request = request.into_inner();
+        let work = |db: &Connection| bound::missing((db, &self.looks), &request);
+        answered(aside(|| self.names.database().read(work)))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<v1::LeaveRequest>,
+    ) -> Result<Response<v1::LeaveReply>, Status> {
+        self.access.need_trusted(&request)?;
+        answered(bound::leave((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::LeaveReply {}))
+    }
+
+    async fn looked(
+        &self,
+        request: Request<v1::LookedRequest>,
+    ) -> Result<Response<v1::LookedReply>, Status> {
+        self.access.need_trusted(&request)?;
+        answered(bound::looked((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::LookedReply {}))
+    }
+}
+
+/// What came of a request, for who asked.
+fn answered<T>(came: Result<Result<T, Refusal>, Fault>) -> Result<Response<T>, Status> {
+    let came = came.map_err(|fault| refused(&fault))?;
+    came.map(Response::new).map_err(|refusal| {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::NoBridge(_) | Refusal::NotBound(_) => Status::not_found(text),
+            Refusal::Look => Status::aborted(text),
+            Refusal::Bound(..) => Status::already_exists(text),
+            Refusal::Folder(_) | Refusal::Nested(..) | Refusal::Page => {
+                Status::invalid_argument(text)
+            }
+        }
+    })
 }

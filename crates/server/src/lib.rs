@@ -8,6 +8,7 @@ mod array;
 mod array_service;
 mod arrivals;
 mod authority;
+mod bound;
 mod bridges;
 mod check;
 mod clock;

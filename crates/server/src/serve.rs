@@ -579,7 +579,12 @@ fn lineage(names: Arc<SqliteNames>, access: &Arc<Access>) -> LineageService {
 
 fn bridges(names: &Arc<SqliteNames>, access: &Arc<Access>) -> BridgesServer<BridgeService> {
     let (names, access) = (names.clone(), access.clone());
-    BridgesServer::new(BridgeService { names, access })
+    let looks = Arc::default();
+    BridgesServer::new(BridgeService {
+        names,
+        access,
+        looks,
+    })
 }
 
 /// What others wait at.

@@ -221,6 +221,9 @@ impl State {
             ("PUT", None) if request.headers.contains_key("x-amz-copy-source") => {
                 self.copy(&request.headers["x-amz-copy-source"], key)
             }
+            ("PUT", None) if !self.may_put(key, request) => {
+                reply(412, "<Error><Code>PreconditionFailed</Code></Error>")
+            }
             ("PUT", None) => {
                 let etag = self.put(key, request.body.clone());
                 let mut done = reply(200, "");
@@ -258,6 +261,17 @@ impl State {
             }
             _ => reply(405, ""),
         }
+    }
+
+    /// Whether what is there may be written over.
+    fn may_put(&self, key: &str, request: &Request) -> bool {
+        let now = self
+            .objects
+            .get(key)
+            .map(|(_, version)| format!("\"e{version}\""));
+        let wanted = request.headers.get("if-match");
+        let alone = request.headers.contains_key("if-none-match");
+        wanted.is_none_or(|wanted| now.as_ref() == Some(wanted)) && !(alone && now.is_some())
     }
 
     fn copy(&mut self, source: &str, key: &str) -> Reply {

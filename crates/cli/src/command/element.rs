@@ -1,6 +1,7 @@
 //! `tidemill element`: one storage node, in the foreground; and how the array gets rid of one.
 
 mod drain;
+mod follow;
 pub(crate) mod outside;
 mod recover;
 mod remove;
@@ -206,6 +207,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
     let _running = args.foreground.enter()?;
     let config = config(&args, context)?;
+    let store = outside::bridge(&args, &context.config.element)?;
     if std::env::var_os(ASLEEP).is_some() {
         tokio::select! {
             ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
@@ -213,12 +215,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         return Err(process::again(ASLEEP, false).into());
     }
+    let array = (config.server.clone(), config.credential.clone());
+    let number = config.element;
     let mut element = start(config).await?;
+    let looking = element.follower().zip(store);
+    let following =
+        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, array))));
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = element.failed() => Some(error),
     };
     tracing::info!("stopping");
+    if let Some(following) = following {
+        following.abort();
+    }
     element.stop().await;
     match failed {
         Some(tidemill_element::Error::Suspended) => Err(process::again(ASLEEP, true).into()),

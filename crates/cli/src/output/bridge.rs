@@ -15,7 +15,16 @@ pub(crate) struct BridgesView(pub(crate) Vec<v1::Bridge>);
 
 impl View for BridgesView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = table(&["BRIDGE", "LEADS TO", "WRITES", "BY", "ADDED (UTC)"], &[]);
+        let titles = [
+            "BRIDGE",
+            "LEADS TO",
+            "WRITES",
+            "BY",
+            "ADDED (UTC)",
+            "FOLDER",
+            "LOOKED AT (UTC)",
+        ];
+        let mut rows = table(&titles, &[]);
         for bridge in &self.0 {
             rows.add_row([
                 line(&bridge.name),
@@ -23,14 +32,40 @@ impl View for BridgesView {
                 if bridge.read_only { "no" } else { "yes" }.to_owned(),
                 users::name(bridge.uid),
                 format::time(bridge.added),
+                bound(bridge, |binding| line(&binding.folder)),
+                bound(bridge, |binding| match binding.looked {
+                    0 => "not yet".to_owned(),
+                    looked => format::time(looked),
+                }),
             ]);
         }
-        write_table(out, &rows)
+        write_table(out, &rows)?;
+        for bridge in &self.0 {
+            let Some(binding) = &bridge.binding else {
+                continue;
+            };
+            if !binding.trouble.is_empty() {
+                writeln!(out, "{}", line(&binding.trouble))?;
+            }
+            if binding.passed > 0 {
+                let count = format::count(binding.passed, "object");
+                let (name, example) = (line(&bridge.name), line(&binding.example));
+                writeln!(
+                    out,
+                    "bridge {name}: {count} there and no file of the folder, such as {example}"
+                )?;
+            }
+        }
+        Ok(())
     }
 
     fn json(&self) -> Value {
         self.0.iter().map(bridge_json).collect()
     }
+}
+
+fn bound(bridge: &v1::Bridge, shown: impl Fn(&v1::Binding) -> String) -> String {
+    bridge.binding.as_ref().map_or("-".to_owned(), shown)
 }
 
 /// What `tidemill element recover` has found.
@@ -68,8 +103,16 @@ impl View for RecoveredView {
 
 /// One bridge.
 pub(crate) fn bridge_json(bridge: &v1::Bridge) -> Value {
+    let binding = bridge.binding.as_ref().map(|binding| {
+        json!({
+            "folder": binding.folder, "element": binding.element, "every_s": binding.every_s,
+            "uid": binding.uid, "gid": binding.gid, "mode": format!("{:03o}", binding.mode),
+            "looked": binding.looked, "files": binding.files, "passed_by": binding.passed,
+            "example": binding.example, "trouble": binding.trouble,
+        })
+    });
     json!({
         "bridge": bridge.name, "uri": bridge.uri, "read_only": bridge.read_only,
-        "uid": bridge.uid, "added": bridge.added,
+        "uid": bridge.uid, "added": bridge.added, "bound": binding,
     })
 }

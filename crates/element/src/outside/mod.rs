@@ -14,10 +14,12 @@
 //! | module | |
 //! |---|---|
 //! | `packs` | files as chunks in packs |
+//! | `following` | folders of the array that have what is there |
 //! | `reading` | bytes of what is not near |
 //! | `rows` | the table |
 //! | `settling` | how an object gets there, and what goes there without anybody waiting |
 
+mod following;
 pub mod packs;
 mod reading;
 mod rows;
@@ -25,6 +27,7 @@ mod settling;
 #[cfg(test)]
 mod tests;
 
+pub use following::{Bound, Follower, Known};
 pub(crate) use settling::keep_settling;
 
 use crate::db::Db;
@@ -33,7 +36,7 @@ use crate::records;
 use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
 use packs::{Packing, Packs};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use reading::{Away, Reach, There};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
@@ -79,6 +82,17 @@ pub struct Placed {
     pub checked: bool,
 }
 
+/// What a file that is written may take the place of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Of whatever is there: the name is of nobody else.
+    Anything,
+    /// Of nothing.
+    Nothing,
+    /// Of this file only.
+    This(Placed),
+}
+
 /// Why a store outside did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -106,8 +120,14 @@ pub trait Far: Debug + Send + Sync {
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed>;
     /// A range of this file and no other one, from a byte on, of so many.
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Writes a file of that length, in place of what is there; nothing of it is seen before it is whole.
-    fn write<'a>(&'a self, path: &'a str, size: u64, pieces: Pieces<'a>) -> Asked<'a, Placed>;
+    /// Writes a file of that length, if nothing else than that is there; nothing of it is seen before it is whole.
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed>;
     /// Makes another file of the same bytes, in place of what is there.
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
     /// Removes a file; it is no error if there is none.
@@ -138,13 +158,14 @@ pub(crate) struct Outside {
     near_bytes_max: u64,
     capacity_bytes: u64,
     db: Db,
-    known: Mutex<Known>,
+    known: Mutex<Here>,
     turns: Vec<Mutex<()>>,
+    bound: RwLock<Vec<Bound>>,
 }
 
 /// What is known without asking the database.
 #[derive(Debug, Default)]
-struct Known {
+struct Here {
     /// What has settled.
     far: HashSet<ObjectId>,
     /// Its bytes, as files have them; those of it that are in packs; and what the packs take.
@@ -158,9 +179,11 @@ struct Known {
     waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
+    /// Why it is not known what is there.
+    unseen: String,
 }
 
-impl Known {
+impl Here {
     /// Bytes that the store has.
     fn sent_bytes(&self) -> u64 {
         self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
@@ -189,13 +212,14 @@ impl Outside {
         capacity_bytes: Option<u64>,
         (db, runtime): (Db, tokio::runtime::Handle),
     ) -> Result<Self, crate::Error> {
-        let mut known = Known::default();
+        let mut known = Here::default();
         for (object, size, packed) in db.read(rows::all)? {
             known.far.insert(object);
             known.far_bytes += size;
             known.packed_bytes += if packed { size } else { 0 };
         }
         known.waiting = db.read(rows::unsettled)?.into_iter().collect();
+        let bound = db.read(following::kept)?;
         // What has settled was never synced here: a host that went down may have anything in its place.
         let same_boot = is_same_boot(&db)?;
         for folder in 0..=u8::MAX {
@@ -221,6 +245,7 @@ impl Outside {
             db,
             known: Mutex::new(known),
             turns: (0..TURNS).map(|_| Mutex::default()).collect(),
+            bound: RwLock::new(bound),
         };
         outside.count_packs();
         Ok(outside)
@@ -239,9 +264,13 @@ impl Outside {
         }
     }
 
-    /// Why nothing settles; empty if it does.
+    /// Why nothing settles, or it is not known what is there; empty if all is well.
     pub(crate) fn trouble(&self) -> String {
-        self.known.lock().trouble.clone()
+        let known = self.known.lock();
+        match known.trouble.as_str() {
+            "" => known.unseen.clone(),
+            trouble => trouble.to_owned(),
+        }
     }
 
     fn is_far(&self, object: ObjectId) -> bool {
@@ -430,10 +459,25 @@ impl Store for Outside {
     }
 
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
-        match self.packing {
-            Packing::Chunks { compress } => self.pack(compress, objects),
-            Packing::Files => self.settle_at_once(objects),
-        }
+        let Packing::Chunks { compress } = self.packing else {
+            return self.settle_at_once(objects);
+        };
+        // In a folder that has what is there, a file is there under its name.
+        let (bound, packed): (Vec<_>, Vec<_>) = objects
+            .iter()
+            .cloned()
+            .partition(|(_, named)| self.inside(&named.path).is_some());
+        let mut bound_ended = self.settle_at_once(&bound).into_iter();
+        let mut packed_ended = self.pack(compress, &packed).into_iter();
+        let ended = objects.iter().map(|(object, _)| {
+            let is_bound = bound.iter().any(|(other, _)| other == object);
+            let ended = match is_bound {
+                true => bound_ended.next(),
+                false => packed_ended.next(),
+            };
+            ended.unwrap_or(Err(StoreError::NotFound { object: *object }))
+        });
+        ended.collect()
     }
 
     fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {

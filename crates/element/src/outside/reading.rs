@@ -5,7 +5,7 @@ use crate::db::Db;
 use crate::store::{ReadAt, Store as _, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey, Blocks};
 use tidemill_core::id::ObjectId;
@@ -16,6 +16,8 @@ use tokio::sync::Semaphore;
 const BLOCKS_AHEAD: u64 = 3;
 /// Blocks that are on their way at once.
 const ON_THEIR_WAY: usize = 32;
+/// Paths that are remembered since something else was found there.
+const CHANGED_MAX: usize = 1000;
 
 /// Where an object is outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ pub(super) struct Reach {
     turns: Semaphore,
     /// What was found to be another file, or none: the next who wants it asks first.
     suspects: Mutex<HashSet<ObjectId>>,
+    /// Where that was; some of it.
+    changed: Mutex<BTreeSet<String>>,
 }
 
 /// The bytes of one object.
@@ -58,6 +62,7 @@ impl Reach {
             frames: Blocks::default(),
             turns: Semaphore::new(ON_THEIR_WAY),
             suspects: Mutex::default(),
+            changed: Mutex::default(),
         }
     }
 
@@ -68,6 +73,18 @@ impl Reach {
 
     pub(super) fn is_suspect(&self, object: ObjectId) -> bool {
         self.suspects.lock().contains(&object)
+    }
+
+    /// Where others have changed something since this was asked last.
+    pub(super) fn take_changed(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.changed.lock())
+    }
+
+    fn note_changed(&self, path: &str) {
+        let mut changed = self.changed.lock();
+        if changed.len() < CHANGED_MAX {
+            changed.insert(path.to_owned());
+        }
     }
 
     pub(super) fn clear(&self, object: ObjectId) {
@@ -157,6 +174,7 @@ impl Away {
         self.reach.wait(asked).inspect_err(|failure| {
             if failure.is_loss() {
                 self.reach.suspects.lock().insert(self.object);
+                self.reach.note_changed(&self.there.placed.path);
             }
         })
     }
@@ -203,10 +221,23 @@ impl Outside {
         if found.is_ok() {
             self.reach.clear(object);
         }
-        found.map_err(|why| StoreError::Outside {
-            path: placed.path.clone(),
-            why,
+        found.map_err(|why| {
+            let why = match why.is_loss() {
+                true => self.lost(placed, why),
+                false => why,
+            };
+            let path = placed.path.clone();
+            StoreError::Outside { path, why }
         })
+    }
+
+    /// What others changed in a store that is a folder of the array, too, is no damage: it is the next version of its file.
+    fn lost(&self, placed: &Placed, why: Failure) -> Failure {
+        self.reach.note_changed(&placed.path);
+        match self.is_bound(&placed.path) {
+            true => Failure::Other(format!("{why}, which the folder has soon: read it again")),
+            false => why,
+        }
     }
 
     /// Makes an unsealed object of the first bytes of one that is outside.

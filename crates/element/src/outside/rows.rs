@@ -61,23 +61,63 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
         .optional()
 }
 
-/// The object that was put at a path, and whether it is one no more.
-pub(super) fn holder(db: &Connection, path: &str) -> Result<Option<(ObjectId, Placed, bool)>> {
-    let sql = "SELECT path, size, tag, checked, object, gone FROM outside
-                   WHERE path = ?1 AND linked = 0 AND packed = 0 ORDER BY gone";
-    db.prepare_cached(sql)?
-        .query_row([path], |row| {
-            Ok((object(row, 4)?, placed(row)?, row.get(5)?))
-        })
-        .optional()
+/// How an object got where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// It was put there, and goes from there with the object.
+    Put = 0,
+    /// Somebody else has put it there, and somebody said that it is a file.
+    Linked = 1,
+    /// The same, in a folder that has what is there: what it was is remembered when the object is no more.
+    Followed = 2,
 }
 
-/// An object is at a path now; what was there and is to go is written over by it.
-pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, linked: bool) -> Result<()> {
-    if !linked {
-        db.prepare_cached("DELETE FROM outside WHERE path = ?1 AND gone = 1 AND packed = 0")?
-            .execute([&at.path])?;
+impl How {
+    fn of(number: i64) -> Self {
+        match number {
+            0 => Self::Put,
+            1 => Self::Linked,
+            _ => Self::Followed,
+        }
     }
+}
+
+/// What is or was at a path.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) object: ObjectId,
+    pub(super) placed: Placed,
+    /// The object is no more.
+    pub(super) gone: bool,
+    pub(super) how: How,
+}
+
+fn held(row: &Row<'_>) -> Result<Held> {
+    Ok(Held {
+        object: object(row, 4)?,
+        placed: placed(row)?,
+        gone: row.get(5)?,
+        how: How::of(row.get(6)?),
+    })
+}
+
+/// All that is or was at a path, what is first.
+pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<Held>> {
+    let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
+                   WHERE path = ?1 AND packed = 0 ORDER BY gone, linked";
+    db.prepare_cached(sql)?.query_map([path], held)?.collect()
+}
+
+/// An object is at a path now. What was put there and is to go is written over by what is put there; what was remembered of it is not
+/// so any more.
+pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> Result<()> {
+    let forget = match how {
+        How::Put => "DELETE FROM outside WHERE path = ?1 AND gone = 1 AND packed = 0",
+        How::Linked | How::Followed => {
+            "DELETE FROM outside WHERE path = ?1 AND gone = 1 AND linked = 2"
+        }
+    };
+    db.prepare_cached(forget)?.execute([&at.path])?;
     let sql = "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked)
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     db.prepare_cached(sql)?.execute(params![
@@ -86,12 +126,20 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, linked: bool) 
         at.size.cast_signed(),
         at.tag,
         at.checked,
-        linked
+        how as i64
     ])?;
     Ok(())
 }
 
-/// An object is no more: what was only linked is forgotten, all else is to be removed. Gives where it was.
+/// What is at a path is told by another tag now.
+pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
+    let sql = "UPDATE outside SET tag = ?3 WHERE object = ?1 AND path = ?2";
+    db.prepare_cached(sql)?
+        .execute(params![object.0.cast_signed(), at.path, at.tag])?;
+    Ok(())
+}
+
+/// An object is no more: what was only linked is forgotten, what was put there is to be removed. Gives where it was.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;
@@ -102,10 +150,19 @@ pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> 
     Ok(found)
 }
 
+/// Some of what is remembered of objects that are no more, from an object on.
+pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<Vec<Held>> {
+    let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
+                   WHERE gone = 1 AND linked = 2 AND object > ?1 ORDER BY object LIMIT ?2";
+    db.prepare_cached(sql)?
+        .query_map(params![after.0.cast_signed(), max], held)?
+        .collect()
+}
+
 /// Some of what is to be removed and has a file of its own.
 pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>> {
-    let sql = "SELECT path, size, tag, checked, object FROM outside
-                   WHERE gone = 1 AND packed = 0 LIMIT ?1";
+    let sql = "SELECT path, size, tag, checked, object FROM outside 
+                   WHERE gone = 1 AND linked = 0 AND packed = 0 LIMIT ?1";
     db.prepare_cached(sql)?
         .query_map([max], |row| Ok((object(row, 4)?, placed(row)?)))?
         .collect()

@@ -1,7 +1,8 @@
 //! How an object gets outside: under the name of its file, in place of nothing that anybody else has put there.
 
 use super::reading::There;
-use super::{Failure, Outside, Placed, rows};
+use super::rows::How;
+use super::{Failure, Outside, Over, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
 use crate::records;
@@ -31,19 +32,19 @@ const PAUSE: Duration = Duration::from_secs(5);
 const PATH_BYTES_MAX: usize = 900;
 const NAME_BYTES_MAX: usize = 220;
 /// What names begin with that are not those of files: of what has none, or one that can't be outside.
-const OWN: &str = ".tidemill-";
+pub(super) const OWN: &str = ".tidemill-";
 
 /// Where an object may be put.
 enum Place {
-    /// There.
-    Free(String),
+    /// There, in place of that, which was moved aside if it is a version that somebody has.
+    Free(String, Over, Option<(ObjectId, Placed)>),
     /// It is there.
     Taken(Placed),
 }
 
-/// Where an object is to be, if nobody else is there.
-pub(super) fn key(object: ObjectId, named: &Named) -> String {
-    let path = named.path.trim_start_matches('/');
+/// Where an object with a path is to be, if nobody else is there.
+pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
+    let path = path.trim_start_matches('/');
     let good = |name: &str| {
         let dots = name == "." || name == "..";
         !name.is_empty() && !dots && name.len() <= NAME_BYTES_MAX && !name.starts_with(OWN)
@@ -51,7 +52,7 @@ pub(super) fn key(object: ObjectId, named: &Named) -> String {
     let able = path.len() <= PATH_BYTES_MAX
         && path.split('/').all(good)
         && !path.chars().any(char::is_control);
-    match (able, named.part) {
+    match (able, part) {
         (true, false) => path.to_owned(),
         (true, true) => beside(path, object),
         (false, _) => format!("{OWN}objects/{:016x}", object.0),
@@ -61,6 +62,14 @@ pub(super) fn key(object: ObjectId, named: &Named) -> String {
 /// Another name, of the object alone.
 fn beside(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
+}
+
+/// The path and the object of such a name.
+pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
+    let (path, number) = path.rsplit_once('.')?;
+    let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u64::from_str_radix(number, 16).ok().filter(|_| plain)?;
+    Some((path, ObjectId(number)))
 }
 
 impl Outside {
@@ -86,22 +95,27 @@ impl Outside {
         self.writable(object)?;
         let placed = self.reach.wait(self.reach.far.stat(path)).map_err(at)?;
         let size = placed.size;
-        self.keep(object, placed, true)?;
+        self.keep(object, placed, How::Linked)?;
         // Whoever opened it for writing may have begun it.
         self.near.remove(object)?;
         Ok(size)
     }
 
-    fn keep(&self, object: ObjectId, placed: Placed, linked: bool) -> Result<(), StoreError> {
+    pub(super) fn keep(
+        &self,
+        object: ObjectId,
+        placed: Placed,
+        how: How,
+    ) -> Result<(), StoreError> {
         let size = placed.size;
         // It may have been in packs, or half of it.
         self.release(object)?;
-        let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, linked);
+        let put = move |db: &rusqlite::Connection| rows::put(db, object, &placed, how);
         let kept = self.db.write_blocking(true, put);
         kept.map_err(|error| self.failed(&error))?;
-        match linked {
-            true => self.is_far_now(object, size, false),
-            false => self.is_kept(object, size, false),
+        match how {
+            How::Put => self.is_kept(object, size, false),
+            How::Linked | How::Followed => self.is_far_now(object, size, false),
         }
         Ok(())
     }
@@ -133,7 +147,7 @@ impl Outside {
     }
 
     /// Who has this works on a file of that name, and nobody else.
-    fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
+    pub(super) fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
         let turn = hasher.finish() % self.turns.len() as u64;
@@ -145,22 +159,31 @@ impl Outside {
             return Ok(());
         }
         let opened = self.near.open(object)?;
-        let wanted = key(object, named);
+        let inside = self.inside(&named.path);
+        let path = inside.as_deref().unwrap_or(&named.path);
+        let wanted = key(object, path, named.part);
         let turn = self.turn(&wanted);
-        let placed = match self.place(object, wanted, &opened)? {
+        let placed = match self.place((object, inside.is_some()), wanted, &opened)? {
             Place::Taken(placed) => placed,
-            Place::Free(path) => self.write(&path, &opened, named.hash)?,
+            Place::Free(path, over, aside) => {
+                let placed = self.write((&path, over), &opened, named.hash)?;
+                if let Some((other, aside)) = aside {
+                    self.look_aside(other, &aside)?;
+                }
+                placed
+            }
         };
-        self.keep(object, placed, false)?;
+        self.keep(object, placed, How::Put)?;
         drop(turn);
         self.make_room();
         Ok(())
     }
 
-    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays.
+    /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays, unless
+    /// its folder has it as an earlier version of the same file.
     fn place(
         &self,
-        object: ObjectId,
+        (object, bound): (ObjectId, bool),
         wanted: String,
         opened: &Opened,
     ) -> Result<Place, StoreError> {
@@ -169,25 +192,36 @@ impl Outside {
             why,
         };
         let far = &self.reach.far;
-        let held = self.db.read(|db| rows::holder(db, &wanted));
+        let held = self.db.read(|db| rows::at(db, &wanted));
         let held = held.map_err(|error| self.failed(&error))?;
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
-            Err(Failure::Missing) => return Ok(Place::Free(wanted)),
+            Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing, None)),
             Err(why) => return Err(failed(why)),
         };
+        let ours = |held: &rows::Held| match held.how {
+            How::Put => true,
+            How::Followed => bound,
+            How::Linked => false,
+        };
+        let held = held
+            .into_iter()
+            .filter(ours)
+            .find(|held| held.placed == now);
         match held {
-            Some((_, was, true)) if was == now => Ok(Place::Free(wanted)),
-            Some((other, was, false)) if was == now && other != object => {
+            Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now), None)),
+            Some(held) if held.object != object => {
+                let other = held.object;
                 let aside = beside(&wanted, other);
                 let moved = self.reach.wait(far.also(&wanted, &aside)).map_err(failed)?;
-                if moved.size != was.size {
+                if moved.size != now.size {
                     return Err(failed(Failure::Changed));
                 }
-                let put = move |db: &rusqlite::Connection| rows::put(db, other, &moved, false);
+                let row = moved.clone();
+                let put = move |db: &rusqlite::Connection| rows::put(db, other, &row, How::Put);
                 let kept = self.db.write_blocking(true, put);
                 kept.map_err(|error| self.failed(&error))?;
-                Ok(Place::Free(wanted))
+                Ok(Place::Free(wanted, Over::This(now), Some((other, moved))))
             }
             // It may have been written before this process was killed.
             _ if self.is_same(&now, opened)? => Ok(Place::Taken(now)),
@@ -198,8 +232,21 @@ impl Outside {
                     other,
                     "somebody else has a file of this name outside: it gets another one"
                 );
-                Ok(Place::Free(other))
+                Ok(Place::Free(other, Over::Anything, None))
             }
+        }
+    }
+
+    /// In a folder, what was moved aside is told by another tag when it has lost its first name.
+    fn look_aside(&self, object: ObjectId, aside: &Placed) -> Result<(), StoreError> {
+        let now = self.reach.wait(self.reach.far.stat(&aside.path));
+        match now {
+            Ok(now) if now != *aside && now.size == aside.size => {
+                let retag = move |db: &rusqlite::Connection| rows::retag(db, object, &now);
+                let kept = self.db.write_blocking(true, retag);
+                kept.map_err(|error| self.failed(&error))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -229,10 +276,10 @@ impl Outside {
         Ok(true)
     }
 
-    /// Writes an object outside, if it is what was sealed.
+    /// Writes an object outside, if it is what was sealed, and nobody was quicker: then it is looked anew where it can be.
     fn write(
         &self,
-        path: &str,
+        (path, over): (&str, Over),
         opened: &Opened,
         hash: Option<[u8; 32]>,
     ) -> Result<Placed, StoreError> {
@@ -255,7 +302,9 @@ impl Outside {
                 (false, _) => Ok(Some(Bytes::from(piece))),
             }
         });
-        let written = self.reach.wait(self.reach.far.write(path, size, pieces));
+        let written = self
+            .reach
+            .wait(self.reach.far.write(path, size, pieces, over));
         written.map_err(|why| StoreError::Outside {
             path: path.to_owned(),
             why,
@@ -352,10 +401,16 @@ impl Outside {
     /// Removes a file outside, if it is what was put there; whether nothing is left to do.
     fn remove_one(&self, placed: &Placed) -> bool {
         let _turn = self.turn(&placed.path);
-        let held = self.db.read(|db| rows::holder(db, &placed.path));
-        // Another object has taken its name meanwhile.
-        if !matches!(held, Ok(Some((_, _, true)))) {
-            return held.is_ok();
+        let held = self.db.read(|db| rows::at(db, &placed.path));
+        // Another object has taken its name meanwhile, or is what others have put there since.
+        let still = |held: Vec<rows::Held>| {
+            let put = held.iter().any(|held| held.how == How::Put);
+            put && held.iter().all(|held| held.gone || held.how == How::Linked)
+        };
+        match held.map(still) {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(_) => return false,
         }
         let far = &self.reach.far;
         match self.reach.wait(far.stat(&placed.path)) {
@@ -420,14 +475,7 @@ mod tests {
 
     #[test]
     fn files_outside_have_the_names_of_files_where_that_can_be() {
-        let key = |path: &str, part| {
-            let named = Named {
-                path: path.to_owned(),
-                part,
-                hash: None,
-            };
-            key(ObjectId(0xab), &named)
-        };
+        let key = |path: &str, part| key(ObjectId(0xab), path, part);
         assert_eq!(key("/run/a.nc", false), "run/a.nc");
         assert_eq!(key("/run/a.nc", true), "run/a.nc.00000000000000ab");
         let long = format!("/{}", "x".repeat(NAME_BYTES_MAX + 1));

@@ -22,6 +22,8 @@ pub(super) struct Memory {
     pub(super) away: Mutex<bool>,
     /// So many changes are made, and then no more.
     pub(super) changes_left: Mutex<Option<u64>>,
+    /// What somebody else puts there in the moment of the next write.
+    rush: Mutex<Option<(String, Vec<u8>)>>,
 }
 
 impl Memory {
@@ -86,8 +88,25 @@ impl Far for Memory {
         })
     }
 
-    fn write<'a>(&'a self, path: &'a str, _: u64, mut pieces: Pieces<'a>) -> Asked<'a, Placed> {
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        _: u64,
+        mut pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed> {
         Box::pin(async move {
+            if let Some((path, content)) = self.rush.lock().take() {
+                self.put(&path, &content);
+            }
+            let now = self.get(path).ok().map(|(_, placed)| placed);
+            match (over, now) {
+                (Over::Nothing, Some(_)) => return Err(Failure::Changed),
+                (Over::This(wanted), now) if now.as_ref() != Some(&wanted) => {
+                    return Err(Failure::Changed);
+                }
+                _ => {}
+            }
             let mut all = Vec::new();
             loop {
                 match pieces() {
@@ -301,4 +320,74 @@ fn what_others_changed_or_what_is_away_is_never_taken_for_a_file() {
     assert!(store.remove(link).unwrap() && store.remove(one.0).unwrap());
     store.remove_some();
     assert_eq!(bench.far.names(), ["a", "linked"]);
+}
+
+/// A folder that has what is there: what is written over is what it had, and nothing that others have put there meanwhile.
+#[test]
+fn a_file_of_a_bound_folder_replaces_what_it_was_and_nothing_else() {
+    let bench = Bench::new();
+    let theirs = bench.far.put("p/a", b"theirs");
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let linked = ObjectId(0x101);
+    follower.follow(linked, theirs.clone()).unwrap();
+    assert_eq!(read(&store, linked).unwrap(), b"theirs");
+    assert_eq!(follower.known(&theirs).unwrap().versions, [linked]);
+    // The earlier version is read by nobody any more, and the process ends.
+    assert!(store.remove(linked).unwrap());
+    drop((store, follower));
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let ours = bench.version(&store, 0x102, "/cloud/a", b"ours");
+    settle(&store, &ours).unwrap();
+    assert_eq!(bench.far.names(), ["p/a"]);
+    let (content, now) = bench.far.get("p/a").unwrap();
+    assert_eq!(content, b"ours");
+    assert_eq!(follower.known(&now).unwrap().ours, Some(ours.0));
+    // Somebody else is quicker: both are there.
+    for (id, name) in [(0x103, "a"), (0x104, "b")] {
+        *bench.far.rush.lock() = Some((format!("p/{name}"), b"quick".to_vec()));
+        let next = bench.version(&store, id, &format!("/cloud/{name}"), b"next");
+        assert!(settle(&store, &next).is_err());
+        assert!(follower.is_waiting(next.0));
+        settle(&store, &next).unwrap();
+        assert_eq!(bench.far.get(&format!("p/{name}")).unwrap().0, b"quick");
+        assert_eq!(read(&store, next.0).unwrap(), b"next");
+        assert!(!follower.is_waiting(next.0));
+    }
+    // What others changed is no damage here, and is looked for.
+    let changed = store.vouch(ours.0);
+    let other = |told: &Result<(), StoreError>| {
+        matches!(
+            told,
+            Err(StoreError::Outside {
+                why: Failure::Other(_),
+                ..
+            })
+        )
+    };
+    let aside = store.remove(ours.0).unwrap();
+    assert!(aside && changed.is_some_and(|told| told.is_ok() || other(&told)));
+    // What is remembered goes when it is not in the store any more.
+    let two = bench.far.put("p/two", b"two");
+    follower.follow(ObjectId(0x201), two).unwrap();
+    store.remove(ObjectId(0x201)).unwrap();
+    let remembered = || {
+        bench
+            .db
+            .read(|db| rows::remembered(db, ObjectId(0), 9))
+            .unwrap()
+            .len()
+    };
+    follower.forget_some(ObjectId(0)).unwrap();
+    assert_eq!(remembered(), 1);
+    bench.far.put("p/two", b"three");
+    follower.forget_some(ObjectId(0)).unwrap();
+    assert_eq!(remembered(), 0);
+    assert!(bench.far.names().contains(&"p/two".to_owned()));
 }

@@ -8,6 +8,7 @@ use super::store::{self, Heading};
 use super::{Accepted, publish};
 use crate::access::aside;
 use crate::array::Array;
+use crate::bound;
 use crate::clock;
 use crate::files::stream::Elements;
 use crate::names::claims::{Claim, Claims};
@@ -203,10 +204,12 @@ enum Issue {
 
 async fn read(
     (names, recalls, array): (&SqliteNames, &Recalls, &Arc<Array>),
-    what: Submission,
+    mut what: Submission,
     given: &Given,
     issue: Issue,
 ) -> Result<Read, Refused> {
+    let script = std::mem::take(&mut what.script);
+    what.script = aside(|| names.database().read(|db| bound::plain(db, &script)))?;
     let one = |text: String| Refused::Script(vec![text]);
     if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
         return Err(one(format!(
@@ -292,6 +295,9 @@ fn parsed(
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
+    if let Some(refusal) = aside(|| names.database().read(|db| bound::refusal(db, paths(&job))))? {
+        return Err(one(format!("{source}: {refusal}")));
+    }
     job.cache &= !what.no_cache;
     job.replace |= what.replace;
     job.strict |= what.strict;
@@ -307,6 +313,16 @@ fn parsed(
             .map_err(|error| one(format!("{source}: {error}")))?;
     }
     Ok((job, source))
+}
+
+/// The files that a job names.
+fn paths(job: &Job) -> impl Iterator<Item = &str> {
+    job.tasks.iter().flat_map(|task| {
+        let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
+        let inputs = task.inputs.iter().chain(kernels);
+        let outputs = task.outputs.iter().map(|output| output.path.as_str());
+        inputs.map(|input| input.path.as_str()).chain(outputs)
+    })
 }
 
 /// What a script is called.

@@ -77,6 +77,7 @@ const MIGRATIONS: &[&str] = &[
     HOOKS,
     BRIDGES,
     PROMISES,
+    FOLLOWED,
 ];
 
 const NAMES: &str = "
@@ -421,6 +422,18 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     prepare(&mut connection, path)?;
     Ok(connection)
 }
+
+// Folders that have what is in stores, how the last look there went, and what was found: the version that was made of it, 0 if it is
+// none of the folder's.
+const FOLLOWED: &str = "
+CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, element INTEGER NOT NULL, every_s INTEGER NOT NULL,
+  uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
+  answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
+  passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
+CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, tag TEXT NOT NULL,
+  object INTEGER NOT NULL);
+CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
+";
 
 /// Sets a connection up for writing and brings the tables up to date.
 pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {

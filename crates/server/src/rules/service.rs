@@ -3,6 +3,7 @@
 use super::driver::Firer;
 use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, rounds, store, walk};
 use crate::access::Access;
+use crate::bound;
 use crate::clock;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
@@ -119,6 +120,23 @@ impl RuleService {
             )));
         }
         Ok(())
+    }
+
+    /// The rule that a text is, whose names of bridges are those of their folders.
+    fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
+        let database = self.names().database();
+        let plain = database.read(|db| bound::plain(db, text));
+        *text = plain.map_err(|fault| refused(&fault))?;
+        let rule = match Rule::read(source(from), text) {
+            Ok(rule) => rule,
+            Err(errors) => return Ok(Err(errors.to_string())),
+        };
+        let folder = format!("{}/", rule.folder().trim_end_matches('/'));
+        let refusal = database.read(|db| bound::refusal(db, std::iter::once(folder.as_str())));
+        Ok(match refusal.map_err(|fault| refused(&fault))? {
+            Some(refusal) => Err(format!("{}: {refusal}", source(from))),
+            None => Ok(rule),
+        })
     }
 
     async fn put(
@@ -247,14 +265,14 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::AddRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         if request.for_all && !self.access.is_operator(caller.uid) {
             return Err(Status::permission_denied(
                 "only root and the server's own user make rules for everybody's files",
             ));
         }
         let mut reply = v1::AddRuleReply::default();
-        match Rule::read(source(&request.source), &request.text) {
+        match self.read(&request.source, &mut request.text)? {
             // Results of files that not all may read would come together.
             Ok(rule) if request.for_all && rule.hook.is_some() => {
                 return Err(Status::invalid_argument(
@@ -262,7 +280,7 @@ impl v1::rules_server::Rules for RuleService {
                 ));
             }
             Ok(rule) => reply.rule = Some(self.put(caller, rule, request).await?),
-            Err(errors) => reply.errors = lines(&errors.to_string()),
+            Err(errors) => reply.errors = lines(&errors),
         }
         Ok(Response::new(reply))
     }
@@ -321,12 +339,12 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::TestRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         let reply = if request.name.is_empty() {
-            match Rule::read(source(&request.source), &request.text) {
+            match self.read(&request.source, &mut request.text)? {
                 Ok(rule) => tested(&rule, 1, &request.path),
                 Err(errors) => v1::TestRuleReply {
-                    errors: lines(&errors.to_string()),
+                    errors: lines(&errors),
                     ..v1::TestRuleReply::default()
                 },
             }

@@ -56,6 +56,24 @@ impl Note {
     }
 }
 
+/// The element that is up and has its files in a store, and where there.
+pub(super) async fn holder(server: &Server, ours: &Place) -> anyhow::Result<(ElementId, Place)> {
+    let status = server.array().status(v1::StatusRequest::default()).await;
+    let status = status.map_err(|status| server.explain(status))?;
+    let found = status.into_inner().elements.into_iter().find_map(|one| {
+        let theirs = Place::parse(&one.outside.filter(|_| one.up)?.uri).ok()?;
+        ours.seen_from(&theirs, "")?;
+        Some((ElementId(one.element), theirs))
+    });
+    found.with_context(|| {
+        format!(
+            "no element that is up has its files in {}: start one with `tidemill element --outside {}`, or import without --link",
+            ours.uri(),
+            ours.uri()
+        )
+    })
+}
+
 impl Carrier {
     pub(super) async fn new(context: &Context, way: &Way, bridge: &str) -> anyhow::Result<Self> {
         let server = context.connect().await?;
@@ -72,22 +90,7 @@ impl Carrier {
 
     /// What is imported is only linked.
     pub(super) async fn link_only(&mut self) -> anyhow::Result<()> {
-        let ours = &self.opened.place;
-        let mut array = self.server.array();
-        let status = array.status(v1::StatusRequest::default());
-        let status = status.await.map_err(|status| self.server.explain(status))?;
-        let found = status.into_inner().elements.into_iter().find_map(|one| {
-            let theirs = Place::parse(&one.outside.filter(|_| one.up)?.uri).ok()?;
-            ours.seen_from(&theirs, "")?;
-            Some((ElementId(one.element), theirs))
-        });
-        self.linked = Some(found.with_context(|| {
-            format!(
-                "no element that is up has its files in {}: start one with `tidemill element --outside {}`, or import without --link",
-                ours.uri(),
-                ours.uri()
-            )
-        })?);
+        self.linked = Some(holder(&self.server, &self.opened.place).await?);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! `tidemill bridge`: stores outside of the array, by name; and what `import`, `export` and `sync` have in common.
 
+mod bind;
 mod carry;
 pub(crate) mod export;
 pub(crate) mod import;
@@ -26,6 +27,9 @@ const EXAMPLES: &str = "Examples:
   tidemill bridge add survey https://data.example.org/dr9 --read-only
   tidemill bridge list
   tidemill bridge check cloud                     does it answer, and take my keys?
+  tidemill bridge bind cloud /cloud               /cloud has what is in it, and it what is written there
+  tidemill bridge refresh cloud                   now
+  tidemill bridge unbind cloud                    files stay, and what is in the store
   tidemill bridge remove cloud                    what is in the store stays
 
 Keys are in ~/.config/tidemill/bridges/NAME, or where --keys says, with mode 0600:
@@ -60,6 +64,18 @@ enum BridgeCommand {
         name: String,
         #[command(flatten)]
         keys: KeysFile,
+    },
+    /// Have a folder of the array have what is in a store, and that what is written there; only the array's administrators
+    Bind(bind::Args),
+    /// Look at a store anew for its folder, and wait for that
+    Refresh {
+        /// Its name
+        name: String,
+    },
+    /// Leave its folder as it is from now on; only the array's administrators
+    Unbind {
+        /// Its name
+        name: String,
     },
     /// Forget a store; what is in it stays; only the array's administrators
     Remove {
@@ -138,7 +154,7 @@ pub(super) fn bridge_of(text: &str) -> anyhow::Result<(&str, &str)> {
     })
 }
 
-async fn list(server: &Server) -> anyhow::Result<Vec<v1::Bridge>> {
+pub(super) async fn list(server: &Server) -> anyhow::Result<Vec<v1::Bridge>> {
     let listed = server.bridges().list(v1::ListBridgesRequest {}).await;
     let listed = listed.map_err(|status| server.explain(status))?;
     Ok(listed.into_inner().bridges)
@@ -173,6 +189,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let said = json!({ "bridge": name, "answers": true });
             context.output.show(&Said::new(text, said))?;
         }
+        BridgeCommand::Bind(args) => return bind::bind(args, &server, context).await,
+        BridgeCommand::Refresh { name } => return bind::refresh(name, &server, context).await,
+        BridgeCommand::Unbind { name } => return bind::unbind(name, &server, context).await,
         BridgeCommand::Remove { name } => {
             let request = v1::RemoveBridgeRequest { name };
             let removed = server.bridges().remove(request).await;

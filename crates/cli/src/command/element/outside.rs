@@ -6,9 +6,10 @@ use crate::format::Size;
 use anyhow::Context as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_bridge::{Bridge, Error, Keys, Object, Place};
 use tidemill_element::outside::{
-    Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Pieces, Placed, Where,
+    Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Over, Pieces, Placed, Where,
 };
 
 /// Largest file that is written at once, from memory.
@@ -30,11 +31,25 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
     let opened = open(uri, keys.map(std::path::PathBuf::as_path));
     let bridge = opened.with_context(|| format!("can't have files in {uri}"))?;
     Ok(Some(Where {
-        far: Arc::new(Outside(bridge)),
+        far: Arc::new(Outside::new(bridge)),
         uri: uri.clone(),
         packing: packing.unwrap_or_default(),
         near_bytes_max: near.map_or(NEAR_BYTES_MAX_DEFAULT, |Size(bytes)| bytes),
     }))
+}
+
+/// The same once more, for who looks at what is there.
+pub(super) fn bridge(
+    args: &Args,
+    file: &config::Element,
+) -> anyhow::Result<Option<(Bridge, Place)>> {
+    let uri = args.outside.as_ref().or(file.outside.as_ref());
+    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    uri.map(|uri| {
+        let place = Place::parse(uri)?;
+        Ok((open(uri, keys.map(std::path::PathBuf::as_path))?, place))
+    })
+    .transpose()
 }
 
 /// Goes to a store that can be written to.
@@ -48,9 +63,15 @@ pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     Ok(Bridge::open(&place, &keys)?)
 }
 
-/// A bridge as an element sees it.
+/// The store, and whether it has said that it does not know conditions of writes.
 #[derive(Debug)]
-pub(super) struct Outside(pub(super) Bridge);
+pub(super) struct Outside(Bridge, AtomicBool);
+
+impl Outside {
+    pub(super) fn new(bridge: Bridge) -> Self {
+        Self(bridge, AtomicBool::default())
+    }
+}
 
 fn failure(error: &Error) -> Failure {
     match error {
@@ -60,12 +81,21 @@ fn failure(error: &Error) -> Failure {
     }
 }
 
-fn placed(object: Object) -> Placed {
+pub(super) fn placed(object: Object) -> Placed {
     Placed {
         path: object.path,
         size: object.size,
         tag: object.tag,
         checked: object.checked_by_store,
+    }
+}
+
+fn object(of: &Placed) -> Object {
+    Object {
+        path: of.path.clone(),
+        size: of.size,
+        tag: of.tag.clone(),
+        checked_by_store: of.checked,
     }
 }
 
@@ -75,6 +105,7 @@ impl Outside {
         path: &str,
         size: u64,
         mut pieces: Pieces<'_>,
+        over: tidemill_bridge::Over,
     ) -> Result<Object, Failure> {
         let mut next = || {
             let piece = pieces();
@@ -85,10 +116,11 @@ impl Outside {
             while let Some(piece) = next()? {
                 all.extend_from_slice(&piece);
             }
-            let put = self.0.put(path, all.into()).await;
+            let put = self.0.put(path, all.into(), over).await;
             return put.map_err(|error| failure(&error));
         }
-        let mut writer = self.0.write(path).await.map_err(|error| failure(&error))?;
+        let writer = self.0.write_over(path, over).await;
+        let mut writer = writer.map_err(|error| failure(&error))?;
         loop {
             let piece = match next() {
                 Ok(Some(piece)) => piece,
@@ -117,20 +149,33 @@ impl Far for Outside {
 
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, bytes::Bytes> {
         Box::pin(async move {
-            let object = Object {
-                path: of.path.clone(),
-                size: of.size,
-                tag: of.tag.clone(),
-                checked_by_store: of.checked,
-            };
-            let read = self.0.read_at(&object, from, count).await;
+            let read = self.0.read_at(&object(of), from, count).await;
             read.map_err(|error| failure(&error))
         })
     }
 
-    fn write<'a>(&'a self, path: &'a str, size: u64, pieces: Pieces<'a>) -> Asked<'a, Placed> {
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        pieces: Pieces<'a>,
+        over: Over,
+    ) -> Asked<'a, Placed> {
         Box::pin(async move {
-            let written = self.written(path, size, pieces).await?;
+            let over = match over {
+                _ if self.1.load(Ordering::Relaxed) => tidemill_bridge::Over::Anything,
+                Over::Anything => tidemill_bridge::Over::Anything,
+                Over::Nothing => tidemill_bridge::Over::Nothing,
+                Over::This(placed) => tidemill_bridge::Over::This(object(&placed)),
+            };
+            let written = self.written(path, size, pieces, over).await;
+            if let Err(Failure::Other(why)) = &written
+                && why.contains("NotImplemented")
+            {
+                // It is tried again, as it was before there were any.
+                self.1.store(true, Ordering::Relaxed);
+            }
+            let written = written?;
             match written.size == size {
                 true => Ok(placed(written)),
                 false => Err(Failure::Changed),

@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let bridge = bridge.with_context(|| format!("can't look into {}", args.uri))?;
     let pattern = args.pattern.as_deref().map(Pattern::new).transpose();
     let pattern = pattern.context("bad pattern")?;
-    let far: Arc<dyn Far> = Arc::new(outside::Outside(bridge.clone()));
+    let far: Arc<dyn Far> = Arc::new(outside::Outside::new(bridge.clone()));
     let (contents, unreadable) = contents(&bridge, far.as_ref(), context).await?;
     let mut files = newest(contents.files());
     files.retain(|file| {

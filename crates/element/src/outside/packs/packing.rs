@@ -1,7 +1,7 @@
 //! How objects get into packs: all that wait are packed together by one of those that wait for them.
 
 use super::super::settling::key;
-use super::super::{Failure, Outside, Placed};
+use super::super::{Failure, Outside, Over, Placed};
 use super::format::{self, CHUNK_BYTES_MAX, Hash, PART_CHUNKS_MAX, Pack, Part};
 use super::rows::{self, NewPart, Noted, PackId};
 use super::{FOLDER, reading};
@@ -205,7 +205,7 @@ impl<'a> Batch<'a> {
                 size: opened.stat.size,
                 hash: named.hash.unwrap_or_default(),
                 at: 0,
-                name: key(object, named),
+                name: key(object, &named.path, named.part),
                 chunks: Vec::new(),
             },
             hasher: blake3::Hasher::new(),
@@ -336,7 +336,7 @@ impl<'a> Batch<'a> {
         let task = self.outside.reach.runtime.spawn(async move {
             let (size, mut left) = (bytes.len() as u64, Some(bytes));
             let pieces = move || Ok::<Option<Bytes>, std::io::Error>(left.take());
-            far.write(&to, size, Box::new(pieces)).await
+            far.write(&to, size, Box::new(pieces), Over::Anything).await
         });
         self.flights.push_back(Flight {
             id,

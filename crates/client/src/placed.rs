@@ -1,0 +1,115 @@
+//! Versions of files that are somewhere already, so that no bytes are written.
+
+use crate::Error;
+use crate::transfer::{Transfer, seal_body};
+use rustix::io::Errno;
+use tidemill_core::copies;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Where a version is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot<'a> {
+    /// The element that has it.
+    pub element: ElementId,
+    /// The folder, and the name there.
+    pub at: (u64, &'a str),
+    /// The full path, as it is noted.
+    pub path: &'a str,
+    /// Owner, group and mode of a new file.
+    pub rights: (u32, u32, u32),
+    /// The file and its version, if it is to be the next one of that; else it is a new file.
+    pub over: Option<(u64, ObjectId)>,
+}
+
+impl Transfer {
+    /// Makes a version that `put` puts on the element, and gives it; nothing if something else has the name by now, or is being
+    /// written.
+    ///
+    /// # Errors
+    /// If it can't be made; then nothing has changed.
+    pub async fn place<F>(
+        &self,
+        spot: &Spot<'_>,
+        put: impl FnOnce(ObjectId) -> F,
+    ) -> Result<Option<ObjectId>, Error>
+    where
+        F: Future<Output = Result<u64, Error>>,
+    {
+        let opened = match self.open_spot(spot).await {
+            Ok(opened) => opened,
+            Err(error)
+                if [Errno::EXIST, Errno::BUSY, Errno::NOENT]
+                    .iter()
+                    .any(|&errno| error.is(errno)) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let attr = opened.attr.ok_or(Error::Answer("Open"))?;
+        let (ino, object) = (attr.ino, ObjectId(opened.object));
+        let same = spot.over.is_none_or(|(_, before)| before.0 == attr.object);
+        let sealed = async {
+            let remote = Self::remote(&opened)?;
+            let size = put(object).await?;
+            self.objects()
+                .seal(&remote, &seal_body(&attr, spot.path))
+                .await?;
+            self.sealed(v1::Seal {
+                ino,
+                object: object.0,
+                size,
+                copies: copies::Wanted::ONE.to_string(),
+                ..v1::Seal::default()
+            })
+            .await
+        };
+        let done = match same {
+            true => sealed.await.map(|()| Some(object)),
+            false => Ok(None),
+        };
+        // What was lost on its way may have been sealed.
+        if !matches!(&done, Ok(Some(_))) && !done.as_ref().is_err_and(Error::is_lost) {
+            let abandon = v1::Abandon {
+                ino,
+                object: object.0,
+            };
+            // The first error is the one to tell; a version left behind is given up by the server later.
+            let _ = self.one(Op::Abandon(abandon)).await;
+        }
+        done
+    }
+
+    async fn open_spot(&self, spot: &Spot<'_>) -> Result<v1::Opened, Error> {
+        let (ino, object) = self.new_ids().await?;
+        let element = Some(spot.element.0);
+        let op = match spot.over {
+            Some((ino, _)) => Op::NewVersion(v1::NewVersion {
+                ino,
+                object: object.0,
+                element,
+                ..v1::NewVersion::default()
+            }),
+            None => {
+                let ((parent, name), (uid, gid, mode)) = (spot.at, spot.rights);
+                Op::Create(v1::Create {
+                    parent,
+                    name: name.as_bytes().to_vec(),
+                    kind: v1::Kind::File.into(),
+                    mode,
+                    ino,
+                    object: object.0,
+                    element,
+                    uid,
+                    gid,
+                    ..v1::Create::default()
+                })
+            }
+        };
+        match self.one(op).await? {
+            Answer::Opened(opened) => Ok(opened),
+            _ => Err(Error::Answer("Create")),
+        }
+    }
+}

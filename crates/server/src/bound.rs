@@ -1,0 +1,616 @@
+//! Folders of the array that have what is in a store: which those are, what of the store is known, and what of it is gone. The store
+//! itself is asked by an element ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
+
+use crate::bridges;
+use crate::names::node::Node;
+use crate::names::shared::Shared;
+use crate::names::transaction::{Change, Tx};
+use crate::names::{Caller, Changed, Fault, SqliteNames};
+use parking_lot::Mutex;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::BTreeMap;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1;
+
+/// Where bridges are seen, and by which their stores are named in scripts.
+const SEEN: &str = "/bridges";
+/// Objects of a store in one request.
+const PAGE_MAX: usize = 1000;
+/// Longest that is kept of what an element says, in characters.
+const SAID_CHARS_MAX: usize = 500;
+/// Rows of a bridge that are forgotten in one transaction.
+const FORGET_MAX: u32 = 10_000;
+
+/// Why something of a binding is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("there is no bridge {0}: `tidemill bridge list`")]
+    NoBridge(String),
+    #[error("bridge {0} is not bound to a folder: `tidemill bridge bind {0} /FOLDER`")]
+    NotBound(String),
+    #[error("bridge {0} is bound to {1}: `tidemill bridge unbind {0}` first")]
+    Bound(String, String),
+    #[error(
+        "{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill"
+    )]
+    Folder(String),
+    #[error("{0} and {1}, to which bridge {2} is bound, lie one in the other: give another folder")]
+    Nested(String, String, String),
+    #[error("the look is not known: begin it again")]
+    Look,
+    #[error("more than {PAGE_MAX} at once")]
+    Page,
+}
+
+/// A look of an element through a store.
+#[derive(Debug, Default)]
+struct Look {
+    number: u64,
+    /// A bit for each number of a row that was there.
+    seen: Vec<u64>,
+}
+
+impl Look {
+    fn mark(&mut self, number: u64) {
+        let word = usize::try_from(number / 64).unwrap_or(0);
+        if self.seen.len() <= word {
+            self.seen.resize(word + 1, 0);
+        }
+        self.seen[word] |= 1 << (number % 64);
+    }
+
+    fn has(&self, number: u64) -> bool {
+        let word = usize::try_from(number / 64).unwrap_or(usize::MAX);
+        self.seen
+            .get(word)
+            .is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+}
+
+/// The looks under way, by the names of their bridges.
+#[derive(Debug, Default)]
+pub(crate) struct Looks(Mutex<BTreeMap<String, Look>>);
+
+impl Looks {
+    fn begin(&self, bridge: &str, number: u64) {
+        let seen = Vec::new();
+        self.0
+            .lock()
+            .insert(bridge.to_owned(), Look { number, seen });
+    }
+
+    fn end(&self, bridge: &str) {
+        self.0.lock().remove(bridge);
+    }
+
+    fn with<T>(
+        &self,
+        (bridge, number): (&str, u64),
+        work: impl FnOnce(&mut Look) -> T,
+    ) -> Result<T, Refusal> {
+        let mut looks = self.0.lock();
+        let look = looks.get_mut(bridge).filter(|look| look.number == number);
+        look.map(work).ok_or(Refusal::Look)
+    }
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Binding)> {
+    let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+    let binding = v1::Binding {
+        folder: row.get(1)?,
+        element: row.get(2)?,
+        every_s: row.get(3)?,
+        uid: row.get(4)?,
+        gid: row.get(5)?,
+        mode: row.get(6)?,
+        asked: number(7)?,
+        answered: number(8)?,
+        looked: row.get(9)?,
+        files: number(10)?,
+        passed: number(11)?,
+        example: row.get(12)?,
+        trouble: row.get(13)?,
+    };
+    Ok((row.get(0)?, binding))
+}
+
+/// All bindings, by the names of their bridges.
+pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Binding>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM binding")?;
+    let rows = statement.query_map([], read)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+fn one(db: &Connection, bridge: &str) -> Result<Option<v1::Binding>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM binding WHERE bridge = ?1")?;
+    let found = statement.query_row([bridge], read).optional()?;
+    Ok(found.map(|(_, binding)| binding))
+}
+
+fn need(db: &Connection, bridge: &str) -> Result<Result<v1::Binding, Refusal>, Fault> {
+    Ok(one(db, bridge)?.ok_or_else(|| Refusal::NotBound(bridge.to_owned())))
+}
+
+/// A script, rule or hook in which strings that begin with a bridge's name, as `"/bridges/NAME/…"`, name the folder that it is bound
+/// to. Where the array has a folder `/bridges`, that is meant.
+pub(crate) fn plain(db: &Connection, text: &str) -> Result<String, Fault> {
+    let mut text = text.to_owned();
+    if !text.contains(SEEN) || is_folder(db)? {
+        return Ok(text);
+    }
+    for (bridge, binding) in all(db)? {
+        text = named(&text, &format!("{SEEN}/{bridge}"), &binding.folder);
+    }
+    Ok(text)
+}
+
+/// Puts a folder in place of a path that strings begin with.
+fn named(text: &str, path: &str, folder: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(path) {
+        let (before, found) = rest.split_at(at);
+        let after = &found[path.len()..];
+        let begins = before.ends_with(['"', '>']);
+        let ends = after.starts_with(['/', '"', '<']);
+        out.push_str(before);
+        out.push_str(if begins && ends { folder } else { path });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_folder(db: &Connection) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM dirent WHERE parent = ?1 AND name = ?2";
+    let name = SEEN.trim_start_matches('/').as_bytes();
+    let root = Inode::ROOT.0.cast_signed();
+    Ok(db.prepare_cached(sql)?.exists(params![root, name])?)
+}
+
+/// What to do about the first of these paths that is below `/bridges` and of no folder of the array.
+pub(crate) fn refusal<'a>(
+    db: &Connection,
+    mut paths: impl Iterator<Item = &'a str>,
+) -> Result<Option<String>, Fault> {
+    let below = |path: &'a str| Some((path, path.strip_prefix(SEEN)?.strip_prefix('/')?));
+    let Some((path, below)) = paths.find_map(below) else {
+        return Ok(None);
+    };
+    if is_folder(db)? {
+        return Ok(None);
+    }
+    let bridge = below.split('/').next().unwrap_or(below);
+    Ok(Some(if one(db, bridge)?.is_some() {
+        format!(
+            "{path}: name what is in a bridge by its full path, in quotation marks, as \"{SEEN}/{bridge}/…\""
+        )
+    } else if bridges::one(db, bridge)?.is_some() {
+        format!(
+            "{path}: bridge {bridge} is no folder of the array: bind it to one (`tidemill bridge bind {bridge} /FOLDER`), or import what is wanted of it"
+        )
+    } else {
+        format!("{path}: there is no bridge {bridge}: `tidemill bridge list`")
+    }))
+}
+
+/// A folder's path as it is kept.
+fn folder(path: &str) -> Result<String, Refusal> {
+    let wrong = || Refusal::Folder(path.to_owned());
+    let clean = path.trim_end_matches('/');
+    let parts = clean.strip_prefix('/').ok_or_else(wrong)?;
+    let good = |part: &str| !matches!(part, "" | "." | ".." | ".tidemill");
+    let at_bridges = clean == SEEN || clean.starts_with("/bridges/");
+    match parts.split('/').all(good) && !at_bridges && !parts.chars().any(char::is_control) {
+        true => Ok(clean.to_owned()),
+        false => Err(wrong()),
+    }
+}
+
+fn within(above: &str, below: &str) -> bool {
+    let rest = below.strip_prefix(above);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Binds a bridge to a folder, which is made if it is not there.
+pub(crate) async fn bind(
+    names: &SqliteNames,
+    name: String,
+    mut asked: v1::Binding,
+) -> Result<Result<v1::Bridge, Refusal>, Fault> {
+    // What an earlier binding of this name has left.
+    while forget(names, name.clone()).await? {}
+    let shared = names.shared().clone();
+    let now = crate::clock::now_ns();
+    let work = move |db: &Connection| {
+        asked.folder = match folder(&asked.folder) {
+            Ok(folder) => folder,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
+        if bridges::one(db, &name)?.is_none() {
+            return Ok((Err(Refusal::NoBridge(name)), Vec::new()));
+        }
+        for (other, binding) in all(db)? {
+            if other == name {
+                return Ok((Err(Refusal::Bound(name, binding.folder)), Vec::new()));
+            }
+            if within(&binding.folder, &asked.folder) || within(&asked.folder, &binding.folder) {
+                let refusal = Refusal::Nested(asked.folder, binding.folder, other);
+                return Ok((Err(refusal), Vec::new()));
+            }
+        }
+        let root = Caller::root();
+        let mut tx = Tx::new(db, &shared, &root, 0, now);
+        tx.make_dirs(asked.folder.as_bytes(), (asked.uid, asked.gid))?;
+        if !tx.resolve(asked.folder.as_bytes(), false)?.is_dir() {
+            return Ok((Err(Refusal::Folder(asked.folder)), Vec::new()));
+        }
+        let sql = "INSERT INTO binding(bridge, folder, element, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        db.prepare_cached(sql)?.execute(params![
+            name,
+            asked.folder,
+            asked.element,
+            asked.every_s,
+            asked.uid,
+            asked.gid,
+            asked.mode & 0o777
+        ])?;
+        Ok((Ok(shown(db, &name)?), tx.changes))
+    };
+    let (bound, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    Ok(bound.and_then(|bridge| bridge))
+}
+
+/// A bridge and how it is bound.
+fn shown(db: &Connection, name: &str) -> Result<Result<v1::Bridge, Refusal>, Fault> {
+    let Some(mut bridge) = bridges::one(db, name)? else {
+        return Ok(Err(Refusal::NoBridge(name.to_owned())));
+    };
+    bridge.binding = one(db, name)?;
+    Ok(Ok(bridge))
+}
+
+fn tell(names: &SqliteNames, changes: Vec<Change>) {
+    if !changes.is_empty() {
+        let session = 0;
+        names.tell(Changed { session, changes });
+    }
+}
+
+/// Forgets some of what was found by a bridge that is not bound; whether there is more.
+async fn forget(names: &SqliteNames, bridge: String) -> Result<bool, Fault> {
+    let work = move |db: &Connection| {
+        if one(db, &bridge)?.is_some() {
+            return Ok(false);
+        }
+        let sql = "DELETE FROM followed WHERE number IN (SELECT number FROM followed WHERE bridge = ?1 LIMIT ?2)";
+        let gone = db
+            .prepare_cached(sql)?
+            .execute(params![bridge, FORGET_MAX])?;
+        Ok(gone == FORGET_MAX as usize)
+    };
+    names.database().write(work).await
+}
+
+pub(crate) async fn unbind(
+    (names, looks): (&SqliteNames, &Looks),
+    name: String,
+) -> Result<Result<v1::Bridge, Refusal>, Fault> {
+    looks.end(&name);
+    let bridge = name.clone();
+    let work = move |db: &Connection| {
+        if let Err(refusal) = need(db, &name)? {
+            return Ok(Err(refusal));
+        }
+        let before = shown(db, &name)?;
+        db.prepare_cached("DELETE FROM binding WHERE bridge = ?1")?
+            .execute([&name])?;
+        Ok(before)
+    };
+    let unbound = names.database().write(work).await?;
+    if unbound.is_ok() {
+        while forget(names, bridge.clone()).await? {}
+    }
+    Ok(unbound)
+}
+
+/// Has a store looked at anew.
+pub(crate) async fn refresh(
+    names: &SqliteNames,
+    name: String,
+) -> Result<Result<v1::Bridge, Refusal>, Fault> {
+    let work = move |db: &Connection| {
+        if let Err(refusal) = need(db, &name)? {
+            return Ok(Err(refusal));
+        }
+        db.prepare_cached("UPDATE binding SET asked = asked + 1 WHERE bridge = ?1")?
+            .execute([&name])?;
+        shown(db, &name)
+    };
+    names.database().write(work).await
+}
+
+/// What an element is to look at.
+pub(crate) fn of_element(db: &Connection, element: u32) -> Result<Vec<v1::Bridge>, Fault> {
+    let mut bridges = bridges::all(db)?;
+    bridges.retain(|bridge| {
+        let binding = bridge.binding.as_ref();
+        binding.is_some_and(|binding| binding.element == element)
+    });
+    Ok(bridges)
+}
+
+/// Which of a page of a store differ from what is known, and marks all that are known as there.
+pub(crate) fn look(
+    (db, looks): (&Connection, &Looks),
+    request: &v1::LookRequest,
+) -> Result<Result<Vec<v1::Differs>, Refusal>, Fault> {
+    if request.page.len() > PAGE_MAX {
+        return Ok(Err(Refusal::Page));
+    }
+    if let Err(refusal) = need(db, &request.bridge)? {
+        return Ok(Err(refusal));
+    }
+    if request.first {
+        looks.begin(&request.bridge, request.look);
+    }
+    let sql = "SELECT number, size, tag, object FROM followed WHERE bridge = ?1 AND path = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let (mut there, mut differ) = (Vec::new(), Vec::new());
+    for (index, at) in (0_u32..).zip(&request.page) {
+        let found = statement.query_row(params![request.bridge, at.path], |row| {
+            let (size, tag): (i64, String) = (row.get(1)?, row.get(2)?);
+            let same = size == at.size.cast_signed() && tag == at.tag;
+            let object = row.get::<_, i64>(3)?.cast_unsigned();
+            Ok((row.get::<_, i64>(0)?.cast_unsigned(), same, object))
+        });
+        let object = match found.optional()? {
+            None => 0,
+            Some((number, same, object)) => {
+                there.push(number);
+                if same {
+                    continue;
+                }
+                object
+            }
+        };
+        differ.push(v1::Differs { index, object });
+    }
+    let mark = |look: &mut Look| there.iter().for_each(|&number| look.mark(number));
+    let marked = looks.with((&request.bridge, request.look), mark);
+    Ok(marked.map(|()| differ))
+}
+
+/// Notes what was found.
+pub(crate) async fn follow(
+    (names, looks): (&SqliteNames, &Looks),
+    request: v1::FollowRequest,
+) -> Result<Result<(), Refusal>, Fault> {
+    if request.followed.len() > PAGE_MAX {
+        return Ok(Err(Refusal::Page));
+    }
+    let key = (request.bridge.clone(), request.look);
+    let work = move |db: &Connection| {
+        if let Err(refusal) = need(db, &request.bridge)? {
+            return Ok(Err(refusal));
+        }
+        let sql = "INSERT INTO followed(bridge, path, size, tag, object) VALUES (?1, ?2, ?3, ?4, ?5)
+            ON CONFLICT(bridge, path) DO UPDATE SET size = ?3, tag = ?4, object = ?5 RETURNING number";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut numbers = Vec::new();
+        for followed in &request.followed {
+            let at = followed.at.clone().unwrap_or_default();
+            let row = params![
+                request.bridge,
+                at.path,
+                at.size.cast_signed(),
+                at.tag,
+                followed.object.cast_signed()
+            ];
+            let number: i64 = statement.query_row(row, |row| row.get(0))?;
+            numbers.push(number.cast_unsigned());
+        }
+        Ok(Ok(numbers))
+    };
+    let numbers = match names.database().write(work).await? {
+        Ok(numbers) => numbers,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let mark = |look: &mut Look| numbers.iter().for_each(|&number| look.mark(number));
+    Ok(looks.with((&key.0, key.1), mark))
+}
+
+/// Some of what is known and was not there.
+pub(crate) fn missing(
+    (db, looks): (&Connection, &Looks),
+    request: &v1::MissingRequest,
+) -> Result<Result<v1::MissingReply, Refusal>, Fault> {
+    let sql = "SELECT number, path FROM followed WHERE bridge = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![
+        request.bridge,
+        request.after.cast_signed(),
+        i64::try_from(PAGE_MAX).unwrap_or(i64::MAX)
+    ];
+    let rows = statement.query_map(key, |row| {
+        Ok(v1::MissingOne {
+            number: row.get::<_, i64>(0)?.cast_unsigned(),
+            path: row.get(1)?,
+        })
+    })?;
+    let mut missing = rows.collect::<Result<Vec<_>, _>>()?;
+    let end = missing.len() < PAGE_MAX;
+    let last = missing.last().map_or(request.after, |one| one.number);
+    let unseen = looks.with((&request.bridge, request.look), |look| {
+        missing.retain(|one| !look.has(one.number));
+    });
+    Ok(unseen.map(|()| v1::MissingReply { missing, end, last }))
+}
+
+/// The folder and the file of a path below a folder, if no link leads there.
+fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Node, Node)>, Fault> {
+    let mut parent = Node::get(tx.db, Inode::ROOT.0)?;
+    let mut node = parent.clone();
+    let parts = folder.split('/').chain(path.split('/'));
+    for part in parts.filter(|part| !part.is_empty()) {
+        if !node.is_dir() {
+            return Ok(None);
+        }
+        let next = match tx.child(&node, part.as_bytes()) {
+            Err(Fault::NotFound(_)) => return Ok(None),
+            found => found?,
+        };
+        parent = std::mem::replace(&mut node, next);
+    }
+    Ok((node.kind == v1::Kind::File).then_some((parent, node)))
+}
+
+/// Forgets what is gone from the store, and takes the names of its files away, unless something else was written there.
+pub(crate) async fn leave(
+    (names, looks): (&SqliteNames, &Looks),
+    request: v1::LeaveRequest,
+) -> Result<Result<(), Refusal>, Fault> {
+    if request.numbers.len() > PAGE_MAX {
+        return Ok(Err(Refusal::Page));
+    }
+    if let Err(refusal) = looks.with((&request.bridge, request.look), |_| ()) {
+        return Ok(Err(refusal));
+    }
+    let (shared, now) = (names.shared().clone(), crate::clock::now_ns());
+    let work = move |db: &Connection| {
+        let binding = match need(db, &request.bridge)? {
+            Ok(binding) => binding,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
+        let mut changes = Vec::new();
+        for number in &request.numbers {
+            changes.extend(leave_one(db, &shared, (&binding.folder, *number), now)?);
+        }
+        Ok((Ok(()), changes))
+    };
+    let (left, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    Ok(left)
+}
+
+fn leave_one(
+    db: &Connection,
+    shared: &Shared,
+    (folder, number): (&str, u64),
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let mut statement = db.prepare_cached("SELECT path, object FROM followed WHERE number = ?1")?;
+    let found = statement.query_row([number.cast_signed()], |row| {
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, i64>(1)?.cast_unsigned(),
+        ))
+    });
+    let Some((path, object)) = found.optional()? else {
+        return Ok(Vec::new());
+    };
+    let root = Caller::root();
+    let mut tx = Tx::new(db, shared, &root, 0, now);
+    if let Some((parent, node)) = walk(&tx, folder, &path)?
+        && node.object == object
+        && object != 0
+    {
+        if node.writing != 0 {
+            // What is being written may be the next version: it is looked at again.
+            return Ok(Vec::new());
+        }
+        let name = path.rsplit('/').next().unwrap_or(&path);
+        tx.unlink(&v1::Unlink {
+            parent: parent.ino,
+            name: name.as_bytes().to_vec(),
+            directory: false,
+            time: now,
+        })?;
+    }
+    db.prepare_cached("DELETE FROM followed WHERE number = ?1")?
+        .execute([number.cast_signed()])?;
+    Ok(tx.changes)
+}
+
+/// Notes how a look ended.
+pub(crate) async fn looked(
+    (names, looks): (&SqliteNames, &Looks),
+    request: v1::LookedRequest,
+) -> Result<Result<(), Refusal>, Fault> {
+    looks.end(&request.bridge);
+    let now = crate::clock::now_ns();
+    let short = |text: &str| text.chars().take(SAID_CHARS_MAX).collect::<String>();
+    let work = move |db: &Connection| {
+        let before = match need(db, &request.bridge)? {
+            Ok(binding) => binding,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let well = request.trouble.is_empty();
+        let sql = "UPDATE binding SET answered = ?2, looked = ?3, passed = ?4, example = ?5, trouble = ?6,
+            files = (SELECT count(*) FROM followed WHERE bridge = ?1) WHERE bridge = ?1";
+        let row = params![
+            request.bridge,
+            request.asked.cast_signed(),
+            if well { now } else { before.looked },
+            request.passed.cast_signed(),
+            short(&request.example),
+            short(&request.trouble)
+        ];
+        db.prepare_cached(sql)?.execute(row)?;
+        Ok(Ok(()))
+    };
+    names.database().write(work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_can_be_bound() {
+        for good in ["/a", "/a/b", "/a b/", "/bridges-2"] {
+            assert_eq!(folder(good).unwrap(), good.trim_end_matches('/'));
+        }
+        for bad in [
+            "",
+            "/",
+            "a",
+            "/a//b",
+            "/a/../b",
+            "/.tidemill/x",
+            "/bridges",
+            "/bridges/x",
+            "/a\nb",
+        ] {
+            assert!(folder(bad).is_err(), "{bad}");
+        }
+        assert!(within("/a", "/a/b") && within("/a", "/a") && !within("/a", "/ab"));
+    }
+
+    #[test]
+    fn strings_that_begin_with_a_bridge_name_its_folder_and_nothing_else_does() {
+        let text = r#"input = ["/bridges/c/a", "/bridges/cd/a"]; workdir = "/bridges/c"; args = ["cat /bridges/c/a"];"#;
+        let plain =
+            r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
+        assert_eq!(named(text, "/bridges/c", "/f"), plain);
+        assert_eq!(
+            named("<pattern>/bridges/c/*</pattern>", "/bridges/c", "/f"),
+            "<pattern>/f/*</pattern>"
+        );
+    }
+
+    #[test]
+    fn a_look_knows_what_it_has_seen_and_no_other_look_is_taken_for_it() {
+        let looks = Looks::default();
+        looks.begin("one", 7);
+        looks.with(("one", 7), |look| look.mark(130)).unwrap();
+        let has = |number| looks.with(("one", 7), |look| look.has(number)).unwrap();
+        assert!(has(130) && !has(129) && !has(1 << 40));
+        assert!(looks.with(("one", 8), |_| ()).is_err());
+        looks.begin("one", 8);
+        assert!(!looks.with(("one", 8), |look| look.has(130)).unwrap());
+        looks.end("one");
+        assert!(looks.with(("one", 8), |_| ()).is_err());
+    }
+}

@@ -1,0 +1,439 @@
+//! Folders that have what is in a store: found, changed and gone there; written, removed and worked on here; through kills.
+
+use crate::array::{Array, Options, wait};
+use crate::stand_in::StandIn;
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+
+fn bare() -> Option<Array> {
+    Array::with(Options {
+        mount: false,
+        ..Options::default()
+    })
+}
+
+/// Two elements that store, and number 2 whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
+struct Cloud {
+    array: Array,
+    store: StandIn,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Cloud {
+    fn start() -> Option<Self> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = runtime.block_on(StandIn::start());
+        store.state().key = Some("me".into());
+        let mut array = bare()?;
+        let keys = array.path("keys");
+        let text = "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n";
+        std::fs::write(&keys, text).unwrap();
+        std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+        let address = store.address.clone();
+        array.add_element(&arguments(&array, &address).each_ref().map(String::as_str));
+        array.start_mount();
+        let uri = format!("s3://bucket/top/data?endpoint=http://{address}");
+        array.json(&["bridge", "add", "cloud", &uri]);
+        Some(Self {
+            array,
+            store,
+            _runtime: runtime,
+        })
+    }
+
+    fn put(&self, name: &str, content: &str) {
+        self.store
+            .put(&format!("top/data/{name}"), content.as_bytes().to_vec());
+    }
+
+    fn there(&self, name: &str) -> Option<String> {
+        let key = format!("top/data/{name}");
+        let state = self.store.state();
+        let found = state.objects.get(&key);
+        found.map(|(content, _)| String::from_utf8_lossy(content).into_owned())
+    }
+
+    fn gone(&self, name: &str) {
+        let key = format!("top/data/{name}");
+        self.store.state().objects.remove(&key).unwrap();
+    }
+
+    fn refresh(&self) -> Value {
+        self.array.json(&["bridge", "refresh", "cloud"])["bound"].clone()
+    }
+
+    fn restart_element(&mut self) {
+        let arguments = arguments(&self.array, &self.store.address);
+        self.array
+            .restart_element(2, &arguments.each_ref().map(String::as_str));
+    }
+}
+
+fn arguments(array: &Array, address: &str) -> [String; 4] {
+    [
+        "--outside".into(),
+        format!("s3://bucket/top?endpoint=http://{address}"),
+        "--outside-keys".into(),
+        array.path("keys").display().to_string(),
+    ]
+}
+
+fn version(array: &Array, path: &str) -> u64 {
+    array.json(&["layout", path])["version"].as_u64().unwrap()
+}
+
+fn fired(array: &Array, rule: &str) -> u64 {
+    let shown = array.json(&["rule", "show", rule]);
+    shown["firings"]["done"].as_u64().unwrap_or_default()
+}
+
+#[test]
+fn a_folder_has_what_is_in_a_store_and_jobs_and_rules_name_it_by_its_bridge() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    cloud.put("a.txt", "one\n");
+    cloud.put("deep/er/ä b.txt", "two\n");
+    cloud.put("x//y", "no name of a file");
+    cloud.put(&"n".repeat(300), "too long");
+    let job = r#"name = "copy"; workdir = "/"; tasks = ( { name = "copy"; kernel = "/bin/sh";
+        args = ["-c", "cat cloud/a.txt > cloud/out.txt"]; input = ["/bridges/cloud/a.txt"]; output = ["/bridges/cloud/out.txt"]; } );"#;
+    let said = array.try_submit(job);
+    assert!(said.err.contains("bridge bind cloud"), "{}", said.err);
+    let rule = r#"name = "count"; workdir = "/"; pattern = "/bridges/cloud/(?<n>[a-z]+).txt";
+        task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
+    std::fs::write(array.path("rule"), rule).unwrap();
+    let rule = array.path("rule").display().to_string();
+    let said = array.run(&["rule", "add", &rule]);
+    assert!(
+        !said.ok && said.err.contains("bridge bind cloud"),
+        "{}",
+        said.err
+    );
+    let stranger = format!("{STRANGER} {:?} bridge bind cloud /cloud", array.tidemill());
+    assert!(!array.try_sh(&stranger).ok);
+    for folder in ["/", "/bridges/cloud", "/a/../b"] {
+        assert!(
+            !array.run(&["bridge", "bind", "cloud", folder]).ok,
+            "{folder}"
+        );
+    }
+
+    let told = array.json(&[
+        "bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "640",
+    ]);
+    let told = &told["bound"];
+    assert_eq!(
+        (&told["files"], &told["passed_by"]),
+        (&2.into(), &2.into()),
+        "{told}"
+    );
+    assert_eq!(
+        array.sh("cat cloud/a.txt 'cloud/deep/er/ä b.txt'"),
+        "one\ntwo\n"
+    );
+    let about = std::fs::metadata(array.at("cloud/a.txt")).unwrap();
+    assert_eq!((about.mode() & 0o777, about.uid()), (0o640, 0));
+    assert!(!array.try_sh(&format!("{STRANGER} cat cloud/a.txt")).ok);
+    let nested = array.run(&["bridge", "bind", "cloud", "/cloud/deep"]);
+    assert!(nested.err.contains("unbind"), "{}", nested.err);
+    assert!(!array.run(&["bridge", "remove", "cloud"]).ok);
+
+    array.sh("mkdir out");
+    array.json(&["rule", "add", &rule, "--existing"]);
+    wait("it has fired", || fired(array, "count") == 1);
+    array.done(array.submit(job));
+    wait("the output is in the store", || {
+        cloud.there("out.txt").as_deref() == Some("one\n")
+    });
+    wait("and fires", || fired(array, "count") == 2);
+    assert_eq!(cloud.refresh()["files"], 3);
+    assert_eq!(version(array, "/cloud/out.txt"), 1);
+    changed_there(&cloud);
+    written_here(&cloud);
+}
+
+fn changed_there(cloud: &Cloud) {
+    let array = &cloud.array;
+    cloud.put("a.txt", "another\n");
+    cloud.put("new.txt", "new\n");
+    cloud.gone("deep/er/ä b.txt");
+    cloud.refresh();
+    assert_eq!(array.sh("cat cloud/a.txt cloud/new.txt"), "another\nnew\n");
+    assert!(!array.at("cloud/deep/er/ä b.txt").exists());
+    assert_eq!(version(array, "/cloud/a.txt"), 2);
+    wait("both have fired", || fired(array, "count") == 4);
+    cloud.refresh();
+    assert_eq!(version(array, "/cloud/a.txt"), 2);
+    assert_eq!(fired(array, "count"), 4);
+    assert_eq!(array.sh("cat out/a"), "8\n");
+}
+
+fn written_here(cloud: &Cloud) {
+    let array = &cloud.array;
+    array.sh(
+        "echo more >> cloud/a.txt; mkdir cloud/here; echo mine > cloud/here/mine; rm cloud/new.txt",
+    );
+    wait("what was written is in the store", || {
+        cloud.there("a.txt").as_deref() == Some("another\nmore\n")
+            && cloud.there("here/mine").is_some()
+    });
+    cloud.refresh();
+    assert_eq!(version(array, "/cloud/a.txt"), 3);
+    assert_eq!(version(array, "/cloud/here/mine"), 1);
+    // What somebody else has put there stays, and comes back when it is another one.
+    assert_eq!(cloud.there("new.txt").as_deref(), Some("new\n"));
+    assert!(!array.at("cloud/new.txt").exists());
+    cloud.put("new.txt", "newer\n");
+    array.sh("rm cloud/here/mine");
+    cloud.refresh();
+    assert_eq!(array.sh("cat cloud/new.txt"), "newer\n");
+    wait("what was removed is gone there", || {
+        cloud.there("here/mine").is_none()
+    });
+    // Other programs change what the array has put there.
+    cloud.put("a.txt", "theirs\n");
+    cloud.refresh();
+    assert_eq!(array.sh("cat cloud/a.txt"), "theirs\n");
+    assert_eq!(version(array, "/cloud/a.txt"), 4);
+    let health = array.run(&["health"]).out;
+    assert!(!health.contains("/cloud"), "{health}");
+    array.json(&["bridge", "unbind", "cloud"]);
+    cloud.put("late.txt", "late\n");
+    array.sh("echo no more > cloud/other");
+    assert!(!array.run(&["bridge", "refresh", "cloud"]).ok);
+    assert!(!array.at("cloud/late.txt").exists() && cloud.there("other").is_none());
+    assert_eq!(array.sh("cat cloud/a.txt"), "theirs\n");
+}
+
+#[test]
+fn what_both_write_is_lost_on_neither_side() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    cloud.put("both", "first\n");
+    cloud.put("folder/a", "a\n");
+    cloud.put("file", "file\n");
+    array.sh("mkdir -p cloud/file; echo b > cloud/folder");
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    let passed = cloud.refresh();
+    assert_eq!(passed["passed_by"], 2, "{passed}");
+    assert_eq!(array.sh("cat cloud/both cloud/folder"), "first\nb\n");
+    // The store has another one before what was written here is there.
+    cloud.store.state().key = Some("nobody".into());
+    array.sh("echo ours > cloud/both");
+    cloud.put("both", "theirs\n");
+    cloud.store.state().key = Some("me".into());
+    let theirs = || {
+        let state = cloud.store.state();
+        state
+            .objects
+            .values()
+            .any(|(content, _)| content == b"ours\n")
+    };
+    wait("what was written here is there, too", theirs);
+    let both = cloud.refresh();
+    assert_eq!(both["passed_by"], 3, "{both}");
+    let listed = array.run(&["bridge", "list"]).out;
+    assert!(listed.contains("3 objects there and no file"), "{listed}");
+    assert_eq!(array.sh("cat cloud/both"), "ours\n");
+    assert_eq!(cloud.there("both").as_deref(), Some("theirs\n"));
+    assert_eq!(array.sh("ls cloud"), "both\nfile\nfolder\n");
+    // Who makes way for the other says which it is to be.
+    array.sh("mv cloud/both kept; rm cloud/folder; rmdir cloud/file");
+    assert_eq!(cloud.refresh()["passed_by"], 0);
+    assert_eq!(
+        array.sh("cat kept cloud/both cloud/folder/a cloud/file"),
+        "ours\ntheirs\na\nfile\n"
+    );
+}
+
+#[test]
+fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    let array = &cloud.array;
+    cloud.put("a", "a\n");
+    cloud.put("b", "b\n");
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
+    cloud.store.state().key = Some("nobody".into());
+    wait("the array says so", || {
+        array
+            .run(&["bridge", "list"])
+            .out
+            .contains("bridge cloud: ")
+            && array.json(&["status"])["elements"][2]["trouble"] != ""
+    });
+    let refused = array.run(&["bridge", "refresh", "cloud"]);
+    assert!(
+        !refused.ok && refused.err.contains("stay as they are"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(array.sh("ls cloud"), "a\nb\n");
+    cloud.store.state().key = Some("me".into());
+    wait("all is well", || {
+        array.json(&["status"])["elements"][2]["trouble"] == ""
+    });
+    let all = std::mem::take(&mut cloud.store.state().objects);
+    wait("it is empty", || {
+        array
+            .run(&["bridge", "list"])
+            .out
+            .contains("nothing is there")
+    });
+    assert_eq!(array.sh("ls cloud"), "a\nb\n");
+    cloud.store.state().objects = all;
+    cloud.put("c", "c\n");
+    wait("it goes on", || array.at("cloud/c").exists());
+    assert_eq!(array.sh("cat cloud/*"), "a\nb\nc\n");
+
+    // A database that is made anew knows the files; the folder is bound again.
+    let array = &mut cloud.array;
+    array.wait_for_notes();
+    array.rebuild();
+    cloud.restart_element();
+    let array = &cloud.array;
+    array.wait_for_elements(3);
+    let uri = format!(
+        "s3://bucket/top/data?endpoint=http://{}",
+        cloud.store.address
+    );
+    array.json(&["bridge", "add", "cloud", &uri]);
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    assert_eq!(array.sh("cat cloud/*"), "a\nb\nc\n");
+    assert_eq!(version(array, "/cloud/a"), 1);
+    assert!(array.run(&["check"]).ok);
+}
+
+const MANY: usize = 200;
+
+#[test]
+fn each_object_is_one_file_and_fires_once_whoever_is_killed() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    for number in 0..MANY {
+        cloud.put(&format!("in/{number}"), &format!("{number}\n"));
+    }
+    let rule = r#"name = "once"; workdir = "/"; pattern = "cloud/in/(?<n>[0-9]+)";
+        task = { kernel = "/bin/sh"; args = [ "-c", "cat \"$1\"", "sh", "${file}" ]; stdout = "out/${n}"; output = [ "out/${n}" ]; };"#;
+    std::fs::write(cloud.array.path("rule"), rule).unwrap();
+    cloud.array.sh("mkdir out");
+    let rule = cloud.array.path("rule").display().to_string();
+    cloud.array.json(&["rule", "add", &rule]);
+    let mut bind = cloud.array.tidemill();
+    bind.args(["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
+    let mut bind = bind.spawn().unwrap();
+    let made = |array: &Array| std::fs::read_dir(array.at("cloud/in")).map_or(0, Iterator::count);
+    wait("some are there", || made(&cloud.array) > 20);
+    cloud.array.kill_element(2);
+    cloud.restart_element();
+    wait("more are there", || made(&cloud.array) > 100);
+    cloud.array.kill_server();
+    cloud.array.start_server();
+    wait("all are there", || made(&cloud.array) == MANY);
+    let array = &cloud.array;
+    wait("all have fired", || fired(array, "once") == MANY as u64);
+    array.json(&["bridge", "refresh", "cloud"]);
+    let firings = array.json(&["rule", "show", "once"])["firings"].clone();
+    let all = firings.as_object().unwrap().values();
+    let all: u64 = all.filter_map(Value::as_u64).sum();
+    assert_eq!(
+        (&firings["done"], all),
+        (&MANY.into(), MANY as u64),
+        "{firings}"
+    );
+    assert_eq!(
+        array.sh("cat out/* | sort -n | uniq | wc -l").trim(),
+        MANY.to_string()
+    );
+    let there = |key: &&String| key.starts_with("top/data/");
+    assert_eq!(
+        cloud.store.state().objects.keys().filter(there).count(),
+        MANY
+    );
+    bind.kill().ok();
+    bind.wait().unwrap();
+    assert!(array.run(&["check"]).ok);
+}
+
+/// A file system of others; and users of the array who would have files made elsewhere, or read what they may not.
+#[test]
+fn a_file_system_is_followed_and_links_of_users_are_not() {
+    let Some(mut array) = bare() else { return };
+    let folder: PathBuf = array.path("pfs");
+    std::fs::create_dir_all(folder.join("run")).unwrap();
+    let uri = format!("file://{}", folder.display());
+    array.add_element(&["--outside", &uri]);
+    array.start_mount();
+    array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
+    array.sh("mkdir -p theirs cloud; chmod 777 cloud; chmod 755 theirs");
+    array.sh(&format!(
+        "{STRANGER} ln -s /theirs cloud/d 2>&1 || true; {STRANGER} ln -s ../theirs cloud/e"
+    ));
+    for (name, content) in [("d/x", "x\n"), ("e/x", "x\n"), ("one", "one\n")] {
+        std::fs::create_dir_all(folder.join("run").join(name).parent().unwrap()).unwrap();
+        std::fs::write(folder.join("run").join(name), content).unwrap();
+    }
+    let bind = [
+        "bridge", "bind", "pfs", "/cloud", "--every", "1s", "--owner", "65534", "--mode", "600",
+    ];
+    let told = array.json(&bind);
+    assert_eq!(told["bound"]["passed_by"], 2, "{told}");
+    assert_eq!(
+        array.sh("ls theirs; cat cloud/one; ls cloud"),
+        "one\nd\ne\none\n"
+    );
+    assert_eq!(
+        std::fs::metadata(array.at("cloud/one")).unwrap().uid(),
+        65534
+    );
+    array.sh(&format!(
+        "{STRANGER} sh -c 'echo two > cloud/two; echo again >> cloud/one'"
+    ));
+    wait("it is there", || {
+        let read = |name: &str| std::fs::read_to_string(folder.join("run").join(name)).ok();
+        read("two").as_deref() == Some("two\n") && read("one").as_deref() == Some("one\nagain\n")
+    });
+    std::fs::write(folder.join("run/one"), "changed\n").unwrap();
+    wait("the next version is here", || {
+        array.try_sh("cat cloud/one").out == "changed\n"
+    });
+    std::fs::remove_file(folder.join("run/one")).unwrap();
+    wait("it is gone", || !array.at("cloud/one").exists());
+    // The folder below which it is bound goes, as when a file system is not mounted.
+    std::fs::rename(folder.join("run"), folder.join("away")).unwrap();
+    wait("it is told", || {
+        array.run(&["bridge", "list"]).out.contains("bridge pfs: ")
+    });
+    assert_eq!(array.sh("ls cloud"), "d\ne\ntwo\n");
+}
+
+/// Bytes of two versions are never mixed, and who read the earlier one is told.
+#[test]
+fn an_object_that_is_replaced_while_a_job_reads_it_is_no_damage() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    cloud.put("a", "first\n");
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cloud.put("a", "other\n");
+    let job = r#"name = "read"; workdir = "/"; tasks = ( { name = "read"; kernel = "/bin/cat"; args = ["cloud/a"];
+        input = ["/bridges/cloud/a"]; stdout = "out"; output = ["out"]; } );"#;
+    let ended = array.ended(array.submit(job));
+    let state = ended["state"].as_str().unwrap_or_default().to_owned();
+    assert!(state == "failed", "{ended}");
+    wait("the next version is here", || {
+        array.try_sh("cat cloud/a").out == "other\n"
+    });
+    array.done(array.submit(job));
+    assert_eq!(array.sh("cat out"), "other\n");
+    let health = array.run(&["health"]);
+    assert!(
+        health.ok && !health.out.contains("/cloud/a"),
+        "{}",
+        health.out
+    );
+}

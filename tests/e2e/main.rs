@@ -20,6 +20,7 @@ mod chance;
 mod channels;
 mod components;
 mod copies;
+mod deployments;
 mod dry_run;
 mod elastic;
 mod ends;

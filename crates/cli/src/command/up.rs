@@ -103,7 +103,7 @@ struct Done {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let mut ids = element_ids(&args, context);
+    let mut ids = element_ids(&args, context)?;
     let disks = ids.len();
     let warehouse = warehouse(&args, context)?;
     let burst = burst(&args, context)?;
@@ -153,11 +153,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// Those that have a folder here, since they may hold data, and as many as were asked for.
-fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
+fn element_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
     let mut there = context.array.elements();
+    // One of another kind may be all that the array was to have.
+    let burst = noted_burst(context)?;
+    let is_new =
+        there.is_empty() && !burst.is_some_and(|folder| folder.join("element.db").exists());
     there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
     let wanted = args.elements.or(context.config.up.elements);
-    let count = wanted.unwrap_or(if there.is_empty() { ELEMENTS } else { 0 });
+    let count = wanted.unwrap_or(if is_new { ELEMENTS } else { 0 });
     let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
     if let Some(count) = wanted
         && ids.len() > count as usize
@@ -167,7 +171,7 @@ fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
             ids.len()
         ));
     }
-    ids.into_iter().collect()
+    Ok(ids.into_iter().collect())
 }
 
 /// What the element in memory may take, if there is to be one or was before.
@@ -192,8 +196,7 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
     let shown = || note.display().to_string();
     if let Some(folder) = args.burst.as_ref().or(context.config.up.burst.as_ref()) {
         let folder = std::path::absolute(folder)?;
-        let before = std::fs::read(&note).map(|text| PathBuf::from(OsString::from_vec(text)));
-        if let Ok(before) = before
+        if let Some(before) = noted_burst(context)?
             && before != folder
         {
             anyhow::bail!(
@@ -208,10 +211,16 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
         std::fs::write(&note, folder.as_os_str().as_bytes()).with_context(shown)?;
         return Ok(Some(folder));
     }
+    noted_burst(context)
+}
+
+/// Where it was before.
+fn noted_burst(context: &Context) -> anyhow::Result<Option<PathBuf>> {
+    let note = context.array.burst();
     match std::fs::read(&note) {
         Ok(text) => Ok(Some(PathBuf::from(OsString::from_vec(text)))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(shown),
+        Err(error) => Err(error).with_context(|| note.display().to_string()),
     }
 }
 

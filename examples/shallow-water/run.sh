@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs the model in a folder of the array, with hooks that look at each file as soon as it is written.
+#
+# usage: run.sh [FILES [SIDE]]     files (default 30) of SIDE x SIDE cells (default 256), one a second
+#
+# Needs a running array (`tidemill up --burst FOLDER`), a C compiler and python3. TIDEMILL names the program (default: the one in PATH).
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+files=${1:-30} side=${2:-256} tidemill=${TIDEMILL:-tidemill}
+milliseconds=${MILLISECONDS_EACH:-1000}
+
+mount=$("$tidemill" --json up | python3 -c 'import json, sys; print(json.load(sys.stdin)["mount"])')
+[ -d "$mount/.tidemill" ] || { echo "run.sh: the array is not mounted" >&2; exit 1; }
+sea=$mount/sea
+model=$(mktemp)
+trap 'rm -f "$model"' EXIT
+cc -O2 -o "$model" "$here/model.c" -lm
+
+# What is there of a run before goes first, so that all that is seen then is of this one.
+for hook in extremes quicklook; do
+  "$tidemill" hook show "$hook" >/dev/null 2>&1 && "$tidemill" --quiet hook remove "$hook"
+done
+rm -rf "$sea"
+mkdir "$sea"
+cp "$here/quicklook.py" "$sea/"
+"$tidemill" --quiet hook add '/sea/sea-*.nc' --name extremes --map 'reduce op=stats variable=surface to=csv' --output 'extremes/${stem}.csv'
+"$tidemill" --quiet hook add '/sea/sea-*.nc' --name quicklook --map /sea/quicklook.py --output 'quicklook/${stem}.png'
+
+made() { find "$sea/$1" -type f 2>/dev/null | wc -l; }
+
+"$model" "$sea" "$side" "$files" 60 "$milliseconds"
+echo "the model has ended; by then there were $(made extremes) extremes and $(made quicklook) quicklooks of $files"
+for hook in extremes quicklook; do
+  until [ "$(made $hook)" = "$files" ]; do
+    failed=$("$tidemill" rule log "$hook" --state failed | tail -n +2)
+    [ -z "$failed" ] || { echo "$failed" >&2; exit 1; }
+    sleep 0.1
+  done
+done
+echo "the highest and the lowest water of each file are in $sea/extremes, pictures in $sea/quicklook; the last:"
+cat "$(printf '%s/extremes/sea-%04d.csv' "$sea" "$files")"

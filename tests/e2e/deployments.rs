@@ -1,0 +1,308 @@
+//! The commands of docs/deployments.md, as they stand there, but for where folders are; and `examples/shallow-water`, which wants one
+//! of them.
+
+use crate::array::{Said, can_mount, said, wait};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// What `tidemill up` started, taken down at the end.
+struct Up {
+    folder: tempfile::TempDir,
+    dir: PathBuf,
+}
+
+impl Up {
+    /// Runs the command of a section of the page, with its folders in a temporary one.
+    fn of(section: &str) -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let page = std::fs::read_to_string(format!("{ROOT}/docs/deployments.md")).unwrap();
+        let (_, text) = page.split_once(&format!("\n## {section}\n")).unwrap();
+        let command = text.lines().find(|line| line.starts_with("tidemill "));
+        Some(Self::run(command.unwrap()))
+    }
+
+    fn run(command: &str) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("tidemill-e2e-")
+            .tempdir()
+            .unwrap();
+        let root = folder.path().display().to_string();
+        std::fs::create_dir_all(folder.path().join("pfs/run")).unwrap();
+        let moved = command
+            .replace("file:///", &format!("file://{root}/"))
+            .replace(" /", &format!(" {root}/"))
+            .replace(" ~/", &format!(" {root}/"));
+        let words: Vec<&str> = moved.split_whitespace().collect();
+        assert_eq!(
+            (words[1], words[3]),
+            ("--dir", "up"),
+            "{command}: what is taken down"
+        );
+        let up = Self {
+            dir: words[2].into(),
+            folder,
+        };
+        let said = said(tidemill().args(&words[1..]).output().unwrap());
+        assert!(said.ok, "{moved}\n{}{}", said.out, said.err);
+        up
+    }
+
+    fn tidemill(&self, args: &[&str]) -> Said {
+        let mut command = tidemill();
+        command.arg("--dir").arg(&self.dir).arg("--json");
+        said(command.args(args).output().unwrap())
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let said = self.tidemill(args);
+        assert!(said.ok, "{args:?}: {}{}", said.out, said.err);
+        serde_json::from_str(&said.out).unwrap()
+    }
+
+    /// A path below the mount.
+    fn at(&self, relative: &str) -> PathBuf {
+        self.dir.join("mnt").join(relative)
+    }
+
+    fn pfs(&self, relative: &str) -> PathBuf {
+        self.folder.path().join("pfs").join(relative)
+    }
+
+    fn elements(&self) -> Vec<u64> {
+        let status = self.json(&["status"]);
+        let elements = status["elements"].as_array().unwrap().iter();
+        elements
+            .map(|one| one["element"].as_u64().unwrap())
+            .collect()
+    }
+
+    /// The elements that have a copy of a file.
+    fn copies(&self, path: &str) -> Vec<u64> {
+        let layout = self.json(&["layout", path]);
+        let copies = layout["parts"][0]["copies"].as_array().unwrap().iter();
+        copies.map(|one| one["element"].as_u64().unwrap()).collect()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let down = self.tidemill(&["down", "--force"]);
+        let memory = self.dir.join("element-999");
+        if memory.exists() {
+            let _ = Command::new("umount").arg("-l").arg(memory).status();
+        }
+        assert!(down.ok || std::thread::panicking(), "{}", down.err);
+    }
+}
+
+fn tidemill() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_tidemill"))
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// What is made stays on the disk and in memory of the host, what is outside is read there.
+#[test]
+fn an_accelerator_keeps_files_where_they_are_made_and_reads_what_is_outside() {
+    let Some(up) = Up::of("Accelerator on compute nodes") else {
+        return;
+    };
+    assert_eq!(up.elements(), [0, 997, 999]);
+    std::fs::create_dir(up.pfs("input")).unwrap();
+    std::fs::write(up.pfs("input/a"), "from outside\n").unwrap();
+    let address = format!("file://{}", up.pfs("").display());
+    up.json(&["bridge", "add", "pfs", address.trim_end_matches('/')]);
+    up.json(&["import", "--link", "pfs/input/*", "/input"]);
+    assert_eq!(read(&up.at("input/a")), "from outside\n");
+    assert_eq!(up.copies("/input/a"), [997]);
+    std::fs::create_dir(up.at("memory")).unwrap();
+    let named = ["-n", "user.tidemill.medium", "-v", "memory"];
+    let set = Command::new("setfattr")
+        .args(named)
+        .arg(up.at("memory"))
+        .status();
+    assert!(set.unwrap().success());
+    for (path, element) in [("made", 0), ("memory/made", 999)] {
+        std::fs::copy(up.at("input/a"), up.at(path)).unwrap();
+        wait("it is sealed", || {
+            !up.tidemill(&["cat", path]).out.is_empty()
+        });
+        assert_eq!(up.copies(&format!("/{path}")), [element]);
+    }
+    let names = std::fs::read_dir(up.pfs("")).unwrap().count();
+    assert_eq!(names, 2, "nothing went outside");
+}
+
+/// What was closed goes to the store by itself, and is read on through the array when it is nowhere else.
+#[test]
+fn a_forwarder_takes_what_was_written_to_a_store_outside() {
+    let Some(up) = Up::of("Forwarder") else {
+        return;
+    };
+    assert_eq!(up.elements(), [997]);
+    std::fs::create_dir(up.at("step")).unwrap();
+    std::fs::write(up.at("step/1"), "forwarded\n").unwrap();
+    wait("it is outside", || {
+        read(&up.pfs("run/step/1")) == "forwarded\n"
+    });
+    assert_eq!(up.copies("/step/1"), [997]);
+    std::fs::write(up.at("step/1"), "again\n").unwrap();
+    wait("so is what took its place", || {
+        read(&up.pfs("run/step/1")) == "again\n"
+    });
+    assert_eq!(read(&up.at("step/1")), "again\n");
+    assert!(up.tidemill(&["down"]).ok);
+    let again = up.json(&["up"]);
+    assert_eq!(again["elements"], serde_json::json!([997]));
+    assert_eq!(read(&up.at("step/1")), "again\n");
+}
+
+/// What is written is taken by the tier, mapped there, and drains to the store.
+#[test]
+fn a_burst_buffer_maps_what_it_takes_and_drains_outside() {
+    let Some(up) = Up::of("Burst buffer") else {
+        return;
+    };
+    assert_eq!(up.elements(), [997, 998]);
+    std::fs::create_dir(up.at("run")).unwrap();
+    let hook = ["--map", "wordcount", "--output", "count/${stem}"];
+    up.json(&[&["hook", "add", "/run/*.txt"][..], &hook].concat());
+    std::fs::write(up.at("run/a.txt"), "a b\n").unwrap();
+    wait("it is mapped", || {
+        read(&up.at("run/count/a")).starts_with("1 2 4")
+    });
+    assert_eq!(up.copies("/run/a.txt"), [998]);
+    up.tidemill(&["drain", "/", "--free", "--wait"]);
+    assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
+    assert_eq!(up.copies("/run/a.txt"), [997]);
+    assert_eq!(read(&up.at("run/a.txt")), "a b\n");
+    // The next time it is the same array, not one with elements that nobody asked for.
+    assert!(up.tidemill(&["down"]).ok);
+    assert_eq!(up.json(&["up"])["elements"], serde_json::json!([998, 997]));
+}
+
+/// Files lie on all elements, and a job runs where they lie.
+#[test]
+fn a_whole_storage_keeps_files_on_its_elements() {
+    let Some(up) = Up::of("Whole storage") else {
+        return;
+    };
+    assert_eq!(up.elements(), [0, 1, 2, 3]);
+    let names: Vec<String> = (0..8).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        std::fs::write(up.at(name), "1 2\n").unwrap();
+    }
+    let mut used = Vec::new();
+    for name in &names {
+        let path = format!("/{name}");
+        wait("it is sealed", || up.tidemill(&["layout", &path]).ok);
+        used.extend(up.copies(&path));
+    }
+    used.sort_unstable();
+    used.dedup();
+    assert_eq!(used, [0, 1, 2, 3]);
+    let script = up.folder.path().join("job.conf");
+    let task = "{ name = \"t\"; kernel = \"wordcount\"; input = [\"f0\"]; output = [\"n\"]; stdout = \"n\"; }";
+    std::fs::write(
+        &script,
+        format!("name = \"count\"; workdir = \"/\"; tasks = ( {task} );"),
+    )
+    .unwrap();
+    up.tidemill(&["submit", "--watch", script.to_str().unwrap()]);
+    assert_eq!(read(&up.at("n")), "1 2 4\n");
+    assert_eq!(up.copies("/n"), up.copies("/f0"));
+}
+
+/// The surface of a file of the model: its values are the first of three fields that end it.
+fn surface(file: &Path, side: usize) -> Vec<f32> {
+    let bytes = std::fs::read(file).unwrap();
+    let field = 4 * side * side;
+    let begin = bytes.len() - 3 * field;
+    let values = bytes[begin..begin + field].chunks_exact(4);
+    values
+        .map(|value| f32::from_be_bytes(value.try_into().unwrap()))
+        .collect()
+}
+
+/// Decodes PNGs and gives a line each: columns, rows, and a hash of the pixels. Checksums must be right.
+const DECODE: &str = r#"
+import hashlib, struct, sys, zlib
+for path in sys.argv[1:]:
+    data, at, parts = open(path, "rb").read(), 8, []
+    assert data[:8] == b"\x89PNG\r\n\x1a\n", path
+    while at < len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        body = data[at + 8:at + 8 + size]
+        assert struct.unpack_from(">I", data, at + 8 + size)[0] == zlib.crc32(kind + body), path
+        parts.append((kind, body))
+        at += 12 + size
+    assert parts[0][0] == b"IHDR" and parts[-1] == (b"IEND", b""), path
+    columns, rows, depth, colours = struct.unpack_from(">IIBB", parts[0][1])
+    pixels = zlib.decompress(b"".join(body for kind, body in parts if kind == b"IDAT"))
+    assert (depth, colours) == (8, 2) and len(pixels) == rows * (1 + 3 * columns), path
+    print(columns, rows, len(set(pixels)), hashlib.sha256(pixels).hexdigest())
+"#;
+
+/// The example's two commands: a model writes, its extremes are those of what it wrote, and there is a picture of each step.
+#[test]
+fn the_shallow_water_example_finds_extremes_and_makes_pictures() {
+    const SIDE: usize = 48;
+    const FILES: usize = 5;
+    if !can_mount() {
+        return;
+    }
+    let readme = read(Path::new(&format!(
+        "{ROOT}/examples/shallow-water/README.md"
+    )));
+    let mut commands = readme
+        .lines()
+        .filter(|line| line.starts_with("tidemill up"));
+    let first = commands.next().unwrap().split_once(" up").unwrap().1;
+    let (first, _) = first.split_once('#').unwrap();
+    let up = Up::run(&format!("tidemill --dir /array up{first}"));
+    let mut run = Command::new(format!("{ROOT}/examples/shallow-water/run.sh"));
+    run.args([FILES.to_string(), SIDE.to_string()]);
+    run.env("TIDEMILL", env!("CARGO_BIN_EXE_tidemill"));
+    run.env("TIDEMILL_DIR", &up.dir);
+    run.env("MILLISECONDS_EACH", "1");
+    let said = said(run.output().unwrap());
+    assert!(said.ok, "{}{}", said.out, said.err);
+    let mut pictures = Vec::new();
+    let mut water = Vec::new();
+    for number in 1..=FILES {
+        let stem = format!("sea-{number:04}");
+        let values = surface(&up.at(&format!("sea/{stem}.nc")), SIDE);
+        let low = values.iter().copied().fold(f32::MAX, f32::min);
+        let high = values.iter().copied().fold(f32::MIN, f32::max);
+        let found = read(&up.at(&format!("sea/extremes/{stem}.csv")));
+        for extreme in [low, high] {
+            let is_there = found
+                .split([',', '\n'])
+                .any(|one| one.parse() == Ok(extreme));
+            assert!(is_there, "{extreme} is not in {found}");
+        }
+        assert!(low < high);
+        water.push(values.iter().copied().map(f64::from).sum::<f64>());
+        pictures.push(up.at(&format!("sea/quicklook/{stem}.png")));
+    }
+    // Water is neither made nor lost, but for rounding in the files.
+    assert!(water.iter().all(|sum| (sum - water[0]).abs() < 1e-2));
+    let decoded = Command::new("python3")
+        .args(["-c", DECODE])
+        .args(pictures)
+        .output();
+    let decoded = crate::array::said(decoded.unwrap());
+    assert!(decoded.ok, "{}", decoded.err);
+    let lines: Vec<&str> = decoded.out.lines().collect();
+    let different: std::collections::BTreeSet<&&str> = lines.iter().collect();
+    assert_eq!((lines.len(), different.len()), (FILES, FILES));
+    let size = format!("{SIDE} {SIDE} ");
+    assert!(lines.iter().all(|line| line.starts_with(&size)));
+}

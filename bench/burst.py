@@ -1,19 +1,27 @@
 #!/usr/bin/env python3
-"""The burst tier (Active Burst-Buffer, §IV): what a program sees of its writes, and how long they take to be stored.
+"""The burst tier, and the experiments of Active Burst-Buffer (§IV).
 
-  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [abb] [--rounds 3] [--size-mib 256]
+  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out FOLDER]
 
 `write`: one program writes a file of --size-mib MiB in pieces of 1 MiB, in place through the mount, into an element of the tier, against ext4 beside it. `shared`: four programs on
 two mounts write one file (N-1) into four elements of the tier, against a file each (N-N). `drain`: the client writes --size-mib MiB to elements that store, each behind a link of --rate-mbit
-(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `hooks` (Fig. 11): --ranks programs on this machine
+(250 by default); `seen` with an element of the tier on its host, `stored` when that has drained; against the same without the tier. `hooks`: --ranks programs on this machine
 write --size-mib MiB together, in place into an element of the tier, with a hook on all that is written and without (`peer`); rounds alternate on one array, and each begins when all maps
-of the one before have ended. `abb` (Figs. 6 to 10): --ranks programs on
-one host write --size-mib MiB of doubles together, of which a kernel is wanted (max, average, filter): by hooks on the element of the tier, of which only results stay (ABB); by
-the kernel on a client that reads from the elements that store, after it has drained there from the tier (BB+ANALY), or was written there at once (PFS+ANALY). Links as in `drain`;
-`link_bytes` are those on the links of the elements that store. `seen` is until the last program has closed its file.
+of the one before have ended. `links`: N-1 of four programs on four hosts, each with an element of the tier and a link of --host-mbit (1000), each program a piece of 1 MiB in turn, ending with fsync,
+against N-N; then each reads what another one wrote.
 
-Rounds alternate. Prints JSON lines with medians (`ratio` is time against the peer's: below 1 is faster, but for `write` and `shared`, which give speed). Needs root.
+`abb` (Figs. 6 to 10): on hosts with links of --host-mbit, --bursts of them (1) with as many programs each as --ratios says (8,16,32) write --size-mib MiB of doubles together, in --patterns (N-N,N-m,N-1; m: one
+file for four programs), of which one of --kernels (max,average,filter) is wanted. ABB: by hooks on elements of the tier, of which only results stay; maps of max and average are reduced to one. BB+ANALY: by the kernel on
+the same hosts, with cold mounts, after all has drained from the tier to what stores. PFS+ANALY: the same, written there at once. IOF+ANALY: through an element of the tier on a host of its own, and written when that has
+passed it on: this system has no forwarder that holds up its writers, and this is what programs would wait for one. What stores stands for the parallel file system: --elements (1) behind links of --pfs-mbit (500); of several, each has whole
+files. Elements of the tier are beside their programs, or with --place apart on hosts of their own, as in the paper (files of several hosts then lie on one of them). IOR is not to be had: `ranks.py` writes as it does. Results of ABB are compared with what
+they must be. Seconds are until the last result: those of `write` until the last program has closed its file, of `drain`, of `analysis`. `link_bytes` are those on the links of what
+stores, results included. `overhead`: what hooks add to `write`. `reading`: the part of a whole task that analysis takes longer than a second time, with all near. `sizes` (Figs. 11 and 12): these two for --sizes MiB (64,128,256). --out has the figures.
+
+Rounds alternate, but for `abb` and `sizes`, which run each way on a machine of its own. Prints JSON lines with medians
+(`ratio` is time against the peer's: below 1 is faster, but for `write`, `shared`, `hooks` and `links`, which give speed). Needs root.
 """
+import argparse
 import array as numbers
 import json
 import os
@@ -25,15 +33,15 @@ import sys
 import tempfile
 import time
 
+import abb
 import local_array
 import shared
-from dscal import MIB, carried, parser_of, testbed
-from labios import local
+from dscal import MIB, parser_of, testbed
 from mount import Bench, write as write_file
 
 GOALS = {"write": 0.9, "shared": 0.9, "hooks": 0.9}
 # A thousandth of the values is above.
-KERNELS = {"max": ("max", "dtype=f64"), "average": ("mean", "dtype=f64"), "filter": ("filter", "dtype=f64 above=999 out=raw")}
+KERNELS = {"max": "max dtype=f64", "average": "mean dtype=f64", "filter": "filter dtype=f64 above=999 out=raw"}
 
 
 class Local(local_array.Array):
@@ -132,10 +140,6 @@ def written(start, source, folder, number):
     return time.perf_counter() - begun
 
 
-def ranks(options, array, source):
-    return written(lambda command: array.client.popen(*command), source, at(array, "run"), options.ranks)
-
-
 def sources(options, folder):
     """What each program writes: doubles below 1000, the same again in each MiB."""
     source, chance = os.path.join(folder, "source"), random.Random(1)
@@ -151,14 +155,14 @@ def sources(options, folder):
 def hooks(options):
     with Local(1, options, 1) as array, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
         source, size = sources(options, folder)
-        for what, (kernel, args) in KERNELS.items():
+        for what, kernel in KERNELS.items():
             times = {"ours": [], "peer": []}
             for turn in range(options.rounds + 1):
                 for side in times:
                     place = os.path.join(array.mount_point, f"{what}-{side}-{turn}")
                     os.mkdir(place)
                     if side == "ours":
-                        array.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", f"{kernel} {args}", "--output", "out/${stem}", "--on", "write",
+                        array.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--output", "out/${stem}", "--on", "write",
                                        "--name", "bench")
                     os.sync()
                     times[side].append(written(subprocess.Popen, source, place, options.ranks))
@@ -171,67 +175,25 @@ def hooks(options):
             Bench.print(f"write seen by {options.ranks} programs, hook {what}", "no hook", times, size * 8 * options.ranks, 0, GOALS["hooks"])
 
 
-def analysed(options, array, kernel, args):
-    """The kernel on the client, which reads from the elements that store."""
-    array.unmount()
-    array.mount()
-    for rank in range(options.ranks):
-        local(array, kernel, args, [at(array, "run", f"{rank}.f64")])
-
-
-def task(options, folder, source, way, kernel, args):
-    """One way from the first write to the last result: seconds, those that the programs saw, and bytes on the links."""
-    with Linked(options, folder, way != "PFS+ANALY") as array:
-        array.client.call("mkdir", at(array, "run"))
-        if way == "ABB":
-            array.tidemill("hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--output", "out/${stem}", "--on", "write", "--keep", "results",
-                           "--name", "abb")
-        before, begun = carried(array.elements), time.perf_counter()
-        seen = ranks(options, array, source)
-        if way == "ABB":
-            results = [at(array, "run", "out", str(rank)) for rank in range(options.ranks)]
-            testbed.wait("the results", lambda: all(map(os.path.exists, results)), 600)
-        else:
-            if way == "BB+ANALY":
-                array.tidemill("drain", "/run", "--free", "--wait")
-            analysed(options, array, kernel, args)
-        seconds = time.perf_counter() - begun
-        if way == "ABB":
-            # What leaves the tier afterwards counts, too.
-            time.sleep(1)
-            stored(array)
-        return seconds, seen, sum(carried(array.elements).values()) - sum(before.values())
-
-
-def abb(options):
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels are other users
-        source, size = sources(options, folder)
-        for what, (kernel, args) in KERNELS.items():
-            ways = {way: [] for way in ("ABB", "BB+ANALY", "PFS+ANALY")}
-            for turn in range(options.rounds):
-                for way, taken in ways.items():
-                    taken.append(task(options, os.path.join(folder, f"{what}-{way}-{turn}"), source, way, kernel, args))
-            middle = {way: [statistics.median(values) for values in zip(*taken)] for way, taken in ways.items()}
-            ours = middle["ABB"]
-            print(json.dumps({"what": f"{what} of {options.size_mib} MiB, {options.ranks} programs, 1 element of the tier", "seconds": round(ours[0], 3),
-                              **{way: round(middle[way][0], 3) for way in ("BB+ANALY", "PFS+ANALY")},
-                              "ratio_bb": round(ours[0] / middle["BB+ANALY"][0], 3), "ratio_pfs": round(ours[0] / middle["PFS+ANALY"][0], 3),
-                              "seen_s": round(ours[1], 3), "seen_without_hooks_s": round(middle["BB+ANALY"][1], 3),
-                              "link_bytes": int(ours[2]), "bytes_of_data": round(ours[2] / (size * 8 * options.ranks), 6)}), flush=True)
-
-
 def main():
     parser = parser_of(__doc__, 3)
-    parser.set_defaults(elements="2", rate_mbit=250, element_cores=1.0, client_cores=2.0)
-    parser.add_argument("what", nargs="*", default=["write", "shared", "drain", "hooks", "abb"])
+    parser.set_defaults(elements=None, rate_mbit=250, element_cores=1.0, client_cores=2.0)
+    whats = {"write": write, "shared": together, "drain": drain, "hooks": hooks, "links": abb.together, "abb": abb.whole_tasks, "sizes": abb.sizes}
+    parser.add_argument("what", nargs="*", default=list(whats))
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--drain-after", default="30s")
+    for name, default in (("ratios", "8,16,32"), ("patterns", "N-N,N-m,N-1"), ("kernels", ",".join(abb.KERNELS)), ("ways", ",".join(abb.WAYS)), ("sizes", "64,128,256")):
+        parser.add_argument(f"--{name}", default=default)
+    parser.add_argument("--bursts", type=int, default=1)
+    parser.add_argument("--place", choices=("near", "apart"), default="near")
+    parser.add_argument("--host-mbit", type=int, default=1000)
+    parser.add_argument("--pfs-mbit", type=int, default=500)
     options = parser.parse_args()
-    options.elements = int(options.elements)
     for what in options.what:
-        {"write": write, "shared": together, "drain": drain, "hooks": hooks, "abb": abb}[what](options)
+        mine = argparse.Namespace(**vars(options))
+        mine.elements = int(options.elements or (2 if what == "drain" else 1))
+        whats[what](mine)
 
 
 if __name__ == "__main__":

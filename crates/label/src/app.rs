@@ -438,21 +438,7 @@ impl App {
         }
         let asked = inner.ask(label)?;
         let puts = label.flags & PUT != 0;
-        let whole = puts || label.kind == Kind::Analyse;
-        let max = match whole {
-            true => inner.log.capacity() / 4,
-            false => inner.label_max,
-        };
-        if whole && asked.size > max {
-            let what = match puts {
-                true => "what is put has",
-                false => "a job's script and result have",
-            };
-            let size = asked.size;
-            return Err(Error::Invalid(format!(
-                "{what} at most {max} bytes, a quarter of the application's room, not {size}"
-            )));
-        }
+        let max = inner.size_max(label, asked.size)?;
         let mut ticket = Ticket {
             inner: inner.clone(),
             kind: label.kind,
@@ -799,6 +785,22 @@ impl Inner {
         }
         let board = Board::open(self.folder.path())?;
         Ok(self.board.get_or_init(|| board))
+    }
+
+    /// Bytes of a label that is not made several; refuses what can't be.
+    fn size_max(&self, label: &Label<'_>, size: u64) -> Result<u64, Error> {
+        let what = match label.kind {
+            Kind::Analyse => "a job's script and result have",
+            _ if label.flags & PUT != 0 => "what is put has",
+            _ => return Ok(self.label_max),
+        };
+        let max = self.log.capacity() / 4;
+        if size <= max {
+            return Ok(max);
+        }
+        Err(Error::Invalid(format!(
+            "{what} at most {max} bytes, a quarter of the application's room, not {size}"
+        )))
     }
 
     /// Waits until what another application has put there is stored, so that this one is the later.

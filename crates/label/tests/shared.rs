@@ -245,15 +245,12 @@ fn more_than_the_board_has_places_for_is_there_all_the_same() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(16 << 20), place.app(1 << 16));
-    for number in 0..10_000 {
-        put(
-            &writer,
-            &format!("tidemill:/{number}"),
-            &[number as u8; 100],
-        );
+    for number in 0..10_000_u32 {
+        let content = number.to_le_bytes().repeat(25);
+        put(&writer, &format!("tidemill:/{number}"), &content);
         if number % 7 == 0 {
             let bytes = reader.get(&format!("tidemill:/{number}"), NOW).unwrap();
-            assert_eq!(bytes, [number as u8; 100]);
+            assert_eq!(bytes, content);
         }
     }
     writer.flush().unwrap();

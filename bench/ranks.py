@@ -1,0 +1,90 @@
+"""Ranks that write, or read what others wrote, as IOR's do in its patterns; IOR itself is in no package of Debian. Run on each host by `abb.py`.
+
+  ranks.py write|check FOLDER FIRST COUNT ALL JSON       ranks FIRST to FIRST + COUNT of ALL, as processes of this host
+
+JSON: `files` (how many all write together), `pieces` of 1 MiB each, `strided` (ranks take turns in a file; else each has its part of it), `sync` (fsync before close).
+Says `ready`, opens all files when it is told to by a line, says `opened`, goes on when it is told to by another (opening is collective, as by MPI-IO: none has closed a file that others still open), and ends when all
+have closed their files. Values are doubles below 1000, by chance that the rank seeds; each piece of a rank is the same.
+"""
+import array
+import json
+import os
+import random
+import sys
+
+PIECE = 1 << 20
+
+
+def values(rank):
+    chance = random.Random(rank)
+    return array.array("d", (chance.random() * 1000 for _ in range(PIECE // 8)))
+
+
+def name(rank, everybody, shape):
+    return f"{rank * shape['files'] // everybody}.f64"
+
+
+def ranks_of(number, everybody, shape):
+    """Those that write a file."""
+    return [rank for rank in range(everybody) if name(rank, everybody, shape) == f"{number}.f64"]
+
+
+def offsets(rank, everybody, shape):
+    together = ranks_of(rank * shape["files"] // everybody, everybody, shape)
+    place = together.index(rank)
+    for piece in range(shape["pieces"]):
+        yield PIECE * (piece * len(together) + place if shape["strided"] else place * shape["pieces"] + piece)
+
+
+def write(path, fd, places, piece):
+    for at in places:
+        if os.pwrite(fd, piece, at) != PIECE:
+            sys.exit(f"{path}: a short write at {at}")
+
+
+def check(path, fd, places, piece):
+    for at in places:
+        if os.pread(fd, PIECE, at) != piece:
+            sys.exit(f"{path}: what was written at {at} is not there")
+
+
+def one(rank, gates, everybody, shape, folder, action):
+    """What a rank does, between the gates."""
+    piece, places, path = values(rank).tobytes(), list(offsets(rank, everybody, shape)), os.path.join(folder, name(rank, everybody, shape))
+    os.write(gates[3][1], b".")
+    os.read(gates[0][0], 1)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT if action is write else os.O_RDONLY, 0o644)
+    os.write(gates[1][1], b".")
+    os.read(gates[2][0], 1)
+    action(path, fd, places, piece)
+    if action is write and shape["sync"]:
+        os.fsync(fd)
+    os.close(fd)
+
+
+def main():
+    action = {"write": write, "check": check}[sys.argv[1]]
+    folder, first, count, everybody, shape = sys.argv[2], *map(int, sys.argv[3:6]), json.loads(sys.argv[6])
+    # Opening may begin, has been done; writing may begin; values are made.
+    gates, children = [os.pipe() for _ in range(4)], []
+    for rank in range(first, first + count):
+        # Who reads takes what another host wrote.
+        rank = (rank + count) % everybody if action is check else rank
+        child = os.fork()
+        if child == 0:
+            os.close(gates[0][1]), os.close(gates[2][1])
+            one(rank, gates, everybody, shape, folder, action)
+            os._exit(0)
+        children.append(child)
+    for gate, told in ((3, "ready"), (1, "opened")):
+        os.close(gates[gate][1])
+        if any(os.read(gates[gate][0], 1) != b"." for _ in children):
+            sys.exit("a rank has ended early")
+        print(told, flush=True)
+        sys.stdin.readline()
+        os.close(gates[0 if told == "ready" else 2][1])
+    sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+
+
+if __name__ == "__main__":
+    main()

@@ -412,9 +412,9 @@ fn a_file_system_is_followed_and_links_of_users_are_not() {
     assert_eq!(array.sh("ls cloud"), "d\ne\ntwo\n");
 }
 
-/// Bytes of two versions are never mixed, and who read the earlier one is told.
+/// A job that reads a version which others have replaced in the store fails, and nothing is damaged: the next version is looked for.
 #[test]
-fn an_object_that_is_replaced_while_a_job_reads_it_is_no_damage() {
+fn an_object_that_is_replaced_after_it_was_seen_is_no_damage() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("a", "first\n");

@@ -325,7 +325,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
         "DROP TRIGGER promised_closed; DROP TRIGGER promised_gone; DROP TRIGGER promise_orphan; DROP TRIGGER promise_folder; DROP TABLE promise; DROP TABLE promised; DELETE FROM counter WHERE name = 'promise'; \
          DROP TRIGGER header_of_removed; DROP TABLE header; DROP TABLE term; DROP TABLE said; DROP TABLE span; DROP INDEX xattr_name; \
          DROP TABLE rule; DROP TABLE firing; DROP TABLE rule_job; DROP TABLE rule_walk; DROP TABLE round; DROP TABLE mapped; DROP TABLE dropped; DELETE FROM counter WHERE name = 'rule'; \
-         DROP TABLE room; DROP TABLE room_member; DROP TABLE channel; DELETE FROM counter WHERE name = 'member'; DROP TABLE arrival; DROP TABLE bridge; DELETE FROM counter WHERE name = 'arrival'; \
+         DROP TABLE room; DROP TABLE room_member; DROP TABLE channel; DELETE FROM counter WHERE name = 'member'; DROP TABLE arrival; DROP TABLE bridge; DROP TABLE binding; DROP TABLE followed; DELETE FROM counter WHERE name = 'arrival'; \
          DROP VIEW held; DROP TABLE layout; DROP TABLE part; DROP TABLE label; DROP TABLE locker; DROP TABLE removal; DROP TABLE copy; DROP TABLE short; DROP TABLE lost; DROP INDEX version_copies; \
          DROP TABLE publication; ALTER TABLE writing DROP COLUMN told; DROP TABLE drain; DROP TABLE move; DROP TABLE removed; DROP TABLE sleep; DROP TABLE burst; DROP TABLE energy; DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
          CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL); \

@@ -223,6 +223,32 @@ pub(super) fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), Sto
 }
 
 #[test]
+fn files_of_a_bound_folder_have_their_names_though_all_else_is_packed() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open_as(0, Packing::Chunks { compress: true }));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    let follower = Follower::new(Arc::clone(&store));
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let files = [
+        (0x201, "/x/a", &b"packed"[..]),
+        (0x202, "/cloud/a", b"by its name"),
+        (0x203, "/x/b", b"packed, too"),
+    ];
+    let objects = files.map(|(id, path, bytes)| bench.version(&store, id, path, bytes));
+    for ended in store.settle(&objects) {
+        ended.unwrap();
+    }
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"by its name");
+    assert!(!bench.far.names().iter().any(|name| name.starts_with("x/")));
+    for (id, _, bytes) in files {
+        assert_eq!(read(&store, ObjectId(id)).unwrap(), bytes);
+    }
+}
+
+#[test]
 fn versions_take_their_names_and_nothing_of_others() {
     let bench = Bench::new();
     bench.far.put("theirs", b"theirs");

@@ -40,7 +40,11 @@ class Store:
         self.env.pop("AWS_CA_BUNDLE", None)
         settings = {"TYPE": "s3", "PROVIDER": "Other", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT": self.address, "REGION": "us-east-1"}
         self.env.update({f"RCLONE_CONFIG_STORE_{name}": value for name, value in settings.items()})
-        local_array.wait("the store", lambda: self.rclone("lsd", "store:").returncode == 0)
+        try:
+            local_array.wait("the store", lambda: self.rclone("lsd", "store:").returncode == 0)
+        except BaseException:
+            self.end()
+            raise
 
     def rclone(self, *args):
         return subprocess.run(["rclone", *args], env=self.env, capture_output=True, text=True)

@@ -13,11 +13,10 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 
 import local_array
 from ends import undisturbed
-from mount import MIB, Bench, read, write
+from mount import MIB, Bench, read, timed, write
 
 KEY, SECRET = "bench", "benchbench"
 
@@ -76,12 +75,6 @@ class Local(local_array.Array):
             self.store.end()
 
 
-def timed(action):
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun
-
-
 def made(folder, count, size):
     os.makedirs(folder)
     for number in range(count):
@@ -105,7 +98,7 @@ def drain(array, options, count, size):
                 took = timed(lambda: array.tidemill("drain", "/d", "--free", "--wait"))
                 stored = os.path.join(array.store.folder, "bucket", "array", "d")
             else:
-                took = timed(lambda: copied(array.store, folder, f"store:bucket/peer"))
+                took = timed(lambda: copied(array.store, folder, "store:bucket/peer"))
                 stored = os.path.join(array.store.folder, "bucket", "peer")
             there = sum(os.path.getsize(os.path.join(stored, name)) == size for name in os.listdir(stored))
             if there != count:

@@ -57,10 +57,15 @@ impl Labels {
 
     /// A program that has `app`, and prints.
     pub(crate) fn python(&self, script: &str) -> Child {
+        self.python_reading(script, Stdio::inherit())
+    }
+
+    /// The same, with a standard input.
+    fn python_reading(&self, script: &str, input: Stdio) -> Child {
         let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
         let mut command = self.command("python3");
         command.arg("-c").arg(format!("{prelude}{script}"));
-        command.stdout(Stdio::piped()).spawn().unwrap()
+        command.stdin(input).stdout(Stdio::piped()).spawn().unwrap()
     }
 
     pub(crate) fn said_by(&self, script: &str) -> String {
@@ -167,13 +172,7 @@ fn what_was_published_is_done_once_whoever_is_killed() {
     };
     array.sh("mkdir w && chmod 777 w");
     let labels = Labels::of(&array, USER);
-    let mut program = {
-        let mut command = labels.command("python3");
-        let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
-        command.arg("-c").arg(format!("{prelude}{PUBLISHES}"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.spawn().unwrap()
-    };
+    let mut program = labels.python_reading(PUBLISHES, Stdio::piped());
     let mut out = program.stdout.take().unwrap();
     while line(&mut out) != "all" {
         labels.kill_agent();
@@ -218,14 +217,8 @@ fn what_is_put_into_a_room_is_got_whoever_is_killed() {
     array.run(&["room", "create", "r"]);
     array.sh("chown 1234:1234 rooms/r");
     let labels = Labels::of(&array, USER);
-    let program = |script: &str| {
-        let mut command = labels.command("python3");
-        let prelude = "import os, sys\nfrom tidemill_label import *\napp = App('test')\n";
-        command.arg("-c").arg(format!("{prelude}{script}"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.spawn().unwrap()
-    };
-    let (gets, mut puts) = (program(GETS), program(PUTS));
+    let gets = labels.python(GETS);
+    let mut puts = labels.python_reading(PUTS, Stdio::piped());
     let mut out = puts.stdout.take().unwrap();
     loop {
         match line(&mut out).as_str() {

@@ -197,10 +197,7 @@ impl Keeper {
                     (self.tell)(&format!("{}: {error}", self.log.path().display()));
                 }
             }
-            Err(error) => {
-                self.end_puts();
-                set_aside(self.log.path(), &error.to_string(), self.tell);
-            }
+            Err(error) => set_aside(self.log.path(), &error.to_string(), self.tell),
         }
     }
 
@@ -423,6 +420,13 @@ impl Keeper {
         }
         let done = done.into_inner().unwrap_or_default();
         self.files.give_back(done);
+    }
+}
+
+impl Drop for Keeper {
+    /// However it ends, nobody waits for what it was storing.
+    fn drop(&mut self) {
+        self.end_puts();
     }
 }
 

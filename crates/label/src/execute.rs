@@ -319,31 +319,33 @@ impl Work {
     /// Writes labels that follow each other. If that fails, nothing is known of any of them: what a file on another host
     /// has taken may be lost until it has been heard what its close would say, or it was synced.
     fn write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
-        let appends = appends(run);
-        let mut cut = run[0].flags & CUT != 0;
-        let total: u64 = run.iter().map(|record| record.size).sum();
-        let mut done = 0;
-        let (root, path) = (self.root.clone(), self.path.clone());
-        let tried = self.writer(appends, &mut cut).and_then(|open| {
-            if appends {
-                note_ends(&open.file, log, run)?;
-            }
-            if durable(run) {
-                done = open.write_direct(log, run, || root.open_file(&path, DIRECT))?;
-            }
-            while done < total {
-                done += write_some(&open.file, log, run, done)?;
-            }
-            match durable(run) {
-                true => Ok(()),
-                false => hear(&open.file),
-            }
-        });
+        let tried = self.try_to_write(log, run);
         if tried.is_err() {
             // It may be that of a mount that is gone.
             self.open = None;
         }
         tried
+    }
+
+    fn try_to_write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
+        let appends = appends(run);
+        self.writer(appends, &mut (run[0].flags & CUT != 0))?;
+        let open = self.open.as_mut().ok_or(Errno::BADF)?;
+        if appends {
+            note_ends(&open.file, log, run)?;
+        }
+        let mut done = match durable(run) {
+            true => open.write_direct(log, run, || self.root.open_file(&self.path, DIRECT)),
+            false => 0,
+        };
+        let total: u64 = run.iter().map(|record| record.size).sum();
+        while done < total {
+            done += write_some(&open.file, log, run, done)?;
+        }
+        match durable(run) {
+            true => Ok(()),
+            false => hear(&open.file),
+        }
     }
 
     /// Writes a label by itself.
@@ -416,7 +418,7 @@ impl Work {
         Ok(Some(record.size))
     }
 
-    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&mut Open> {
+    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
         if self
             .open
             .as_ref()
@@ -490,7 +492,7 @@ impl Open {
         log: &Log,
         run: &[Record],
         open: impl FnOnce() -> Result<File>,
-    ) -> Result<u64> {
+    ) -> u64 {
         let whole = |number: u64| number.is_multiple_of(PAGE);
         let able = |record: &&Record| {
             let large = record.size >= DIRECT_MIN && whole(record.size);
@@ -499,7 +501,7 @@ impl Open {
         let many = run.iter().take_while(able).count();
         let total: u64 = run[..many].iter().map(|record| record.size).sum();
         if !self.can_direct || many == 0 || !whole(run[0].offset) {
-            return Ok(0);
+            return 0;
         }
         if self.direct.is_none() {
             self.direct = open().ok();
@@ -513,7 +515,7 @@ impl Open {
             }
         }
         self.can_direct = self.direct.is_some();
-        Ok(done)
+        done
     }
 }
 

@@ -2,64 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod place;
+
+use place::Place;
 use proptest::prelude::*;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 use tidemill_label::{
-    Analysis, App, Error, Intent, Label, Settings, Ticket, agent, apps, wait_all, wait_any,
+    Analysis, App, Error, Intent, Label, Settings, Ticket, apps, wait_all, wait_any,
 };
-
-/// A folder for files, one for logs, and whether there is an agent.
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("files")).unwrap();
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(folder.path().join("logs"))
-            .unwrap();
-        Self { folder }
-    }
-
-    fn logs(&self) -> PathBuf {
-        self.folder.path().join("logs")
-    }
-
-    fn files(&self) -> PathBuf {
-        self.folder.path().join("files")
-    }
-
-    fn start_agent(&self) {
-        let logs = self.logs();
-        std::thread::spawn(move || agent::run(Some(&logs), false, |_| (), |_| ()));
-    }
-
-    fn app(&self, capacity: u64) -> App {
-        self.app_for(capacity, Intent::None)
-    }
-
-    fn app_for(&self, capacity: u64, intent: Intent) -> App {
-        let settings = Settings {
-            mount: Some(self.files()),
-            folder: Some(self.logs()),
-            capacity,
-            intent,
-            no_agent: true,
-            ..Settings::default()
-        };
-        App::register("test", &settings).unwrap()
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        fs::read(self.files().join(name)).unwrap()
-    }
-}
 
 fn with_agent() -> (Place, App) {
     let place = Place::new();

@@ -2,54 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod place;
+
+use place::Place;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use tidemill_label::{App, Error, Label, Settings, agent};
+use tidemill_label::{App, Error, Label};
 
 const NOW: Duration = Duration::ZERO;
 const SOON: Duration = Duration::from_secs(20);
-
-/// A folder for files, and one for logs.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("files")).unwrap();
-        let mut private = fs::DirBuilder::new();
-        private
-            .mode(0o700)
-            .create(folder.path().join("logs"))
-            .unwrap();
-        Self(folder)
-    }
-
-    fn logs(&self) -> PathBuf {
-        self.0.path().join("logs")
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.path().join("files").join(name)
-    }
-
-    fn start_agent(&self) {
-        let logs = self.logs();
-        std::thread::spawn(move || agent::run(Some(&logs), false, |_| (), |_| ()));
-    }
-
-    fn app(&self, capacity: u64) -> App {
-        let settings = Settings {
-            mount: Some(self.0.path().join("files")),
-            folder: Some(self.logs()),
-            capacity,
-            no_agent: true,
-            ..Settings::default()
-        };
-        App::register("test", &settings).unwrap()
-    }
-}
 
 fn put(app: &App, path: &str, bytes: &[u8]) {
     drop(app.publish(&Label::put(path, bytes)).unwrap());
@@ -75,7 +37,7 @@ fn what_is_put_is_seen_at_once_and_then_where_it_is_stored() {
     let mut some = [0; 3];
     let size = reader.get_into("tidemill:/a", &mut some, NOW).unwrap();
     assert_eq!((size, &some), (5, b"oth"));
-    assert!(!place.file("a").exists());
+    assert!(!place.files().join("a").exists());
     put(&writer, "tidemill:/none", b"");
     assert_eq!(reader.get("tidemill:/none", NOW).unwrap(), b"");
     // Its application has ended, and it is there.
@@ -83,15 +45,15 @@ fn what_is_put_is_seen_at_once_and_then_where_it_is_stored() {
     assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"other");
     place.start_agent();
     let begun = Instant::now();
-    while fs::read(place.file("none")).is_err()
-        || fs::read(place.file("a")).unwrap_or_default() != b"other"
+    while fs::read(place.files().join("none")).is_err()
+        || fs::read(place.files().join("a")).unwrap_or_default() != b"other"
     {
         assert_eq!(reader.get("tidemill:/a", NOW).unwrap(), b"other");
         assert!(begun.elapsed() < SOON);
     }
     // From then on the file counts.
     while reader.get("tidemill:/a", NOW).unwrap() != b"by hand" {
-        fs::write(place.file("a"), b"by hand").unwrap();
+        fs::write(place.files().join("a"), b"by hand").unwrap();
         assert!(begun.elapsed() < SOON);
     }
 }
@@ -107,9 +69,9 @@ fn who_gets_waits_for_a_put_and_for_a_file() {
         assert!(!waiting.is_finished());
         match how {
             "put" => put(&writer, "tidemill:/put", how.as_bytes()),
-            _ => fs::write(place.file("being made"), how).unwrap(),
+            _ => fs::write(place.files().join("being made"), how).unwrap(),
         }
-        let _ = fs::rename(place.file("being made"), place.file(how));
+        let _ = fs::rename(place.files().join("being made"), place.files().join(how));
         assert_eq!(waiting.join().unwrap().unwrap(), how.as_bytes());
     }
     let begun = Instant::now();
@@ -118,7 +80,7 @@ fn who_gets_waits_for_a_put_and_for_a_file() {
         .unwrap_err();
     assert_eq!(errno(&error), Some(2));
     assert!(begun.elapsed() >= Duration::from_millis(50));
-    fs::create_dir(place.file("folder")).unwrap();
+    fs::create_dir(place.files().join("folder")).unwrap();
     let error = reader.get("tidemill:/folder", SOON).unwrap_err();
     assert_eq!(errno(&error), Some(21), "{error}");
     for address in ["tidemill:/../x", "a", "room:/r/x"] {
@@ -144,7 +106,7 @@ fn the_later_put_is_the_later_whoever_was_before() {
         assert_eq!(one.get("tidemill:/a", NOW).unwrap(), bytes);
     }
     one.flush().unwrap();
-    assert_eq!(fs::read(place.file("a")).unwrap(), 199_u32.to_le_bytes());
+    assert_eq!(place.read("a"), 199_u32.to_le_bytes());
 }
 
 #[test]
@@ -237,7 +199,7 @@ fn a_board_of_garbage_misleads_nobody() {
     }
     assert_eq!(reader.get("tidemill:/a", SOON).unwrap(), b"a");
     writer.flush().unwrap();
-    assert_eq!(fs::read(place.file("49")).unwrap(), b"tidemill:/49");
+    assert_eq!(place.read("49"), b"tidemill:/49");
 }
 
 #[test]
@@ -254,5 +216,8 @@ fn more_than_the_board_has_places_for_is_there_all_the_same() {
         }
     }
     writer.flush().unwrap();
-    assert_eq!(fs::read_dir(place.file("")).unwrap().count(), 10_000);
+    assert_eq!(
+        fs::read_dir(place.files().join("")).unwrap().count(),
+        10_000
+    );
 }

@@ -1,0 +1,56 @@
+//! A place where labels are published and carried out without an array.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use tidemill_label::{App, Intent, Settings, agent};
+
+/// A folder for files, one for logs, and whether there is an agent.
+pub(crate) struct Place {
+    pub(crate) folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("files")).unwrap();
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(folder.path().join("logs"))
+            .unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.folder.path().join("logs")
+    }
+
+    pub(crate) fn files(&self) -> PathBuf {
+        self.folder.path().join("files")
+    }
+
+    pub(crate) fn start_agent(&self) {
+        let logs = self.logs();
+        std::thread::spawn(move || agent::run(Some(&logs), false, |_| (), |_| ()));
+    }
+
+    pub(crate) fn app(&self, capacity: u64) -> App {
+        self.app_for(capacity, Intent::None)
+    }
+
+    pub(crate) fn app_for(&self, capacity: u64, intent: Intent) -> App {
+        let settings = Settings {
+            mount: Some(self.files()),
+            folder: Some(self.logs()),
+            capacity,
+            intent,
+            no_agent: true,
+            ..Settings::default()
+        };
+        App::register("test", &settings).unwrap()
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.files().join(name)).unwrap()
+    }
+}

@@ -102,9 +102,10 @@ const PACKS: &str = "
         live INTEGER NOT NULL,
         since INTEGER NOT NULL
     );
-    CREATE INDEX pack_state ON pack (state) WHERE state != 1;
+    CREATE INDEX pack_begun ON pack (id) WHERE state = 0;
+    CREATE INDEX pack_gone ON pack (id) WHERE state = 2;
     CREATE INDEX pack_dead ON pack (since) WHERE state = 1 AND live = 0;
-    CREATE INDEX pack_sparse ON pack (id) WHERE state = 1 AND live > 0 AND live * 2 < total;
+    CREATE INDEX pack_sparse ON pack (id) WHERE state = 1 AND live > 0 AND total > live * 2;
     CREATE INDEX pack_size ON pack (size) WHERE state = 1 AND live > 0;
     CREATE TABLE chunk (
         hash BLOB PRIMARY KEY,

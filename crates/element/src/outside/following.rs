@@ -40,10 +40,16 @@ impl Bound {
     /// Where a file of the folder is in the store.
     fn inside(&self, path: &str) -> Option<String> {
         let name = path.strip_prefix(&self.folder)?.strip_prefix('/')?;
-        Some(match self.prefix.as_str() {
+        Some(self.at(name))
+    }
+
+    /// Where what has that name in the folder is in the store.
+    #[must_use]
+    pub fn at(&self, name: &str) -> String {
+        match self.prefix.as_str() {
             "" => name.to_owned(),
             prefix => format!("{prefix}/{name}"),
-        })
+        }
     }
 }
 
@@ -148,9 +154,19 @@ impl Follower {
         self.0.reach.take_changed()
     }
 
-    /// Why it is not known what is in the store; empty if it is.
-    pub fn say(&self, trouble: &str) {
-        trouble.clone_into(&mut self.0.known.lock().unseen);
+    /// Why it is not known what a bridge leads to; empty if it is.
+    pub fn say(&self, bridge: &str, trouble: &str) {
+        let unseen = &mut self.0.known.lock().unseen;
+        match trouble {
+            "" => drop(unseen.remove(bridge)),
+            trouble => drop(unseen.insert(bridge.to_owned(), trouble.to_owned())),
+        }
+    }
+
+    /// Of bridges that are bound no more nothing is told.
+    pub fn say_only_of(&self, is_bound: impl Fn(&str) -> bool) {
+        let mut known = self.0.known.lock();
+        known.unseen.retain(|bridge, _| is_bound(bridge));
     }
 
     /// Forgets some of what is remembered of versions that are no more, if it is not in the store any more either; gives where to go

@@ -38,7 +38,7 @@ use bytes::Bytes;
 use packs::{Packing, Packs};
 use parking_lot::{Mutex, RwLock};
 use reading::{Away, Reach, There};
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -179,8 +179,8 @@ struct Here {
     waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
-    /// Why it is not known what is there.
-    unseen: String,
+    /// Why it is not known what is there, of each bridge.
+    unseen: BTreeMap<String, String>,
 }
 
 impl Here {
@@ -268,7 +268,7 @@ impl Outside {
     pub(crate) fn trouble(&self) -> String {
         let known = self.known.lock();
         match known.trouble.as_str() {
-            "" => known.unseen.clone(),
+            "" => known.unseen.values().next().cloned().unwrap_or_default(),
             trouble => trouble.to_owned(),
         }
     }
@@ -463,17 +463,21 @@ impl Store for Outside {
             return self.settle_at_once(objects);
         };
         // In a folder that has what is there, a file is there under its name.
-        let (bound, packed): (Vec<_>, Vec<_>) = objects
+        let bound: Vec<bool> = objects
             .iter()
-            .cloned()
-            .partition(|(_, named)| self.inside(&named.path).is_some());
-        let mut bound_ended = self.settle_at_once(&bound).into_iter();
-        let mut packed_ended = self.pack(compress, &packed).into_iter();
-        let ended = objects.iter().map(|(object, _)| {
-            let is_bound = bound.iter().any(|(other, _)| other == object);
-            let ended = match is_bound {
-                true => bound_ended.next(),
-                false => packed_ended.next(),
+            .map(|(_, named)| self.inside(&named.path).is_some())
+            .collect();
+        let those = |wanted: bool| -> Vec<(ObjectId, Named)> {
+            let all = objects.iter().zip(&bound);
+            let those = all.filter(|(_, bound)| **bound == wanted);
+            those.map(|(one, _)| one.clone()).collect()
+        };
+        let mut files = self.settle_at_once(&those(true)).into_iter();
+        let mut packed = self.pack(compress, those(false)).into_iter();
+        let ended = objects.iter().zip(&bound).map(|((object, _), bound)| {
+            let ended = match bound {
+                true => files.next(),
+                false => packed.next(),
             };
             ended.unwrap_or(Err(StoreError::NotFound { object: *object }))
         });

@@ -174,7 +174,9 @@ impl Away {
         self.reach.wait(asked).inspect_err(|failure| {
             if failure.is_loss() {
                 self.reach.suspects.lock().insert(self.object);
-                self.reach.note_changed(&self.there.placed.path);
+                if !self.there.packed {
+                    self.reach.note_changed(&self.there.placed.path);
+                }
             }
         })
     }
@@ -222,7 +224,8 @@ impl Outside {
             self.reach.clear(object);
         }
         found.map_err(|why| {
-            let why = match why.is_loss() {
+            // What is in packs has only its name there.
+            let why = match why.is_loss() && !there.packed {
                 true => self.lost(placed, why),
                 false => why,
             };

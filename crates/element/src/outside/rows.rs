@@ -10,16 +10,16 @@ fn object(row: &Row<'_>, at: usize) -> Result<ObjectId> {
     Ok(ObjectId(row.get::<_, i64>(at)?.cast_unsigned()))
 }
 
-fn size(row: &Row<'_>, at: usize) -> Result<u64> {
+pub(super) fn size(row: &Row<'_>, at: usize) -> Result<u64> {
     Ok(row.get::<_, i64>(at)?.cast_unsigned())
 }
 
-fn placed(row: &Row<'_>) -> Result<Placed> {
+pub(super) fn placed(row: &Row<'_>, from: usize) -> Result<Placed> {
     Ok(Placed {
-        path: row.get(0)?,
-        size: size(row, 1)?,
-        tag: row.get(2)?,
-        checked: row.get(3)?,
+        path: row.get(from)?,
+        size: size(row, from + 1)?,
+        tag: row.get(from + 2)?,
+        checked: row.get(from + 3)?,
     })
 }
 
@@ -52,7 +52,7 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let sql = "SELECT path, size, tag, checked, packed FROM outside WHERE object = ?1 AND gone = 0";
     let there = |row: &Row<'_>| {
         Ok(There {
-            placed: placed(row)?,
+            placed: placed(row, 0)?,
             packed: row.get(4)?,
         })
     };
@@ -95,7 +95,7 @@ pub(super) struct Held {
 fn held(row: &Row<'_>) -> Result<Held> {
     Ok(Held {
         object: object(row, 4)?,
-        placed: placed(row)?,
+        placed: placed(row, 0)?,
         gone: row.get(5)?,
         how: How::of(row.get(6)?),
     })
@@ -164,7 +164,7 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
     let sql = "SELECT path, size, tag, checked, object FROM outside 
                    WHERE gone = 1 AND linked = 0 AND packed = 0 LIMIT ?1";
     db.prepare_cached(sql)?
-        .query_map([max], |row| Ok((object(row, 4)?, placed(row)?)))?
+        .query_map([max], |row| Ok((object(row, 4)?, placed(row, 0)?)))?
         .collect()
 }
 

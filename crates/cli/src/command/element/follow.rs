@@ -123,8 +123,9 @@ impl Looker {
         let bound: Vec<Bound> = bound.collect();
         let changed = self.known.changed();
         let mut looked = false;
-        dues.0
-            .retain(|name, _| bridges.iter().any(|bridge| bridge.name == *name));
+        let is_bound = |name: &str| bridges.iter().any(|bridge| bridge.name == name);
+        dues.0.retain(|name, _| is_bound(name));
+        self.known.say_only_of(is_bound);
         for bridge in &bridges {
             let Some(binding) = &bridge.binding else {
                 continue;
@@ -200,7 +201,7 @@ impl Looker {
         if !trouble.is_empty() {
             tracing::warn!(trouble, "files stay as they are; it is looked again");
         }
-        self.known.say(&trouble);
+        self.known.say(&bridge.name, &trouble);
         let looked = v1::LookedRequest {
             bridge: bridge.name.clone(),
             asked: binding.asked,
@@ -213,7 +214,7 @@ impl Looker {
             Ok(_) => Ok(look.again),
             // It was unbound meanwhile.
             Err(status) if status.code() == tonic::Code::NotFound => {
-                self.known.say("");
+                self.known.say(&bridge.name, "");
                 Ok(false)
             }
             Err(status) => Err(self.server.explain(status).into()),
@@ -314,10 +315,7 @@ impl Looker {
             let reply = reply.into_inner();
             let mut numbers = Vec::new();
             for one in reply.missing {
-                let path = match look.bound.prefix.as_str() {
-                    "" => one.path,
-                    prefix => format!("{prefix}/{}", one.path),
-                };
+                let path = look.bound.at(&one.path);
                 match self.bridge.stat(&path).await {
                     Err(error) if is_gone(&error) => numbers.push(one.number),
                     Ok(_) => {}

@@ -73,6 +73,25 @@ impl Outside {
     }
 }
 
+/// Why something was not written.
+enum Unwritten {
+    /// The store did not take it.
+    Far(Error),
+    /// It could not be read here.
+    Near(Failure),
+}
+
+impl From<Error> for Unwritten {
+    fn from(error: Error) -> Self {
+        Self::Far(error)
+    }
+}
+
+/// Whether the store says that it does not know what it was asked for.
+fn is_unknown(error: &Error) -> bool {
+    matches!(error, Error::Store { reason, .. } if reason.contains("NotImplemented"))
+}
+
 fn failure(error: &Error) -> Failure {
     match error {
         Error::Missing(_) => Failure::Missing,
@@ -106,21 +125,19 @@ impl Outside {
         size: u64,
         mut pieces: Pieces<'_>,
         over: tidemill_bridge::Over,
-    ) -> Result<Object, Failure> {
+    ) -> Result<Object, Unwritten> {
         let mut next = || {
             let piece = pieces();
-            piece.map_err(|error| Failure::Other(error.to_string()))
+            piece.map_err(|error| Unwritten::Near(Failure::Other(error.to_string())))
         };
         if size <= WHOLE_BYTES_MAX {
             let mut all = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
             while let Some(piece) = next()? {
                 all.extend_from_slice(&piece);
             }
-            let put = self.0.put(path, all.into(), over).await;
-            return put.map_err(|error| failure(&error));
+            return Ok(self.0.put(path, all.into(), over).await?);
         }
-        let writer = self.0.write_over(path, over).await;
-        let mut writer = writer.map_err(|error| failure(&error))?;
+        let mut writer = self.0.write_over(path, over).await?;
         loop {
             let piece = match next() {
                 Ok(Some(piece)) => piece,
@@ -132,10 +149,10 @@ impl Outside {
             };
             if let Err(error) = writer.write(piece).await {
                 writer.abort().await;
-                return Err(failure(&error));
+                return Err(error.into());
             }
         }
-        writer.finish().await.map_err(|error| failure(&error))
+        Ok(writer.finish().await?)
     }
 }
 
@@ -168,14 +185,17 @@ impl Far for Outside {
                 Over::Nothing => tidemill_bridge::Over::Nothing,
                 Over::This(placed) => tidemill_bridge::Over::This(object(&placed)),
             };
+            let conditional = !matches!(over, tidemill_bridge::Over::Anything);
             let written = self.written(path, size, pieces, over).await;
-            if let Err(Failure::Other(why)) = &written
-                && why.contains("NotImplemented")
-            {
-                // It is tried again, as it was before there were any.
-                self.1.store(true, Ordering::Relaxed);
-            }
-            let written = written?;
+            let written = written.map_err(|unwritten| match unwritten {
+                Unwritten::Far(error) => {
+                    // It is tried again, as it was before there were any.
+                    let unknown = conditional && is_unknown(&error);
+                    self.1.fetch_or(unknown, Ordering::Relaxed);
+                    failure(&error)
+                }
+                Unwritten::Near(why) => why,
+            })?;
             match written.size == size {
                 true => Ok(placed(written)),
                 false => Err(Failure::Changed),

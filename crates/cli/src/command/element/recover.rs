@@ -86,9 +86,10 @@ async fn contents(
         let Listed::Object(pack) = listed else {
             continue;
         };
-        if let Err(error) = contents.add(far, &pack.path).await {
+        let path = pack.path.clone();
+        if let Err(error) = contents.add(far, outside::placed(pack)).await {
             unreadable += 1;
-            context.note(format!("passed by: {}: {error}", pack.path));
+            context.note(format!("passed by: {path}: {error}"));
         }
     }
     Ok((contents, unreadable))

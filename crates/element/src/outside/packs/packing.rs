@@ -6,12 +6,12 @@ use super::format::{self, CHUNK_BYTES_MAX, Hash, PART_CHUNKS_MAX, Pack, Part};
 use super::rows::{self, NewPart, Noted, PackId};
 use super::{FOLDER, reading};
 use crate::store::{Named, Opened, Store as _, StoreError};
+use crate::task::now;
 use bytes::Bytes;
 use fastcdc::v2020::FastCDC;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::id::ObjectId;
 use tokio::task::JoinHandle;
 
@@ -94,14 +94,8 @@ struct Recipe {
     hasher: blake3::Hasher,
 }
 
-pub(super) fn now() -> std::time::Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-}
-
 pub(super) fn now_s() -> i64 {
-    i64::try_from(now().as_secs()).unwrap_or(i64::MAX)
+    i64::try_from(now().0 / 1_000_000_000).unwrap_or(i64::MAX)
 }
 
 impl Outside {
@@ -109,10 +103,13 @@ impl Outside {
     pub(in super::super) fn pack(
         &self,
         compress: bool,
-        objects: &[(ObjectId, Named)],
+        objects: Vec<(ObjectId, Named)>,
     ) -> Vec<Result<(), StoreError>> {
+        if objects.is_empty() {
+            return Vec::new();
+        }
         let ticket = Arc::new(Ticket {
-            objects: objects.to_vec(),
+            objects,
             ended: Mutex::default(),
         });
         self.packs.queue.lock().push(Arc::clone(&ticket));
@@ -166,11 +163,6 @@ impl Outside {
         self.count_packs();
         ended
     }
-
-    /// An object is in packs, and whole.
-    fn is_packed(&self, part: &Part) {
-        self.is_kept(ObjectId(part.object), part.size, true);
-    }
 }
 
 impl<'a> Batch<'a> {
@@ -201,7 +193,7 @@ impl<'a> Batch<'a> {
         let mut recipe = Recipe {
             part: Part {
                 object: object.0,
-                time: u64::try_from(now().as_nanos()).unwrap_or(u64::MAX),
+                time: now().0,
                 size: opened.stat.size,
                 hash: named.hash.unwrap_or_default(),
                 at: 0,
@@ -364,30 +356,28 @@ impl<'a> Batch<'a> {
                 });
             }
         };
-        let whole: Vec<Part> = match self.trouble {
+        let mut parts = flight.parts;
+        if self.trouble.is_some() {
             // What was to be before it is not there: its chunks are, for the next time.
-            Some(_) => Vec::new(),
-            None => {
-                let last = flight.parts.iter().filter(|new| new.last);
-                last.map(|new| new.part.clone()).collect()
-            }
-        };
+            parts.clear();
+        }
+        let last = parts.iter().filter(|new| new.last);
+        let whole: Vec<(ObjectId, u64)> = last
+            .map(|new| (ObjectId(new.part.object), new.part.size))
+            .collect();
         let noted = Noted {
             id: flight.id,
             placed,
             chunks: flight.chunks,
-            parts: match self.trouble {
-                Some(_) => Vec::new(),
-                None => flight.parts,
-            },
+            parts,
         };
         let note = move |db: &rusqlite::Connection| rows::note(db, &noted);
         if let Err(error) = self.outside.db.write_blocking(true, note) {
             return self.gives_up(self.failed(&error));
         }
-        for part in whole {
-            self.outside.is_packed(&part);
-            self.ended.insert(ObjectId(part.object), Ok(()));
+        for (object, size) in whole {
+            self.outside.is_kept(object, size, true);
+            self.ended.insert(object, Ok(()));
         }
     }
 

@@ -21,8 +21,8 @@ pub enum Unreadable {
 #[derive(Debug, Default)]
 pub struct Contents {
     packs: Vec<Placed>,
-    /// In which pack a chunk is, and where in it.
-    chunks: HashMap<Hash, (usize, Spot)>,
+    /// In which packs a chunk is, and where in them: what was found to be bad was put there again.
+    chunks: HashMap<Hash, Vec<(usize, Spot)>>,
     /// Parts by version, when that was put there, and where in it they begin. It may have been begun more than once.
     versions: BTreeMap<(u64, u64), BTreeMap<u64, Part>>,
 }
@@ -60,8 +60,7 @@ impl Contents {
     ///
     /// # Errors
     /// If it can't be read, or is none: then nothing of it is taken.
-    pub async fn add(&mut self, far: &dyn Far, path: &str) -> Result<(), Unreadable> {
-        let placed = far.stat(path).await?;
+    pub async fn add(&mut self, far: &dyn Far, placed: Placed) -> Result<(), Unreadable> {
         let short = Unreadable::Malformed(format::Malformed("it is too short"));
         let from = placed.size.checked_sub(format::TAIL_BYTES as u64);
         let from = from.ok_or(short)?;
@@ -72,7 +71,7 @@ impl Contents {
         let pack = self.packs.len();
         self.packs.push(placed);
         for (hash, spot) in chunks {
-            self.chunks.insert(hash, (pack, spot));
+            self.chunks.entry(hash).or_default().push((pack, spot));
         }
         for part in parts {
             let version = self.versions.entry((part.object, part.time)).or_default();
@@ -113,7 +112,8 @@ impl Contents {
             let same = (&part.name, part.size) == (&first.name, first.size);
             let there = |(hash, size): &(Hash, u32)| {
                 let found = self.chunks.get(hash);
-                found.is_some_and(|(_, spot)| spot.size == *size)
+                let same = |(_, spot): &(usize, Spot)| spot.size == *size;
+                found.is_some_and(|found| found.iter().any(same))
             };
             if part.at != at || !same || !part.chunks.iter().all(there) {
                 return None;
@@ -148,9 +148,7 @@ impl Reading<'_> {
                 self.next = (self.next.0 + 1, 0);
                 continue;
             };
-            let (pack, spot) = self.contents.chunks.get(hash).ok_or(Failure::Missing)?;
-            let frame = self.frame_of(*pack, spot.frame).await?;
-            let chunk = spot.of(&frame, hash).ok_or(Failure::Changed)?;
+            let chunk = self.chunk(hash).await?;
             self.hasher.update(&chunk);
             self.next.1 += 1;
             return Ok(Some(chunk));
@@ -161,6 +159,22 @@ impl Reading<'_> {
             true => Ok(None),
             false => Err(Failure::Changed),
         }
+    }
+
+    /// A chunk, wherever it still is what it was.
+    async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, Failure> {
+        let contents = self.contents;
+        let mut failure = Failure::Missing;
+        for (pack, spot) in contents.chunks.get(hash).into_iter().flatten() {
+            match self.frame_of(*pack, spot.frame).await {
+                Ok(frame) => match spot.of(&frame, hash) {
+                    Some(chunk) => return Ok(chunk),
+                    None => failure = Failure::Changed,
+                },
+                Err(why) => failure = why,
+            }
+        }
+        Err(failure)
     }
 
     async fn frame_of(&mut self, pack: usize, frame: format::Frame) -> Result<Bytes, Failure> {

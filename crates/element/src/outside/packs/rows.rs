@@ -4,6 +4,7 @@
 //! rows that they count. Rows of chunks and packs go under the packer's turn only, so what it has looked up stays.
 
 use super::super::Placed;
+use super::super::rows::{placed, size as unsigned};
 use super::format::{Frame, Hash, Part, Spot};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use std::collections::{HashMap, HashSet};
@@ -28,6 +29,8 @@ const SMALL_BYTES: u64 = 1 << 20;
 const SMALL_MAX: usize = 32;
 /// Bytes, plain, that are written anew at once.
 const AGAIN_BYTES: u64 = 64 << 20;
+/// A small one has so few bytes, plain, too, that as many as become one are written anew at once.
+const SMALL_LIVE: u64 = AGAIN_BYTES / SMALL_MAX as u64;
 /// Packs that are looked at, at once.
 const SOME: u32 = 64;
 
@@ -63,19 +66,6 @@ pub(super) struct Noted {
 
 fn signed(number: u64) -> i64 {
     number.cast_signed()
-}
-
-fn unsigned(row: &Row<'_>, at: usize) -> Result<u64> {
-    Ok(row.get::<_, i64>(at)?.cast_unsigned())
-}
-
-fn placed(row: &Row<'_>, from: usize) -> Result<Placed> {
-    Ok(Placed {
-        path: row.get(from)?,
-        size: unsigned(row, from + 1)?,
-        tag: row.get(from + 2)?,
-        checked: row.get(from + 3)?,
-    })
 }
 
 fn spot(row: &Row<'_>, from: usize) -> Result<Spot> {
@@ -361,8 +351,8 @@ pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
 
 /// What was on its way and is not any more has to go, and so has what no file has had for so long. Only under the packer's turn.
 pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
-    db.prepare_cached("UPDATE pack SET state = ?2 WHERE state = ?1")?
-        .execute([BEGUN, GONE])?;
+    db.prepare_cached("UPDATE pack SET state = 2 WHERE state = 0")?
+        .execute([])?;
     let sql = "SELECT id FROM pack WHERE state = 1 AND live = 0 AND since < ?1 LIMIT ?2";
     let dead: Result<Vec<PackId>> = db
         .prepare_cached(sql)?
@@ -404,20 +394,24 @@ pub(super) fn removed(db: &Connection, pack: PackId) -> Result<()> {
 
 /// Packs that are to be written anew, but for some: most of what is in them is not needed, or there are many small ones.
 pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackId>> {
-    let some = |sql: &str, bound: Option<u64>| -> Result<Vec<(PackId, u64)>> {
+    let some = |sql: &str, bounds: &[u64]| -> Result<Vec<(PackId, u64)>> {
+        let bounds = bounds.iter().copied().map(signed);
         db.prepare_cached(sql)?
-            .query_map(rusqlite::params_from_iter(bound.map(signed)), |row| {
+            .query_map(rusqlite::params_from_iter(bounds), |row| {
                 Ok((row.get(0)?, unsigned(row, 1)?))
             })?
             .filter(|found| found.as_ref().map_or(true, |(pack, _)| !but.contains(pack)))
             .take(SOME as usize)
             .collect()
     };
-    let sparse = "SELECT id, live FROM pack WHERE state = 1 AND live * 2 < total AND live > 0";
-    let small = "SELECT id, live FROM pack WHERE state = 1 AND size < ?1 AND live > 0";
-    let mut found = some(sparse, None)?;
+    // As the index says it, or it would not be used.
+    let sparse = "SELECT id, live FROM pack INDEXED BY pack_sparse
+                      WHERE state = 1 AND live > 0 AND total > live * 2";
+    let small =
+        "SELECT id, live FROM pack WHERE state = 1 AND size < ?1 AND live > 0 AND live <= ?2";
+    let mut found = some(sparse, &[])?;
     if found.is_empty() {
-        found = some(small, Some(SMALL_BYTES))?;
+        found = some(small, &[SMALL_BYTES, SMALL_LIVE])?;
         if found.len() < SMALL_MAX {
             found.clear();
         }

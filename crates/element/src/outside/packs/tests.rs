@@ -60,7 +60,8 @@ fn recovered(bench: &Bench) -> BTreeMap<String, Vec<u8>> {
     bench.runtime.block_on(async {
         let mut contents = Contents::default();
         for pack in packs(bench) {
-            contents.add(far.as_ref(), &pack).await.unwrap();
+            let pack = far.stat(&pack).await.unwrap();
+            contents.add(far.as_ref(), pack).await.unwrap();
         }
         let mut files = BTreeMap::new();
         for file in contents.files() {
@@ -431,7 +432,8 @@ fn what_is_no_pack_is_passed_by_and_what_lacks_a_chunk_is_not_whole() {
     let mut contents = Contents::default();
     let mut refused = 0;
     for pack in packs(&bench) {
-        let added = bench.runtime.block_on(contents.add(far, &pack));
+        let pack = bench.runtime.block_on(far.stat(&pack)).unwrap();
+        let added = bench.runtime.block_on(contents.add(far, pack));
         refused += u32::from(added.is_err());
     }
     assert_eq!(refused, 3);

@@ -437,3 +437,98 @@ fn an_object_that_is_replaced_after_it_was_seen_is_no_damage() {
         health.out
     );
 }
+
+/// A store that is not to be written to is not, by whatever is done in its folder; what is written there is in the array.
+#[test]
+fn a_store_that_is_not_written_to_is_as_it_was() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    cloud.put("a", "theirs\n");
+    array.json(&["bridge", "remove", "cloud"]);
+    // The same address as that of the element: what went there would be in the store's own folder.
+    let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
+    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    let before = cloud.store.state().objects.clone();
+    array.sh(
+        "echo more >> cloud/data/a; echo new > cloud/new; echo over > cloud/t; mv cloud/t cloud/u",
+    );
+    // What a folder of that element has is there: so would this be, if it went there.
+    array.sh("mkdir goes; setfattr -n user.tidemill.element -v 2 goes; echo x > goes/x");
+    let key = "top/goes/x";
+    wait("the element has settled", || {
+        cloud.store.state().objects.contains_key(key)
+    });
+    wait("nothing waits", || {
+        array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0
+    });
+    let mut now = cloud.store.state().objects.clone();
+    now.remove(key);
+    assert_eq!(now, before);
+    let read = array.sh("cat cloud/data/a cloud/new cloud/u");
+    assert_eq!(read, "theirs\nmore\nnew\nover\n");
+    cloud.put("a", "newer\n");
+    assert_eq!(cloud.refresh()["passed_by"], 1);
+    assert_eq!(array.sh("cat cloud/data/a"), "theirs\nmore\n");
+    array.json(&["bridge", "unbind", "cloud"]);
+}
+
+/// What the store had taken when its element was killed before it heard so is the array's, and no file of others.
+#[test]
+fn what_was_put_when_its_element_was_killed_is_the_arrays() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    cloud.put("a", "theirs\n");
+    cloud
+        .array
+        .json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cloud.store.state().mute = true;
+    cloud.array.sh("echo new > cloud/b");
+    wait("the store has it", || {
+        cloud.there("b").as_deref() == Some("new\n")
+    });
+    cloud.array.kill_element(2);
+    cloud.store.state().mute = false;
+    cloud.restart_element();
+    cloud.array.wait_for_elements(3);
+    wait("it is known as the array's", || {
+        cloud.array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0
+    });
+    assert_eq!(cloud.refresh()["passed_by"], 0);
+    assert_eq!(version(&cloud.array, "/cloud/b"), 1);
+    assert_eq!(
+        cloud.array.sh("cat cloud/a cloud/b; ls cloud"),
+        "theirs\nnew\na\nb\n"
+    );
+    let state = cloud.store.state();
+    let beside = |key: &&String| key.starts_with("top/data/b.");
+    assert_eq!(state.objects.keys().filter(beside).count(), 0);
+}
+
+/// A folder is for whom its mode says, and binding is for administrators. What was bound to another folder begins anew there.
+#[test]
+fn a_bound_folder_is_for_whom_it_says_and_is_a_folder_as_others_afterwards() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    cloud.put("d/a", "theirs\n");
+    array.json(&[
+        "bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "600",
+    ]);
+    assert_eq!(array.sh("cat cloud/d/a"), "theirs\n");
+    assert!(!array.try_sh(&format!("{STRANGER} ls cloud")).ok);
+    let tidemill = format!("{STRANGER} {:?}", array.tidemill());
+    for command in ["refresh cloud", "unbind cloud", "bind cloud /mine"] {
+        assert!(
+            !array.try_sh(&format!("{tidemill} bridge {command}")).ok,
+            "{command}"
+        );
+    }
+    let special = array.run(&["bridge", "bind", "cloud", "/data (old)"]);
+    assert!(!special.ok, "{}", special.out);
+    array.json(&["bridge", "unbind", "cloud"]);
+    let asked = array.try_sh("getfattr -n user.tidemill.element cloud");
+    assert!(!asked.ok, "{}", asked.out);
+    array.json(&["bridge", "bind", "cloud", "/other", "--every", "0"]);
+    assert_eq!(array.sh("cat other/d/a cloud/d/a"), "theirs\ntheirs\n");
+}

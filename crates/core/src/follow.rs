@@ -61,6 +61,12 @@ pub enum Step {
     Pass(Passed),
 }
 
+/// The mode of folders whose files have this one: who may read those may go through them.
+#[must_use]
+pub fn folder_mode(mode: u32) -> u32 {
+    0o700 | mode | (mode & 0o444) >> 2
+}
+
 /// Decides. What was written in the array is never replaced, unless it is what the store had, too.
 #[must_use]
 pub fn step(seen: &Seen, there: There) -> Step {

@@ -2,6 +2,7 @@
 //! itself is asked by an element ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
 
 use crate::bridges;
+use crate::names::attribute::FOLDER_ELEMENT;
 use crate::names::node::Node;
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
@@ -9,11 +10,15 @@ use crate::names::{Caller, Changed, Fault, SqliteNames};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::BTreeMap;
+use tidemill_core::follow::folder_mode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1;
 
 /// Where bridges are seen, and by which their stores are named in scripts.
 const SEEN: &str = "/bridges";
+const BELOW: &str = "/bridges/";
+/// What a folder's path has not: in the strings and patterns of scripts it would be something else.
+const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
 /// Objects of a store in one request.
 const PAGE_MAX: usize = 1000;
 /// Longest that is kept of what an element says, in characters.
@@ -31,7 +36,7 @@ pub(crate) enum Refusal {
     #[error("bridge {0} is bound to {1}: `tidemill bridge unbind {0}` first")]
     Bound(String, String),
     #[error(
-        "{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill"
+        "{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill, without \" \\ < & $ * ? [ ( )"
     )]
     Folder(String),
     #[error("{0} and {1}, to which bridge {2} is bound, lie one in the other: give another folder")]
@@ -121,7 +126,7 @@ pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Binding>, Faul
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-fn one(db: &Connection, bridge: &str) -> Result<Option<v1::Binding>, Fault> {
+pub(crate) fn one(db: &Connection, bridge: &str) -> Result<Option<v1::Binding>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM binding WHERE bridge = ?1")?;
     let found = statement.query_row([bridge], read).optional()?;
     Ok(found.map(|(_, binding)| binding))
@@ -133,50 +138,68 @@ fn need(db: &Connection, bridge: &str) -> Result<Result<v1::Binding, Refusal>, F
 
 /// A script, rule or hook in which strings that begin with a bridge's name, as `"/bridges/NAME/…"`, name the folder that it is bound
 /// to. Where the array has a folder `/bridges`, that is meant.
-pub(crate) fn plain(db: &Connection, text: &str) -> Result<String, Fault> {
-    let mut text = text.to_owned();
-    if !text.contains(SEEN) || is_folder(db)? {
-        return Ok(text);
+pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault> {
+    if !text.contains(BELOW) {
+        return Ok(());
     }
-    for (bridge, binding) in all(db)? {
-        text = named(&text, &format!("{SEEN}/{bridge}"), &binding.folder);
+    let bound = names.database().read(|db| match is_folder(db)? {
+        true => Ok(BTreeMap::new()),
+        false => all(db),
+    })?;
+    if !bound.is_empty() {
+        *text = named(text, |bridge| Some(&bound.get(bridge)?.folder));
     }
-    Ok(text)
+    Ok(())
 }
 
-/// Puts a folder in place of a path that strings begin with.
-fn named(text: &str, path: &str, folder: &str) -> String {
+/// Puts folders in place of what strings begin with.
+fn named<'a>(text: &str, folder: impl Fn(&str) -> Option<&'a String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find(path) {
-        let (before, found) = rest.split_at(at);
-        let after = &found[path.len()..];
+    while let Some(at) = rest.find(BELOW) {
+        let (before, after) = (&rest[..at], &rest[at + BELOW.len()..]);
         let begins = before.ends_with(['"', '>']);
-        let ends = after.starts_with(['/', '"', '<']);
+        let end = after.find(['/', '"', '<']).filter(|_| begins);
+        let found = end.and_then(|end| Some((folder(&after[..end])?, &after[end..])));
+        let (name, then) = found.map_or((BELOW, after), |(folder, then)| (folder.as_str(), then));
         out.push_str(before);
-        out.push_str(if begins && ends { folder } else { path });
-        rest = after;
+        out.push_str(name);
+        rest = then;
     }
     out.push_str(rest);
     out
 }
 
 fn is_folder(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM dirent WHERE parent = ?1 AND name = ?2";
     let name = SEEN.trim_start_matches('/').as_bytes();
-    let root = Inode::ROOT.0.cast_signed();
-    Ok(db.prepare_cached(sql)?.exists(params![root, name])?)
+    let found = Node::child(db, Inode::ROOT.0, name)?;
+    Ok(found.is_some_and(|node| node.is_dir()))
+}
+
+/// Whether a path is in a folder whose store, of that element, is not written to.
+pub(crate) fn is_read_only(db: &Connection, element: i64, path: &[u8]) -> Result<bool, Fault> {
+    let sql =
+        "SELECT folder FROM binding JOIN bridge ON name = bridge WHERE read_only AND element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let folders = statement.query_map([element], |row| row.get::<_, String>(0))?;
+    let folders = folders.collect::<Result<Vec<_>, _>>()?;
+    let path = String::from_utf8_lossy(path);
+    Ok(folders.iter().any(|folder| within(folder, &path)))
 }
 
 /// What to do about the first of these paths that is below `/bridges` and of no folder of the array.
 pub(crate) fn refusal<'a>(
-    db: &Connection,
+    names: &SqliteNames,
     mut paths: impl Iterator<Item = &'a str>,
 ) -> Result<Option<String>, Fault> {
-    let below = |path: &'a str| Some((path, path.strip_prefix(SEEN)?.strip_prefix('/')?));
-    let Some((path, below)) = paths.find_map(below) else {
-        return Ok(None);
-    };
+    let below = |path: &'a str| Some((path, path.strip_prefix(BELOW)?));
+    match paths.find_map(below) {
+        Some(found) => names.database().read(|db| refusal_of(db, found)),
+        None => Ok(None),
+    }
+}
+
+fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<String>, Fault> {
     if is_folder(db)? {
         return Ok(None);
     }
@@ -200,8 +223,9 @@ fn folder(path: &str) -> Result<String, Refusal> {
     let clean = path.trim_end_matches('/');
     let parts = clean.strip_prefix('/').ok_or_else(wrong)?;
     let good = |part: &str| !matches!(part, "" | "." | ".." | ".tidemill");
-    let at_bridges = clean == SEEN || clean.starts_with("/bridges/");
-    match parts.split('/').all(good) && !at_bridges && !parts.chars().any(char::is_control) {
+    let at_bridges = clean == SEEN || clean.starts_with(BELOW);
+    let special = |one: char| one.is_control() || SPECIAL.contains(&one);
+    match parts.split('/').all(good) && !at_bridges && !parts.chars().any(special) {
         true => Ok(clean.to_owned()),
         false => Err(wrong()),
     }
@@ -241,9 +265,23 @@ pub(crate) async fn bind(
         }
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
-        tx.make_dirs(asked.folder.as_bytes(), (asked.uid, asked.gid))?;
-        if !tx.resolve(asked.folder.as_bytes(), false)?.is_dir() {
-            return Ok((Err(Refusal::Folder(asked.folder)), Vec::new()));
+        match tx.resolve(asked.folder.as_bytes(), false) {
+            Ok(node) if node.is_dir() => {}
+            Ok(_) => return Ok((Err(Refusal::Folder(asked.folder)), Vec::new())),
+            Err(Fault::NotFound(_)) => {
+                let ino = crate::names::ids::reserve(db, "inode", 1)?;
+                tx.create(&v1::Create {
+                    name: asked.folder.clone().into_bytes(),
+                    kind: v1::Kind::Directory.into(),
+                    mode: folder_mode(asked.mode & 0o777),
+                    ino,
+                    make_parents: true,
+                    uid: asked.uid,
+                    gid: asked.gid,
+                    ..v1::Create::default()
+                })?;
+            }
+            Err(fault) => return Err(fault),
         }
         let sql = "INSERT INTO binding(bridge, folder, element, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
         db.prepare_cached(sql)?.execute(params![
@@ -297,18 +335,34 @@ pub(crate) async fn unbind(
     (names, looks): (&SqliteNames, &Looks),
     name: String,
 ) -> Result<Result<v1::Bridge, Refusal>, Fault> {
-    looks.end(&name);
     let bridge = name.clone();
+    let (shared, now) = (names.shared().clone(), crate::clock::now_ns());
     let work = move |db: &Connection| {
-        if let Err(refusal) = need(db, &name)? {
-            return Ok(Err(refusal));
-        }
+        let binding = match need(db, &name)? {
+            Ok(binding) => binding,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
         let before = shown(db, &name)?;
         db.prepare_cached("DELETE FROM binding WHERE bridge = ?1")?
             .execute([&name])?;
-        Ok(before)
+        // New files go where all others do.
+        let root = Caller::root();
+        let mut tx = Tx::new(db, &shared, &root, 0, now);
+        if let Ok(node) = tx.resolve(binding.folder.as_bytes(), false) {
+            let remove = v1::RemoveXattr {
+                ino: node.ino,
+                name: FOLDER_ELEMENT.to_vec(),
+            };
+            match tx.remove_xattr(&remove) {
+                Ok(_) | Err(Fault::NoAttribute(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok((before, tx.changes))
     };
-    let unbound = names.database().write(work).await?;
+    let (unbound, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    looks.end(&bridge);
     if unbound.is_ok() {
         while forget(names, bridge.clone()).await? {}
     }
@@ -349,8 +403,11 @@ pub(crate) fn look(
     if request.page.len() > PAGE_MAX {
         return Ok(Err(Refusal::Page));
     }
-    if let Err(refusal) = need(db, &request.bridge)? {
-        return Ok(Err(refusal));
+    match need(db, &request.bridge)? {
+        Ok(binding) if binding.folder == request.folder => {}
+        // It was bound to another one meanwhile.
+        Ok(_) => return Ok(Err(Refusal::Look)),
+        Err(refusal) => return Ok(Err(refusal)),
     }
     if request.first {
         looks.begin(&request.bridge, request.look);
@@ -426,7 +483,8 @@ pub(crate) fn missing(
     (db, looks): (&Connection, &Looks),
     request: &v1::MissingRequest,
 ) -> Result<Result<v1::MissingReply, Refusal>, Fault> {
-    let sql = "SELECT number, path FROM followed WHERE bridge = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
+    // By its number, not by all of a bridge for each page.
+    let sql = "SELECT number, path FROM followed WHERE +bridge = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let key = params![
         request.bridge,
@@ -582,6 +640,9 @@ mod tests {
             "/bridges",
             "/bridges/x",
             "/a\nb",
+            "/data (old)",
+            "/a\"b",
+            "/a*",
         ] {
             assert!(folder(bad).is_err(), "{bad}");
         }
@@ -593,9 +654,11 @@ mod tests {
         let text = r#"input = ["/bridges/c/a", "/bridges/cd/a"]; workdir = "/bridges/c"; args = ["cat /bridges/c/a"];"#;
         let plain =
             r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
-        assert_eq!(named(text, "/bridges/c", "/f"), plain);
+        let f = "/f".to_owned();
+        let folder = |bridge: &str| (bridge == "c").then_some(&f);
+        assert_eq!(named(text, folder), plain);
         assert_eq!(
-            named("<pattern>/bridges/c/*</pattern>", "/bridges/c", "/f"),
+            named("<pattern>/bridges/c/*</pattern>", folder),
             "<pattern>/f/*</pattern>"
         );
     }

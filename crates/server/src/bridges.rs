@@ -131,9 +131,14 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::ListBridgesRequest>,
     ) -> Result<Response<v1::ListBridgesReply>, Status> {
-        self.access.peer(&request)?;
+        let trusted = self.access.peer(&request)?.trusted;
         let bridges = self.names.database().read(all);
-        let bridges = bridges.map_err(|fault| refused(&fault))?;
+        let mut bridges = bridges.map_err(|fault| refused(&fault))?;
+        if !trusted {
+            // It has a name of a file.
+            let bound = bridges.iter_mut().filter_map(|one| one.binding.as_mut());
+            bound.for_each(|binding| binding.example.clear());
+        }
         Ok(Response::new(v1::ListBridgesReply { bridges }))
     }
 
@@ -146,7 +151,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         let unknown =
             Status::not_found(format!("there is no bridge {name}: `tidemill bridge list`"));
         let removed = self.names.database().write(move |db| {
-            if let Some(binding) = bound::all(db)?.remove(&name) {
+            if let Some(binding) = bound::one(db, &name)? {
                 return Ok(Err(Refusal::Bound(name, binding.folder)));
             }
             let found = one(db, &name)?;

@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) reads: BTreeMap<String, usize>,
     /// It takes questions and never answers them.
     pub(crate) silent: bool,
+    /// It takes what is put there, and does not say so.
+    pub(crate) mute: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -122,6 +124,9 @@ impl StandIn {
             std::future::pending::<()>().await;
         }
         let reply = self.state().answer(&request);
+        if self.state().mute && request.method == "PUT" {
+            std::future::pending::<()>().await;
+        }
         let mut head = format!("HTTP/1.1 {} X\r\nconnection: close\r\n", reply.status);
         let length = match reply.headers.iter().find(|(name, _)| *name == "length") {
             Some((_, length)) => length.clone(),

@@ -208,8 +208,6 @@ async fn read(
     given: &Given,
     issue: Issue,
 ) -> Result<Read, Refused> {
-    let script = std::mem::take(&mut what.script);
-    what.script = aside(|| names.database().read(|db| bound::plain(db, &script)))?;
     let one = |text: String| Refused::Script(vec![text]);
     if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
         return Err(one(format!(
@@ -217,6 +215,7 @@ async fn read(
             what.source
         )));
     }
+    aside(|| bound::plain(names, &mut what.script))?;
     let owner = Owner {
         uid: what.caller.uid,
         gid: what.caller.gid,
@@ -295,7 +294,7 @@ fn parsed(
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
-    if let Some(refusal) = aside(|| names.database().read(|db| bound::refusal(db, paths(&job))))? {
+    if let Some(refusal) = aside(|| bound::refusal(names, paths(&job)))? {
         return Err(one(format!("{source}: {refusal}")));
     }
     job.cache &= !what.no_cache;

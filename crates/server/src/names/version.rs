@@ -8,6 +8,7 @@ use super::parts::{self, Half};
 use super::spill::Here;
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
+use crate::bound;
 use crate::rules::ends::GIVEN_UP;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
@@ -92,12 +93,24 @@ impl Tx<'_> {
         if named.is_none() && self.shared.bursts.promised() && !stored(node.element) {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
+        // Nor does it go on in a store that is not written to.
+        let rooms = self.shared.rooms();
+        let outside = |element: i64| {
+            let mut rooms = rooms.store.iter();
+            rooms.any(|room| room.outside && i64::from(room.element.0) == element)
+        };
+        if named.is_none_or(is_here)
+            && outside(node.element)
+            && let Some(path) = self.path_of(node.ino)?
+            && bound::is_read_only(self.db, node.element, &path)?
+        {
+            return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+        }
         // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
         let goes_on = named.is_some_and(|named| {
             i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
         });
         if (named.is_none() || goes_on) && node.element != NO_ELEMENT {
-            let rooms = self.shared.rooms();
             let here = rooms
                 .store
                 .iter()

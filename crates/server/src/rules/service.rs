@@ -124,15 +124,14 @@ impl RuleService {
 
     /// The rule that a text is, whose names of bridges are those of their folders.
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
-        let database = self.names().database();
-        let plain = database.read(|db| bound::plain(db, text));
-        *text = plain.map_err(|fault| refused(&fault))?;
+        let plain = bound::plain(self.names(), text);
+        plain.map_err(|fault| refused(&fault))?;
         let rule = match Rule::read(source(from), text) {
             Ok(rule) => rule,
             Err(errors) => return Ok(Err(errors.to_string())),
         };
         let folder = format!("{}/", rule.folder().trim_end_matches('/'));
-        let refusal = database.read(|db| bound::refusal(db, std::iter::once(folder.as_str())));
+        let refusal = bound::refusal(self.names(), std::iter::once(folder.as_str()));
         Ok(match refusal.map_err(|fault| refused(&fault))? {
             Some(refusal) => Err(format!("{}: {refusal}", source(from))),
             None => Ok(rule),

@@ -11,12 +11,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_bridge::Place;
 use tidemill_client::{Server, users};
-use tidemill_wire::v1::{self, name_op::Op};
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
 
 /// How often it is looked whether a look has ended.
 const PERIOD: Duration = Duration::from_millis(200);
-/// The attribute by which what is written into a folder goes to an element.
-const ELEMENT: &str = "user.tidemill.element";
 
 /// What is bound.
 #[derive(Debug, clap::Args)]
@@ -119,7 +118,7 @@ async fn looked(
     let files = format::count(binding.files, "object");
     let mut text = format!("{} has what is in {}: {files}", binding.folder, bridge.name);
     if binding.passed > 0 {
-        let (passed, example) = (binding.passed, &binding.example);
+        let (passed, example) = (binding.passed, line(&binding.example));
         text.push_str(&format!("; {passed} passed by, such as {example}"));
     }
     context
@@ -139,16 +138,6 @@ pub(super) async fn unbind(
         .map_err(|status| server.explain(status))?
         .into_inner();
     let binding = unbound.binding.clone().unwrap_or_default();
-    if let Ok(entry) = files::find(server, &binding.folder, false).await
-        && let Some(attr) = entry.attr
-    {
-        let remove = v1::RemoveXattr {
-            ino: attr.ino,
-            name: ELEMENT.as_bytes().to_vec(),
-        };
-        // It is not there if nothing was written to the store.
-        let _ = server.one(&credentials(), Op::RemoveXattr(remove)).await;
-    }
     let text = format!(
         "{} is a folder as others from now on; what it has of bridge {} stays",
         binding.folder, unbound.name

@@ -116,29 +116,32 @@ impl Looker {
         let bridges = reply.map_err(|status| self.server.explain(status))?;
         let bridges = bridges.into_inner().bridges;
         // One that leads elsewhere than the element's store is told by its look.
-        let bound = bridges.iter().filter_map(|bridge| self.bound(bridge).ok());
-        let writes = bridges.iter().filter(|bridge| !bridge.read_only);
-        let writes = writes.filter_map(|bridge| self.bound(bridge).ok());
-        self.known.bind(writes.collect()).await?;
-        let bound: Vec<Bound> = bound.collect();
-        let changed = self.known.changed();
-        let mut looked = false;
+        let at = bridges.iter().map(|bridge| self.bound(bridge).ok());
+        let at: Vec<Option<Bound>> = at.collect();
+        let all = || bridges.iter().zip(&at);
+        let writes = all().filter(|(bridge, _)| !bridge.read_only);
+        let writes = writes.filter_map(|(_, at)| at.clone()).collect();
+        self.known.bind(writes).await?;
         let is_bound = |name: &str| bridges.iter().any(|bridge| bridge.name == name);
         dues.0.retain(|name, _| is_bound(name));
         self.known.say_only_of(is_bound);
+        let changed = self.known.changed();
+        for (bridge, at) in all() {
+            let hit = |path: &String| at.as_ref().is_some_and(|at| at.name(path).is_some());
+            if changed.iter().any(hit) {
+                dues.0.insert(bridge.name.clone(), Instant::now());
+            }
+        }
+        let mut looked = false;
         for bridge in &bridges {
             let Some(binding) = &bridge.binding else {
                 continue;
-            };
-            let hit = |path: &String| {
-                let own = self.bound(bridge).ok();
-                own.is_some_and(|own| bound.contains(&own) && own.name(path).is_some())
             };
             let due = dues.0.get(&bridge.name);
             let due = due.map_or(binding.every_s > 0 || binding.answered == 0, |due| {
                 *due <= Instant::now()
             });
-            if due || binding.asked > binding.answered || changed.iter().any(hit) {
+            if due || binding.asked > binding.answered {
                 let again = self.look(bridge, binding).await?;
                 let every = Duration::from_secs(u64::from(binding.every_s));
                 match (again, binding.every_s) {
@@ -192,11 +195,20 @@ impl Looker {
         let gone_through = async {
             self.bound(bridge)?;
             look.files.begin(!bridge.read_only).await?;
-            self.through(&mut look, binding.files).await
+            self.through(&mut look).await
         };
         let trouble = match gone_through.await {
             Ok(()) => String::new(),
-            Err(error) => format!("bridge {}: {error:#}", bridge.name),
+            Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
+                // The server was started anew, or the bridge is bound to another folder: it is begun once more.
+                Some(tidemill_client::Error::Refused(status))
+                    if status.code() == tonic::Code::Aborted =>
+                {
+                    return Ok(true);
+                }
+                Some(tidemill_client::Error::Unreachable { .. }) => return Err(error),
+                _ => format!("bridge {}: {error:#}", bridge.name),
+            },
         };
         if !trouble.is_empty() {
             tracing::warn!(trouble, "files stay as they are; it is looked again");
@@ -221,7 +233,7 @@ impl Looker {
         }
     }
 
-    async fn through(&self, look: &mut Look, known: u64) -> anyhow::Result<()> {
+    async fn through(&self, look: &mut Look) -> anyhow::Result<()> {
         let mut listed = self.bridge.list(&look.bound.prefix);
         let mut page = Vec::new();
         while let Some(one) = listed.next().await? {
@@ -233,12 +245,6 @@ impl Looker {
                 self.page(look, std::mem::take(&mut page)).await?;
             }
         }
-        look.found += page.len() as u64;
-        ensure!(
-            look.found > 0 || known == 0,
-            "nothing is there any more: files stay; remove them if that is right, or unbind it"
-        );
-        look.found -= page.len() as u64;
         self.page(look, page).await?;
         self.missing(look).await
     }
@@ -262,6 +268,7 @@ impl Looker {
             look: look.number,
             first: look.fresh,
             page: page.iter().map(at).collect(),
+            folder: look.bound.folder.clone(),
         };
         look.fresh = false;
         let reply = self.server.bridges().look(request).await;
@@ -313,6 +320,10 @@ impl Looker {
             let reply = self.server.bridges().missing(request).await;
             let reply = reply.map_err(|status| self.server.explain(status))?;
             let reply = reply.into_inner();
+            ensure!(
+                look.found > 0 || reply.missing.is_empty(),
+                "nothing is there any more: files stay; remove them if that is right, or unbind it"
+            );
             let mut numbers = Vec::new();
             for one in reply.missing {
                 let path = look.bound.at(&one.path);

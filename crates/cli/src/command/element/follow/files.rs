@@ -8,7 +8,7 @@ use tidemill_bridge::{Bridge, Object};
 use tidemill_client::placed::Spot;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
-use tidemill_core::follow::{self, Passed, Seen, Step, There};
+use tidemill_core::follow::{self, Passed, Seen, Step, There, folder_mode};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_element::outside::{Follower, Placed};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -170,8 +170,7 @@ impl Files {
             parent,
             name: name.as_bytes().to_vec(),
             kind: Kind::Directory.into(),
-            // Who may read its files may go through it.
-            mode: 0o700 | binding.mode | (binding.mode & 0o444) >> 2,
+            mode: folder_mode(binding.mode),
             ino: ino.0,
             uid: binding.uid,
             gid: binding.gid,

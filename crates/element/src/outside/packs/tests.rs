@@ -285,6 +285,9 @@ fn what_is_not_what_it_was_is_damage_and_what_is_sent_again_is_there_for_all() {
         assert!(matches!(store.vouch(object), Some(Ok(()))));
         assert!(read(&store, object).unwrap() == content);
     }
+    // By the packs alone, too, of which one has it as it was and one has not.
+    let found = recovered(&bench);
+    assert!(found.len() == 2 && found.values().all(|bytes| *bytes == content));
     // All packs are away, and one comes back as it was, but later.
     for pack in packs(&bench) {
         bench.far.files.lock().all.remove(&pack);

@@ -292,10 +292,10 @@ def sizes(options):
 
 
 def together(options):
-    """One file on several elements of the tier, each beside its programs on a host with a link of its own, against a file each."""
+    """One file on several elements of the tier, each on its programs' host or on one of its own with a link of its own, against a file each."""
     options.bursts, options.ratio = 4, 1
     times = {action: {pattern: [] for pattern in ("N-1", "N-N")} for action in ("write", "check")}
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Machine(options, folder, True) as machine:
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Machine(options, folder, True, options.place) as machine:
         for turn in range(options.rounds + 1):
             for pattern in times["write"]:
                 for action in times:
@@ -311,6 +311,6 @@ def together(options):
                 os.sync()
     for action, found in times.items():
         ours, peer = (statistics.median(found[pattern]) for pattern in ("N-1", "N-N"))
-        line = {"what": f"N-1, 4 hosts with links of {options.host_mbit} Mbit/s, {'write' if action == 'write' else 'read back by others'} {options.size_mib} MiB",
+        line = {"what": f"N-1, 4 hosts with links of {options.host_mbit} Mbit/s, elements of the tier {options.place}, {'write' if action == 'write' else 'read back by others'} {options.size_mib} MiB",
                 "peer": "N-N", "ours_s": round(ours, 3), "peer_s": round(peer, 3), "ratio": round(peer / ours, 3)}
         print(json.dumps(line | ({"goal": GOAL_TOGETHER} if action == "write" else {})), flush=True)

@@ -2,6 +2,7 @@
 
 use crate::array::{Array, Options, OtherMount, wait};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt as _;
 use std::process::{Child, Command, Stdio};
 
 /// `tidemill cat --wait PATH`, with what it says going to a pipe.
@@ -259,4 +260,101 @@ fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
     assert!(ok && rest.is_empty(), "{rest} {complaint}");
     writer.kill().unwrap();
     writer.wait().unwrap();
+}
+
+/// Bytes of a file that several mounts write come in order, wherever they are, and what is not written yet is waited for: by `cat --wait`
+/// and by programs of a mount that only reads. It ends when the last has closed it, and says what nobody wrote.
+#[test]
+fn a_file_of_several_mounts_is_read_while_they_write_it() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
+    let (second, third) = (
+        OtherMount::start(&array, "b"),
+        OtherMount::start(&array, "c"),
+    );
+    let one = std::fs::File::create(array.at("w/f")).unwrap();
+    one.write_all_at(b"one ", 0).unwrap();
+    // They begin while it has one writer.
+    let mut reader = follow(&array, "/w/f");
+    next(&mut reader, "one ");
+    let path = third.path.join("w/f");
+    let mut waiting = program(&format!("exec cat {}", path.display()));
+    next(&mut waiting, "one ");
+    let other = std::fs::File::options()
+        .write(true)
+        .open(second.path.join("w/f"))
+        .unwrap();
+    // What comes after what is missing is held back.
+    other.write_all_at(b"three ", 8).unwrap();
+    one.write_all_at(b"two ", 4).unwrap();
+    next(&mut reader, "two three ");
+    next(&mut waiting, "two three ");
+    array.kill_server();
+    array.kill_element(0);
+    array.kill_element(1);
+    other.write_all_at(b"four ", 14).unwrap();
+    array.start_server();
+    array.start_element(0);
+    array.start_element(1);
+    next(&mut reader, "four ");
+    next(&mut waiting, "four ");
+    one.write_all_at(b"end", 9000).unwrap();
+    drop(other);
+    one.write_all_at(b"five ", 19).unwrap();
+    next(&mut reader, "five ");
+    next(&mut waiting, "five ");
+    drop(one);
+    let whole = format!("{}end", "\0".repeat(9000 - 24));
+    let (rest, ok, complaint) = end(reader);
+    assert!(ok && rest == whole, "{} {complaint}", rest.len());
+    assert!(complaint.contains("bytes 24 to 8999"), "{complaint}");
+    let (rest, ok, complaint) = end(waiting);
+    assert!(ok && rest == whole, "{} {complaint}", rest.len());
+    let now = std::fs::read(array.at("w/f")).unwrap();
+    assert!(now.starts_with(b"one two three four five \0") && now.ends_with(b"\0end"));
+}
+
+/// Who goes back in a file of several mounts makes it another one than was given, and that is said; the same bytes once more are not.
+#[test]
+fn what_several_mounts_write_over_is_told() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let second = OtherMount::start(&array, "b");
+    let both = |name: &str| {
+        let one = std::fs::File::create(array.at(name)).unwrap();
+        one.write_all_at(b"head ", 0).unwrap();
+        let mut other = std::fs::File::options();
+        let other = other.write(true).open(second.path.join(name)).unwrap();
+        other.write_all_at(b"body", 5).unwrap();
+        (one, other)
+    };
+    for (now, good) in [(b"HEAD ", false), (b"head ", true)] {
+        let (one, other) = both("f");
+        let mut reader = follow(&array, "/f");
+        next(&mut reader, "head body");
+        other.write_all_at(now, 0).unwrap();
+        drop((one, other));
+        let (rest, ok, complaint) = end(reader);
+        assert_eq!((rest.as_str(), ok), ("", good), "{complaint}");
+        assert!(good || complaint.contains("went back"), "{complaint}");
+    }
+    let (one, other) = both("gone");
+    let mut reader = follow(&array, "/gone");
+    next(&mut reader, "head body");
+    array.sh("rm gone");
+    drop((one, other));
+    let (_, ok, complaint) = end(reader);
+    assert!(!ok && !complaint.is_empty(), "{complaint}");
+
+    // Who may not read it gets nothing of it.
+    array.sh("touch secret; chmod 600 secret");
+    let (_one, _other) = both("secret");
+    let foreign = array.try_sh(&format!(
+        "timeout 20 setpriv --reuid 65534 --regid 65534 --clear-groups {:?} cat --wait /secret",
+        array.tidemill()
+    ));
+    assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
 }

@@ -1,47 +1,105 @@
 //! Reading a file while it is written: what has come is handed on at once, until the writer has closed it.
 //!
 //! What a program writes in place passes nobody, so the object is looked at again and again, and the server is asked what became of it
-//! when nothing has come. What was handed on is compared with what was sealed in the end.
+//! when nothing has come. Of what several mounts write, these are asked to make visible what they have written. What was handed on is
+//! compared with what was sealed in the end.
+
+mod growing;
 
 use crate::error::Error;
-use crate::transfer::Transfer;
+use crate::ranged::Ranged;
+use crate::striped::Parts;
+use crate::transfer::{PIECE_BYTES, Transfer};
 use bytes::Bytes;
+use growing::{At, Growing};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::time::Duration;
-use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
-use tokio::time::Instant;
+use tidemill_core::layout::Layout;
+use tidemill_wire::v1;
 
 /// Pause after nothing has come; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// How long a server that does not answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes asked for at once of what is written.
+const GROWN_BYTES: u64 = 1 << 20;
+
+/// A file that was read to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// How long it is.
+    pub bytes: u64,
+    /// What none of its writers has written: it reads as zeros. Known of files that several mounts wrote.
+    pub unwritten: Vec<Range<u64>>,
+}
+
+/// Bytes that were handed on, and where they were.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    offset: u64,
+    length: u64,
+    object: u64,
+    at: u64,
+}
 
 /// How far a version has been read.
 #[derive(Debug, Default)]
 struct Read {
-    object: u64,
     bytes: u64,
     hasher: blake3::Hasher,
+    pieces: Vec<Piece>,
 }
 
 impl Read {
+    /// Hands on what comes next, and lies there.
     fn hand_on(
         &mut self,
+        (object, at): (u64, u64),
         bytes: Bytes,
         piece: &mut impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.bytes += bytes.len() as u64;
+        let length = bytes.len() as u64;
+        match self.pieces.last_mut() {
+            Some(last) if (last.object, last.at + last.length) == (object, at) => {
+                last.length += length;
+            }
+            _ => self.pieces.push(Piece {
+                offset: self.bytes,
+                length,
+                object,
+                at,
+            }),
+        }
+        self.bytes += length;
         self.hasher.update(&bytes);
         piece(bytes)
     }
+
+    /// Whether what was handed on is where it was. Bytes that others have heard of are never written again.
+    fn lies_as_before(&self, layout: &Layout) -> bool {
+        self.pieces.iter().all(|piece| {
+            let range = piece.offset..piece.offset + piece.length;
+            layout.pieces(range).all(|now| {
+                now.at.is_some_and(|at| {
+                    let object = layout.parts()[at.part].object.0;
+                    (object, at.offset) == (piece.object, piece.at + (now.offset - piece.offset))
+                })
+            })
+        })
+    }
+}
+
+/// What of a sealed version nobody wrote.
+fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
+    let holes = layout.pieces(0..size).filter(|piece| piece.at.is_none());
+    holes
+        .map(|hole| hole.offset..hole.offset + hole.length)
+        .collect()
 }
 
 impl Transfer {
-    /// Reads a file from its beginning to its end, piece by piece. If it is being written, as a version that is one object, the bytes
-    /// of that are handed on as they come, until it is sealed; else those of the version that is, once nobody writes it. Gives
-    /// the number of bytes.
+    /// Reads a file from its beginning to its end, piece by piece. If it is being written, by one mount or by several, its bytes
+    /// are handed on as they come, in order, until it is sealed; else those of the version that is, once nobody writes it.
     ///
     /// # Errors
     /// If the file may not be read; if the version that was read was given up ([`Error::GivenUp`]), or bytes of it were changed after
@@ -50,109 +108,144 @@ impl Transfer {
         &self,
         path: &str,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<u64, Error> {
+    ) -> Result<Followed, Error> {
         let ino = self.resolve(path).await?.ino;
+        let Some(mut version) = self.begun(ino).await? else {
+            let bytes = self.read(path, piece).await?;
+            return Ok(Followed {
+                bytes,
+                ..Followed::default()
+            });
+        };
         let mut read = Read::default();
         let mut pause = PAUSE_MIN;
-        loop {
-            let opened = self.opened_growing(ino).await?;
-            let attr = opened.attr.ok_or(Error::Answer("Open"))?;
-            let growing = opened.object != attr.object;
-            match read.object {
-                0 if growing => read.object = opened.object,
-                0 if attr.writing => {}
-                0 => return self.read(path, piece).await,
-                object if growing && opened.object == object => {}
-                object if attr.object == object => {
-                    return self.rest(path, &opened, read, piece).await;
-                }
-                _ => {
-                    return Err(Error::GivenUp {
-                        path: path.to_owned(),
-                        bytes: read.bytes,
-                    });
-                }
-            }
+        while !version.is_sealed() {
             let before = read.bytes;
-            if growing {
-                self.read_on(&opened, &mut read, &mut piece).await?;
-            }
+            self.read_on(&version, &mut read, &mut piece).await?;
             pause = match read.bytes == before {
                 true => PAUSE_MAX.min(pause * 2),
                 false => PAUSE_MIN,
             };
             tokio::time::sleep(pause).await;
+            let Some(news) = self.look(&version.known()).await? else {
+                return Err(Error::GivenUp {
+                    path: path.to_owned(),
+                    bytes: read.bytes,
+                });
+            };
+            version.adopt(news)?;
+        }
+        match version.parts() {
+            Some(parts) => self.rest_of_parts(path, &version, parts, read, piece).await,
+            None => self.rest(path, version.opened(), read, piece).await,
         }
     }
 
-    /// What a file is that may be being written; waits for a server that does not answer.
-    async fn opened_growing(&self, ino: u64) -> Result<v1::Opened, Error> {
-        let open = v1::Open {
-            ino,
-            growing: true,
-            ..v1::Open::default()
-        };
-        let until = Instant::now() + PATIENCE;
+    /// The version of a file that is being written; `None`: nobody writes it.
+    async fn begun(&self, ino: u64) -> Result<Option<Growing>, Error> {
+        let mut pause = PAUSE_MIN;
         loop {
-            match self.ask(Op::Open(open.clone())).await {
-                Ok(Answer::Opened(opened)) => return Ok(opened),
-                Ok(_) => return Err(Error::Answer("Open")),
-                // Its mount does not say whether it is closed, as while that restarts.
-                Err(error)
-                    if (error.is_lost() || error.is(rustix::io::Errno::TIMEDOUT))
-                        && Instant::now() < until =>
-                {
-                    tokio::time::sleep(PAUSE_MAX).await;
-                }
-                Err(error) => return Err(error),
+            let opened = self.opened_growing(ino).await?;
+            let attr = opened.attr.ok_or(Error::Answer("Open"))?;
+            if opened.object != attr.object {
+                return Growing::new(ino, opened).map(Some);
             }
+            if !attr.writing {
+                return Ok(None);
+            }
+            // It is striped: it is read when it is sealed.
+            tokio::time::sleep(pause).await;
+            pause = PAUSE_MAX.min(pause * 2);
         }
     }
 
-    /// Hands on what has come to an object that is being written. What its element does not give comes later.
+    /// Hands on what has come of a version that is being written. What its elements do not give comes later.
     async fn read_on(
         &self,
-        opened: &v1::Opened,
+        version: &Growing,
         read: &mut Read,
         piece: &mut impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let Ok(remote) = Self::remote(opened) else {
-            return Ok(());
-        };
-        loop {
-            match self.objects().read(&remote, read.bytes, PIECE_BYTES).await {
-                Ok(bytes) if bytes.is_empty() => return Ok(()),
-                Ok(bytes) => read.hand_on(bytes, piece)?,
+        while let At::Object(remote, range) = version.at(read.bytes, GROWN_BYTES) {
+            let length = range.end - range.start;
+            match self.objects().read(&remote, range.start, length).await {
+                Ok(bytes) if bytes.is_empty() => break,
+                Ok(bytes) => read.hand_on((remote.object.0, range.start), bytes, piece)?,
                 Err(error) => {
                     tracing::debug!("a file that is written can't be read yet: {error}");
-                    return Ok(());
+                    break;
                 }
             }
         }
+        Ok(())
     }
 
-    /// Hands on the rest of a version that was sealed.
+    /// Hands on the rest of a version that was sealed as one object.
     async fn rest(
         &self,
         path: &str,
         opened: &v1::Opened,
         mut read: Read,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<u64, Error> {
+    ) -> Result<Followed, Error> {
         let remote = Self::remote(opened)?;
         if read.bytes < opened.size {
             let from = read.bytes;
             let objects = self.objects();
-            let rest = objects.read_from(&remote, from, |bytes| read.hand_on(bytes, &mut piece));
+            let rest = objects.read_from(&remote, from, |bytes| {
+                let at = (remote.object.0, read.bytes);
+                read.hand_on(at, bytes, &mut piece)
+            });
             rest.await?;
         }
         let hash = read.hasher.finalize();
         let same = read.bytes == opened.size
             && (read.bytes == 0 || self.objects().confirm(&remote, hash.as_bytes()).await?);
         match same {
-            true => Ok(read.bytes),
+            true => Ok(Followed {
+                bytes: read.bytes,
+                ..Followed::default()
+            }),
             false => Err(Error::WrittenOver(path.to_owned())),
         }
+    }
+
+    /// Hands on the rest of a version that several mounts have written.
+    async fn rest_of_parts(
+        &self,
+        path: &str,
+        version: &Growing,
+        parts: &Parts,
+        mut read: Read,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<Followed, Error> {
+        let size = version.opened().size;
+        let mut sealed = Ranged::of_parts(self, version.opened(), parts.clone());
+        let window = |from: u64, end: u64| from..end.min(from + PIECE_BYTES as u64);
+        if read.bytes > size {
+            return Err(Error::WrittenOver(path.to_owned()));
+        }
+        if !read.lies_as_before(parts.layout()) {
+            // The same may have been written once more.
+            let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
+            while at < read.bytes {
+                let bytes = sealed.read(window(at, read.bytes)).await?;
+                hasher.update(&bytes);
+                at += bytes.len() as u64;
+            }
+            if hasher.finalize() != read.hasher.finalize() {
+                return Err(Error::WrittenOver(path.to_owned()));
+            }
+        }
+        while read.bytes < size {
+            let bytes = sealed.read(window(read.bytes, size)).await?;
+            read.bytes += bytes.len() as u64;
+            piece(bytes)?;
+        }
+        Ok(Followed {
+            bytes: size,
+            unwritten: unwritten(parts.layout(), size),
+        })
     }
 }
 
@@ -160,22 +253,17 @@ impl Transfer {
 #[derive(Debug)]
 pub struct Following {
     transfer: Transfer,
-    ino: u64,
-    object: u64,
-    /// The right to read it, which is renewed; whether it is sealed.
-    opened: Mutex<(v1::Opened, bool)>,
+    version: Mutex<Growing>,
 }
 
 impl Following {
     /// Of what a file was opened as, which is being written.
-    #[must_use]
-    pub fn new(transfer: Transfer, ino: u64, opened: v1::Opened) -> Self {
-        Self {
-            transfer,
-            ino,
-            object: opened.object,
-            opened: Mutex::new((opened, false)),
-        }
+    ///
+    /// # Errors
+    /// If the answer is none that a server gives.
+    pub fn new(transfer: Transfer, ino: u64, opened: v1::Opened) -> Result<Self, Error> {
+        let version = Mutex::new(Growing::new(ino, opened)?);
+        Ok(Self { transfer, version })
     }
 
     /// Reads up to `length` bytes: waits until there are some at `offset`, or it is sealed and there will be none. `None`: `go_on` said
@@ -190,10 +278,23 @@ impl Following {
     ) -> Result<Option<Bytes>, Error> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (opened, sealed) = self.opened.lock().clone();
-            let read = match Transfer::remote(&opened) {
-                Ok(remote) => self.transfer.objects().read(&remote, offset, length).await,
-                Err(error) => Err(error),
+            let (at, sealed) = {
+                let version = self.version.lock();
+                (version.at(offset, length), version.is_sealed())
+            };
+            let objects = self.transfer.objects();
+            let read = match at {
+                At::Object(remote, range) => {
+                    let length = range.end - range.start;
+                    objects.read(&remote, range.start, length).await
+                }
+                At::Parts(parts, range) => {
+                    let read = parts.window(objects, &[], range).await;
+                    read.map_err(|(_, error)| error)
+                }
+                At::NotYet => Ok(Bytes::new()),
+                At::End => return Ok(Some(Bytes::new())),
+                At::Away(element) => Err(Error::ElementDown(element)),
             };
             match read {
                 Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
@@ -206,35 +307,14 @@ impl Following {
             if !go_on() {
                 return Ok(None);
             }
-            self.renew(offset).await?;
-        }
-    }
-
-    /// Looks what became of it.
-    async fn renew(&self, offset: u64) -> Result<(), Error> {
-        let opened = self.transfer.opened_growing(self.ino).await?;
-        let attr = opened.attr.as_ref().ok_or(Error::Answer("Open"))?;
-        let sealed = attr.object == self.object;
-        if sealed && opened.object != self.object {
-            // Another is being written already.
-            let open = v1::Open {
-                ino: self.ino,
-                ..v1::Open::default()
+            let known = self.version.lock().known();
+            let Some(news) = self.transfer.look(&known).await? else {
+                return Err(Error::GivenUp {
+                    path: format!("file {}", known.ino),
+                    bytes: offset,
+                });
             };
-            if let Answer::Opened(opened) = self.transfer.ask(Op::Open(open)).await?
-                && opened.object == self.object
-            {
-                *self.opened.lock() = (opened, true);
-            }
-            return Ok(());
+            self.version.lock().adopt(news)?;
         }
-        if opened.object != self.object {
-            return Err(Error::GivenUp {
-                path: format!("file {}", self.ino),
-                bytes: offset,
-            });
-        }
-        *self.opened.lock() = (opened, sealed);
-        Ok(())
     }
 }

@@ -20,6 +20,7 @@ pub mod local;
 pub mod object_file;
 pub mod objects;
 pub mod placed;
+pub mod published;
 pub mod ranged;
 mod rewrite;
 pub mod server;

@@ -68,7 +68,24 @@ impl Transfer {
     }
 }
 
-impl Ranged<'_> {
+impl<'a> Ranged<'a> {
+    /// Of a version in parts that was opened.
+    pub(crate) fn of_parts(transfer: &'a Transfer, opened: &v1::Opened, parts: Parts) -> Self {
+        let attr = opened.attr.unwrap_or_default();
+        let open = v1::Open {
+            ino: attr.ino,
+            version: attr.version,
+            ..v1::Open::default()
+        };
+        let layout = parts.layout().clone();
+        Self {
+            transfer,
+            open,
+            source: Source::Parts(parts),
+            layout,
+        }
+    }
+
     /// Which bytes of it are where.
     #[must_use]
     pub fn layout(&self) -> &Layout {

@@ -3,6 +3,10 @@
 use crate::context::Context;
 use std::io::Write;
 use std::process::ExitCode;
+use tidemill_client::follow::Followed;
+
+/// Ranges that nobody has written that are told of one file.
+const UNWRITTEN_MAX: usize = 8;
 
 const EXAMPLES: &str = "Examples:
   tidemill cat /results/counts.txt
@@ -24,7 +28,18 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let transfer = context.transfer().await?;
     for path in &args.paths {
-        to_stdout(&transfer, path, args.wait).await?;
+        let copied = to_stdout(&transfer, path, args.wait).await?;
+        for hole in copied.unwritten.iter().take(UNWRITTEN_MAX) {
+            context.note(format_args!(
+                "nobody has written bytes {} to {} of {path}: they are zeros",
+                hole.start,
+                hole.end - 1
+            ));
+        }
+        if copied.unwritten.len() > UNWRITTEN_MAX {
+            let more = copied.unwritten.len() - UNWRITTEN_MAX;
+            context.note(format_args!("and {more} more ranges of it"));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -37,7 +52,7 @@ pub(crate) async fn to_stdout(
     transfer: &tidemill_client::transfer::Transfer,
     path: &str,
     wait: bool,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<Followed> {
     let piece = |piece: bytes::Bytes| {
         let mut out = std::io::stdout().lock();
         out.write_all(&piece)
@@ -49,7 +64,10 @@ pub(crate) async fn to_stdout(
     };
     let copied = match wait {
         true => transfer.follow(path, piece).await,
-        false => transfer.read(path, piece).await,
+        false => transfer.read(path, piece).await.map(|bytes| Followed {
+            bytes,
+            ..Followed::default()
+        }),
     };
     match copied {
         Err(tidemill_client::Error::Local { source, .. }) => Err(source.into()),

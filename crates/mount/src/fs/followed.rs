@@ -47,7 +47,7 @@ impl Fs {
             return Ok(None);
         }
         let transfer = Transfer::new(self.backend.server.clone(), credentials(caller));
-        let following = Arc::new(Following::new(transfer, node.ino, opened));
+        let following = Arc::new(Following::new(transfer, node.ino, opened)?);
         let handle = self.handle_number();
         self.followed.by_handle.lock().insert(handle, following);
         self.followed.count.fetch_add(1, Ordering::Release);

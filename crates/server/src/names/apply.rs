@@ -80,20 +80,20 @@ impl Tx<'_> {
 
     /// Who is no mount is told where the elements are that it is to read or write.
     fn show_places(&self, answer: &mut Answer) {
-        let Answer::Opened(opened) = answer else {
-            return;
-        };
         if self.session != 0 {
             return;
         }
         let rooms = self.shared.rooms();
         let url = |element| rooms.urls.get(&element).cloned().unwrap_or_default();
-        match &opened.layout {
-            Some(layout) => {
-                let parts = layout.parts.iter();
-                opened.part_urls = parts.map(|part| url(part.element)).collect();
-            }
-            None => opened.url = url(opened.element),
+        let urls = |parts: &[v1::LayoutPart]| parts.iter().map(|part| url(part.element)).collect();
+        match answer {
+            Answer::Opened(opened) => match (&opened.layout, &mut opened.together) {
+                (Some(layout), _) => opened.part_urls = urls(&layout.parts),
+                (None, Some(together)) => together.part_urls = urls(&together.parts),
+                (None, None) => opened.url = url(opened.element),
+            },
+            Answer::Together(together) => together.part_urls = urls(&together.parts),
+            _ => {}
         }
     }
 

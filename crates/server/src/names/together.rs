@@ -223,7 +223,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// What was published of a version since.
+    /// What was published of a version since, for a mount that uses it from now on.
     fn news(
         &self,
         node: &Node,
@@ -231,6 +231,18 @@ impl Tx<'_> {
         since: u64,
         mine: Option<&Member>,
     ) -> Result<Answer, Fault> {
+        let news = self.published(node, version, since, mine)?;
+        self.shared.hold(self.session, (node.ino, version), NOWHERE);
+        Ok(Answer::Together(news))
+    }
+
+    fn published(
+        &self,
+        node: &Node,
+        version: u64,
+        since: u64,
+        mine: Option<&Member>,
+    ) -> Result<v1::Together, Fault> {
         let whole = self.whole(version)?;
         let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
         let part = |row: &parts::Row| v1::LayoutPart {
@@ -244,8 +256,7 @@ impl Tx<'_> {
                 rights::READ | rights::UNSEALED,
             ),
         };
-        self.shared.hold(self.session, (node.ino, version), NOWHERE);
-        Ok(Answer::Together(v1::Together {
+        Ok(v1::Together {
             version,
             last: whole.last,
             size: whole.size,
@@ -253,16 +264,24 @@ impl Tx<'_> {
             parts: rows.iter().map(part).collect(),
             news: self.publications(version, since)?,
             mine: mine.map_or(0, |member| member.index.into()),
-            sealed: None,
-        }))
+            ..v1::Together::default()
+        })
     }
 
     /// See [`v1::Pieces`].
     pub(crate) fn pieces(&self, op: &v1::Pieces) -> Result<Answer, Fault> {
-        self.need_mount()?;
         let node = Node::get(self.db, op.ino)?;
+        let mount = self.need_mount().is_ok();
+        if !mount {
+            self.need_read(&node)?;
+        }
         if node.writing == op.version {
-            return self.news(&node, op.version, op.since, None);
+            return match mount {
+                true => self.news(&node, op.version, op.since, None),
+                false => self
+                    .published(&node, op.version, op.since, None)
+                    .map(Answer::Together),
+            };
         }
         let sql = "SELECT size FROM version WHERE object = ?1 AND ino = ?2";
         let key = params![op.version.cast_signed(), op.ino.cast_signed()];
@@ -286,16 +305,21 @@ impl Tx<'_> {
         if !self.is_together(node)? {
             return Ok(None);
         }
-        let Answer::Together(told) = self.news(node, node.writing, 0, None)? else {
-            return Ok(None);
-        };
-        Ok(Some(Answer::Opened(v1::Opened {
+        self.shared
+            .hold(self.session, (node.ino, node.writing), NOWHERE);
+        self.opened_written(node).map(Some)
+    }
+
+    /// The version that several mounts write, as it is now.
+    pub(crate) fn opened_written(&self, node: &Node) -> Result<Answer, Fault> {
+        let told = self.published(node, node.writing, 0, None)?;
+        Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
             object: node.writing,
             size: told.size,
             together: Some(told),
             ..v1::Opened::default()
-        })))
+        }))
     }
 
     /// A mount tells what it has written.

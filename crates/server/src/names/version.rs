@@ -190,11 +190,14 @@ impl Tx<'_> {
 
     /// The version of a file that is being written, for who reads it meanwhile.
     fn open_growing(&self, node: &Node) -> Result<Option<Answer>, Fault> {
+        if self.is_together(node)? {
+            return self.opened_written(node).map(Some);
+        }
         let element = match node.writing {
             0 => None,
             object => self.writing_element(object)?,
         };
-        // What lies in several objects is read when it is sealed.
+        // What is striped is read when it is sealed.
         let Some(element) = element.and_then(|element| u32::try_from(element).ok()) else {
             return Ok(None);
         };

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::Poll;
+use tidemill_client::published::Visible;
 use tidemill_core::layout::Extent;
-use tidemill_mount::pieces::{Freshness, Log, Visible, all_of};
+use tidemill_mount::pieces::{Freshness, Log, all_of};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// The errnos that a mount tells apart.

@@ -1,0 +1,257 @@
+//! Where the bytes of a version that is being written are, as far as that is known.
+
+use super::{PAUSE_MAX, Range};
+use crate::error::Error;
+use crate::objects::Remote;
+use crate::published::Visible;
+use crate::striped::Parts;
+use crate::transfer::{Transfer, remote_at};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tokio::time::Instant;
+
+/// How long a server that does not answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Growing {
+    ino: u64,
+    /// As it was opened last.
+    opened: v1::Opened,
+    written: Written,
+}
+
+#[derive(Debug)]
+enum Written {
+    /// By one writer, as one object.
+    Alone,
+    /// By several mounts.
+    Together(Visible, Vec<Place>),
+    /// It is sealed; its parts, if it is not one object.
+    Sealed(Option<Arc<Parts>>),
+}
+
+/// An object, or the element that has it and is away.
+type Place = Result<Remote, ElementId>;
+
+/// Where some bytes are.
+#[derive(Debug)]
+pub(super) enum At {
+    /// The first of them there.
+    Object(Remote, Range<u64>),
+    /// In these, which are sealed.
+    Parts(Arc<Parts>, Range<u64>),
+    /// They may still come.
+    NotYet,
+    /// The version ends before them.
+    End,
+    /// On an element that is away.
+    Away(ElementId),
+}
+
+/// What is needed to ask what became of a version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) ino: u64,
+    object: u64,
+    /// What was published last, of one that several mounts write.
+    since: Option<u64>,
+}
+
+/// What became of it.
+pub(super) enum News {
+    /// It is still written; by several mounts, if so.
+    Open(v1::Opened),
+    Published(v1::Together),
+    Sealed(v1::Opened),
+}
+
+impl Growing {
+    /// Of what a file was opened as, which is being written.
+    pub(super) fn new(ino: u64, opened: v1::Opened) -> Result<Self, Error> {
+        let mut version = Self {
+            ino,
+            opened: v1::Opened::default(),
+            written: Written::Alone,
+        };
+        version.adopt(News::Open(opened))?;
+        Ok(version)
+    }
+
+    pub(super) fn known(&self) -> Known {
+        let since = match &self.written {
+            Written::Together(visible, _) => Some(visible.last),
+            _ => None,
+        };
+        Known {
+            ino: self.ino,
+            object: self.opened.object,
+            since,
+        }
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        matches!(self.written, Written::Sealed(_))
+    }
+
+    pub(super) fn opened(&self) -> &v1::Opened {
+        &self.opened
+    }
+
+    /// Its parts, if it is sealed and is not one object.
+    pub(super) fn parts(&self) -> Option<&Parts> {
+        match &self.written {
+            Written::Sealed(parts) => parts.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Takes over what is told of it.
+    pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
+        match news {
+            News::Sealed(opened) => {
+                self.written = Written::Sealed(Transfer::parts(&opened)?.map(Arc::new));
+                self.opened = opened;
+            }
+            News::Published(told) => self.publish(&told)?,
+            News::Open(mut opened) => {
+                let together = opened.together.take();
+                self.opened = opened;
+                if let Some(told) = together {
+                    self.publish(&told)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, told: &v1::Together) -> Result<(), Error> {
+        let wrong = |_| Error::Answer("Pieces");
+        if !matches!(self.written, Written::Together(..)) {
+            self.written = Written::Together(Visible::default(), Vec::new());
+        }
+        if let Written::Together(visible, places) = &mut self.written {
+            visible.adopt(told).map_err(wrong)?;
+            let urls = told.part_urls.iter().map(String::as_str);
+            let urls = urls.chain(std::iter::repeat(""));
+            let place = |(part, url): (&v1::LayoutPart, &str)| {
+                let element = ElementId(part.element);
+                let at = remote_at((element, url), ObjectId(part.object), &part.capability);
+                at.map_err(|_| element)
+            };
+            *places = told.parts.iter().zip(urls).map(place).collect();
+        }
+        Ok(())
+    }
+
+    /// Where bytes are, from there on.
+    pub(super) fn at(&self, offset: u64, length: u64) -> At {
+        let range = offset..offset.saturating_add(length);
+        match &self.written {
+            Written::Sealed(Some(parts)) => {
+                let range = offset..range.end.min(self.opened.size);
+                match range.is_empty() {
+                    true => At::End,
+                    false => At::Parts(Arc::clone(parts), range),
+                }
+            }
+            Written::Together(visible, places) => {
+                let first = visible.extents.within(range).next();
+                let Some(piece) = first.filter(|piece| piece.offset == offset) else {
+                    return At::NotYet;
+                };
+                match places.get(piece.at.part) {
+                    Some(Ok(remote)) => {
+                        At::Object(remote.clone(), piece.at.offset..piece.end_within())
+                    }
+                    Some(Err(element)) => At::Away(*element),
+                    None => At::NotYet,
+                }
+            }
+            Written::Alone | Written::Sealed(None) => match Transfer::remote(&self.opened) {
+                Ok(remote) => At::Object(remote, range),
+                Err(_) => At::Away(ElementId(self.opened.element)),
+            },
+        }
+    }
+}
+
+impl Known {
+    /// Whether a version is this one: other mounts may write it, too, meanwhile, or have; then it is a part of that.
+    fn is(&self, opened: &v1::Opened) -> bool {
+        let within = |parts: &[v1::LayoutPart]| parts.iter().any(|part| part.object == self.object);
+        let together = opened.together.as_ref();
+        let layout = opened.layout.as_ref();
+        opened.object == self.object
+            || together.is_some_and(|together| within(&together.parts))
+            || layout.is_some_and(|layout| within(&layout.parts))
+    }
+}
+
+impl Transfer {
+    /// Looks what became of a version that was being written; `None`: it was given up, or another one has taken its place.
+    pub(super) async fn look(&self, known: &Known) -> Result<Option<News>, Error> {
+        let ino = known.ino;
+        if let Some(since) = known.since {
+            let pieces = v1::Pieces {
+                ino,
+                version: known.object,
+                since,
+                closed: true,
+            };
+            match self.ask(Op::Pieces(pieces)).await {
+                Ok(Answer::Together(told)) if told.sealed.is_none() => {
+                    return Ok(Some(News::Published(told)));
+                }
+                Ok(_) => {}
+                Err(error) => tracing::debug!("what several mounts write is looked for: {error}"),
+            }
+        }
+        let opened = self.opened_growing(ino).await?;
+        let attr = opened.attr.as_ref().ok_or(Error::Answer("Open"))?;
+        let growing = opened.object != attr.object;
+        if known.is(&opened) {
+            let news = if growing { News::Open } else { News::Sealed };
+            return Ok(Some(news(opened)));
+        }
+        if !growing {
+            return Ok(None);
+        }
+        // Another is being written already.
+        let open = v1::Open {
+            ino,
+            ..v1::Open::default()
+        };
+        match self.ask(Op::Open(open)).await? {
+            Answer::Opened(opened) if known.is(&opened) => Ok(Some(News::Sealed(opened))),
+            _ => Ok(None),
+        }
+    }
+
+    /// What a file is that may be being written; waits for a server that does not answer.
+    pub(super) async fn opened_growing(&self, ino: u64) -> Result<v1::Opened, Error> {
+        let open = v1::Open {
+            ino,
+            growing: true,
+            ..v1::Open::default()
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.ask(Op::Open(open.clone())).await {
+                Ok(Answer::Opened(opened)) => return Ok(opened),
+                Ok(_) => return Err(Error::Answer("Open")),
+                // Its mount does not say whether it is closed, as while that restarts.
+                Err(error)
+                    if (error.is_lost() || error.is(rustix::io::Errno::TIMEDOUT))
+                        && Instant::now() < until =>
+                {
+                    tokio::time::sleep(PAUSE_MAX).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

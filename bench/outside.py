@@ -4,7 +4,7 @@
   cargo build --release --locked -p tidemill-cli && bench/outside.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
 
 `drain`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib), written into an element of the burst tier, until `tidemill drain --wait` has returned, each file in the
-store under its name; against `rclone copy` of the same files from ext4, with as many transfers at once (8). `read`: one file of 256 MiB that is only in the store, by pieces of 1 MiB through the
+store under its name; those of 64 KiB also in packs, of random bytes, so that nothing is the same twice; against `rclone copy` of the same files from ext4, with as many transfers at once (8). `read`: one file of 256 MiB that is only in the store, by pieces of 1 MiB through the
 mount, against `rclone mount` with its defaults and with `--vfs-read-chunk-streams` where it has that. Both read what was never read before. The store is versitygw over a folder.
 Rounds alternate; prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin (`go install github.com/versity/versitygw/cmd/versitygw@latest`).
 """
@@ -54,14 +54,18 @@ class Store:
 
 
 class Local(local_array.Array):
-    """An element of the burst tier, and one whose files are in the store."""
+    """An element of the burst tier, and one whose files are in the store, each by its name or in packs."""
+
+    def __init__(self, packing="files", **more):
+        self.packing = packing
+        super().__init__(**more)
 
     def _start_all(self, elements, cores, mount):
         self.store = Store(self.folder)
         keys = os.path.join(self.folder, "keys")
         with open(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(f'access_key_id = "{KEY}"\nsecret_access_key = "{SECRET}"\n')
-        self.outside = ("--outside", f"s3://bucket/array?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys)
+        self.outside = ("--outside", f"s3://bucket/array?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys, "--outside-as", self.packing)
         super()._start_all(elements, cores, mount)
 
     def _start(self, name, *args):
@@ -100,18 +104,23 @@ def drain(array, options, count, size):
             else:
                 took = timed(lambda: copied(array.store, folder, "store:bucket/peer"))
                 stored = os.path.join(array.store.folder, "bucket", "peer")
-            there = sum(os.path.getsize(os.path.join(stored, name)) == size for name in os.listdir(stored))
+            if side == "peer" or array.packing == "files":
+                there = sum(os.path.getsize(os.path.join(stored, name)) == size for name in os.listdir(stored))
+            else:
+                sizes = [os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(os.path.join(array.store.folder, "bucket", "array")) for name in names]
+                there = min(sum(sizes) // size, count)
             if there != count:
                 raise SystemExit(f"{side}: {there} of {count} files are in the store")
             if turn:
                 times[side].append(took)
             shutil.rmtree(folder)
-            if side == "ours":
-                local_array.wait("the removal", lambda: not os.path.exists(stored) or not os.listdir(stored), 300)
-            else:
+            if side == "peer":
                 shutil.rmtree(stored)
+            elif array.packing == "files":
+                local_array.wait("the removal", lambda: not os.path.exists(stored) or not os.listdir(stored), 300)
     goal = 1.0 if size > MIB else 2.0
-    Bench.print(f"drain to S3, {count} files of {size >> 10} KiB", "rclone copy", times, count * size, 0, goal)
+    how = "" if array.packing == "files" else ", in packs"
+    Bench.print(f"drain to S3, {count} files of {size >> 10} KiB{how}", "rclone copy", times, count * size, 0, goal)
 
 
 def reads(array, options):
@@ -149,6 +158,8 @@ def main():
         drain(array, options, options.size_mib // 16, 16 * MIB)
         drain(array, options, options.small_mib * 16, 64 << 10)
         reads(array, options)
+    with Local("dedup | zstd", elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
+        drain(array, options, options.small_mib * 16, 64 << 10)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemill_wire::labels::label::Type;
 use tidemill_wire::labels::labels_client::LabelsClient;
 use tidemill_wire::labels::{
-    Batch, Came, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered,
+    Batch, Came, GetRequest, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered,
     SubscribeRequest, WaitRequest,
 };
 use tokio::sync::Semaphore;
@@ -240,6 +240,84 @@ async fn refused_or_full(client: &mut Client) {
         ),
         (1, "grpc")
     );
+}
+
+async fn get(client: &mut Client, key: &str, path: &str, wait_ns: u64) -> Result<Vec<u8>, Status> {
+    let request = GetRequest {
+        key: key.into(),
+        path: path.into(),
+        wait_ns,
+    };
+    let mut pieces = client.get(request).await?.into_inner();
+    let mut all = Vec::new();
+    while let Some(piece) = pieces.message().await? {
+        all.extend(piece.data);
+    }
+    Ok(all)
+}
+
+/// What one client puts another one gets, before it is stored, whole and however large; it waits for what is still to be put, also
+/// while the server is away; who may not read a file gets nothing of it.
+#[test]
+fn what_one_client_puts_another_one_gets() {
+    let Some(mut array) = array() else { return };
+    array.sh("echo secret > own/f");
+    let labels = Labels::of(&array, USER);
+    let other = "simulation-2";
+    runtime().block_on(async {
+        let mut client = connect(&labels).await;
+        let (_, _stream) = register(&mut client, KEY).await.unwrap();
+        let (_, _other) = register(&mut client, other).await.unwrap();
+        let put = |number, path: &str, data: &[u8]| Label {
+            data: data.to_vec(),
+            ..label(number, Type::Put, path)
+        };
+        let mut waits = client.clone();
+        let later = tokio::spawn(async move {
+            get(&mut waits, other, "tidemill:/w/later", 30_000_000_000).await
+        });
+        let none = get(&mut client, other, "tidemill:/w/none", 1_000_000).await;
+        assert_eq!(none.unwrap_err().code(), Code::NotFound);
+        for (path, code) in [
+            ("tidemill:/own/f", Code::Unavailable),
+            ("/etc/hostname", Code::InvalidArgument),
+        ] {
+            let refused = get(&mut client, other, path, 0).await.unwrap_err();
+            assert_eq!(refused.code(), code, "{refused:?}");
+        }
+        let large: Vec<u8> = (0..900_000_u32).map(|n| (n % 251) as u8).collect();
+        publish(&mut client, vec![put(1, "tidemill:/w/large", &large)])
+            .await
+            .unwrap();
+        outcomes(&mut client, &[1]).await;
+        array.kill_server();
+        let all = vec![
+            put(2, "tidemill:/w/f", b"one"),
+            put(3, "tidemill:/w/empty", b""),
+        ];
+        publish(&mut client, all).await.unwrap();
+        assert_eq!(
+            get(&mut client, other, "tidemill:/w/f", 0).await.unwrap(),
+            b"one"
+        );
+        publish(&mut client, vec![put(4, "tidemill:/w/later", b"now")])
+            .await
+            .unwrap();
+        assert_eq!(later.await.unwrap().unwrap(), b"now");
+        array.start_server();
+        outcomes(&mut client, &[2, 3, 4]).await;
+        let got = get(&mut client, other, "tidemill:/w/large", 0)
+            .await
+            .unwrap();
+        assert!(got == large, "{} bytes", got.len());
+        assert_eq!(
+            get(&mut client, other, "tidemill:/w/empty", 0)
+                .await
+                .unwrap(),
+            b""
+        );
+    });
+    assert_eq!(array.run(&["cat", "/w/f"]).out, "one");
 }
 
 async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {

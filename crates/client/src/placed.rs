@@ -1,7 +1,7 @@
 //! Versions of files that are somewhere already, so that no bytes are written.
 
 use crate::Error;
-use crate::transfer::{Transfer, seal_body};
+use crate::transfer::{Transfer, Wanted, seal_body};
 use rustix::io::Errno;
 use tidemill_core::copies;
 use tidemill_core::id::{ElementId, ObjectId};
@@ -49,36 +49,24 @@ impl Transfer {
         };
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, ObjectId(opened.object));
-        let same = spot.over.is_none_or(|(_, before)| before.0 == attr.object);
-        let sealed = async {
+        if spot.over.is_some_and(|(_, before)| before.0 != attr.object) {
+            self.abandon(ino, object.0).await;
+            return Ok(None);
+        }
+        let written = async {
             let remote = Self::remote(&opened)?;
             let size = put(object).await?;
-            self.objects()
-                .seal(&remote, &seal_body(&attr, spot.path))
-                .await?;
-            self.sealed(v1::Seal {
-                ino,
-                object: object.0,
-                size,
-                copies: copies::Wanted::ONE.to_string(),
-                ..v1::Seal::default()
-            })
-            .await
+            let body = seal_body(&attr, spot.path);
+            self.objects().seal(&remote, &body).await?;
+            Ok((size, Vec::new()))
         };
-        let done = match same {
-            true => sealed.await.map(|()| Some(object)),
-            false => Ok(None),
+        let wanted = Wanted {
+            copies: Some(copies::Wanted::ONE),
+            ..Wanted::default()
         };
-        // What was lost on its way may have been sealed.
-        if !matches!(&done, Ok(Some(_))) && !done.as_ref().is_err_and(Error::is_lost) {
-            let abandon = v1::Abandon {
-                ino,
-                object: object.0,
-            };
-            // The first error is the one to tell; a version left behind is given up by the server later.
-            let _ = self.one(Op::Abandon(abandon)).await;
-        }
-        done
+        let written = written.await;
+        self.end((ino, object.0), wanted, written).await?;
+        Ok(Some(object))
     }
 
     async fn open_spot(&self, spot: &Spot<'_>) -> Result<v1::Opened, Error> {

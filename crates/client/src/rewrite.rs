@@ -83,9 +83,7 @@ impl Transfer {
                 self.sealed(seal).await.map(|()| attr.size)
             }
             Err(error) => {
-                let ino = attr.ino;
-                // The first error is the one to tell.
-                let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+                self.abandon(attr.ino, object).await;
                 Err(error)
             }
         }

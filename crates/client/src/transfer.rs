@@ -164,7 +164,7 @@ impl Transfer {
     }
 
     /// Seals a version that was written, or gives it up.
-    async fn end(
+    pub(crate) async fn end(
         &self,
         (ino, object): (u64, u64),
         wanted: Wanted,
@@ -192,10 +192,14 @@ impl Transfer {
             Err(error) => Err(error),
         };
         if done.is_err() {
-            // The first error is the one to tell; a version left behind is given up by the server later.
-            let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+            self.abandon(ino, object).await;
         }
         done
+    }
+
+    /// The first error is the one to tell; a version left behind is given up by the server later.
+    pub(crate) async fn abandon(&self, ino: u64, object: u64) {
+        let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
     /// Writes what is read to the element that a version was opened on, and seals it there; gives its length.

@@ -32,6 +32,8 @@ const APPS_MAX: usize = 256;
 const NAMED_MAX: usize = 65_536;
 /// Bytes that are read, or results, in one answer, unless one alone has more.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Bytes of a file in one answer.
+const PIECE_BYTES: usize = 1 << 20;
 /// Mode bits that files do not have if the client does not say.
 const UMASK: u32 = 0o022;
 
@@ -73,10 +75,16 @@ fn refused(error: &Error) -> Status {
     match error {
         Error::Full { .. } | Error::Quota(_) => Status::resource_exhausted(text),
         Error::Mount(_) | Error::Agent { .. } => Status::failed_precondition(text),
+        Error::Failed { .. } if is_missing(error) => Status::not_found(text),
         Error::Failed { .. } => Status::unavailable(text),
         Error::Log { .. } | Error::Damaged { .. } => Status::internal(text),
         _ => Status::invalid_argument(text),
     }
+}
+
+/// Whether it is a file that is not there.
+fn is_missing(error: &Error) -> bool {
+    error.errno() == rustix::io::Errno::NOENT.raw_os_error()
 }
 
 impl Labels {
@@ -301,6 +309,21 @@ impl Client {
         found.collect()
     }
 
+    /// Waits for a file, and gives it as a whole.
+    fn get(&self, request: &said::GetRequest) -> Result<Vec<u8>, Status> {
+        let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.app.get(&request.path, left.min(SLICE)) {
+                Err(_) if self.gone.load(Ordering::Relaxed) => {
+                    return Err(Status::cancelled("the application has ended"));
+                }
+                Err(error) if is_missing(&error) && left > SLICE => {}
+                got => return got.map_err(|error| refused(&error)),
+            }
+        }
+    }
+
     /// Waits, and takes what has ended.
     fn wait(&self, request: &said::WaitRequest) -> Result<said::WaitReply, Status> {
         let tickets = self.named(&request.labels)?;
@@ -379,6 +402,7 @@ fn asked<'a>(label: &'a said::Label, analysis: &'a Analysis<'a>) -> Label<'a> {
     match label.r#type() {
         Type::Fence => Label::fence(),
         Type::Write => Label::write(path, label.offset, &label.data),
+        Type::Put => Label::put(path, &label.data),
         Type::Append => Label::append(path, &label.data),
         Type::Read => Label::read(path, label.offset, label.size),
         Type::Delete => Label::delete(path),
@@ -421,6 +445,7 @@ impl labels_server::Labels for Labels {
     type RegisterStream = Answers<said::Registered>;
     type PublishStream = Answers<said::Published>;
     type SubscribeStream = Answers<Came>;
+    type GetStream = Answers<said::Piece>;
 
     async fn register(
         &self,
@@ -547,6 +572,25 @@ impl labels_server::Labels for Labels {
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receives))))
+    }
+
+    async fn get(
+        &self,
+        request: Request<said::GetRequest>,
+    ) -> Result<Response<Self::GetStream>, Status> {
+        let request = request.into_inner();
+        let client = self.client(&request.key)?;
+        let mut left = bytes::Bytes::from(self.apart(move || client.get(&request)).await?);
+        let mut first = true;
+        let pieces = std::iter::from_fn(move || {
+            let more = first || !left.is_empty();
+            first = false;
+            more.then(|| {
+                let data = left.split_to(left.len().min(PIECE_BYTES)).into();
+                Ok(said::Piece { data })
+            })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(pieces))))
     }
 
     async fn applications(

@@ -200,7 +200,7 @@ impl World {
             0 | 1 if !steady => self.put_hook(number),
             2 if !steady => self.remove_hook(name),
             3 => self.retry_hook(name),
-            4 => drop(self.server.as_ref().map(|server| server.end_round(name))),
+            4 => self.end_round(name),
             _ => {}
         }
         self.later(delay, "hooks", World::do_something_with_a_hook);
@@ -226,6 +226,12 @@ impl World {
         }
     }
 
+    fn end_round(&self, name: &str) {
+        if let Some(server) = &self.server {
+            server.end_round(name);
+        }
+    }
+
     /// The faults have stopped: what failed is tried again, and rounds end that only somebody ends.
     pub(crate) fn settle_hooks(&mut self) {
         let failed = self.ask(
@@ -241,8 +247,8 @@ impl World {
             if failed.contains(&format!("Integer({})", hook.rule)) {
                 self.retry_hook(name);
             }
-            if let (Some(Ends::Files | Ends::Marker), Some(server)) = (hook.ends, &self.server) {
-                server.end_round(name);
+            if let Some(Ends::Files | Ends::Marker) = hook.ends {
+                self.end_round(name);
             }
         }
     }

@@ -230,8 +230,16 @@ impl Firer {
                 Ok(Tried::Left(left)) => todo.push(left),
                 Ok(Tried::Later) if tasks.len() == 1 => all_done = false,
                 Ok(Tried::Refused(reason)) if tasks.len() == 1 => {
-                    let ended = self.failed(tasks.into_iter().flatten(), &reason).await;
-                    all_done &= ended.is_ok();
+                    let count = |tasks: &[Task]| tasks.iter().flatten().count();
+                    match self.there(&tasks).await {
+                        // It was refused because of what was removed meanwhile, which has not failed.
+                        Ok(there) if count(&there) < count(&tasks) => todo.push(there),
+                        Ok(there) => {
+                            let ended = self.failed(there.into_iter().flatten(), &reason).await;
+                            all_done &= ended.is_ok();
+                        }
+                        Err(_) => all_done = false,
+                    }
                 }
                 // One of them is in the way of the others.
                 Ok(Tried::Refused(_) | Tried::Later) => {

@@ -3,6 +3,11 @@
 read files and jobs run; then checks that everything acknowledged is there, on every mount and for the client.
 
     faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,element,mount]
+              [--drains] [--outside] [--hooks]
+
+With --drains the first element is of the burst tier, all files drain from there again and again, and each fault comes while
+they do; with --outside the last one has its files in a store outside, a folder. At the end everything has drained and nothing
+is left in the tier. With --hooks each version is mapped as it is written; at the end each file's result is that of its bytes.
 
 What must hold (docs/semantics.md): what close, fsync, rename or a finished job acknowledged is what every later
 read sees. A file whose writing broke off has its old content or what was written so far; one that was replaced by
@@ -12,6 +17,7 @@ Prints one JSON line; exit status 1 if anything acknowledged reads wrong. Needs 
 import argparse
 import collections
 import errno
+import hashlib
 import json
 import os
 import random
@@ -50,16 +56,23 @@ class Process:
 
 
 class Array:
-    def __init__(self, binary, work, elements):
-        self.binary, self.work = binary, work
+    def __init__(self, binary, work, elements, drains=False, outside=False):
+        self.binary, self.work, self.drains = binary, work, drains
         self.server = Process("server", [], "")
         socket = f"unix:{work}/server/server.sock"
         common = ["--server", socket, "--token-file", f"{work}/server/token"]
         log = lambda name: f"{work}/{name}.log"
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
-        self.server = make("server", "server", "--folder", f"{work}/server", "--listen", "127.0.0.1:0")
+        after = ["--drain-after", "1s"] if drains else []
+        self.server = make("server", "server", "--folder", f"{work}/server", "--listen", "127.0.0.1:0", *after)
+        more = {n: [] for n in range(elements)}
+        if drains:
+            more[0] += ["--tier", "burst"]
+        if outside:
+            os.mkdir(f"{work}/store")
+            more[elements - 1] += ["--outside", f"file://{work}/store"]
         self.elements = [
-            make(f"element-{n}", "element", "--id", str(n), "--folder", f"{work}/element-{n}", "--cores", "1", "--listen", "127.0.0.1:0")
+            make(f"element-{n}", "element", "--id", str(n), "--folder", f"{work}/element-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
             for n in range(elements)
         ]
         self.mounts = {
@@ -108,7 +121,7 @@ class Array:
             try:
                 if ready():
                     return
-            except (TypeError, OSError):
+            except (TypeError, OSError, ValueError, subprocess.TimeoutExpired):
                 pass
             if time.time() > deadline:
                 raise SystemExit(f"faults: {what} did not come within {SETTLE_S} s; logs in {self.work}")
@@ -141,6 +154,9 @@ class Load:
         self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
         self.files = {}
         self.threads = []
+        self.draining = threading.Event()
+        if array.drains:
+            self.spawn(self.drain)
         for writer in range(writers):
             for number in range(FILES):
                 self.files[f"w{writer}/f{number}"] = File()
@@ -311,6 +327,56 @@ class Load:
                 if got and not file.holds(got):
                     self.note("a job", name, got)
 
+    def drain(self):
+        rng = random.Random(f"{self.seed}/drain")
+        while not self.over.is_set():
+            free = ["--free"] if rng.random() < 0.7 else []
+            self.draining.set()
+            try:
+                said = self.array.run("drain", "/", "--wait", *free, timeout=20)
+                self.counts["drain" if said.returncode == 0 else "drain broken off"] += 1
+            except subprocess.TimeoutExpired:
+                self.counts["drain given up"] += 1
+            self.draining.clear()
+            time.sleep(rng.random() * 0.3)
+
+    def check_drained(self):
+        """All that is in the tier drains, and goes."""
+
+        def drained():
+            self.array.run("drain", "/", "--wait", "--free")
+            staged = self.array.status()["elements"][0].get("staged") or {}
+            return not staged.get("objects")
+
+        self.array.wait("the end of what drains", drained)
+
+    def check_hooks(self):
+        """What is there of each file has a result, which is that of its bytes, however often somebody was killed."""
+
+        def settled():
+            log = lambda *args: json.loads(self.array.run("--json", "rule", "log", "sums", "--limit", "10000", *args).stdout)
+            if log("--state", "queued,waiting,running"):
+                return False
+            self.log = log()
+            return True
+
+        self.array.wait("the last maps", settled)
+        if failed := [one for one in self.log if one["state"] == "failed"]:
+            self.wrong.append(f"{len(failed)} versions were not mapped: {failed[0]}")
+        seen = collections.Counter(one["object"] for one in self.log)
+        if twice := [object for object, count in seen.items() if count > 1]:
+            self.wrong.append(f"versions were mapped twice: {twice}")
+        found = {name: self.content(self.path("a", f"sums/{name}")) for name in os.listdir(self.path("a", "sums"))}
+        done = [str(one["object"]) for one in self.log if one["state"] == "done"]
+        if missing := [name for name in done if not found.get(name)]:
+            self.wrong.append(f"versions have no result: {missing}")
+        sums = {result.split()[0].decode() for result in found.values() if result}
+        self.counts["mapped"] = len(done)
+        for name in self.files:
+            content = self.content(self.path("a", name))
+            if content and hashlib.sha256(content).hexdigest() not in sums:
+                self.wrong.append(f"{name} has no result, and holds {len(content)} bytes {content[:24]!r}")
+
     def check(self):
         """Everything, on both mounts and by the client, when all is well again."""
         for name, file in self.files.items():
@@ -362,21 +428,31 @@ def main():
     parser.add_argument("--elements", type=int, default=3)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
+    parser.add_argument("--drains", action="store_true", help="the first element is of the burst tier, and drains all the time")
+    parser.add_argument("--outside", action="store_true", help="the last element has its files in a folder outside")
+    parser.add_argument("--hooks", action="store_true", help="each version is mapped")
     parser.add_argument("--work", help="an empty folder; kept if something is wrong")
     args = parser.parse_args()
     work = args.work or tempfile.mkdtemp(prefix="tidemill-faults-")
     os.chmod(work, 0o755)
     print(f"faults: seed {args.seed}, array in {work}", file=sys.stderr)
     rng = random.Random(args.seed)
-    array = Array(os.path.abspath(args.binary), work, args.elements)
+    array = Array(os.path.abspath(args.binary), work, args.elements, args.drains, args.outside)
     began, done = time.time(), collections.Counter()
     try:
         array.start()
+        if args.hooks:
+            hook = ("--map", "/usr/bin/sha256sum", "--output", "/sums/${batch}", "--on", "write", "--name", "sums")
+            added = array.run("hook", "add", "/w*/f*", *hook)
+            assert added.returncode == 0, added.stderr
         load = Load(array, args.seed, args.writers)
         for thread in load.threads:
             thread.start()
         for number in range(args.faults):
             time.sleep(rng.random() * args.pause)
+            if args.drains:
+                load.draining.wait(SETTLE_S)
+                time.sleep(rng.random() * 0.3)
             done[fault(array, rng, args.kinds.split(","), args.victims.split(","))] += 1
             if load.wrong:
                 break
@@ -391,6 +467,11 @@ def main():
         array.wait("all elements", up)
         array.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in array.mounts))
         load.check()
+        if args.drains:
+            load.check_drained()
+            load.check()
+        if args.hooks:
+            load.check_hooks()
     finally:
         array.stop()
     result = {

@@ -113,7 +113,7 @@ impl Garbage {
     }
 
     /// The next objects of the list, and whether each is still a version's, elsewhere: then nobody is told to read it here, and who
-    /// is to be fired for it reads it there.
+    /// is to be fired for it reads it there. A map that was sent to the element while it was written reads it here.
     fn page(&self, element: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
@@ -121,7 +121,11 @@ impl Garbage {
                        AND removed = 0) FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
                        AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM firing \
                        WHERE firing.object = removal.object AND state <= 2) OR EXISTS (SELECT 1 FROM held \
-                       WHERE held.object = removal.object AND removed = 0)) ORDER BY object LIMIT ?5";
+                       WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM firing \
+                       JOIN label ON label.task BETWEEN firing.task AND max(firing.task, firing.last) \
+                       WHERE firing.object = removal.object AND firing.state <= 2 AND firing.state = 2 \
+                       AND label.element = removal.element) \
+                       ORDER BY object LIMIT ?5";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(OBJECTS_MAX).unwrap_or(i64::MAX);
             let key = params![element, after.0.cast_signed(), before, since, limit];

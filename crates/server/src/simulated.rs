@@ -22,7 +22,6 @@ use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfini
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
-use crate::rules;
 use crate::rules::driver::Firer;
 use crate::session::Sessions;
 use crate::{copies, namespace_service, notes, rooms, scrub};
@@ -179,6 +178,7 @@ pub struct Simulated {
     manager: Manager,
     driver: Driver,
     inbox: Inbox,
+    firer: Firer,
     /// The driver has done what follows from the jobs that were brought back.
     begun: bool,
     told: Sender<Incoming>,
@@ -226,7 +226,7 @@ impl Simulated {
                 };
                 let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
                 // It fires on the runtime for as long as that lives.
-                let _ = Firer::start((&names, &recalls, &array), None, &told);
+                let firer = Firer::start((&names, &recalls, &array), None, &told);
                 drop(entered);
                 Ok(Self {
                     names,
@@ -236,6 +236,7 @@ impl Simulated {
                     manager,
                     driver,
                     inbox: Inbox::new(incoming),
+                    firer,
                     begun: false,
                     told,
                     runtime,
@@ -434,6 +435,11 @@ impl Simulated {
         self.runtime.block_on(watched).map(Changes)
     }
 
+    /// A mount says again what it writes, as it does after a start.
+    pub fn hold(&self, session: u64, version: (u64, u64), element: u32) {
+        self.names.shared().hold(session, version, element);
+    }
+
     /// Reserves ids for a mount.
     ///
     /// # Errors
@@ -508,10 +514,26 @@ impl Simulated {
         answered
     }
 
-    /// Keeps a rule of root's; whether that was possible.
-    pub fn add_rule(&self, text: &str) -> bool {
-        let added = rules::service::add_for_root(&self.names, text);
-        self.runtime.block_on(added).is_ok()
+    /// Keeps a rule of root's, new or in the place of the one of its name; gives its number, if that was possible.
+    pub fn put_rule(&self, text: &str) -> Option<u64> {
+        self.runtime.block_on(self.firer.put_rule(text)).ok()
+    }
+
+    /// Removes a rule of root's; whether it is gone.
+    pub fn remove_rule(&self, name: &str) -> bool {
+        self.runtime.block_on(self.firer.remove_rule(name)).is_ok()
+    }
+
+    /// Has tried again what did not end well of a rule.
+    pub fn retry_rule(&self, name: &str) {
+        // The database may be full.
+        let _ = self.runtime.block_on(self.firer.retry_rule(name));
+    }
+
+    /// Ends the open round of a hook; whether there was one.
+    pub fn end_round(&self, name: &str) -> bool {
+        let ended = self.runtime.block_on(self.firer.end_round(name));
+        ended.is_ok_and(|round| round.is_some())
     }
 
     fn in_rooms<T: Send + 'static>(

@@ -1,7 +1,7 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
 //! `--rot` to have some copies change or vanish, `--drains` to have elements emptied, `--together` to have
-//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files, `--hooks` a hook instead,
+//! several mounts write the same files instead of all else, `--rules` to have a rule fire for all files, `--hooks` a hook instead, `--rounds` hooks with all that they can do,
 //! `--sleeps` to have elements sleep while nobody needs them, `--warehouse` to have some in memory, whose hosts end, and rooms,
 //! `--bursts` to have some of the burst tier, `--labels` to shuffle an application's labels instead of all else.
 #![allow(clippy::print_stdout, reason = "a program for people")]
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--hooks] [--sleeps] [--warehouse] [--bursts] [--labels]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--hooks] [--rounds] [--sleeps] [--warehouse] [--bursts] [--labels]"
         );
         return ExitCode::FAILURE;
     };
@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         together: has("--together"),
         rules: has("--rules"),
         hooks: has("--hooks"),
+        rounds: has("--rounds"),
         sleeps: has("--sleeps"),
         warehouse: has("--warehouse"),
         labels: has("--labels"),
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);
     let (mut wakes, mut lost, mut rooms, mut labels) = (0, 0, 0, 0);
+    let (mut rounds, mut dropped) = (0, 0);
     for seed in first..end {
         match run(seed, &options) {
             Ok(summary) => {
@@ -57,6 +59,8 @@ fn main() -> ExitCode {
                 wakes += summary.wakes;
                 lost += summary.lost;
                 rooms += summary.rooms;
+                rounds += summary.rounds;
+                dropped += summary.dropped;
                 labels += summary.labels;
             }
             Err(defect) => {
@@ -72,7 +76,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {rounds} rounds, {dropped} files gone, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     if defects == 0 {
         ExitCode::SUCCESS

@@ -5,7 +5,7 @@ use crate::element::fill;
 use crate::port::{Answer, Ask, OfElement};
 use crate::reference::NOENT;
 use crate::store::Refusal;
-use crate::world::World;
+use crate::world::{Slot, World};
 use std::sync::Arc;
 use tidemill_server::names::{Caller, Request};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
@@ -40,6 +40,27 @@ pub(crate) fn request(session: u64, ops: &[Op]) -> Request {
         session,
         durable: false,
         ops: ops.iter().map(op).collect(),
+    }
+}
+
+impl Slot {
+    /// Notes what a client writes from now on.
+    fn begins_to_write(&mut self, ops: &[Op], results: &[v1::NameResult]) {
+        for (op, result) in ops.iter().zip(results) {
+            let ino = match op {
+                Op::Create(create) => create.ino,
+                Op::NewVersion(version) => version.ino,
+                Op::Spill(spill) => spill.ino,
+                Op::Seal(_) | Op::Abandon(_) | Op::Release(_) => {
+                    self.writes = None;
+                    continue;
+                }
+                _ => continue,
+            };
+            if let Some(Named::Opened(opened)) = &result.result {
+                self.writes = Some((ino, opened.object, opened.element));
+            }
+        }
     }
 }
 
@@ -167,10 +188,16 @@ impl World {
                 {
                     slot.holds = Some((opened.object, self.server_life));
                 }
+                if slot.session == session {
+                    slot.begins_to_write(ops, &results);
+                }
                 let missing = |result: &v1::NameResult| matches!(&result.result, Some(Named::Error(error)) if error.errno == NOENT);
                 if results.iter().any(missing) {
                     // A room may have ended before it, in the same moment.
                     self.take_warehouse();
+                }
+                if self.verbose {
+                    self.say(&format!("client {number}: {ops:?} -> {results:?}"));
                 }
                 self.reference.carried_out(ops, &results, &self.elements);
                 self.passes(ops, &results);

@@ -39,6 +39,13 @@ impl World {
             )),
         );
         look(
+            "a task has not ended",
+            self.ask(&format!(
+                "SELECT task, task.state, task.error FROM task JOIN job USING (job) WHERE job.state = {running} \
+                 AND task.end = 0"
+            )),
+        );
+        look(
             "a version is to fire a rule",
             self.ask("SELECT * FROM firing WHERE state <= 2"),
         );
@@ -80,6 +87,7 @@ impl World {
         // All find a place: no element is full any more.
         look("an object is to move", self.ask("SELECT * FROM move"));
         self.look_at_others(&mut look);
+        self.look_at_hooks(&mut look);
         left
     }
 
@@ -191,9 +199,22 @@ impl World {
         );
         self.check_jobs();
         self.check_rules();
+        self.check_hooks();
         self.check_together();
         self.check_objects();
         self.check_emptied();
+    }
+
+    /// A version that a name leads to is on some element, at any time.
+    pub(crate) fn check_held(&self) {
+        for object in self.reference.current() {
+            let mut holders = self.elements.iter();
+            let held = holders.any(|one| one.store.read(object).is_some());
+            assert!(
+                held || self.is_gone(object),
+                "object {object} has a name, and no element has it"
+            );
+        }
     }
 
     /// An element that was emptied has nothing, and the server says so.

@@ -1,6 +1,7 @@
 //! Labels on elements: they arrive, run for a while, end and are kept.
 
 use crate::element::{Did, broke, copied, done, removed};
+use crate::hooks::Hooked;
 use crate::rot::verified;
 use crate::store::Bytes;
 use crate::world::World;
@@ -147,7 +148,9 @@ impl World {
             }
         };
         if self.dice.chance(self.weather.kernel) {
-            return broke(live, FailureKind::Exit(1));
+            let hooked = self.hooked.as_mut();
+            let kind = hooked.map_or(FailureKind::Exit(1), Hooked::failure);
+            return broke(live, kind);
         }
         if self.elements[element].store.full {
             return broke(live, FailureKind::Device);

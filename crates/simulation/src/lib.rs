@@ -12,6 +12,7 @@ mod carry;
 mod check;
 mod dice;
 mod element;
+mod hooks;
 mod labels;
 mod mount;
 mod port;
@@ -27,6 +28,7 @@ mod warehouse;
 mod weather;
 mod world;
 
+use hooks::Hooked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
 
@@ -34,6 +36,8 @@ use world::World;
 const STORM_MS: u64 = 60_000;
 /// Everything must have come to rest so long after.
 const CALM_MS: u64 = 300_000;
+/// And where files are held back from draining until they are mapped, or can't be.
+const HELD_MS: u64 = 900_000;
 /// How often that is looked for.
 const CALM_LOOK_MS: u64 = 5_000;
 /// After this long of calm jobs that wait for files are given up.
@@ -54,6 +58,10 @@ pub struct Summary {
     pub wakes: u64,
     /// Versions that were lost with memory, in the end.
     pub lost: u64,
+    /// Rounds of hooks whose results were reduced.
+    pub rounds: u64,
+    /// Files that went because they were mapped.
+    pub dropped: u64,
     /// Rooms that have ended.
     pub rooms: u64,
     /// Labels of applications that were carried out.
@@ -114,6 +122,8 @@ pub struct Options {
     pub rules: bool,
     /// A hook maps every version of the clients' files, as it is written.
     pub hooks: bool,
+    /// Hooks reduce rounds and have files go, and are changed and removed.
+    pub rounds: bool,
     /// Elements sleep while nobody needs them, or somebody wants them to.
     pub sleeps: bool,
     /// Some elements are in memory, whose hosts end, and rooms come and end.
@@ -168,7 +178,9 @@ fn build(seed: u64, options: &Options) -> World {
     world.drains = options.drains;
     world.rules = options.rules || options.hooks;
     world.hooks = options.hooks;
-    world.reference.hooks = options.hooks;
+    world.reference.hooks = options.hooks || options.rounds;
+    world.reference.rounds = options.rounds;
+    world.hooked = options.rounds.then(|| Hooked::new(seed));
     world.sleeps = options.sleeps;
     if options.warehouse {
         world.build_warehouse(seed);
@@ -195,7 +207,12 @@ fn storm_and_calm(world: &mut World) {
     }
     world.clear_up();
     let mut calm = 0;
-    while calm < CALM_MS {
+    let most = if world.hooked.is_some() {
+        HELD_MS
+    } else {
+        CALM_MS
+    };
+    while calm < most {
         calm += CALM_LOOK_MS;
         if world.sleeps {
             world.wake_all();
@@ -203,6 +220,7 @@ fn storm_and_calm(world: &mut World) {
         world.run_until(STORM_MS + calm);
         if calm >= CANCEL_MS {
             world.cancel_waiting();
+            world.settle_hooks();
         }
         if calm > CANCEL_MS && world.unsettled().is_empty() {
             break;

@@ -344,7 +344,12 @@ impl Client {
             attributes,
             ..v1::Seal::default()
         };
-        self.one(Op::Seal(seal)).await.is_ok()
+        let sealed = self.one(Op::Seal(seal)).await.is_ok();
+        if !sealed {
+            let ino = attr.ino;
+            let _ = self.one(Op::Release(v1::Release { ino, object })).await;
+        }
+        sealed
     }
 
     async fn abandon(&self, ino: u64, object: u64) {

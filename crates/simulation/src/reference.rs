@@ -2,11 +2,13 @@
 //! compared with what the server says and keeps.
 
 use crate::element::{Element, made_of};
+use crate::hooks::{REDUCE, REDUCED};
 use crate::port::{Script, Task};
 use crate::rules::{RULED, kernel, made_for};
 use crate::store::Bytes;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::rule::hook::kernel_of;
 use tidemill_wire::v1::{self, NameResult, name_op::Op, name_result::Result as Named};
 
 const ROOT: u64 = 1;
@@ -50,8 +52,12 @@ pub(crate) struct Reference {
     pub(crate) accepted: BTreeSet<u64>,
     /// Outputs of jobs that were seen.
     pub(crate) published: u64,
+    /// Results of rounds that were seen.
+    pub(crate) reduces: u64,
     /// The rule is a hook.
     pub(crate) hooks: bool,
+    /// Hooks do all that they can.
+    pub(crate) rounds: bool,
     now: u64,
 }
 
@@ -100,6 +106,17 @@ impl Reference {
         self.folders.remove(name);
     }
 
+    /// A file goes because a hook has mapped the version that it has.
+    pub(crate) fn drops(&mut self, object: u64) {
+        let ino = self.objects.iter().find(|(_, known)| **known == object);
+        let ino = ino.map(|(ino, _)| *ino);
+        let name = self.entries.iter().find(|(_, known)| Some(**known) == ino);
+        let name = name.map(|(name, _)| name.clone());
+        let name = name.unwrap_or_else(|| panic!("object {object} goes and has no name"));
+        self.entries.remove(&name);
+        self.note(&name);
+    }
+
     /// A folder that was made before all else.
     pub(crate) fn folder(&mut self, name: &str, ino: u64) {
         self.folders.insert(name.into(), ino);
@@ -126,6 +143,17 @@ impl Reference {
         self.entries
             .values()
             .any(|ino| self.objects.get(ino) == Some(&object))
+    }
+
+    /// The current versions of all files that have a name and were ever written.
+    pub(crate) fn current(&self) -> impl Iterator<Item = u64> {
+        let objects = self
+            .entries
+            .values()
+            .filter_map(|ino| self.objects.get(ino));
+        objects
+            .copied()
+            .filter(|object| self.contents.contains_key(object))
     }
 
     /// A job is handed in.
@@ -352,6 +380,7 @@ impl Reference {
         let entries = entries(db).expect("the tables of names can be read");
         let out = self.folders.get(crate::mount::OUT).copied();
         let ruled = self.folders.get(RULED).copied();
+        let reduced = self.folders.get(REDUCED).copied();
         let mut seen = BTreeSet::new();
         for entry in entries {
             if entry.kind == i64::from(i32::from(v1::Kind::Directory)) {
@@ -360,6 +389,10 @@ impl Reference {
             seen.insert(entry.name.clone());
             if Some(entry.name.0) == ruled {
                 self.ruled(db, &entry, elements);
+                continue;
+            }
+            if Some(entry.name.0) == reduced {
+                self.reduced(db, &entry);
                 continue;
             }
             if Some(entry.name.0) == out {
@@ -390,23 +423,36 @@ impl Reference {
         }
         let read = inputs(db, entry.object).expect("the tables of jobs can be read");
         let names: Vec<String> = read.iter().map(u64::to_string).collect();
-        assert_eq!(
-            names,
-            [made_for(&entry.name.1)],
-            "a rule read another version"
-        );
+        let named = names.first().map(String::as_str) == Some(made_for(&entry.name.1));
+        assert!(named, "a rule read other versions: {names:?}");
+        assert!(self.rounds || names.len() == 1, "a rule read {names:?}");
         // A map ends when its element has sealed what it reads, which is told to the server after that.
-        let sealed = || {
-            elements
-                .iter()
-                .find_map(|element| element.store.read(read[0]))
+        let sealed = |object| move |element: &Element| element.store.read(object);
+        let bytes = |&object: &u64| {
+            let known = self.content(object);
+            known.or_else(|| elements.iter().find_map(sealed(object)))
         };
-        let bytes = self.content(read[0]).or_else(sealed);
+        let bytes: Option<Vec<Bytes>> = read.iter().map(bytes).collect();
         let bytes = bytes.expect("what fired was sealed");
-        let made = made_of(&kernel(self.hooks), &[], 0, &[bytes]);
+        let made = made_of(&kernel(self.hooks), &[], 0, &bytes);
         assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
         self.objects.insert(entry.ino, entry.object);
         self.published += 1;
+    }
+
+    /// The result of a round is made of those of its files.
+    fn reduced(&mut self, db: &Connection, entry: &Entry) {
+        if self.objects.get(&entry.ino) == Some(&entry.object) {
+            return;
+        }
+        let read = inputs(db, entry.object).expect("the tables of jobs can be read");
+        self.check_round(db, entry.object, &read);
+        let bytes: Option<Vec<Bytes>> = read.iter().map(|&part| self.content(part)).collect();
+        let bytes = bytes.expect("what is reduced was made");
+        let made = made_of(&kernel_of(REDUCE), &[], 0, &bytes);
+        assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
+        self.objects.insert(entry.ino, entry.object);
+        self.reduces += 1;
     }
 
     /// An output of a job has its name: it must hold what its task makes of what the task says that it read, and that

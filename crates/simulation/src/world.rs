@@ -4,6 +4,7 @@ use crate::Summary;
 use crate::broker::Broker;
 use crate::dice::{Dice, mix};
 use crate::element::Element;
+use crate::hooks::{Hooked, REDUCED};
 use crate::mount::{Client, FOLDERS, Habits, OUT};
 use crate::port::{Answer, Port, Running};
 use crate::reference::Reference;
@@ -41,6 +42,14 @@ const MOVE_BYTES_PER_SEC: u64 = 20_000;
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
 const TRACE_MAX: usize = 60;
+
+const POLICIES: [&str; 5] = [
+    "input-locality",
+    "round-robin",
+    "min-wait",
+    "hybrid",
+    "random",
+];
 
 type Act = Box<dyn FnOnce(&mut World)>;
 
@@ -95,6 +104,8 @@ pub(crate) struct Slot {
     pub(crate) life: u64,
     /// The object that it has open for reading, and the life of the server that knows of it.
     pub(crate) holds: Option<(u64, u64)>,
+    /// The inode and object that it writes, and the element.
+    pub(crate) writes: Option<(u64, u64, u32)>,
     /// It writes and reads objects in place.
     pub(crate) in_place: bool,
 }
@@ -133,6 +144,8 @@ pub(crate) struct World {
     pub(crate) rules: bool,
     /// The rule is a hook.
     pub(crate) hooks: bool,
+    /// Hooks that do all that they can.
+    pub(crate) hooked: Option<Hooked>,
     /// Elements sleep.
     pub(crate) sleeps: bool,
     /// Some elements are of the burst tier.
@@ -194,14 +207,7 @@ impl World {
             chmod: dice.roll(4),
             pause: [50, 400, 3000][usize::try_from(dice.roll(3)).unwrap_or(0)],
         };
-        let policies = [
-            "input-locality",
-            "round-robin",
-            "min-wait",
-            "hybrid",
-            "random",
-        ];
-        let policy = policies[usize::try_from(dice.roll(5)).unwrap_or(0)];
+        let policy = POLICIES[usize::try_from(dice.roll(5)).unwrap_or(0)];
         let attached = vec![None; elements.len()];
         Self {
             now: 0,
@@ -225,6 +231,7 @@ impl World {
             drains: false,
             rules: false,
             hooks: false,
+            hooked: None,
             sleeps: false,
             bursts: false,
             burst: Limits::default(),
@@ -292,6 +299,9 @@ impl World {
             self.suspend_some();
         }
         self.open_warehouse();
+        if self.hooked.is_some() {
+            self.begin_hooks();
+        }
     }
 
     /// Has some of the elements on disks be of the burst tier, but not the first.
@@ -341,6 +351,7 @@ impl World {
         self.set_now(due.at);
         // While time passed the server may have done something by itself.
         self.take_warehouse();
+        self.take_dropped();
         self.events += 1;
         let text = due.what.bytes();
         self.fingerprint = text.fold(mix(self.fingerprint ^ due.at), |sum, byte| {
@@ -412,6 +423,7 @@ impl World {
         }
         self.take_outboxes();
         self.take_warehouse();
+        self.take_dropped();
         self.take_submitted();
         self.take_together();
     }
@@ -621,6 +633,11 @@ impl World {
         self.server_start = self.now;
         match Simulated::start(disk, time::since_epoch(self.now), &options) {
             Ok(server) => {
+                for slot in self.slots.iter().filter(|slot| slot.session != 0) {
+                    if let Some((ino, object, element)) = slot.writes {
+                        server.hold(slot.session, (ino, object), element);
+                    }
+                }
                 self.server = Some(server);
                 self.say("server starts");
                 self.compare();
@@ -652,10 +669,12 @@ impl World {
     }
 
     fn make_folders(&mut self) {
-        let ruled = self.rules.then_some(RULED);
+        let ruled = (self.rules || self.hooked.is_some()).then_some(RULED);
+        let reduced = self.hooked.as_ref().map(|_| REDUCED);
         let memory = self.warehouse.is_some().then_some(MEMORY);
         let server = self.server.as_ref().expect("the server has just started");
-        let folders = FOLDERS.into_iter().chain([OUT]).chain(ruled).chain(memory);
+        let folders = FOLDERS.into_iter().chain([OUT]).chain(ruled).chain(reduced);
+        let folders = folders.chain(memory);
         for folder in folders {
             let create = v1::Create {
                 name: format!("/{folder}").into_bytes(),
@@ -745,6 +764,7 @@ impl World {
             session: 0,
             life,
             holds: None,
+            writes: None,
             in_place: self.dice.chance(500),
         };
         if number < self.slots.len() {
@@ -832,6 +852,11 @@ impl World {
             reads: self.together.as_ref().map_or(0, Together::reads),
             wakes: self.wakes,
             lost: self.lost().len() as u64,
+            rounds: self.reference.reduces,
+            dropped: self
+                .hooked
+                .as_ref()
+                .map_or(0, |one| one.dropped.len() as u64),
             rooms: self.warehouse.as_ref().map_or(0, |one| one.ended),
             labels: 0,
             agents: 0,
@@ -847,6 +872,9 @@ impl World {
             return;
         }
         self.take_warehouse();
+        self.take_dropped();
+        self.check_order();
+        self.check_held();
         let Self {
             server,
             reference,

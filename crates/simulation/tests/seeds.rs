@@ -23,6 +23,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
             "together" => options.together = true,
             "rules" => options.rules = true,
             "hooks" => options.hooks = true,
+            "rounds" => options.rounds = true,
             "sleeps" => options.sleeps = true,
             "bursts" => options.bursts = true,
             "warehouse" => options.warehouse = true,

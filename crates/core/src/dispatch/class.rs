@@ -12,6 +12,12 @@ use crate::label::{Failure, FailureKind};
 use crate::resources::{Needs, Offers, Wants};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How it begins what is said of a task that waits for the element which it is to run on.
+pub const ASIDE: [&str; 2] = [
+    "it is to run on element",
+    "no element that is up can run it; it waits for element",
+];
+
 /// A class, by the order in which they were heard of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClassNumber(u32);
@@ -307,11 +313,10 @@ impl Dispatcher {
         let wants = wants.unwrap_or_default();
         let message = match pinned {
             Some(element) if self.classes.emptied.contains(&element) => format!(
-                "it is to run on element {element}, which is being emptied; it waits until that is given up"
+                "{} {element}, which is being emptied; it waits until that is given up",
+                ASIDE[0]
             ),
-            Some(element) => format!(
-                "no element that is up can run it; it waits for element {element} with {wants}"
-            ),
+            Some(element) => format!("{} {element} with {wants}", ASIDE[1]),
             None => {
                 format!("no element that is up can run it; it waits for an element with {wants}")
             }

@@ -50,6 +50,7 @@ mod speed;
 mod table;
 mod task;
 
+pub use class::ASIDE;
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX, LASTING_MAX};
 pub use element::expected_run;
 pub use query::{ElementLoad, ElementStatus, JobStatus, TaskStatus};

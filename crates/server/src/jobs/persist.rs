@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use tidemill_core::elastic::RUN_MICROJOULES_MAX;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Damaged, Failure, Operation, Outcome};
+use tidemill_core::label::{Damaged, Failure, FailureKind, Operation, Outcome};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::convert::time_to_wire;
@@ -224,6 +224,9 @@ impl Writer<'_> {
         let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
         let row = params![task.0.cast_signed(), failure.message];
         self.db.prepare_cached(sql)?.execute(row)?;
+        if failure.kind == FailureKind::Unfit {
+            self.shared.rules.wake();
+        }
         Ok(())
     }
 

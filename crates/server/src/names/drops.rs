@@ -85,8 +85,12 @@ fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<C
         return Ok(Vec::new());
     }
     let mut done = all.iter().filter(|one| one.state == State::Done.number());
-    if let Some(one) = done.clone().find(|one| keep(one.kept) == Keep::Results) {
-        return drop_file(db, shared, (object, one), now);
+    // They may have mapped it under several names, of which one leads to it still.
+    for one in done.clone().filter(|one| keep(one.kept) == Keep::Results) {
+        let changes = drop_file(db, shared, (object, one), now)?;
+        if !changes.is_empty() {
+            return Ok(changes);
+        }
     }
     if done.any(|one| keep(one.kept) == Keep::UntilDrained)
         && let Some(one) = all.first()
@@ -159,6 +163,17 @@ pub(super) fn told(db: &Connection, object: u64) -> Result<String, Fault> {
 }
 
 impl Tx<'_> {
+    /// A version was mapped perhaps when its file could not go, and now it can.
+    pub(crate) fn may_go_by_now(&self, object: u64) -> Result<(), Fault> {
+        if object != 0 && self.shared.rules.any_keep() {
+            self.db
+                .prepare_cached("INSERT OR IGNORE INTO mapped VALUES (?1)")?
+                .execute([object.cast_signed()])?;
+            self.shared.rules.wake();
+        }
+        Ok(())
+    }
+
     /// How much later than others a version that was just sealed is to leave the burst tier: it will not, if it goes once it is mapped.
     pub(super) fn held_back(&self, version: u64) -> Result<i64, Fault> {
         if !self.shared.rules.any_keep() {

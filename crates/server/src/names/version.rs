@@ -621,6 +621,7 @@ impl Tx<'_> {
         }
         node.update(self.db)?;
         self.note(&node)?;
+        self.may_go_by_now(node.object)?;
         self.changes.push(Change::Node(node.ino));
         self.purge_if_orphan(&node)?;
         Ok(Answer::Attr(node.attr()))

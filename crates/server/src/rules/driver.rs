@@ -1,6 +1,6 @@
 //! Turns queued firings into jobs, for as long as the server runs. It sleeps until something is queued or a job has ended.
 
-use super::ends::{GIVEN_UP, end, in_vain, settle};
+use super::ends::{GIVEN_UP, end, in_vain, set_free, settle};
 use super::held::Held;
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
@@ -162,14 +162,19 @@ impl Firer {
                 }
             }
             let rules = shared.rules.all();
-            if rules.is_empty() {
+            if !shared.rules.any() {
                 return Ok((Found::Wait(None), Vec::new(), Vec::new()));
             }
             let more = settle(db, &shared.rules, now)? | walk::page(db, &shared, now)?;
             let (dropping, changes) = drops::page(db, &shared, now)?;
             let more = more | dropping;
-            let in_vain = match shared.rules.any_growing() {
-                true => in_vain(db)?,
+            let in_vain = match shared.rules.any_growing()
+                || rules.iter().any(|kept| kept.rule.hook.is_some())
+            {
+                true => {
+                    set_free(db, &shared.rules)?;
+                    in_vain(db)?
+                }
                 false => Vec::new(),
             };
             if let Some(reduce) = rounds::next(db, &shared, &away, now)? {
@@ -203,6 +208,7 @@ impl Firer {
             let forget = move |db: &Connection| store::forget(db, rule);
             while self.names.database().write(forget).await? {}
         }
+        self.names.shared().rules.wake();
         Ok(())
     }
 
@@ -224,8 +230,16 @@ impl Firer {
                 Ok(Tried::Left(left)) => todo.push(left),
                 Ok(Tried::Later) if tasks.len() == 1 => all_done = false,
                 Ok(Tried::Refused(reason)) if tasks.len() == 1 => {
-                    let ended = self.failed(tasks.into_iter().flatten(), &reason).await;
-                    all_done &= ended.is_ok();
+                    let count = |tasks: &[Task]| tasks.iter().flatten().count();
+                    match self.there(&tasks).await {
+                        // It was refused because of what was removed meanwhile, which has not failed.
+                        Ok(there) if count(&there) < count(&tasks) => todo.push(there),
+                        Ok(there) => {
+                            let ended = self.failed(there.into_iter().flatten(), &reason).await;
+                            all_done &= ended.is_ok();
+                        }
+                        Err(_) => all_done = false,
+                    }
                 }
                 // One of them is in the way of the others.
                 Ok(Tried::Refused(_) | Tried::Later) => {

@@ -2,10 +2,12 @@
 
 use super::store::one;
 use super::{Rules, State};
-use crate::jobs::store::state_number;
+use crate::jobs::store::{json, state_number, task_state};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
+use tidemill_core::dispatch::ASIDE;
+use tidemill_core::event::TaskState;
 use tidemill_wire::v1;
 
 /// Jobs whose ends are seen to in one transaction.
@@ -30,6 +32,23 @@ pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Maps that were to run where their files were written, and wait for that element though these are sealed by now: they are queued
+/// again, to run wherever the files are. What was begun for them is in vain.
+pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
+    let rules = rules.all();
+    let hooks = rules.iter().filter(|kept| kept.rule.hook.is_some());
+    let hooks: Vec<u64> = hooks.map(|kept| kept.id).collect();
+    let sql = "UPDATE firing SET state = 0, job = 0, task = 0, last = 0 WHERE state = 2 \
+               AND rule IN (SELECT value FROM json_each(?1)) \
+               AND NOT EXISTS (SELECT 1 FROM writing WHERE writing.object = firing.object) \
+               AND EXISTS (SELECT 1 FROM task WHERE task.task BETWEEN firing.task AND max(firing.task, firing.last) \
+               AND task.state = ?2 AND (instr(task.error, ?3) = 1 OR instr(task.error, ?4) = 1))";
+    let ready = task_state(TaskState::Ready);
+    let row = params![json(&hooks), ready, ASIDE[0], ASIDE[1]];
+    db.prepare_cached(sql)?.execute(row)?;
+    Ok(())
+}
+
 /// Sees to jobs that have ended; whether there may be more.
 pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \
@@ -41,6 +60,9 @@ pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, F
         rows.collect::<Result<_, _>>()?
     };
     for job in &jobs {
+        // Those of a rule that was removed meanwhile.
+        let sql = "DELETE FROM firing WHERE job = ?1 AND state = 2 AND rule NOT IN (SELECT rule FROM rule)";
+        db.prepare_cached(sql)?.execute([job])?;
         settle_job(db, rules, *job, now)?;
         db.prepare_cached("UPDATE rule_job SET open = 0 WHERE job = ?1")?
             .execute([job])?;
@@ -115,8 +137,10 @@ pub(super) fn end(
         db.prepare_cached("INSERT OR IGNORE INTO mapped VALUES (?1)")?
             .execute([object])?;
     }
+    // One that only waited may have ended, and then it is nobody's turn.
     let sql = "UPDATE firing SET state = 0 WHERE firing = (SELECT min(firing) FROM firing \
-               WHERE rule = ?1 AND path = ?2 AND state = 1)";
+               WHERE rule = ?1 AND path = ?2 AND state = 1) AND NOT EXISTS (SELECT 1 FROM firing AS other \
+               WHERE other.rule = ?1 AND other.path = ?2 AND other.state <= 2 AND other.state != 1)";
     db.prepare_cached(sql)?.execute(params![rule, path])?;
     Ok(())
 }

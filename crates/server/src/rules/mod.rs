@@ -14,6 +14,8 @@ mod pick;
 mod queue;
 pub(crate) mod rounds;
 pub(crate) mod service;
+#[cfg(feature = "simulation")]
+mod simulated;
 mod store;
 mod walk;
 
@@ -114,7 +116,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Whether there are rules: if not, nobody has to look.
+    /// Whether there are rules, or jobs of such that were removed: if not, nobody has to look.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
@@ -158,8 +160,9 @@ impl Rules {
     /// Reads all rules anew.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let kept = store::load(db, &self.all())?;
-        self.any.store(!kept.is_empty(), Ordering::Release);
-        let growing = kept.iter().any(|kept| kept.rule.growing);
+        let left = store::any_left(db)?;
+        self.any.store(left || !kept.is_empty(), Ordering::Release);
+        let growing = left || kept.iter().any(|kept| kept.rule.growing);
         self.any_growing.store(growing, Ordering::Release);
         let hooks = || kept.iter().filter_map(|kept| kept.rule.hook.as_ref());
         let keep = hooks().any(|hook| hook.spec.keep != Keep::All);

@@ -250,7 +250,7 @@ fn queued_of(
     (held, now): (&Held, i64),
 ) -> Result<Result<Vec<Firing>, i64>, Fault> {
     let sql = format!(
-        "SELECT firing, firing.object, firing.ino, path, depth, writing.element, {}, queued FROM firing \
+        "SELECT firing, firing.object, firing.ino, path, depth, writing.element, {}, queued, round FROM firing \
          LEFT JOIN writing ON writing.object = firing.object WHERE rule = ?1 AND state = 0 AND firing.uid = ?2 \
          ORDER BY firing LIMIT ?3",
         held::ELEMENT
@@ -271,13 +271,16 @@ fn queued_of(
             depth: row.get(4)?,
             element: element(row, 5)?,
         };
-        Ok((firing, (element(row, 6)?, row.get::<_, i64>(7)?)))
+        let since = (element(row, 6)?, row.get::<_, i64>(7)?);
+        Ok((firing, since, row.get::<_, i64>(8)?))
     })?;
-    let (mut firings, mut first) = (Vec::new(), None::<i64>);
+    let (mut firings, mut first, mut of_round) = (Vec::new(), None::<i64>, None);
     for row in rows {
-        let (firing, since) = row?;
+        let (firing, since, round) = row?;
         match held.until(kept, since, now) {
             Some(at) => first = first.into_iter().chain([at]).min(),
+            // What is mapped together is reduced together.
+            None if kept.rule.batch.is_some() && *of_round.get_or_insert(round) != round => {}
             None => firings.push(firing),
         }
         if firings.len() == limit {

@@ -200,6 +200,9 @@ impl Tx<'_> {
         if queued == 1 && state != State::Loop {
             self.joins_round(kept, node.object)?;
         }
+        if queued == 0 {
+            self.may_go_by_now(node.object)?;
+        }
         self.shared.rules.wake();
         Ok(())
     }

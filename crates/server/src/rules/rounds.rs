@@ -200,6 +200,13 @@ fn due(db: &Connection, kept: &Arc<Kept>, now: i64) -> Result<Option<Reduce>, Fa
             continue;
         }
         let parts = parts(db, kept.id, round)?;
+        if let Some(path) = removed(db, &parts)? {
+            let why = format!(
+                "{path}, which was to be reduced, was removed, so there is no result of all"
+            );
+            ended(db, (kept.id, round), FAILED, (&why, now))?;
+            continue;
+        }
         if parts.is_empty() {
             ended(db, (kept.id, round), EMPTY, ("", now))?;
             continue;
@@ -229,6 +236,18 @@ fn parts(db: &Connection, rule: u64, round: i64) -> Result<Vec<(String, u64)>, F
     let mut seen = BTreeSet::new();
     let parts = found.into_iter().map(|(_, _, path, object)| (path, object));
     Ok(parts.filter(|(_, object)| seen.insert(*object)).collect())
+}
+
+/// The first of some results that is not there any more.
+fn removed(db: &Connection, parts: &[(String, u64)]) -> Result<Option<String>, Fault> {
+    let mut statement =
+        db.prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND removed = 0")?;
+    for (path, object) in parts {
+        if !statement.exists([object.cast_signed()])? {
+            return Ok(Some(path.clone()));
+        }
+    }
+    Ok(None)
 }
 
 fn ended(

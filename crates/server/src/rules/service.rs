@@ -74,22 +74,6 @@ impl RuleService {
         self.access.is_operator(caller.uid) || kept.owner.uid == caller.uid
     }
 
-    /// Writes, and has all rules read anew in the same breath.
-    async fn write<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<T, Status> {
-        let shared = self.names().shared().clone();
-        let database = self.names().database();
-        let written = database.write(work).await;
-        // What is known in memory is what was kept.
-        let loaded = database.write(move |db| shared.rules.load(db)).await;
-        let written = written.map_err(|fault| refused(&fault))?;
-        loaded.map_err(|fault| refused(&fault))?;
-        self.names().shared().rules.wake();
-        Ok(written)
-    }
-
     fn shown(&self, kept: &Kept, whole: bool) -> Result<v1::Rule, Status> {
         let shown = self
             .names()
@@ -176,42 +160,70 @@ impl RuleService {
             folder: 0,
             rule,
         };
-        let (folder, existing) = (kept.rule.folder(), request.existing);
-        let (before, shared) = (before.map(|kept| kept.id), self.names().shared().clone());
-        let write = move |db: &Connection| {
-            let id = store::put(db, &kept, before)?;
-            if existing {
-                walk::begin(db, &shared, id, &folder, now)?;
-            }
-            Ok(id)
-        };
-        let id = self.write(write).await?;
-        self.again(id)
+        let before = before.map(|kept| kept.id);
+        let put = put(self.names(), kept, before, request.existing).await;
+        self.again(put.map_err(|fault| refused(&fault))?)
     }
 }
 
-/// Keeps a rule of root's, for a simulation.
-#[cfg(feature = "simulation")]
-pub(crate) async fn add_for_root(names: &SqliteNames, text: &str) -> Result<(), Fault> {
-    let wrong = |_| Fault::Malformed("the text is no rule");
-    let kept = Kept {
-        id: 0,
-        owner: Caller::root(),
-        revision: 1,
-        for_all: false,
-        paused: false,
-        source: "rule".into(),
-        text: text.to_owned(),
-        changed: clock::now_ns(),
-        folder: 0,
-        rule: Rule::read("rule", text).map_err(wrong)?,
-    };
+/// Writes, and has all rules read anew in the same breath.
+async fn write<T: Send + 'static>(
+    names: &SqliteNames,
+    work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let (shared, database) = (names.shared().clone(), names.database());
+    let written = database.write(work).await;
+    // What is known in memory is what was kept.
+    let loaded = database.write(move |db| shared.rules.load(db)).await;
+    let written = written?;
+    loaded?;
+    names.shared().rules.wake();
+    Ok(written)
+}
+
+/// Keeps a rule, new or in the place of the one of this number; gives its number.
+pub(super) async fn put(
+    names: &SqliteNames,
+    kept: Kept,
+    before: Option<u64>,
+    existing: bool,
+) -> Result<u64, Fault> {
     let shared = names.shared().clone();
-    let write = move |db: &Connection| {
-        store::put(db, &kept, None)?;
-        shared.rules.load(db)
+    let work = move |db: &Connection| {
+        let id = store::put(db, &kept, before)?;
+        if existing {
+            walk::begin(db, &shared, id, &kept.rule.folder(), kept.changed)?;
+        }
+        Ok(id)
     };
-    names.database().write(write).await
+    write(names, work).await
+}
+
+/// Removes a rule, with what it leaves behind.
+pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> {
+    let remove = move |db: &Connection| {
+        folder::let_go(db, &kept)?;
+        store::remove(db, kept.id)
+    };
+    write(&firer.names, remove).await?;
+    firer.forget().await
+}
+
+/// Queues again what did not end well, of a path or all; gives how many.
+pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
+    let now = clock::now_ns();
+    let retry = move |db: &Connection| store::retry(db, id, &path, now);
+    let firings = names.database().write(retry).await?;
+    names.shared().rules.wake();
+    Ok(firings)
+}
+
+/// Ends the open round of a hook; gives its number if there is one.
+pub(super) async fn end_round(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
+    let end = move |db: &Connection| rounds::end_open(db, id);
+    let ended = names.database().write(end).await?;
+    names.shared().rules.wake();
+    Ok(ended)
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -310,7 +322,8 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::PauseRuleRequest { name, paused, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
-        self.write(move |db| store::pause(db, id, paused)).await?;
+        let paused = write(self.names(), move |db| store::pause(db, id, paused)).await;
+        paused.map_err(|fault| refused(&fault))?;
         self.again(id).map(Response::new)
     }
 
@@ -322,13 +335,8 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let shown = self.shown(&kept, true)?;
-        let remove = move |db: &Connection| {
-            folder::let_go(db, &kept)?;
-            store::remove(db, kept.id)
-        };
-        self.write(remove).await?;
-        let forgotten = self.firer.forget().await;
-        forgotten.map_err(|fault| refused(&fault))?;
+        let removed = remove(&self.firer, kept).await;
+        removed.map_err(|fault| refused(&fault))?;
         Ok(Response::new(shown))
     }
 
@@ -393,11 +401,8 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::RetryRuleRequest { name, path, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
-        let now = clock::now_ns();
-        let retry = move |db: &Connection| store::retry(db, id, &path, now);
-        let firings = self.names().database().write(retry).await;
+        let firings = retry(self.names(), id, path).await;
         let firings = firings.map_err(|fault| refused(&fault))?;
-        self.names().shared().rules.wake();
         Ok(Response::new(v1::RetryRuleReply { firings }))
     }
 
@@ -416,10 +421,8 @@ impl v1::rules_server::Rules for RuleService {
             )));
         }
         self.settle_what_was_closed().await?;
-        let end = move |db: &Connection| rounds::end_open(db, id);
-        let ended = self.names().database().write(end).await;
+        let ended = end_round(self.names(), id).await;
         let ended = ended.map_err(|fault| refused(&fault))?;
-        self.names().shared().rules.wake();
         let round = ended.ok_or_else(|| {
             Status::failed_precondition(format!(
                 "no file has come for hook {name} since its last round; see `tidemill hook show {name}`"

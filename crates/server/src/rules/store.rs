@@ -118,12 +118,20 @@ pub(super) fn pause(db: &Connection, rule: u64, paused: bool) -> Result<(), Faul
     noted::changed(db, rule)
 }
 
-/// Forgets a rule; what it leaves behind is forgotten by [`forget`].
+/// Whether jobs of rules that are gone still run.
+pub(super) fn any_left(db: &Connection) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM rule_job WHERE open = 1 AND rule NOT IN (SELECT rule FROM rule)";
+    Ok(db.prepare_cached(sql)?.exists([])?)
+}
+
+/// Forgets a rule; what it leaves behind is forgotten by [`forget`]. Jobs that it has begun go on.
 pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM rule WHERE rule = ?1",
         "DELETE FROM rule_walk WHERE rule = ?1",
-        "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1",
+        // What maps is open until it has ended, as what it reads may be given up.
+        "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1 AND EXISTS (SELECT 1 FROM round \
+         WHERE round.job = rule_job.job AND round.job != 0)",
         "DELETE FROM round WHERE rule = ?1",
     ] {
         db.prepare_cached(sql)?.execute([rule.cast_signed()])?;
@@ -131,13 +139,22 @@ pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     noted::changed(db, rule)
 }
 
-/// Forgets some firings of a rule that is gone; whether there may be more.
+/// Forgets some firings of a rule that is gone; whether there may be more. Files that others have mapped and that stayed because of it
+/// may go. What a job still maps is forgotten when that has ended.
 pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
-    let sql = "DELETE FROM firing WHERE firing IN (SELECT firing FROM firing WHERE rule = ?1 LIMIT ?2) \
-               AND NOT EXISTS (SELECT 1 FROM rule WHERE rule.rule = ?1)";
-    let gone = db
-        .prepare_cached(sql)?
-        .execute(params![rule.cast_signed(), FORGET_MAX])?;
+    let some = "firing IN (SELECT firing FROM firing WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
+                (SELECT 1 FROM rule_job WHERE rule_job.job = firing.job AND open = 1)) LIMIT ?2) \
+                AND NOT EXISTS (SELECT 1 FROM rule WHERE rule.rule = ?1)";
+    let sql = format!(
+        "INSERT OR IGNORE INTO mapped SELECT object FROM firing WHERE {some} AND state NOT IN (?3, ?4, ?5) AND EXISTS \
+         (SELECT 1 FROM firing AS other WHERE other.rule IN (SELECT rule FROM rule) AND other.object = firing.object)"
+    );
+    let (rule, most) = (rule.cast_signed(), FORGET_MAX);
+    let [done, gone, other] = [State::Done, State::Gone, State::Other].map(State::number);
+    let row = params![rule, most, done, gone, other];
+    db.prepare_cached(&sql)?.execute(row)?;
+    let sql = format!("DELETE FROM firing WHERE {some}");
+    let gone = db.prepare_cached(&sql)?.execute(params![rule, most])?;
     Ok(gone > 0)
 }
 

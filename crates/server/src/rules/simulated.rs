@@ -1,0 +1,60 @@
+//! What root does with rules in a simulated array, as clients ask it of the service.
+
+use super::driver::Firer;
+use super::{Kept, service};
+use crate::clock;
+use crate::names::{Caller, Fault};
+use std::sync::Arc;
+use tidemill_core::rule::Rule;
+
+impl Firer {
+    fn called(&self, name: &str) -> Option<Arc<Kept>> {
+        let all = self.names.shared().rules.all();
+        let found = all.iter().find(|kept| kept.rule.name == name);
+        found.cloned()
+    }
+
+    /// Keeps a rule, new or in the place of the one of its name; gives its number.
+    pub(crate) async fn put_rule(&self, text: &str) -> Result<u64, Fault> {
+        let wrong = |_| Fault::Malformed("the text is no rule");
+        let rule = Rule::read("rule", text).map_err(wrong)?;
+        let before = self.called(&rule.name);
+        let kept = Kept {
+            id: 0,
+            owner: Caller::root(),
+            revision: before.as_ref().map_or(1, |kept| kept.revision + 1),
+            for_all: false,
+            paused: false,
+            source: "rule".into(),
+            text: text.to_owned(),
+            changed: clock::now_ns(),
+            folder: 0,
+            rule,
+        };
+        service::put(&self.names, kept, before.map(|kept| kept.id), false).await
+    }
+
+    /// Removes a rule, if there is one of this name.
+    pub(crate) async fn remove_rule(&self, name: &str) -> Result<(), Fault> {
+        match self.called(name) {
+            Some(kept) => service::remove(self, kept).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Queues again what did not end well of a rule.
+    pub(crate) async fn retry_rule(&self, name: &str) -> Result<u64, Fault> {
+        match self.called(name) {
+            Some(kept) => service::retry(&self.names, kept.id, String::new()).await,
+            None => Ok(0),
+        }
+    }
+
+    /// Ends the open round of a hook.
+    pub(crate) async fn end_round(&self, name: &str) -> Result<Option<u64>, Fault> {
+        match self.called(name) {
+            Some(kept) => service::end_round(&self.names, kept.id).await,
+            None => Ok(None),
+        }
+    }
+}

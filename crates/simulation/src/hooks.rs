@@ -1,0 +1,484 @@
+//! Hooks with all that they can do: rounds whose results are reduced, files that go when they were mapped, two hooks for the same
+//! files, and hooks that are added, changed and removed while files are written.
+
+use crate::dice::{Dice, mix};
+use crate::reference::Reference;
+use crate::rules::{KERNEL, LETTER, RULED};
+use crate::time;
+use crate::world::World;
+use rusqlite::Connection;
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::label::FailureKind;
+use tidemill_core::rule::hook::{Keep, On};
+
+/// Where results of rounds are put.
+pub(crate) const REDUCED: &str = "reduced";
+/// What reduces.
+pub(crate) const REDUCE: &str = "max";
+/// Hooks that there may be, and what stands before their results.
+const HOOKS: [(&str, &str); 2] = [("mapped", ""), ("other", LETTER)];
+/// Longest pause between two things that somebody does with a hook, in milliseconds.
+const PAUSE_MS: u64 = 8000;
+/// The file that ends rounds which wait for one.
+const MARKER: &str = "a/f0";
+
+/// What ends the rounds of a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Close,
+    Files,
+    Marker,
+}
+
+/// A hook as whoever made it sees it.
+#[derive(Clone, Debug)]
+struct Hook {
+    rule: u64,
+    on: On,
+    keep: Keep,
+    ends: Option<Ends>,
+    /// When it was added, and when it was changed last, in nanoseconds since the epoch.
+    since: u64,
+    changed: u64,
+    revision: u64,
+    /// Somebody had versions mapped again that had failed: later ones of a path may have been before them.
+    retried: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Hooked {
+    dice: Dice,
+    /// Nobody changes or removes hooks.
+    steady: bool,
+    hooks: BTreeMap<&'static str, Hook>,
+    /// Counts those that were ever added or changed: each has results of other names.
+    made: u64,
+    /// What becomes of files, by rule and revision.
+    keeps: BTreeMap<(u64, u64), Keep>,
+    /// Versions whose files went.
+    pub(crate) dropped: BTreeSet<u64>,
+}
+
+impl Hooked {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(mix(seed ^ 0x686f_6f6b));
+        Self {
+            steady: dice.chance(400),
+            dice,
+            hooks: BTreeMap::new(),
+            made: 0,
+            keeps: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+        }
+    }
+
+    /// A hook as somebody might write it.
+    fn draw(&mut self, name: &str, letter: &str) -> (String, Hook) {
+        let dice = &mut self.dice;
+        self.made += 1;
+        let on = [On::Write, On::Write, On::Seal, On::Group][index(dice.roll(4))];
+        let keep = [Keep::All, Keep::Results, Keep::UntilDrained][index(dice.roll(3))];
+        let reduces = dice.chance(700);
+        let ends = [Ends::Close, Ends::Files, Ends::Marker][index(dice.roll(3))];
+        let files = 1 + dice.roll(6);
+        // A number of files is for maps then.
+        let ends = if on == On::Group && ends == Ends::Files {
+            Ends::Close
+        } else {
+            ends
+        };
+        let ends = reduces.then_some(ends);
+        let mut text = format!(
+            "map = \"{KERNEL}\"; on = \"{}\"; keep = \"{}\"; ",
+            on.word(),
+            keep.word()
+        );
+        if reduces {
+            text += &format!(
+                "parts = \"{RULED}/{letter}${{batch}}\"; reduce = \"{REDUCE}\"; output = \"{REDUCED}/{}-${{round}}\"; ",
+                self.made
+            );
+        } else {
+            text += &format!("output = \"{RULED}/{letter}${{batch}}\"; ");
+        }
+        if on == On::Group || ends == Some(Ends::Files) {
+            text += &format!("group = {files}; ");
+        }
+        if ends == Some(Ends::Marker) {
+            text += &format!("marker = \"{MARKER}\"; ");
+        }
+        let text = format!(
+            "name = \"{name}\"; workdir = \"/\"; pattern = \"([ab])/f?\"; retries = 3; hook = {{ {text} }};"
+        );
+        let now = time::now().0;
+        let hook = Hook {
+            rule: 0,
+            on,
+            keep,
+            ends,
+            since: now,
+            changed: now,
+            revision: 1,
+            retried: false,
+        };
+        (text, hook)
+    }
+
+    /// How a kernel fails: it ends badly, crashes, hangs or grows.
+    pub(crate) fn failure(&mut self) -> FailureKind {
+        let kinds = [
+            FailureKind::Exit(1),
+            FailureKind::Signal(11),
+            FailureKind::Timeout,
+            FailureKind::OutputLimit,
+            FailureKind::MemoryLimit,
+        ];
+        kinds[index(self.dice.roll(kinds.len() as u64))]
+    }
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+/// The numbers that a query gives, of each row.
+fn rows<const N: usize>(db: &Connection, sql: &str) -> rusqlite::Result<Vec<[u64; N]>> {
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let mut numbers = [0; N];
+        for (at, number) in numbers.iter_mut().enumerate() {
+            *number = row.get::<_, i64>(at)?.cast_unsigned();
+        }
+        Ok(numbers)
+    })?;
+    rows.collect()
+}
+
+impl World {
+    pub(crate) fn begin_hooks(&mut self) {
+        for number in 0..HOOKS.len() {
+            self.put_hook(number);
+        }
+        self.do_something_with_a_hook();
+    }
+
+    fn put_hook(&mut self, number: usize) {
+        let (Some(server), Some(hooked)) = (&self.server, &mut self.hooked) else {
+            return;
+        };
+        let (name, letter) = HOOKS[number];
+        let (text, mut hook) = hooked.draw(name, letter);
+        // The server's database may be full.
+        let Some(rule) = server.put_rule(&text) else {
+            return;
+        };
+        hook.rule = rule;
+        if let Some(before) = hooked.hooks.get(name) {
+            assert_eq!(before.rule, rule, "hook {name} has another number");
+            hook.since = before.since;
+            hook.revision = before.revision + 1;
+            hook.retried = before.retried;
+        }
+        hooked.keeps.insert((rule, hook.revision), hook.keep);
+        hooked.hooks.insert(name, hook);
+        self.say(&text);
+    }
+
+    /// Somebody adds, changes or removes a hook, ends its round, or has it try again.
+    fn do_something_with_a_hook(&mut self) {
+        let calm = self.calm.get();
+        let Some(hooked) = self.hooked.as_mut().filter(|_| !calm) else {
+            return;
+        };
+        let delay = 1 + hooked.dice.roll(PAUSE_MS);
+        let number = index(hooked.dice.roll(HOOKS.len() as u64));
+        let (name, _) = HOOKS[number];
+        let (is_there, steady) = (hooked.hooks.contains_key(name), hooked.steady);
+        match hooked.dice.roll(8) {
+            _ if !is_there => self.put_hook(number),
+            0 | 1 if !steady => self.put_hook(number),
+            2 if !steady => self.remove_hook(name),
+            3 => self.retry_hook(name),
+            4 => self.end_round(name),
+            _ => {}
+        }
+        self.later(delay, "hooks", World::do_something_with_a_hook);
+    }
+
+    fn remove_hook(&mut self, name: &'static str) {
+        let (Some(server), Some(hooked)) = (&self.server, &mut self.hooked) else {
+            return;
+        };
+        if server.remove_rule(name) {
+            hooked.hooks.remove(name);
+            self.say(&format!("hook {name} is removed"));
+        }
+    }
+
+    fn retry_hook(&mut self, name: &'static str) {
+        let (Some(server), Some(hooked)) = (&self.server, &mut self.hooked) else {
+            return;
+        };
+        if let Some(hook) = hooked.hooks.get_mut(name) {
+            server.retry_rule(name);
+            hook.retried = true;
+        }
+    }
+
+    fn end_round(&self, name: &str) {
+        if let Some(server) = &self.server {
+            server.end_round(name);
+        }
+    }
+
+    /// The faults have stopped: what failed is tried again, and rounds end that only somebody ends.
+    pub(crate) fn settle_hooks(&mut self) {
+        let failed = self.ask(
+            "SELECT rule FROM firing WHERE state = 4 UNION SELECT rule FROM round WHERE state = 4",
+        );
+        let Some(hooked) = &self.hooked else { return };
+        let hooks: Vec<_> = hooked
+            .hooks
+            .iter()
+            .map(|(name, hook)| (*name, hook.clone()))
+            .collect();
+        for (name, hook) in hooks {
+            if failed.contains(&format!("Integer({})", hook.rule)) {
+                self.retry_hook(name);
+            }
+            if let Some(Ends::Files | Ends::Marker) = hook.ends {
+                self.end_round(name);
+            }
+        }
+    }
+
+    /// Takes up files that went because they were mapped.
+    pub(crate) fn take_dropped(&mut self) {
+        let (Some(hooked), Some(server)) = (&mut self.hooked, &self.server) else {
+            return;
+        };
+        let found = server.read(|db| rows::<2>(db, "SELECT object, rule FROM dropped"));
+        for [object, rule] in found.expect("the server's tables can be read") {
+            if hooked.dropped.insert(object) {
+                let checked = server.read(|db| Ok(may_go(db, hooked, (object, rule))));
+                checked
+                    .expect("the server's tables can be read")
+                    .expect("so can those of rules");
+                self.reference.drops(object);
+            }
+        }
+    }
+
+    /// Versions of one path are mapped one after the other.
+    pub(crate) fn check_order(&self) {
+        if self.hooked.is_none() || self.server.is_none() {
+            return;
+        }
+        let sql = "SELECT rule, path, count(*) FROM firing WHERE state IN (0, 2) GROUP BY rule, path HAVING count(*) > 1";
+        let found = self.ask(sql);
+        assert!(
+            found.is_empty(),
+            "versions of a path are mapped at once: {found:?}"
+        );
+    }
+
+    /// What hooks still have to do; nothing once all has come to rest.
+    pub(crate) fn look_at_hooks(&self, look: &mut impl FnMut(&str, Vec<String>)) {
+        let Some(hooked) = &self.hooked else { return };
+        let now = time::now().0;
+        for (what, sql) in [
+            (
+                "a version was not mapped",
+                "SELECT * FROM firing WHERE state = 4".to_owned(),
+            ),
+            ("a file is to go", "SELECT * FROM mapped".into()),
+            (
+                "a part is to go",
+                format!("SELECT * FROM expiry WHERE at <= {now}"),
+            ),
+        ] {
+            look(what, self.ask(&sql));
+        }
+        for (name, hook) in hooked.hooks.iter().filter(|(_, hook)| hook.ends.is_some()) {
+            let sql = format!(
+                "SELECT * FROM round WHERE state IN (0, 1, 2, 4) AND rule = {}",
+                hook.rule
+            );
+            look(
+                &format!("a round of hook {name} has not been reduced"),
+                self.ask(&sql),
+            );
+        }
+    }
+
+    /// Each version was mapped once by each hook that was there, in order; results are reduced once; what was to go has gone.
+    pub(crate) fn check_hooks(&self) {
+        let Some(hooked) = &self.hooked else { return };
+        for (name, hook) in &hooked.hooks {
+            for (what, sql) in hook.wrong() {
+                let found = self.ask(&sql);
+                assert!(found.is_empty(), "hook {name}: a version {what}: {found:?}");
+            }
+        }
+        for (what, sql) in [
+            (
+                "was mapped twice",
+                "SELECT rule, object FROM firing GROUP BY rule, object HAVING count(*) > 1",
+            ),
+            (
+                "is reduced twice",
+                "SELECT part.object, count(*) FROM round JOIN task ON task.job = round.job \
+                 JOIN task_input AS part USING (task) WHERE round.state = 3 GROUP BY round.rule, part.object HAVING count(*) > 1",
+            ),
+            (
+                "failed for no reason",
+                "SELECT * FROM firing WHERE state NOT IN (3, 5) AND error = ''",
+            ),
+        ] {
+            let found = self.ask(sql);
+            assert!(found.is_empty(), "a version {what}: {found:?}");
+        }
+    }
+}
+
+/// A firing by which another hook still wants a version, or might.
+const WANTED: &str = "EXISTS (SELECT 1 FROM firing AS other WHERE other.object = firing.object \
+                      AND other.state IN (0, 1, 2, 4, 6) AND other.rule IN (SELECT rule FROM rule))";
+
+/// Whether the file of a version could go: it was mapped by a hook that says so, whose result is recorded, and nobody else
+/// has still to map it.
+fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusqlite::Result<()> {
+    let hook: String = db.query_row(
+        "SELECT hook FROM dropped WHERE object = ?1",
+        [object.cast_signed()],
+        |row| row.get(0),
+    )?;
+    let revision = hook
+        .rsplit_once('@')
+        .and_then(|(_, revision)| revision.parse().ok());
+    let keep = hooked.keeps.get(&(rule, revision.unwrap_or(0)));
+    assert_eq!(keep, Some(&Keep::Results), "object {object} went by {hook}");
+    let made = rows::<1>(
+        db,
+        &format!(
+            "SELECT made.object FROM dropped JOIN task_output AS made USING (task) JOIN version ON version.object = made.object \
+             WHERE dropped.object = {}",
+            object.cast_signed()
+        ),
+    )?;
+    assert_eq!(made.len(), 1, "object {object} went without a result");
+    let wanted = rows::<1>(
+        db,
+        &format!(
+            "SELECT rule FROM firing WHERE object = {} AND {WANTED}",
+            object.cast_signed()
+        ),
+    )?;
+    assert!(
+        wanted.is_empty(),
+        "object {object} went, and {wanted:?} had still to map it"
+    );
+    Ok(())
+}
+
+impl Hook {
+    /// What would be wrong, and how it is found.
+    fn wrong(&self) -> Vec<(&'static str, String)> {
+        let Self {
+            rule,
+            since,
+            changed,
+            ..
+        } = self;
+        let current = "JOIN inode ON inode.ino = firing.ino AND inode.object = firing.object AND inode.writing = 0 \
+                       JOIN dirent ON dirent.ino = inode.ino JOIN dirent AS folder ON folder.ino = dirent.parent \
+                       AND firing.path = '/' || CAST(folder.name AS TEXT) || '/' || CAST(dirent.name AS TEXT)";
+        let mut wrong = vec![
+            (
+                "was not mapped",
+                format!(
+                    "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 AND sealed_at > {since} \
+                 AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
+                 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.object = version.object AND rule = {rule})"
+                ),
+            ),
+            (
+                "has no result, or two",
+                format!(
+                    "SELECT object FROM firing WHERE rule = {rule} AND state = 3 AND 1 != (SELECT count(*) FROM task_output \
+                 WHERE task_output.task = firing.task)"
+                ),
+            ),
+        ];
+        if !self.retried {
+            wrong.push((
+                "was mapped before an earlier one",
+                format!(
+                    "SELECT * FROM firing JOIN firing AS later ON later.rule = firing.rule AND later.path = firing.path \
+                     AND later.firing > firing.firing WHERE firing.rule = {rule} AND firing.state = 3 AND later.state = 3 \
+                     AND later.ended < firing.ended"
+                ),
+            ));
+        }
+        if self.revision == 1 && self.on != On::Group {
+            wrong.push((
+                "shares its task",
+                format!(
+                    "SELECT task, count(*) FROM firing WHERE rule = {rule} AND task != 0 AND ended > {changed} \
+                     GROUP BY task HAVING count(*) > 1"
+                ),
+            ));
+        }
+        if self.keep == Keep::Results {
+            wrong.push((
+                "has not gone",
+                format!(
+                    "SELECT firing.object FROM firing {current} WHERE rule = {rule} AND state = 3 AND ended > {changed} \
+                     AND error = '' AND NOT {WANTED}"
+                ),
+            ));
+        }
+        if self.keep == Keep::UntilDrained {
+            wrong.push((
+                "is in the burst tier and stored",
+                format!(
+                    "SELECT firing.object FROM firing {current} JOIN burst ON burst.object = firing.object \
+                     WHERE rule = {rule} AND firing.state = 3 AND ended > {changed} AND burst.state = 2 AND NOT {WANTED}"
+                ),
+            ));
+        }
+        wrong
+    }
+}
+
+impl Reference {
+    /// The result of a round is made of the results of its files, in their order, each once.
+    pub(crate) fn check_round(&self, db: &Connection, object: u64, inputs: &[u64]) {
+        let sql = format!(
+            "SELECT firing.path, firing.firing, made.object FROM version JOIN task ON task.task = version.task \
+             JOIN round ON round.job = task.job JOIN firing ON firing.rule = round.rule AND firing.round = round.round \
+             AND firing.state = 3 JOIN task_output AS made ON made.task = firing.task WHERE version.object = {}",
+            object.cast_signed()
+        );
+        let read = || -> rusqlite::Result<Vec<(String, i64, i64)>> {
+            let mut statement = db.prepare(&sql)?;
+            let rows =
+                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            rows.collect()
+        };
+        let mut expected = read().expect("the tables of rules can be read");
+        // The hook is gone, and its rounds with it.
+        if expected.is_empty() {
+            return;
+        }
+        expected.sort();
+        let mut parts: Vec<u64> = Vec::new();
+        for (_, _, part) in expected {
+            if !parts.contains(&part.cast_unsigned()) {
+                parts.push(part.cast_unsigned());
+            }
+        }
+        assert_eq!(inputs, parts, "a round is made of other results");
+    }
+}

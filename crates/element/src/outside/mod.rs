@@ -120,8 +120,6 @@ pub trait Far: Debug + Send + Sync {
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed>;
     /// A range of this file and no other one, from a byte on, of so many.
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Whether it is sure that it does not write over what it is not to write over, so that nobody need look before.
-    fn minds(&self) -> Asked<'_, bool>;
     /// Writes a file of that length, if nothing else than that is there; nothing of it is seen before it is whole.
     fn write<'a>(
         &'a self,

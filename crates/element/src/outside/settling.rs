@@ -16,8 +16,6 @@ use std::time::Duration;
 use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
 
-/// Largest object that is sent without looking first whether its name is free.
-const SMALL_BYTES: u64 = 1 << 20;
 /// Bytes read at once.
 const PIECE_BYTES: usize = 8 << 20;
 /// Objects that are on their way at once.
@@ -165,48 +163,20 @@ impl Outside {
         let path = inside.as_deref().unwrap_or(&named.path);
         let wanted = key(object, path, named.part);
         let turn = self.turn(&wanted);
-        let placed = match self.write_new(&wanted, &opened, named.hash)? {
-            Some(placed) => placed,
-            None => match self.place((object, inside.is_some()), wanted, &opened)? {
-                Place::Taken(placed) => placed,
-                Place::Free(path, over, aside) => {
-                    let placed = self.write((&path, over), &opened, named.hash)?;
-                    if let Some((other, aside)) = aside {
-                        self.look_aside(other, &aside)?;
-                    }
-                    placed
+        let placed = match self.place((object, inside.is_some()), wanted, &opened)? {
+            Place::Taken(placed) => placed,
+            Place::Free(path, over, aside) => {
+                let placed = self.write((&path, over), &opened, named.hash)?;
+                if let Some((other, aside)) = aside {
+                    self.look_aside(other, &aside)?;
                 }
-            },
+                placed
+            }
         };
         self.keep(object, placed, How::Put)?;
         drop(turn);
         self.make_room();
         Ok(())
-    }
-
-    /// Writes a small object under a name that nobody is known to have, without looking first; `None`: it has to be looked.
-    fn write_new(
-        &self,
-        path: &str,
-        opened: &Opened,
-        hash: Option<[u8; 32]>,
-    ) -> Result<Option<Placed>, StoreError> {
-        if opened.stat.size > SMALL_BYTES {
-            return Ok(None);
-        }
-        let held = self.db.read(|db| rows::at(db, path));
-        let free = held.map_err(|error| self.failed(&error))?.is_empty();
-        // What it does not say now it is asked again.
-        if !free || !self.reach.wait(self.reach.far.minds()).unwrap_or(false) {
-            return Ok(None);
-        }
-        match self.write((path, Over::Nothing), opened, hash) {
-            Err(StoreError::Outside {
-                why: Failure::Changed,
-                ..
-            }) => Ok(None),
-            written => written.map(Some),
-        }
     }
 
     /// Where an object can be: under its name, from which what had it before moves aside. What others have put there stays, unless

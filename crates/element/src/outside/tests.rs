@@ -24,8 +24,6 @@ pub(super) struct Memory {
     pub(super) changes_left: Mutex<Option<u64>>,
     /// What somebody else puts there in the moment of the next write.
     rush: Mutex<Option<(String, Vec<u8>)>>,
-    /// Whether it writes over what is there, whatever it is told.
-    careless: Mutex<bool>,
 }
 
 impl Memory {
@@ -90,10 +88,6 @@ impl Far for Memory {
         })
     }
 
-    fn minds(&self) -> Asked<'_, bool> {
-        Box::pin(async move { Ok(!*self.careless.lock()) })
-    }
-
     fn write<'a>(
         &'a self,
         path: &'a str,
@@ -107,7 +101,6 @@ impl Far for Memory {
             }
             let now = self.get(path).ok().map(|(_, placed)| placed);
             match (over, now) {
-                _ if *self.careless.lock() => {}
                 (Over::Nothing, Some(_)) => return Err(Failure::Changed),
                 (Over::This(wanted), now) if now.as_ref() != Some(&wanted) => {
                     return Err(Failure::Changed);
@@ -257,14 +250,7 @@ fn files_of_a_bound_folder_have_their_names_though_all_else_is_packed() {
 
 #[test]
 fn versions_take_their_names_and_nothing_of_others() {
-    for careless in [false, true] {
-        take_their_names(careless);
-    }
-}
-
-fn take_their_names(careless: bool) {
     let bench = Bench::new();
-    *bench.far.careless.lock() = careless;
     bench.far.put("theirs", b"theirs");
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a/b", b"one");

@@ -4,7 +4,6 @@ use super::Args;
 use crate::config;
 use crate::format::Size;
 use anyhow::Context as _;
-use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +11,6 @@ use tidemill_bridge::{Bridge, Error, Keys, Object, Place};
 use tidemill_element::outside::{
     Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Over, Pieces, Placed, Where,
 };
-use tokio::sync::OnceCell;
 
 /// Largest file that is written at once, from memory.
 const WHOLE_BYTES_MAX: u64 = 32 << 20;
@@ -65,16 +63,13 @@ pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     Ok(Bridge::open(&place, &keys)?)
 }
 
-/// What it is called that is written to learn whether a store writes over what is there.
-const ASKED: &str = ".tidemill-asked";
-
-/// The store, whether it has said that it does not know conditions of writes, and whether it minds them.
+/// The store, and whether it has said that it does not know conditions of writes.
 #[derive(Debug)]
-pub(super) struct Outside(Bridge, AtomicBool, OnceCell<bool>);
+pub(super) struct Outside(Bridge, AtomicBool);
 
 impl Outside {
     pub(super) fn new(bridge: Bridge) -> Self {
-        Self(bridge, AtomicBool::default(), OnceCell::new())
+        Self(bridge, AtomicBool::default())
     }
 }
 
@@ -124,25 +119,6 @@ fn object(of: &Placed) -> Object {
 }
 
 impl Outside {
-    /// Some stores take a condition and write all the same.
-    async fn tried(&self) -> Result<bool, Error> {
-        for _ in 0..2 {
-            let nothing = tidemill_bridge::Over::Nothing;
-            match self.0.put(ASKED, Bytes::new(), nothing).await {
-                Ok(_) => {}
-                Err(Error::Changed(_)) => {
-                    // Whoever finds it there knows the same.
-                    let _ = self.0.remove(ASKED).await;
-                    return Ok(true);
-                }
-                Err(error) if is_unknown(&error) => return Ok(false),
-                Err(error) => return Err(error),
-            }
-        }
-        self.0.remove(ASKED).await?;
-        Ok(false)
-    }
-
     async fn written(
         &self,
         path: &str,
@@ -188,17 +164,10 @@ impl Far for Outside {
         })
     }
 
-    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes> {
+    fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, bytes::Bytes> {
         Box::pin(async move {
             let read = self.0.read_at(&object(of), from, count).await;
             read.map_err(|error| failure(&error))
-        })
-    }
-
-    fn minds(&self) -> Asked<'_, bool> {
-        Box::pin(async move {
-            let minds = self.2.get_or_try_init(|| self.tried()).await;
-            minds.copied().map_err(|error| failure(&error))
         })
     }
 

@@ -9,6 +9,7 @@ mod asked;
 mod away;
 mod bound;
 mod bridges;
+mod bridges_faults;
 mod bridges_seen;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]

@@ -8,6 +8,7 @@ mod arrivals;
 mod asked;
 mod away;
 mod bound;
+mod bound_faults;
 mod bridges;
 mod bridges_faults;
 mod bridges_seen;

@@ -455,6 +455,40 @@ fn maps_that_lag_behind_come_later_and_lose_nothing() {
     assert_eq!(health["lost"], 0, "{health}");
 }
 
+/// Maps that began with a file end with it when it is given up, though their hook is gone; those of other files go on.
+#[test]
+fn maps_of_a_removed_hook_end_when_their_file_is_given_up() {
+    let Some(array) = start(&[]) else { return };
+    array.sh("mkdir run");
+    add(
+        &array,
+        "'/run/*.dat' --map /usr/bin/md5sum --output 'sums/${name}' --on write --name sums",
+    );
+    let running = || {
+        let jobs = array.json(&["jobs"]);
+        let jobs = jobs.as_array().unwrap().iter();
+        jobs.filter(|job| job["state"] == "running").count()
+    };
+    // One after the other, so that each has a job of its own.
+    let begin = |name: &str, jobs: usize| {
+        let mut file = create(&array, &format!("run/{name}.dat"));
+        file.write_all(b"begun").unwrap();
+        wait("it is begun", || running() == jobs);
+        file
+    };
+    let (given_up, stays) = (begin("given-up", 1), begin("stays", 2));
+    array.json(&["hook", "remove", "sums"]);
+    array.sh("rm run/given-up.dat");
+    drop(given_up);
+    wait("nothing waits for what is gone", || running() == 1);
+    drop(stays);
+    wait("the other is mapped", || {
+        array.at("run/sums/stays.dat").exists()
+    });
+    wait("all jobs have ended", || running() == 0);
+    assert!(array.run(&["check"]).ok);
+}
+
 /// Writes files elsewhere on the same element, so that one that was begun a moment ago is always open, until it is told to end.
 fn writes_on_and_on(array: &Array, end: &AtomicBool) {
     let mut open = create(array, "other/0");

@@ -8,7 +8,9 @@ mod arrivals;
 mod asked;
 mod away;
 mod bound;
+mod bound_faults;
 mod bridges;
+mod bridges_faults;
 mod bridges_seen;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]

@@ -3,19 +3,23 @@
 use crate::array::{Array, Device, wait};
 use crate::outside::{BYTES, bare, elements, noise, outside};
 use crate::stand_in::StandIn;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const PACKED: [&str; 4] = ["--outside-as", "dedup | zstd", "--near", "1MiB"];
 
-/// The files below a folder.
-fn files_below(folder: &Path) -> Vec<PathBuf> {
+/// What says that a store is there.
+const MARK: &str = ".tidemill-store";
+
+/// The files below a folder, but for the mark of a store.
+pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         match path.is_dir() {
             true => files.extend(files_below(&path)),
+            false if path.ends_with(MARK) => {}
             false => files.push(path),
         }
     }
@@ -248,7 +252,7 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
     assert!(store.state().objects.is_empty());
     array.sh("sha256sum --quiet -c sums");
     key("me");
-    wait("some are there", || !store.state().objects.is_empty());
+    wait("some are there", || store.state().objects.len() > 1);
     array.kill_element(3);
     let arguments = [&["--outside", &uri], &more[..], &PACKED].concat();
     array.restart_element(3, &arguments);
@@ -263,8 +267,9 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
         store
             .state()
             .objects
-            .values()
-            .map(|(content, _)| content.len() as u64)
+            .iter()
+            .filter(|(key, _)| !key.ends_with(MARK))
+            .map(|(_, (content, _))| content.len() as u64)
             .sum::<u64>()
     };
     wait("no pack is there that nobody knows", || {
@@ -286,7 +291,9 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
         array.at("sums").display()
     ));
     array.sh("rm -r k sums");
-    wait("all is gone there", || store.state().objects.is_empty());
+    wait("all is gone there", || {
+        store.state().objects.keys().all(|key| key.ends_with(MARK))
+    });
     assert!(array.run(&["check"]).ok);
 }
 
@@ -384,4 +391,16 @@ fn up_keeps_how_files_are_put_outside() {
         ["dedup | zstd", "dedup | zstd", "dedup | zstd", "files"]
     );
     assert!(!pfs.path().join("f0").exists());
+    // So it is with keys: they are asked for again though nobody names them.
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "token = \"hush\"\n").unwrap();
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    let named = ["--outside", &uri, "--outside-keys", keys.to_str().unwrap()];
+    assert!(tidemill(&[&up[..], &named].concat()).ok && tidemill(&["down"]).ok);
+    std::fs::remove_file(&keys).unwrap();
+    for more in [&[][..], &["--outside", &uri]] {
+        let said = tidemill(&[&up[..], more].concat());
+        tidemill(&["down"]);
+        assert!(!said.ok && said.err.contains("keys"), "{}", said.err);
+    }
 }

@@ -35,6 +35,16 @@ pub enum Error {
         /// What the store said.
         reason: String,
     },
+    /// What is signed has a time in it.
+    #[error(
+        "the store does not take {path}, since the clocks of this host and of the store differ by too much ({reason}): set this host's clock"
+    )]
+    Clock {
+        /// Of what.
+        path: String,
+        /// What the store said.
+        reason: String,
+    },
     /// It became another one while it was read.
     #[error("{0} was changed while it was read: nothing of it was kept, try again")]
     Changed(String),

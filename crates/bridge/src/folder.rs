@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
@@ -24,7 +24,8 @@ const TURNS: usize = 16;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
-    root: Arc<OwnedFd>,
+    path: Arc<str>,
+    root: Arc<Mutex<Arc<OwnedFd>>>,
     pub(crate) turns: Arc<Semaphore>,
 }
 
@@ -88,6 +89,11 @@ fn seen(path: &str, stat: &Stat) -> Result<Seen, Error> {
     }
 }
 
+fn opened(path: &str) -> Result<OwnedFd, Error> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(Error::of(path))
+}
+
 impl Page {
     /// Some more names; none at the end.
     pub(crate) fn next(&mut self, most: usize) -> Result<Vec<Entry>, Error> {
@@ -121,21 +127,28 @@ impl Page {
 
 impl Folder {
     pub(crate) fn open(path: &str) -> Result<Self, Error> {
-        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(Error::of(path))?;
         Ok(Self {
-            root: Arc::new(root),
+            root: Arc::new(Mutex::new(Arc::new(opened(path)?))),
+            path: path.into(),
             turns: Arc::new(Semaphore::new(TURNS)),
         })
+    }
+
+    /// A file system may be mounted there by now, or another one.
+    pub(crate) fn renew(&self) {
+        if let Ok(root) = opened(&self.path) {
+            *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(root);
+        }
     }
 
     fn below(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let root = Arc::clone(&self.root.lock().unwrap_or_else(PoisonError::into_inner));
         // It gives up when something is renamed meanwhile.
         loop {
-            match rustix::fs::openat2(&*self.root, path, flags, Mode::empty(), resolve) {
+            match rustix::fs::openat2(&*root, path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => return opened,
             }

@@ -31,6 +31,10 @@ const SILENCE: Duration = Duration::from_secs(60);
 const NAME_BYTES_MAX: usize = 255;
 /// Longest part of what a store says that is told.
 const REASON_CHARS: usize = 300;
+/// What stands for the reason of a store that gives none, such as in answers without a body.
+const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
+/// How stores say that a signature's time is not theirs.
+const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
@@ -232,12 +236,17 @@ impl Remote {
 
     fn failed(&self, path: &str) -> impl Fn(opendal::Error) -> Error {
         move |error| {
-            let said: String = error.message().chars().take(REASON_CHARS).collect();
+            let said = match error.message() {
+                "" => SAYS_NOTHING,
+                said => said,
+            };
+            let said: String = said.chars().take(REASON_CHARS).collect();
             let reason = self.keys.scrubbed(&said);
             let path = path.to_owned();
             match error.kind() {
                 ErrorKind::NotFound => Error::Missing(path),
                 ErrorKind::ConditionNotMatch => Error::Changed(path),
+                _ if SKEWED.iter().any(|code| said.contains(code)) => Error::Clock { path, reason },
                 ErrorKind::PermissionDenied => Error::Refused { path, reason },
                 ErrorKind::RateLimited => Error::Store {
                     path,
@@ -251,8 +260,20 @@ impl Remote {
         }
     }
 
+    /// Why the store refuses: answers about what there is have no body that says so.
+    async fn refusal(&self, path: &str, error: opendal::Error) -> opendal::Error {
+        let said = self.operator.read_with(path).range(..1).await;
+        let same = |said: &opendal::Error| said.kind() == ErrorKind::PermissionDenied;
+        said.err().filter(same).unwrap_or(error)
+    }
+
     pub(crate) async fn stat(&self, path: &str) -> Result<Object, Error> {
-        let about = self.operator.stat(path).await.map_err(self.failed(path))?;
+        let about = match self.operator.stat(path).await {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(self.failed(path)(self.refusal(path, error).await));
+            }
+            about => about.map_err(self.failed(path))?,
+        };
         match about.mode() {
             EntryMode::DIR => Err(Error::NoFile {
                 path: path.to_owned(),

@@ -257,6 +257,13 @@ impl Bridge {
         }
     }
 
+    /// A folder that is not there, or another one since, is opened anew if it can be.
+    pub fn renew(&self) {
+        if let Store::Folder(folder) = &self.0 {
+            folder.renew();
+        }
+    }
+
     /// Whether the store answers, and takes the keys.
     ///
     /// # Errors

@@ -129,13 +129,35 @@ async fn wrong_keys_are_told_from_others_and_never_told() {
             );
         }
     }
-    // Keys that are taken back while they are used.
+    // Keys that are taken back while they are used, and given again.
     let object = good.stat("a").await.unwrap();
     server.state().key = Some("other".into());
     assert!(matches!(
         read(&good, &object).await.unwrap_err(),
         Error::Refused { .. }
     ));
+    server.state().key = Some("good".into());
+    assert_eq!(read(&good, &object).await.unwrap(), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_wrong_is_told_from_keys_that_are() {
+    let server = StandIn::start().await;
+    server.put("a", vec![1]);
+    let bridge = Bridge::open(&Place::parse(&server.s3()).unwrap(), &keys("good")).unwrap();
+    let object = bridge.stat("a").await.unwrap();
+    server.state().deny = Some((403, "RequestTimeTooSkewed"));
+    for error in [
+        read(&bridge, &object).await.unwrap_err(),
+        write(&bridge, "b", &[1]).await.unwrap_err(),
+        bridge.check().await.unwrap_err(),
+        bridge.stat("a").await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Clock { .. }), "{error}");
+        assert!(error.to_string().contains("set this host's clock"));
+    }
+    server.state().deny = None;
+    assert_eq!(read(&bridge, &object).await.unwrap(), [1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

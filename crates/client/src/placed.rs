@@ -77,6 +77,7 @@ impl Transfer {
                 ino,
                 object: object.0,
                 element,
+                linked: true,
                 ..v1::NewVersion::default()
             }),
             None => {
@@ -91,6 +92,7 @@ impl Transfer {
                     element,
                     uid,
                     gid,
+                    linked: true,
                     ..v1::Create::default()
                 })
             }

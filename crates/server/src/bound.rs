@@ -178,13 +178,20 @@ fn is_folder(db: &Connection) -> Result<bool, Fault> {
 
 /// Whether a path is in a folder whose store, of that element, is not written to.
 pub(crate) fn is_read_only(db: &Connection, element: i64, path: &[u8]) -> Result<bool, Fault> {
-    let sql =
-        "SELECT folder FROM binding JOIN bridge ON name = bridge WHERE read_only AND element = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let folders = statement.query_map([element], |row| row.get::<_, String>(0))?;
-    let folders = folders.collect::<Result<Vec<_>, _>>()?;
     let path = String::from_utf8_lossy(path);
-    Ok(folders.iter().any(|folder| within(folder, &path)))
+    let not_written = not_written(db, &path)?;
+    let mut elements = not_written.iter();
+    Ok(elements.any(|&not_written| i64::from(not_written) == element))
+}
+
+/// The elements to whose stores nothing goes that has this path.
+pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
+    let sql = "SELECT folder, element FROM binding JOIN bridge ON name = bridge WHERE read_only";
+    let mut statement = db.prepare_cached(sql)?;
+    let bound = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
+    let mut bound = bound.collect::<Result<Vec<_>, _>>()?;
+    bound.retain(|(folder, _)| within(folder, path));
+    Ok(bound.into_iter().map(|(_, element)| element).collect())
 }
 
 /// What to do about the first of these paths that is below `/bridges` and of no folder of the array.

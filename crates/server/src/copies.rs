@@ -5,6 +5,7 @@
 //! copies as wanted, so what a restart finds there is what is still to be done.
 
 use crate::array::Array;
+use crate::bound;
 use crate::clock;
 use crate::damage;
 use crate::jobs::Incoming;
@@ -25,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::copies::{COPIES_MAX, CopyState, Kept};
+use tidemill_core::copies::{COPIES_MAX, CopyState, Kept, Next, Site};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
 use tidemill_core::layout::{PartOf, Selection};
@@ -60,6 +61,8 @@ pub(crate) struct Short {
     part: Option<PartOf>,
     /// It is no file's version any more.
     gone: bool,
+    /// Elements whose stores are not to be written to by what has its path.
+    not_written: Vec<u32>,
 }
 
 /// What was found out of the copies of a version.
@@ -361,6 +364,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
             Ok(Short {
                 kept,
                 part: None,
+                not_written: Vec::new(),
                 gone: row.get(3)?,
                 ino: row.get::<_, i64>(4)?.cast_unsigned(),
                 path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(5)?).into_owned(),
@@ -375,6 +379,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         return Ok(Short::gone(object));
     };
     short.part = parts::part_of(db, object)?;
+    short.not_written = bound::not_written(db, &short.path)?;
     let first = &mut short.kept.holders[0];
     first.1 = state_of_first(db, object, first.0.0)?;
     let others = others(db, object)?.into_iter();
@@ -439,7 +444,20 @@ impl Short {
             path: String::new(),
             part: None,
             gone: true,
+            not_written: Vec::new(),
         }
+    }
+
+    /// What is to be done next, where these elements are up.
+    pub(crate) fn next(&self, sites: &[Site]) -> Next {
+        if self.not_written.is_empty() {
+            return self.kept.next(sites);
+        }
+        let mut sites = sites.to_vec();
+        for site in &mut sites {
+            site.takes &= !(site.outside && self.not_written.contains(&site.element.0));
+        }
+        self.kept.next(&sites)
     }
 
     /// Whether nobody wants copies of it any more.

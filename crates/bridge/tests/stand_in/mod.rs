@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,6 +30,12 @@ pub(crate) struct State {
     /// The key id without which nothing of the bucket is given.
     pub(crate) key: Option<String>,
     pub(crate) lists: usize,
+    /// Lists that are given; those after them wait until more are.
+    pub(crate) lists_given: Option<usize>,
+    /// What all that concerns the bucket is answered with: a status, and what S3 calls it. It says to come again in a second.
+    pub(crate) deny: Option<(u16, &'static str)>,
+    /// How often that was.
+    pub(crate) denied: usize,
     /// Ranges of content that were asked for, by key.
     pub(crate) reads: BTreeMap<String, usize>,
     /// It takes questions and never answers them.
@@ -123,7 +130,11 @@ impl StandIn {
         if self.state().silent {
             std::future::pending::<()>().await;
         }
-        let reply = self.state().answer(&request);
+        while request.query.contains_key("list-type") && self.state().holds_lists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let denied = self.state().denial(&request);
+        let reply = denied.unwrap_or_else(|| self.state().answer(&request));
         if self.state().mute && request.method == "PUT" {
             std::future::pending::<()>().await;
         }
@@ -196,6 +207,19 @@ impl State {
         self.writes += 1;
         self.objects.insert(key.to_owned(), (content, self.writes));
         format!("\"e{}\"", self.writes)
+    }
+
+    fn holds_lists(&self) -> bool {
+        self.lists_given.is_some_and(|given| self.lists >= given)
+    }
+
+    fn denial(&mut self, request: &Request) -> Option<Reply> {
+        let (status, code) = self.deny.filter(|_| request.path.starts_with("/bucket"))?;
+        self.denied += 1;
+        let body = format!("<Error><Code>{code}</Code><Message>no</Message></Error>");
+        let mut denied = reply(status, body);
+        denied.headers.push(("retry-after", "1".into()));
+        Some(denied)
     }
 
     fn answer(&mut self, request: &Request) -> Reply {

@@ -257,9 +257,7 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
     };
     let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
     let keys = keys.map(std::path::absolute).transpose()?;
-    // It would not start, and tell so in its log only.
-    super::element::outside::open(uri, keys.as_deref())
-        .with_context(|| format!("--outside: can't have files in {uri}"))?;
+    let keys = keys.or_else(|| before.as_ref()?.keys.clone());
     if let Some(before) = before.as_ref().filter(|before| before.uri != *uri) {
         anyhow::bail!(
             "element {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
@@ -268,6 +266,9 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
             shown()
         );
     }
+    // It would not start, and tell so in its log only.
+    super::element::outside::open(uri, keys.as_deref())
+        .with_context(|| format!("--outside: can't have files in {uri}"))?;
     let packing = args.outside_as.or(file.outside_as);
     let packing = packing.or(before.map(|before| before.packing));
     let at = At {

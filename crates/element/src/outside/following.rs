@@ -3,7 +3,7 @@
 
 use super::rows::{self, How};
 use super::settling::beside_what;
-use super::{Failure, Outside, Placed};
+use super::{Failure, Far as _, Outside, Placed};
 use crate::db::DbError;
 use crate::records;
 use crate::store::{Store as _, StoreError};
@@ -139,6 +139,19 @@ impl Follower {
         self.0.writable(object)?;
         self.0.keep(object, placed, How::Followed)?;
         self.0.near.remove(object).map(drop)
+    }
+
+    /// Whether the store is the one that the element has put files into, before what is not there is believed to be gone. Where it has
+    /// put none, nobody can say.
+    ///
+    /// # Errors
+    /// If it is not, or can't be asked.
+    pub async fn is_there(&self) -> Result<(), Failure> {
+        let any = self.0.db.read(rows::any_put);
+        match any.map_err(|error| Failure::Other(error.to_string()))? {
+            true => self.0.reach.far.look().await,
+            false => Ok(()),
+        }
     }
 
     /// Whether a version is on its way to the store.

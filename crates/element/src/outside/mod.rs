@@ -15,12 +15,14 @@
 //! |---|---|
 //! | `packs` | files as chunks in packs |
 //! | `following` | folders of the array that have what is there |
+//! | `presence` | whether the store is there |
 //! | `reading` | bytes of what is not near |
 //! | `rows` | the table |
 //! | `settling` | how an object gets there, and what goes there without anybody waiting |
 
 mod following;
 pub mod packs;
+mod presence;
 mod reading;
 mod rows;
 mod settling;
@@ -37,13 +39,14 @@ use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
 use packs::{Packing, Packs};
 use parking_lot::{Mutex, RwLock};
+use presence::Guarded;
 use reading::{Away, Reach, There};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
 use tidemill_kernel::locks::Shown;
@@ -59,6 +62,9 @@ pub const NEAR_BYTES_MAX_DEFAULT: u64 = 4 << 30;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The key of the table `identity`.
 const BOOT: &str = "outside boot";
+
+/// What the store has refused is told for so long: it is tried again sooner.
+const REFUSED: Duration = Duration::from_secs(60);
 
 /// Objects with the same name are settled one after the other; so many names at once.
 const TURNS: usize = 64;
@@ -132,6 +138,8 @@ pub trait Far: Debug + Send + Sync {
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
     /// Removes a file; it is no error if there is none.
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
+    /// What was not there may be by now, as a file system that is mounted: it is opened anew.
+    fn renew(&self) {}
 }
 
 /// Where an element's files stay, if that is outside.
@@ -179,6 +187,8 @@ struct Here {
     waiting: BTreeSet<ObjectId>,
     /// Why nothing settles.
     trouble: String,
+    /// Why something did not that somebody waited for, and when.
+    refused: Option<(String, Instant)>,
     /// Why it is not known what is there, of each bridge.
     unseen: BTreeMap<String, String>,
 }
@@ -234,9 +244,10 @@ impl Outside {
                 }
             }
         }
+        let far = Guarded::new(Arc::clone(&at.far), db.clone());
         let outside = Self {
             near,
-            reach: Arc::new(Reach::new(Arc::clone(&at.far), db.clone(), runtime)),
+            reach: Arc::new(Reach::new(far, db.clone(), runtime)),
             uri: at.uri.clone(),
             packing: at.packing,
             packs: Packs::default(),
@@ -267,9 +278,14 @@ impl Outside {
     /// Why nothing settles, or it is not known what is there; empty if all is well.
     pub(crate) fn trouble(&self) -> String {
         let known = self.known.lock();
-        match known.trouble.as_str() {
-            "" => known.unseen.values().next().cloned().unwrap_or_default(),
-            trouble => trouble.to_owned(),
+        let unseen = || known.unseen.values().next().cloned();
+        let refused = known.refused.as_ref();
+        let refused = refused.filter(|(_, since)| since.elapsed() < REFUSED);
+        let refused = || refused.map(|(why, _)| why.clone());
+        match (self.reach.far.trouble(), known.trouble.as_str()) {
+            (Some(away), _) => format!("{}: {away}", self.uri),
+            (None, "") => refused().or_else(unseen).unwrap_or_default(),
+            (None, trouble) => trouble.to_owned(),
         }
     }
 
@@ -353,6 +369,43 @@ impl Outside {
                 tracing::warn!(%error, %object, "what has settled can't be removed here");
             }
         }
+    }
+
+    /// What the store has refused is told, until it takes something.
+    fn note_refused(&self, settled: &[Result<(), StoreError>]) {
+        let refused = settled.iter().find_map(|settled| match settled {
+            Err(error @ StoreError::Outside { .. }) => Some(error.to_string()),
+            _ => None,
+        });
+        if refused.is_some() || settled.iter().any(Result::is_ok) {
+            self.known.lock().refused = refused.map(|why| (why, Instant::now()));
+        }
+    }
+
+    fn settle_each(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
+        let Packing::Chunks { compress } = self.packing else {
+            return self.settle_at_once(objects);
+        };
+        // In a folder that has what is there, a file is there under its name.
+        let bound: Vec<bool> = objects
+            .iter()
+            .map(|(_, named)| self.inside(&named.path).is_some())
+            .collect();
+        let those = |wanted: bool| -> Vec<(ObjectId, Named)> {
+            let all = objects.iter().zip(&bound);
+            let those = all.filter(|(_, bound)| **bound == wanted);
+            those.map(|(one, _)| one.clone()).collect()
+        };
+        let mut files = self.settle_at_once(&those(true)).into_iter();
+        let mut packed = self.pack(compress, those(false)).into_iter();
+        let ended = objects.iter().zip(&bound).map(|((object, _), bound)| {
+            let ended = match bound {
+                true => files.next(),
+                false => packed.next(),
+            };
+            ended.unwrap_or(Err(StoreError::NotFound { object: *object }))
+        });
+        ended.collect()
     }
 
     /// What is here of an object, else what is outside.
@@ -459,29 +512,9 @@ impl Store for Outside {
     }
 
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
-        let Packing::Chunks { compress } = self.packing else {
-            return self.settle_at_once(objects);
-        };
-        // In a folder that has what is there, a file is there under its name.
-        let bound: Vec<bool> = objects
-            .iter()
-            .map(|(_, named)| self.inside(&named.path).is_some())
-            .collect();
-        let those = |wanted: bool| -> Vec<(ObjectId, Named)> {
-            let all = objects.iter().zip(&bound);
-            let those = all.filter(|(_, bound)| **bound == wanted);
-            those.map(|(one, _)| one.clone()).collect()
-        };
-        let mut files = self.settle_at_once(&those(true)).into_iter();
-        let mut packed = self.pack(compress, those(false)).into_iter();
-        let ended = objects.iter().zip(&bound).map(|((object, _), bound)| {
-            let ended = match bound {
-                true => files.next(),
-                false => packed.next(),
-            };
-            ended.unwrap_or(Err(StoreError::NotFound { object: *object }))
-        });
-        ended.collect()
+        let settled = self.settle_each(objects);
+        self.note_refused(&settled);
+        settled
     }
 
     fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {

@@ -1,6 +1,7 @@
 //! Bytes of objects that are not near: by blocks, some of them ahead of whoever reads one after the other.
 
-use super::{Failure, Far, Outside, Placed};
+use super::presence::Guarded;
+use super::{Failure, Far as _, Outside, Placed, rows};
 use crate::db::Db;
 use crate::store::{ReadAt, Store as _, StoreError};
 use bytes::Bytes;
@@ -31,7 +32,7 @@ pub(super) struct There {
 /// The way to a store outside.
 #[derive(Debug)]
 pub(super) struct Reach {
-    pub(super) far: Arc<dyn Far>,
+    pub(super) far: Guarded,
     pub(super) db: Db,
     pub(super) runtime: Handle,
     blocks: Blocks<Failure>,
@@ -53,7 +54,7 @@ pub(super) struct Away {
 }
 
 impl Reach {
-    pub(super) fn new(far: Arc<dyn Far>, db: Db, runtime: Handle) -> Self {
+    pub(super) fn new(far: Guarded, db: Db, runtime: Handle) -> Self {
         Self {
             far,
             db,
@@ -214,7 +215,7 @@ impl Outside {
         let placed = &there.placed;
         let found = match there.packed {
             true => self.has_packed(object, there),
-            false => match self.reach.wait(self.reach.far.stat(&placed.path)) {
+            false => match self.reach.wait(self.reach.far.stat_surely(&placed.path)) {
                 Ok(now) if now == *placed => Ok(()),
                 Ok(_) => Err(Failure::Changed),
                 Err(failure) => Err(failure),
@@ -234,10 +235,14 @@ impl Outside {
         })
     }
 
-    /// What others changed in a store that is a folder of the array, too, is no damage: it is the next version of its file.
+    /// What others changed in a store that is a folder of the array, too, is no damage: it is the next version of its file. Where that
+    /// is known already, what asks for the earlier one is a file that has been renamed since.
     fn lost(&self, placed: &Placed, why: Failure) -> Failure {
         self.reach.note_changed(&placed.path);
-        match self.is_bound(&placed.path) {
+        let other = |held: &rows::Held| !held.gone && held.placed != *placed;
+        let held = self.reach.db.read(|db| rows::at(db, &placed.path));
+        let followed = held.is_ok_and(|held| held.iter().any(other));
+        match self.is_bound(&placed.path) && !followed {
             true => Failure::Other(format!("{why}, which the folder has soon: read it again")),
             false => why,
         }

@@ -61,6 +61,22 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
         .optional()
 }
 
+/// Where some of what is there is: of the first and of the last objects, and of packs.
+pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
+    let sql = "SELECT path FROM (SELECT path FROM outside WHERE gone = 0 AND packed = 0 ORDER BY object LIMIT ?1)
+               UNION SELECT path FROM (SELECT path FROM outside WHERE gone = 0 AND packed = 0 ORDER BY object DESC LIMIT ?1)
+               UNION SELECT path FROM (SELECT path FROM pack WHERE state = 1 ORDER BY id DESC LIMIT ?1)";
+    db.prepare_cached(sql)?
+        .query_map([each], |row| row.get(0))?
+        .collect()
+}
+
+/// Whether anything is there that was put there.
+pub(super) fn any_put(db: &Connection) -> Result<bool> {
+    let mut statement = db.prepare_cached("SELECT 1 FROM outside WHERE linked = 0 AND gone = 0")?;
+    statement.exists([])
+}
+
 /// How an object got where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {

@@ -2,7 +2,7 @@
 
 use super::reading::There;
 use super::rows::How;
-use super::{Failure, Outside, Over, Placed, rows};
+use super::{Failure, Far as _, Outside, Over, Placed, rows};
 use crate::executor::Parts;
 use crate::labels::Labels;
 use crate::records;
@@ -455,8 +455,17 @@ pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
     let Some(outside) = &parts.outside else {
         return;
     };
-    let mut pause = PERIOD;
+    let (mut pause, mut unsure) = (PERIOD, true);
     while !labels.pause(pause) {
+        if unsure {
+            // What is wrong else is told by who wants something.
+            let _ = outside.reach.wait(outside.reach.far.look());
+        }
+        unsure = outside.reach.far.trouble().is_some();
+        if unsure {
+            pause = PAUSE;
+            continue;
+        }
         let well = outside.settle_some();
         let removed = outside.remove_some();
         let tidied = outside.tidy();

@@ -1,5 +1,6 @@
 //! The store with one outside that is in memory, and others who use that, too.
 
+use super::presence::MARK;
 use super::*;
 use crate::records::{self, ObjectRecord};
 use std::collections::BTreeMap;
@@ -66,8 +67,11 @@ impl Memory {
         Ok((content.clone(), placed))
     }
 
+    /// Of all but the mark.
     pub(super) fn names(&self) -> Vec<String> {
-        self.files.lock().all.keys().cloned().collect()
+        let files = self.files.lock();
+        let names = files.all.keys().filter(|name| *name != MARK);
+        names.cloned().collect()
     }
 }
 
@@ -96,6 +100,16 @@ impl Far for Memory {
         over: Over,
     ) -> Asked<'a, Placed> {
         Box::pin(async move {
+            if path == MARK {
+                let mut files = self.files.lock();
+                files.all.insert(MARK.to_owned(), (Vec::new(), 0));
+                return Ok(Placed {
+                    path: MARK.to_owned(),
+                    size: 0,
+                    tag: "0".into(),
+                    checked: true,
+                });
+            }
             if let Some((path, content)) = self.rush.lock().take() {
                 self.put(&path, &content);
             }
@@ -416,4 +430,113 @@ fn a_file_of_a_bound_folder_replaces_what_it_was_and_nothing_else() {
     follower.forget_some(ObjectId(0)).unwrap();
     assert_eq!(remembered(), 0);
     assert!(bench.far.names().contains(&"p/two".to_owned()));
+}
+
+/// As where a file system is not mounted: an empty folder. What is not there is not believed to be gone, and nothing is put there.
+#[test]
+fn a_store_that_has_nothing_of_what_was_there_is_away() {
+    for packing in [Packing::Files, Packing::Chunks { compress: false }] {
+        let bench = Bench::new();
+        let store = bench.open_as(0, packing);
+        let (one, two) = (
+            bench.version(&store, 0x101, "/a", b"one"),
+            bench.version(&store, 0x102, "/b", b"two"),
+        );
+        settle(&store, &one).unwrap();
+        assert_eq!(store.trouble(), "");
+        let all = std::mem::take(&mut bench.far.files.lock().all);
+        assert!(all.contains_key(MARK));
+        drop(store);
+        let store = bench.open_as(0, packing);
+        let away = |result: Result<(), StoreError>| {
+            let why = result.unwrap_err();
+            assert!(
+                matches!(
+                    &why,
+                    StoreError::Outside {
+                        why: Failure::Other(_),
+                        ..
+                    }
+                ),
+                "{why}"
+            );
+        };
+        away(store.vouch(one.0).unwrap());
+        away(settle(&store, &two));
+        assert!(read(&store, one.0).is_err());
+        assert!(store.trouble().contains("nothing is there"));
+        assert!(bench.far.names().is_empty());
+        assert!(store.remove(one.0).unwrap());
+        store.remove_some();
+        store.tidy();
+        // A removal waits for the store, too.
+        bench.far.files.lock().all = all;
+        settle(&store, &two).unwrap();
+        assert_eq!(store.trouble(), "");
+        store.remove_some();
+        packs::tests::tidy(&bench, &store);
+        assert_eq!(read(&store, two.0).unwrap(), b"two");
+        assert_eq!(bench.far.names().len(), 1);
+    }
+}
+
+/// The mark alone, or one of the files alone, says that it is there.
+#[test]
+fn a_store_that_has_something_of_what_was_there_has_lost_the_rest() {
+    let bench = Bench::new();
+    let store = bench.open(0);
+    let lost = |store: &Outside, object| {
+        let why = store.vouch(object).unwrap().unwrap_err();
+        assert!(
+            matches!(
+                why,
+                StoreError::Outside {
+                    why: Failure::Missing,
+                    ..
+                }
+            ),
+            "{why}"
+        );
+    };
+    let all: Vec<_> = (0..20_u64)
+        .map(|id| bench.version(&store, 0x100 + id, &format!("/{id}"), b"one"))
+        .collect();
+    for one in &all {
+        settle(&store, one).unwrap();
+    }
+    bench.far.files.lock().all.remove("7");
+    lost(&store, ObjectId(0x107));
+    let first = bench.far.files.lock().all.remove("0").unwrap();
+    bench.far.files.lock().all.retain(|name, _| name == MARK);
+    lost(&store, ObjectId(0x103));
+    bench.far.files.lock().all.clear();
+    assert!(!matches!(
+        store.vouch(ObjectId(0x103)),
+        Some(Err(StoreError::Outside {
+            why: Failure::Missing,
+            ..
+        }))
+    ));
+    bench.far.files.lock().all.insert("0".into(), first);
+    lost(&store, ObjectId(0x103));
+    assert_eq!(store.trouble(), "");
+    // Who writes there puts the mark there again.
+    let store = bench.open(0);
+    let more = bench.version(&store, 0x201, "/more", b"more");
+    settle(&store, &more).unwrap();
+    assert!(bench.far.files.lock().all.contains_key(MARK));
+}
+
+/// What is only linked leaves no mark.
+#[test]
+fn a_store_that_is_only_read_is_not_written_to() {
+    let bench = Bench::new();
+    bench.far.put("theirs", b"theirs");
+    let store = bench.open(0);
+    store.link(ObjectId(0x101), "theirs").unwrap();
+    store.vouch(ObjectId(0x101)).unwrap().unwrap();
+    assert!(store.remove(ObjectId(0x101)).unwrap());
+    while store.remove_some() {}
+    let files = bench.far.files.lock();
+    assert_eq!(files.all.keys().collect::<Vec<_>>(), ["theirs"]);
 }

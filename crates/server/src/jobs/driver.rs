@@ -415,7 +415,7 @@ impl Driver {
             Went::Found(Found::Rest { has, stored })
         };
         loop {
-            match short.kept.next(sites) {
+            match short.next(sites) {
                 Next::Enough => return Went::Found(Found::Enough),
                 Next::Wait => return Went::On,
                 Next::Remove { goes, first } => {

@@ -370,7 +370,7 @@ fn has(tx: &Tx<'_>, object: u64, element: u32) -> Result<bool, Fault> {
 }
 
 /// The first copy of an object is to go elsewhere. What is emptied remains so, and other plans for the object are given up.
-fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
+pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
     let id = object.cast_signed();
     let sql = "DELETE FROM move WHERE object = ?1 AND why != ?2";
     tx.db.prepare_cached(sql)?.execute(params![id, DRAIN])?;

@@ -123,6 +123,12 @@ pub enum Fault {
     /// A folder attribute that is no rule, or may not be one.
     #[error("{0}")]
     BadRule(String),
+    /// The store of the only element that could take a file is not to be written to.
+    #[error(
+        "{0}: its store is bound to be read only, and only element {1}, whose store that is, could take the file: add an element that \
+         keeps files, or write elsewhere"
+    )]
+    StoreReadOnly(String, u32),
     /// A room is full.
     #[error("{0}: the room is full: remove files in it, see `tidemill room list`")]
     RoomFull(String),
@@ -188,6 +194,7 @@ impl Fault {
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
+            Self::StoreReadOnly(..) => Errno::ROFS,
             Self::RoomFull(_) => Errno::DQUOT,
             Self::TooManyPieces(_) => Errno::FBIG,
             Self::NoAttribute(_) => Errno::NODATA,

@@ -22,6 +22,8 @@ pub(crate) struct Here<'a> {
     pub(crate) bytes: u64,
     /// The object that it is written to; 0 if that does not matter.
     pub(crate) object: u64,
+    /// It is in the store of its element already.
+    pub(crate) linked: bool,
 }
 
 impl<'a> From<&'a v1::Create> for Here<'a> {
@@ -30,6 +32,7 @@ impl<'a> From<&'a v1::Create> for Here<'a> {
             here: &op.here,
             bytes: 0,
             object: op.object,
+            linked: op.linked,
         }
     }
 }
@@ -40,6 +43,7 @@ impl<'a> From<&'a v1::NewVersion> for Here<'a> {
             here: &op.here,
             bytes: op.bytes,
             object: op.object,
+            linked: op.linked,
         }
     }
 }

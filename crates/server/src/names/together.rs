@@ -190,8 +190,8 @@ impl Tx<'_> {
         let folder = self.folder_of(node.ino)?;
         let here = Here {
             here: &op.here,
-            bytes: 0,
             object: op.object,
+            ..Here::default()
         };
         let burst = self.placed_in_burst(&folder, here)?;
         let element = match burst.map(|burst| burst.0).or(near) {

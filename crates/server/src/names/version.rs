@@ -9,6 +9,7 @@ use super::spill::Here;
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use crate::bound;
+use crate::moves;
 use crate::rules::ends::GIVEN_UP;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
@@ -22,6 +23,11 @@ const ANNOTATION_BYTES_MAX: u32 = 1024;
 
 /// Largest size of a file that Linux has a number for.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
+
+fn is_outside(rooms: &[Room], element: ElementId) -> bool {
+    let mut rooms = rooms.iter();
+    rooms.any(|room| room.outside && room.element == element)
+}
 
 /// A version being written.
 struct Writer {
@@ -63,8 +69,20 @@ impl Tx<'_> {
         }
         let named = named.map(ElementId);
         let placed = place(ino, named, &rooms.store);
-        let placed = placed.map_err(|error| self.shared.awaken(error, &rooms));
-        Ok(i64::from(placed?.0))
+        let placed = placed.map_err(|error| self.shared.awaken(error, &rooms))?;
+        if !here.linked && is_outside(&rooms.store, placed) {
+            self.need_store_written(placed, dir)?;
+        }
+        Ok(i64::from(placed.0))
+    }
+
+    /// What an element outside would put into a store that is not to be written to is not made there.
+    fn need_store_written(&self, element: ElementId, dir: &Node) -> Result<(), Fault> {
+        let path = self.path_of(dir.ino)?.unwrap_or_default();
+        match bound::is_read_only(self.db, element.0.into(), &path)? {
+            true => Err(Fault::StoreReadOnly(self.called(dir.ino), element.0)),
+            false => Ok(()),
+        }
     }
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
@@ -95,16 +113,25 @@ impl Tx<'_> {
         }
         // Nor does it go on in a store that is not written to.
         let rooms = self.shared.rooms();
-        let outside = |element: i64| {
-            let mut rooms = rooms.store.iter();
-            rooms.any(|room| room.outside && i64::from(room.element.0) == element)
-        };
+        let outside = u32::try_from(node.element).map(ElementId);
         if named.is_none_or(is_here)
-            && outside(node.element)
+            && outside.is_ok_and(|element| is_outside(&rooms.store, element))
             && let Some(path) = self.path_of(node.ino)?
             && bound::is_read_only(self.db, node.element, &path)?
         {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
+        }
+        // What was moved into a folder whose files are outside goes there with its next version.
+        if named.is_none() && rooms.store.iter().any(|room| room.outside) {
+            let dir = self.folder_of(node.ino)?;
+            let wanted = self.folder_element(&dir)?.map(ElementId);
+            let elsewhere = |wanted: &ElementId| i64::from(wanted.0) != node.element;
+            if wanted
+                .filter(elsewhere)
+                .is_some_and(|wanted| is_outside(&rooms.store, wanted))
+            {
+                return self.place(Inode(node.ino), None, &dir, here);
+            }
         }
         // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
         let goes_on = named.is_some_and(|named| {
@@ -581,6 +608,7 @@ impl Tx<'_> {
         if wanted.copies > 1 {
             self.want_copies(node, wanted.now)?;
         }
+        self.goes_outside(node, &path)?;
         if !self.shared.leaving.moving() {
             return Ok(());
         }
@@ -597,6 +625,28 @@ impl Tx<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What was made elsewhere, as by a task, goes to where files of its folder are outside.
+    fn goes_outside(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
+        let rooms = self.shared.rooms();
+        let Ok(element) = u32::try_from(node.element) else {
+            return Ok(());
+        };
+        let elsewhere = self.shared.in_memory(element) || self.shared.bursts.has(element);
+        if node.object == 0 || elsewhere || !rooms.store.iter().any(|room| room.outside) {
+            return Ok(());
+        }
+        let wanted = self.folder_element(&self.folder_of(node.ino)?)?;
+        let wanted = wanted
+            .filter(|&wanted| wanted != element && is_outside(&rooms.store, ElementId(wanted)));
+        match wanted {
+            Some(wanted) if !bound::is_read_only(self.db, wanted.into(), path)? => {
+                self.shared.leaving.set_moving();
+                moves::files::put(self, node.object, (element, wanted))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn abandon(&mut self, op: &v1::Abandon) -> Result<Answer, Fault> {

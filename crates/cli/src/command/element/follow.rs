@@ -34,9 +34,20 @@ struct Looker {
     server: Server,
 }
 
-/// When each bridge is looked at next.
+/// When each bridge is looked at next; never, if it is not said. One that is not here was not looked at by this process.
 #[derive(Debug, Default)]
-struct Dues(BTreeMap<String, Instant>);
+struct Dues(BTreeMap<String, Option<Instant>>);
+
+impl Dues {
+    fn is_due(&self, bridge: &str, binding: &v1::Binding) -> bool {
+        let due = match self.0.get(bridge) {
+            None => true,
+            Some(None) => binding.answered == 0,
+            Some(Some(due)) => *due <= Instant::now(),
+        };
+        due || binding.asked > binding.answered
+    }
+}
 
 /// A look under way.
 #[derive(Debug)]
@@ -129,7 +140,7 @@ impl Looker {
         for (bridge, at) in all() {
             let hit = |path: &String| at.as_ref().is_some_and(|at| at.name(path).is_some());
             if changed.iter().any(hit) {
-                dues.0.insert(bridge.name.clone(), Instant::now());
+                dues.0.insert(bridge.name.clone(), Some(Instant::now()));
             }
         }
         let mut looked = false;
@@ -137,18 +148,16 @@ impl Looker {
             let Some(binding) = &bridge.binding else {
                 continue;
             };
-            let due = dues.0.get(&bridge.name);
-            let due = due.map_or(binding.every_s > 0 || binding.answered == 0, |due| {
-                *due <= Instant::now()
-            });
-            if due || binding.asked > binding.answered {
+            if dues.is_due(&bridge.name, binding) {
                 let again = self.look(bridge, binding).await?;
                 let every = Duration::from_secs(u64::from(binding.every_s));
-                match (again, binding.every_s) {
-                    (true, _) => dues.0.insert(bridge.name.clone(), Instant::now() + SOON),
-                    (false, 0) => dues.0.remove(&bridge.name),
-                    (false, _) => dues.0.insert(bridge.name.clone(), Instant::now() + every),
+                let after = match (again, binding.every_s) {
+                    (true, _) => Some(SOON),
+                    (false, 0) => None,
+                    (false, _) => Some(every),
                 };
+                let due = after.map(|after| Instant::now() + after);
+                dues.0.insert(bridge.name.clone(), due);
                 looked = true;
             }
         }
@@ -234,6 +243,7 @@ impl Looker {
     }
 
     async fn through(&self, look: &mut Look) -> anyhow::Result<()> {
+        self.bridge.renew();
         let mut listed = self.bridge.list(&look.bound.prefix);
         let mut page = Vec::new();
         while let Some(one) = listed.next().await? {
@@ -324,6 +334,9 @@ impl Looker {
                 look.found > 0 || reply.missing.is_empty(),
                 "nothing is there any more: files stay; remove them if that is right, or unbind it"
             );
+            if !reply.missing.is_empty() {
+                self.known.is_there().await?;
+            }
             let mut numbers = Vec::new();
             for one in reply.missing {
                 let path = look.bound.at(&one.path);

@@ -218,4 +218,8 @@ impl Far for Outside {
             }
         })
     }
+
+    fn renew(&self) {
+        self.0.renew();
+    }
 }

@@ -26,7 +26,7 @@ mod reading;
 pub mod recovery;
 mod rows;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tidying;
 
 use super::Failure;

@@ -1,7 +1,7 @@
 //! How objects get into packs: all that wait are packed together by one of those that wait for them.
 
 use super::super::settling::key;
-use super::super::{Failure, Outside, Over, Placed};
+use super::super::{Failure, Far as _, Outside, Over, Placed};
 use super::format::{self, CHUNK_BYTES_MAX, Hash, PART_CHUNKS_MAX, Pack, Part};
 use super::rows::{self, NewPart, Noted, PackId};
 use super::{FOLDER, reading};
@@ -320,15 +320,12 @@ impl<'a> Batch<'a> {
         // Before it is there, so that no pack is there that nobody knows.
         let id = self.outside.db.write_blocking(true, begin);
         let id = id.map_err(|error| self.failed(&error))?;
-        let (far, bytes, to) = (
-            Arc::clone(&self.outside.reach.far),
-            made.bytes,
-            path.clone(),
-        );
+        let (reach, bytes, to) = (Arc::clone(&self.outside.reach), made.bytes, path.clone());
         let task = self.outside.reach.runtime.spawn(async move {
             let (size, mut left) = (bytes.len() as u64, Some(bytes));
             let pieces = move || Ok::<Option<Bytes>, std::io::Error>(left.take());
-            far.write(&to, size, Box::new(pieces), Over::Anything).await
+            let pieces = Box::new(pieces);
+            reach.far.write(&to, size, pieces, Over::Anything).await
         });
         self.flights.push_back(Flight {
             id,

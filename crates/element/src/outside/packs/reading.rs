@@ -177,7 +177,7 @@ impl Reach {
     }
 
     pub(super) async fn is_same(&self, pack: &Placed) -> Result<bool, Failure> {
-        match self.far.stat(&pack.path).await {
+        match self.far.stat_surely(&pack.path).await {
             Ok(now) => Ok(now == *pack),
             Err(failure) if failure.is_loss() => Ok(false),
             Err(failure) => Err(failure),

@@ -37,7 +37,7 @@ fn age(bench: &Bench) {
 }
 
 /// All that there is to do.
-fn tidy(bench: &Bench, store: &Outside) {
+pub(in super::super) fn tidy(bench: &Bench, store: &Outside) {
     age(bench);
     while store.tidy().unwrap() {}
 }
@@ -374,6 +374,47 @@ fn many_small_packs_become_few() {
     for (object, content) in &all {
         assert!(read(&store, *object).unwrap() == *content);
     }
+}
+
+/// Small because what is in them is, or because much of it is only a little there: that which can't become larger is left alone.
+#[test]
+fn small_packs_that_stay_small_are_not_written_anew_without_end() {
+    let bench = Bench::new();
+    let store = bench.open_as(0, PACKED);
+    let settle_one = |id: u64, content: &[u8]| {
+        let one = bench.version(&store, 0x1000 + id, &format!("/f/{id}"), content);
+        settle(&store, &one).unwrap();
+        one.0
+    };
+    let mut all = Vec::new();
+    for id in 0..40_u64 {
+        // Some MiB that become a few KiB: as many as make one pack would be more than is written anew at once.
+        let mut content = vec![u8::try_from(id).unwrap(); 3 << 20];
+        content[..8].copy_from_slice(&id.to_le_bytes());
+        all.push((settle_one(id, &content), content));
+    }
+    for id in 40..75_u64 {
+        let content = noise(id, 3000);
+        all.push((settle_one(id, &content), content));
+    }
+    age(&bench);
+    let mut rounds = 0;
+    while store.tidy().unwrap() {
+        rounds += 1;
+        assert!(rounds < 20, "{:?}", packs(&bench).len());
+    }
+    let writes = bench.far.files.lock().writes;
+    for _ in 0..3 {
+        assert_eq!(store.tidy(), Some(false));
+    }
+    drop(store);
+    let store = bench.open_as(0, PACKED);
+    assert_eq!(store.tidy(), Some(false));
+    assert_eq!(bench.far.files.lock().writes, writes);
+    for (object, content) in &all {
+        assert!(read(&store, *object).unwrap() == *content);
+    }
+    sane(&bench);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is needed no more: parts of objects that are gone, packs that no file has anything in, and, anew, what is left of those that
 //! few files have anything in.
 
-use super::super::{Failure, Outside, Placed};
+use super::super::{Failure, Far as _, Outside, Placed};
 use super::Packing;
 use super::format::Part;
 use super::packing::{Batch, Trouble, now_s};

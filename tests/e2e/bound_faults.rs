@@ -1,0 +1,389 @@
+//! Folders that are stores, and what goes wrong: looks that end too early, stores that are empty or away, names that change.
+
+use crate::array::{Array, wait};
+use crate::bound::{Cloud, bare, version};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A page of a look, and one object more.
+const MORE_THAN_A_PAGE: usize = 1001;
+
+fn count(array: &Array, folder: &str) -> usize {
+    std::fs::read_dir(array.at(folder)).map_or(0, Iterator::count)
+}
+
+fn listed(array: &Array) -> String {
+    array.run(&["bridge", "list"]).out
+}
+
+/// Binds, and does not wait for the first look, which waits for the second list of names.
+fn begin(cloud: &Cloud, every: &str) -> std::process::Child {
+    for number in 0..MORE_THAN_A_PAGE {
+        cloud.put(&format!("{number:04}"), "x");
+    }
+    cloud.store.state().lists_given = Some(1);
+    let mut bind = cloud.array.tidemill();
+    bind.args(["bridge", "bind", "cloud", "/cloud", "--every", every]);
+    let bind = bind.spawn().unwrap();
+    wait("a page is there", || count(&cloud.array, "cloud") == 1000);
+    bind
+}
+
+fn end(mut child: std::process::Child) {
+    child.kill().ok();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_first_look_that_was_killed_after_a_page_takes_nothing_along_when_the_store_is_empty() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    let bind = begin(&cloud, "1s");
+    cloud.array.kill_element(cloud.last);
+    let all = cloud.empty();
+    cloud.store.state().lists_given = None;
+    cloud.restart_element();
+    wait("it is told", || {
+        listed(&cloud.array).contains("nothing is there")
+    });
+    assert_eq!(count(&cloud.array, "cloud"), 1000);
+    cloud.store.state().objects = all;
+    wait("it goes on", || {
+        count(&cloud.array, "cloud") == MORE_THAN_A_PAGE
+    });
+    end(bind);
+    let array = &cloud.array;
+    let health = array.run(&["health"]);
+    assert!(
+        health.ok && !health.out.contains("/cloud"),
+        "{}",
+        health.out
+    );
+    assert_eq!(array.sh("cat cloud/0000 cloud/1000"), "xx");
+    assert!(array.run(&["check"]).ok);
+}
+
+/// Nobody asks again: what was begun is ended all the same.
+#[test]
+fn a_look_goes_on_though_server_or_element_was_killed_in_it() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    let bind = begin(&cloud, "0");
+    cloud.array.kill_server();
+    end(bind);
+    cloud.array.start_server();
+    cloud.store.state().lists_given = None;
+    wait("the look has gone on", || {
+        count(&cloud.array, "cloud") == MORE_THAN_A_PAGE
+    });
+    wait("it is over", || {
+        cloud.array.json(&["bridge", "list"])[0]["bound"]["files"] == MORE_THAN_A_PAGE
+    });
+    cloud.put("later", "later\n");
+    cloud.array.kill_element(cloud.last);
+    cloud.restart_element();
+    wait("a start is a look", || {
+        cloud.array.at("cloud/later").exists()
+    });
+    assert_eq!(version(&cloud.array, "/cloud/0000"), 1);
+    assert!(cloud.array.run(&["check"]).ok);
+}
+
+/// In an array that has no other element there is no place for what its store is not to have.
+#[test]
+fn what_no_other_element_could_take_is_refused_where_the_store_is_not_written_to() {
+    let Some(cloud) = Cloud::with(0) else { return };
+    let array = &cloud.array;
+    cloud.put("a", "theirs\n");
+    array.json(&["bridge", "remove", "cloud"]);
+    let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
+    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    let before = cloud.store.state().objects.clone();
+    for script in [
+        "echo new > cloud/new",
+        "echo more >> cloud/data/a",
+        "setfattr -n user.tidemill.element -v 0 cloud; echo new > cloud/other",
+        "mkdir cloud/d; echo new > cloud/d/new",
+    ] {
+        let said = array.try_sh(script);
+        assert!(
+            !said.ok && said.err.contains("Read-only file system"),
+            "{script}: {}",
+            said.err
+        );
+    }
+    let file = array.path("file").display().to_string();
+    std::fs::write(&file, "new").unwrap();
+    for args in [
+        &["put", &file, "/cloud/put"][..],
+        &["put", "--element", "0", &file, "/cloud/put"],
+    ] {
+        let put = array.run(args);
+        assert!(!put.ok && put.err.contains("read only"), "{}", put.err);
+    }
+    assert_eq!(array.sh("cat cloud/data/a; ls cloud"), "theirs\nd\ndata\n");
+    // What is new there comes in all the same, and elsewhere all is as in other arrays.
+    cloud.put("b", "new\n");
+    cloud.refresh();
+    array.sh("echo kept > kept");
+    assert_eq!(array.sh("cat cloud/data/b kept"), "new\nkept\n");
+    wait("it is settled", || {
+        array.json(&["status"])["elements"][0]["outside"]["waiting"] == 0
+    });
+    let mut now = cloud.store.state().objects.clone();
+    now.retain(|key, _| !["top/data/b", "top/kept", "top/.tidemill-store"].contains(&key.as_str()));
+    assert_eq!(now, before);
+}
+
+/// Names are the array's: nothing of the store is moved, lost or comes twice when they change.
+#[test]
+fn what_is_renamed_here_stays_where_it_is_there() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    for (name, content) in [
+        ("theirs", "theirs\n"),
+        ("d/x", "x\n"),
+        ("d/y", "y\n"),
+        ("over", "over\n"),
+    ] {
+        cloud.put(name, content);
+    }
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    array.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
+    let settled = || array.json(&["status"])["elements"][2]["outside"]["waiting"] == 0;
+    wait("both are there", || {
+        cloud.there("ours").is_some() && cloud.there("tmp").is_some() && settled()
+    });
+    let before = cloud.store.state().objects.clone();
+    // Within, out, in, a folder, and over another one.
+    array.sh(
+        "mv cloud/ours cloud/renamed; mv cloud/theirs out; mv in cloud; mv cloud/d cloud/e; mv -f cloud/tmp cloud/over",
+    );
+    let all = "cat cloud/renamed out/theirs cloud/in cloud/e/x cloud/over; ls cloud";
+    let seen = "ours\ntheirs\nin\nx\ntmp\ne\nin\nover\nrenamed\n";
+    for _ in 0..2 {
+        assert_eq!(cloud.refresh()["passed_by"], 0);
+        assert_eq!(array.sh(all), seen);
+        assert_eq!(cloud.store.state().objects, before);
+    }
+    for path in ["/cloud/renamed", "/cloud/e/x", "/cloud/over", "/out/theirs"] {
+        assert_eq!(version(array, path), 1, "{path}");
+    }
+    renamed_and_changed(&cloud);
+}
+
+fn renamed_and_changed(cloud: &Cloud) {
+    let array = &cloud.array;
+    // What is changed there is a new file under its name there; what it was before is lost, and that is told.
+    cloud.put("d/x", "changed\n");
+    cloud.refresh();
+    assert_eq!(array.sh("cat cloud/d/x cloud/e/y"), "changed\ny\n");
+    array.run(&["scrub", "/cloud/e", "--wait"]);
+    wait("it is told", || {
+        let health = array.run(&["health"]).out;
+        assert!(!health.contains("/y"), "{health}");
+        // By the name that it was made under.
+        health.contains("/cloud/d/x")
+    });
+    // What is gone there is gone under any name, and takes no file along that has another one.
+    cloud.gone("theirs");
+    cloud.refresh();
+    assert!(array.at("out/theirs").exists());
+    // What is written anew goes there under its name here.
+    array.sh("echo more >> cloud/renamed; echo again > cloud/in; echo last > cloud/over");
+    wait("they are there", || {
+        let now = |name: &str| cloud.there(name);
+        now("renamed").as_deref() == Some("ours\nmore\n")
+            && now("in").as_deref() == Some("again\n")
+            && now("over").as_deref() == Some("last\n")
+    });
+    wait("what the array has no more is gone there", || {
+        cloud.there("ours").is_none() && cloud.there("tmp").is_none()
+    });
+    assert_eq!(cloud.refresh()["passed_by"], 0);
+    array.sh("rm -r cloud/e/x out cloud/renamed");
+    wait("so is what was removed", || {
+        cloud.there("renamed").is_none()
+    });
+    assert_eq!(cloud.there("d/y").as_deref(), Some("y\n"));
+    assert!(array.run(&["check"]).ok);
+}
+
+/// A task's output has the place that its folder has, wherever the task runs.
+#[test]
+fn what_jobs_make_is_in_the_store_wherever_they_run() {
+    let Some(cloud) = Cloud::start() else { return };
+    let array = &cloud.array;
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    array.sh("for i in $(seq 6); do echo $i > in$i; done");
+    let tasks: Vec<String> = (1..=6)
+        .map(|number| {
+            format!(
+                r#"{{ name = "t{number}"; kernel = "/bin/cp"; args = ["in{number}", "cloud/out{number}"];
+                input = ["in{number}"]; output = ["/bridges/cloud/out{number}"]; }}"#
+            )
+        })
+        .collect();
+    let job = format!(
+        r#"name = "out"; workdir = "/"; tasks = ( {} );"#,
+        tasks.join(", ")
+    );
+    array.done(array.submit(&job));
+    wait("all are there", || {
+        (1..=6).all(|number| cloud.there(&format!("out{number}")) == Some(format!("{number}\n")))
+    });
+    assert_eq!(cloud.refresh()["files"], 6);
+}
+
+/// A file system of others, which is mounted or not.
+struct Pfs {
+    folder: tempfile::TempDir,
+}
+
+impl Pfs {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["real", "at"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let pfs = Self { folder };
+        pfs.mount();
+        pfs
+    }
+
+    fn real(&self, name: &str) -> PathBuf {
+        self.folder.path().join("real").join(name)
+    }
+
+    fn at(&self) -> PathBuf {
+        self.folder.path().join("at")
+    }
+
+    fn uri(&self) -> String {
+        format!("file://{}", self.at().display())
+    }
+
+    fn mount(&self) {
+        let mounted = Command::new("mount")
+            .arg("--bind")
+            .args([self.real(""), self.at()])
+            .status();
+        assert!(mounted.unwrap().success(), "it can't be mounted");
+    }
+
+    fn unmount(&self) {
+        let unmounted = Command::new("umount").arg("-l").arg(self.at()).status();
+        assert!(unmounted.unwrap().success());
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        crate::packs::files_below(&self.real(""))
+    }
+}
+
+impl Drop for Pfs {
+    fn drop(&mut self) {
+        let at = self.at();
+        let _ = Command::new("umount").arg("-l").arg(at).status();
+    }
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+#[test]
+fn a_file_system_that_is_not_mounted_is_away_and_nothing_in_it_is_lost() {
+    away(&[]);
+}
+
+#[test]
+fn so_it_is_where_files_are_in_packs() {
+    away(&["--outside-as", "dedup"]);
+}
+
+/// The element is started while the folder of its store is empty: nothing is damaged, and nothing is put there.
+fn away(more: &[&str]) {
+    let Some(mut array) = bare(1) else { return };
+    let pfs = Pfs::new();
+    let uri = pfs.uri();
+    let arguments = [&["--outside", &uri, "--near", "0"], more].concat();
+    array.add_element(&arguments);
+    array.start_mount();
+    array.sh(
+        "mkdir d; setfattr -n user.tidemill.element -v 1 d; echo one > d/one; echo two > d/two",
+    );
+    let outside = |array: &Array| array.json(&["status"])["elements"][1].clone();
+    let settled = |array: &Array| {
+        let outside = &outside(array)["outside"];
+        outside["waiting"] == 0 && outside["objects"] != 0
+    };
+    wait("both are there", || settled(&array));
+    array.kill_element(1);
+    pfs.unmount();
+    array.restart_element(1, &arguments);
+    array.wait_for_elements(2);
+    let trouble = |array: &Array| {
+        let told = outside(array)["trouble"].as_str().unwrap().to_owned();
+        told.contains("nothing is there")
+    };
+    wait("it is told", || trouble(&array));
+    array.run(&["scrub", "/d", "--wait"]);
+    let healthy = |array: &Array| {
+        let health = array.run(&["health"]);
+        !health.out.contains("/d/")
+            && array.json(&["status"])["copies"]["damaged"]
+                .as_u64()
+                .unwrap_or(0)
+                == 0
+    };
+    assert!(healthy(&array), "{}", array.run(&["health"]).out);
+    let got = array.path("got").display().to_string();
+    assert!(!array.run(&["get", "/d/one", &got]).ok);
+    assert!(healthy(&array), "{}", array.run(&["health"]).out);
+    array.sh("echo three > d/three; rm d/two");
+    wait("it waits", || outside(&array)["outside"]["waiting"] == 1);
+    assert_eq!(array.sh("cat d/three"), "three\n");
+    assert!(is_empty(&pfs.at()));
+    pfs.mount();
+    wait("it is there again", || {
+        !trouble(&array) && settled(&array) && outside(&array)["outside"]["objects"] == 2
+    });
+    array.kill_mount();
+    array.start_mount();
+    assert_eq!(array.sh("cat d/one d/three"), "one\nthree\n");
+    if more.is_empty() {
+        wait("what was removed is gone there", || {
+            !pfs.real("d/two").exists()
+        });
+    }
+    really_gone(&array, &pfs);
+}
+
+/// Somebody has taken all away, and says so: then it is damage.
+fn really_gone(array: &Array, pfs: &Pfs) {
+    for file in pfs.files() {
+        std::fs::remove_file(file).unwrap();
+    }
+    std::fs::remove_file(pfs.real(".tidemill-store")).unwrap();
+    let scrub = || array.run(&["scrub", "/d", "--wait"]);
+    scrub();
+    wait("it is told as a store that is away", || {
+        let status = array.run(&["status"]).out;
+        status.contains("nothing is there")
+    });
+    assert!(!array.run(&["health"]).out.contains("/d/one"));
+    std::fs::write(pfs.real(".tidemill-store"), "").unwrap();
+    wait("it is damage", || {
+        scrub();
+        array.run(&["health"]).out.contains("/d/one")
+    });
+    array.sh("rm -r d; mkdir d; setfattr -n user.tidemill.element -v 1 d; echo new > d/new");
+    wait("it goes on", || {
+        let outside = array.json(&["status"])["elements"][1]["outside"].clone();
+        outside["waiting"] == 0 && outside["objects"] == 1
+    });
+}

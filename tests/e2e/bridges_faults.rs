@@ -1,0 +1,270 @@
+//! Stores outside of the array that are full, busy, or take keys no more, and arrays that are full: nothing is lost, it is told, and it
+//! goes on afterwards.
+
+use crate::array::{Array, Device, Options, Said, said, wait};
+use crate::outside::{elements, noise};
+use crate::packs::files_below;
+use crate::stand_in::StandIn;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Files of a megabyte.
+const FILES: usize = 12;
+const BYTES: usize = 1_000_000;
+
+fn fill(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    for number in 0..FILES {
+        std::fs::write(folder.join(number.to_string()), content(number)).unwrap();
+    }
+}
+
+fn content(number: usize) -> Vec<u8> {
+    vec![u8::try_from(number + 1).unwrap(); BYTES]
+}
+
+/// Names of files that have something in them; all of that must be what was copied.
+fn whole(folder: &Path) -> usize {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = files.filter(|file| file.metadata().unwrap().len() > 0);
+    let mut count = 0;
+    for file in files {
+        let number = file.file_name().to_str().unwrap().parse().unwrap();
+        assert!(std::fs::read(file.path()).unwrap() == content(number));
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn an_import_into_an_array_that_becomes_full_keeps_what_is_whole_and_goes_on_when_there_is_room() {
+    let mut device = None;
+    let options = Options {
+        elements: 1,
+        ..Options::default()
+    };
+    let started = Array::prepared(options, |array| {
+        device = Some(Device::new(array.element_folder(0), "128m"));
+    });
+    let (Some(array), Some(device)) = (started, device) else {
+        return;
+    };
+    let source = array.path("source");
+    fill(&source);
+    array.json(&[
+        "bridge",
+        "add",
+        "source",
+        &format!("file://{}", source.display()),
+    ]);
+    let mut import = array.tidemill();
+    import.args(["import", "source", "/raw", "--limit", "2MB"]);
+    import
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let import = import.spawn().unwrap();
+    wait("a file has come", || whole(&array.at("raw")) > 0);
+    device.fill();
+    let full = said(import.wait_with_output().unwrap());
+    assert!(!full.ok, "{}", full.out);
+    assert!(full.err.contains("full"), "{}", full.err);
+    let before = whole(&array.at("raw"));
+    assert!((1..FILES).contains(&before));
+    device.free();
+    wait("there is room", || {
+        let said = array.run(&["import", "source", "/raw"]);
+        said.ok && whole(&array.at("raw")) == FILES
+    });
+    let again = array.json(&["import", "source", "/raw"]);
+    assert_eq!(
+        (&again["files"], &again["same"]),
+        (&0.into(), &FILES.into())
+    );
+    assert!(array.run(&["check"]).ok);
+}
+
+/// Number 0 is of the burst tier, number 1 has its files outside; there is no other.
+fn burst(uri: &str, more: &[&str]) -> Option<Array> {
+    let mut array = Array::with(Options {
+        elements: 0,
+        mount: false,
+        server_args: vec!["--drain-after".into(), "1s".into()],
+        ..Options::default()
+    })?;
+    array.add_element(&["--tier", "burst"]);
+    array.add_element(&[&["--outside", uri, "--near", "1MiB"], more].concat());
+    array.start_mount();
+    Some(array)
+}
+
+fn told(array: &Array) -> String {
+    array.run(&["status"]).out
+}
+
+fn drained(array: &Array, names: &[&str]) -> bool {
+    array.run(&["drain", "/d", "--free"]);
+    names
+        .iter()
+        .all(|name| elements(array, &format!("/d/{name}")) == [1])
+}
+
+#[test]
+fn what_a_full_store_can_not_take_stays_and_drains_when_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let pfs = folder.path().join("pfs");
+    let device = Device::new(pfs.clone(), "32m");
+    let uri = format!("file://{}", pfs.display());
+    let Some(array) = burst(&uri, &[]) else {
+        return;
+    };
+    array.sh("mkdir d; echo first > d/first");
+    wait("it has drained", || drained(&array, &["first"]));
+    device.fill();
+    std::fs::write(array.at("d/large"), noise(1)).unwrap();
+    array.sh("echo small > d/small");
+    array.run(&["drain", "/d"]);
+    wait("it is told", || told(&array).contains("No space left"));
+    assert_eq!(elements(&array, "/d/large"), [0]);
+    assert!(std::fs::read(array.at("d/large")).unwrap() == noise(1));
+    let there = files_below(&pfs);
+    assert_eq!(there, [pfs.join("d/first"), pfs.join("filler")]);
+    device.free();
+    wait("all has drained", || drained(&array, &["large", "small"]));
+    assert!(std::fs::read(pfs.join("d/large")).unwrap() == noise(1));
+    assert_eq!(std::fs::read(pfs.join("d/small")).unwrap(), b"small\n");
+    assert_eq!(files_below(&pfs).len(), 3);
+    wait("nothing is told any more", || {
+        !told(&array).contains("No space left")
+    });
+    assert!(array.run(&["check"]).ok);
+}
+
+/// What a store says that has too much to do, takes the keys no more, or has another clock.
+#[test]
+fn a_store_that_refuses_for_a_while_gets_all_files_later_and_says_why_meanwhile() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    let Some(mut array) = burst(&uri, &[]) else {
+        return;
+    };
+    array.sh("mkdir d");
+    for (name, (status, code), why) in [
+        (
+            "skewed",
+            (403, "RequestTimeTooSkewed"),
+            "set this host's clock",
+        ),
+        ("revoked", (403, "InvalidAccessKeyId"), "the keys are wrong"),
+        ("busy", (503, "SlowDown"), "too much to do"),
+    ] {
+        store.state().deny = Some((status, code));
+        std::fs::write(array.at(format!("d/{name}").as_str()), noise(1)).unwrap();
+        array.run(&["drain", "/d"]);
+        wait("it is told", || told(&array).contains(why));
+        assert_eq!(elements(&array, &format!("/d/{name}")), [0]);
+        assert!(store.state().denied > 0);
+        store.state().deny = None;
+        wait("it has drained", || drained(&array, &[name]));
+        let key = format!("top/d/{name}");
+        assert!(store.state().objects[&key].0 == noise(1));
+        assert!(store.state().uploads.is_empty());
+        wait("nothing is told any more", || !told(&array).contains(why));
+    }
+    array.kill_mount();
+    array.start_mount();
+    array.sh("cmp d/skewed d/revoked; cmp d/revoked d/busy");
+}
+
+/// An upload of parts that fails leaves none of them, and is begun anew.
+#[test]
+fn a_large_file_whose_upload_fails_leaves_no_half_and_goes_there_later() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    let Some(array) = burst(&uri, &[]) else {
+        return;
+    };
+    store.state().bad_part = Some(2);
+    array.sh("mkdir d; head -c 40000000 /dev/urandom > d/large; sha256sum d/large > sum");
+    array.run(&["drain", "/d"]);
+    wait("it is told", || told(&array).contains("InvalidPart"));
+    assert!(!store.state().objects.contains_key("top/d/large"));
+    store.state().bad_part = None;
+    wait("it has drained", || drained(&array, &["large"]));
+    assert!(store.state().uploads.is_empty());
+    array.sh("sha256sum --quiet -c sum");
+}
+
+/// Keys that end while files are copied, and are good again.
+#[test]
+fn a_copy_whose_keys_are_revoked_goes_on_when_they_are_good_again() {
+    let Some(array) = Array::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let key = |key: &str| store.state().key = Some(key.into());
+    key("me");
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    array.json(&["bridge", "add", "cloud", &uri]);
+    let keys = array.path("keys");
+    let text = "access_key_id = \"me\"\nsecret_access_key = \"hush-hush\"\n";
+    std::fs::write(&keys, text).unwrap();
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    let keys = keys.display().to_string();
+    let begin = |args: &[&str]| {
+        let mut command = array.tidemill();
+        command.args(args).args(["--keys", &keys, "--limit", "2MB"]);
+        command.stdout(std::process::Stdio::piped());
+        command
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let refused = |said: Said| {
+        let why = said.err.clone() + &said.out;
+        assert!(!said.ok && why.contains("the keys are wrong"), "{why}");
+        assert!(!why.contains("hush-hush"));
+    };
+    for number in 0..FILES {
+        store.put(&format!("top/in/{number}"), content(number));
+    }
+    let import = begin(&["import", "cloud/in", "/raw"]);
+    wait("a file has come", || whole(&array.at("raw")) > 0);
+    key("other");
+    refused(said(import.wait_with_output().unwrap()));
+    assert!((1..FILES).contains(&whole(&array.at("raw"))));
+    key("me");
+    let ended = said(
+        begin(&["import", "cloud/in", "/raw"])
+            .wait_with_output()
+            .unwrap(),
+    );
+    assert!(ended.ok, "{}", ended.err);
+    assert_eq!(whole(&array.at("raw")), FILES);
+
+    let there = || {
+        let state = store.state();
+        let below = state
+            .objects
+            .iter()
+            .filter(|(key, _)| key.starts_with("top/out/"));
+        let lengths = below.map(|(_, (content, _))| content.len());
+        lengths.collect::<Vec<_>>()
+    };
+    let export = begin(&["export", "/raw", "cloud/out"]);
+    wait("a file is there", || !there().is_empty());
+    store.state().deny = Some((403, "RequestTimeTooSkewed"));
+    let skewed = said(export.wait_with_output().unwrap());
+    let why = skewed.err.clone() + &skewed.out;
+    assert!(!skewed.ok && why.contains("set this host's clock"), "{why}");
+    assert!(there().len() < FILES && there().iter().all(|&bytes| bytes == BYTES));
+    store.state().deny = None;
+    let ended = said(
+        begin(&["export", "/raw", "cloud/out"])
+            .wait_with_output()
+            .unwrap(),
+    );
+    assert!(ended.ok, "{}", ended.err);
+    assert_eq!(there(), [BYTES; FILES]);
+    assert!(store.state().uploads.is_empty());
+}

@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats
+.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats stores
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -75,6 +75,10 @@ conformance:
 # What sends labels, with a queue in NATS; not in CI. `scripts/nats.sh install` builds its server.
 nats:
 	scripts/nats.sh test
+
+# Bridges to stores of all kinds, by real servers; not in CI but for SFTP. `scripts/stores.sh install` gets them.
+stores:
+	scripts/stores.sh test
 
 # About ten minutes on a quiet machine. Peers that are not installed are left out, and said to be.
 bench: build

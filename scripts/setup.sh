@@ -3,8 +3,8 @@
 set -euo pipefail
 
 packages=(fuse3 e2fsprogs acl attr libacl1-dev iproute2 rsync sqlite3 git curl gcc libc6-dev python3 python3-venv)
-# Modules from C and kernels that use MPI, which tests make where all tests must run.
-[ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld mpich libmpich-dev)
+# Modules from C and kernels that use MPI, which tests make, and a server of SFTP, where all tests must run.
+[ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld mpich libmpich-dev openssh-client openssh-server)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

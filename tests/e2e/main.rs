@@ -65,10 +65,13 @@ mod results;
 mod rooms;
 mod rules;
 mod scripts;
+#[path = "../../crates/bridge/tests/servers/mod.rs"]
+mod servers;
 #[path = "../../crates/bridge/tests/stand_in/mod.rs"]
 #[allow(dead_code, reason = "tests of the stores need more of it")]
 mod stand_in;
 mod store;
+mod stores;
 mod striped;
 mod surroundings;
 mod together;

@@ -6,18 +6,26 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longest file of keys.
 const BYTES_MAX: u64 = 64 << 10;
 /// What may be in it.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 14] = [
     "access_key_id",
     "secret_access_key",
     "session_token",
     "username",
     "password",
     "token",
+    "identity",
+    "known_hosts",
+    "principal",
+    "keytab",
+    "account_name",
+    "account_key",
+    "sas_token",
+    "service_account",
 ];
 
 /// The keys of one store; none where it is open to all.
@@ -83,6 +91,27 @@ impl Keys {
         let secret = self.0.values().filter(|value| value.len() > 3);
         secret.fold(text.to_owned(), |text, value| text.replace(value, "…"))
     }
+}
+
+/// A file that the keys name, by its full path; if it is secret nobody else can read it.
+pub(crate) fn own_file(path: &str, secret: bool) -> Result<PathBuf, Error> {
+    let bad = |what: String| Error::Keys {
+        file: path.to_owned(),
+        what,
+    };
+    // The program that reads it would take these for something else.
+    if !path.starts_with('/') || path.contains(['"', '\n', '%', '$']) {
+        return Err(bad("give its full path, without `\"`, `%` and `$`".into()));
+    }
+    let about = std::fs::metadata(path).map_err(|error| bad(error.to_string()))?;
+    let own = rustix::process::geteuid().as_raw();
+    let others = about.mode() & 0o077 != 0 || (about.uid() != own && about.uid() != 0);
+    if secret && others {
+        return Err(bad(
+            "it is not yours, or others can read it: `chmod 600` it, and have a new one made if others may have".into(),
+        ));
+    }
+    Ok(path.into())
 }
 
 #[cfg(test)]

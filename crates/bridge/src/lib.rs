@@ -1,14 +1,19 @@
-//! Stores outside of the array: folders, S3, WebDAV, HTTP. What is in them is listed, read by ranges, and written so that nothing
+//! Stores outside of the array: folders, S3, SFTP, WebDAV, HDFS, HTTP. What is in them is listed, read by ranges, and written so that nothing
 //! half is seen. Knows nothing of the array (`docs/bridges.md`).
 
 mod error;
 mod folder;
+#[cfg(feature = "hdfs")]
+mod hdfs;
 mod keys;
 mod look;
 mod part;
 mod place;
 mod remote;
+mod sftp;
 mod store;
+mod tree;
+mod webhdfs;
 
 pub use error::Error;
 pub use keys::Keys;

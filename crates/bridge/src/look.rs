@@ -2,9 +2,9 @@
 
 use crate::folder::{Folder, Page};
 use crate::place::checked;
-use crate::remote;
 use crate::store::{Bridge, Object, Store};
 use crate::{Error, store::aside};
+use crate::{remote, tree};
 use bytes::Bytes;
 use std::time::SystemTime;
 use tokio::sync::OwnedSemaphorePermit;
@@ -37,6 +37,7 @@ enum Listing {
     Nothing,
     Folder(Folder, Option<Box<Page>>),
     Remote(Box<remote::Level>),
+    Tree(Box<tree::Level>),
 }
 
 /// Does what waits for a folder's disk, in as many threads as one folder may take.
@@ -70,6 +71,7 @@ impl Bridge {
         match &self.0 {
             Store::Folder(folder) => in_turn(folder, move |folder| folder.look(&path)).await,
             Store::Remote(remote) => remote.look(&path).await,
+            Store::Tree(tree) => tree.look(&path).await,
         }
     }
 
@@ -89,6 +91,7 @@ impl Bridge {
             }
             Store::Remote(remote) if !remote.lists => Listing::Nothing,
             Store::Remote(remote) => Listing::Remote(Box::new(remote.level(&path).await?)),
+            Store::Tree(tree) => Listing::Tree(Box::new(tree.level(&path).await?)),
         }))
     }
 
@@ -99,7 +102,8 @@ impl Bridge {
     pub async fn read_at(&self, object: &Object, from: u64, count: u64) -> Result<Bytes, Error> {
         let path = checked(&object.path)?.to_owned();
         match &self.0 {
-            Store::Remote(_) if count == 0 => Ok(Bytes::new()),
+            Store::Remote(_) | Store::Tree(_) if count == 0 => Ok(Bytes::new()),
+            Store::Tree(tree) => tree.range(object, from, count).await,
             Store::Remote(remote) => remote.range(object, from, count).await,
             Store::Folder(folder) => {
                 let object = object.clone();
@@ -122,6 +126,7 @@ impl Entries {
         match &mut self.0 {
             Listing::Nothing => Ok(Vec::new()),
             Listing::Remote(level) => level.next(most).await,
+            Listing::Tree(level) => level.next(most).await,
             Listing::Folder(folder, page) => {
                 let Some(mut now) = page.take() else {
                     return Ok(Vec::new());

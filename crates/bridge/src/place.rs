@@ -1,11 +1,16 @@
-//! Where a store is: `file:///scratch`, `s3://bucket/prefix?endpoint=…`, `webdavs://host/path`, `https://host/path`.
+//! Where a store is: `file:///scratch`, `s3://bucket/prefix?endpoint=…`, `webdavs://host/path`, `https://host/path`,
+//! `sftp://host:22/path`, `webhdfs://host:9870/path`.
 
 use crate::Error;
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
 /// Longest scheme.
-const SCHEME_BYTES_MAX: usize = 7;
+const SCHEME_BYTES_MAX: usize = 8;
+/// Where servers of SFTP listen if nothing else is said.
+const SSH_PORT: u16 = 22;
+/// Longest name of a file, as systems have it.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
 
 /// An address without any key in it: all users of an array read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +32,125 @@ pub(crate) enum Kind {
     /// Where the server is, and the folder there.
     WebDav(String, String),
     Http(String, String),
+    Sftp {
+        host: String,
+        port: Option<u16>,
+        root: String,
+    },
+    /// Where the name node is, and the folder there.
+    WebHdfs(String, String),
+    /// The same by its own protocol.
+    Hdfs(String, String),
+    Gcs {
+        bucket: String,
+        root: String,
+        endpoint: Option<String>,
+    },
+    Azblob {
+        container: String,
+        root: String,
+        endpoint: String,
+    },
+}
+
+impl Kind {
+    /// What tells a store from others of any kind, and the folder there.
+    fn parts(&self) -> ([String; 3], &str) {
+        let [scheme, host, more, root] = match self {
+            Self::Folder(root) => ["file", "", "", root],
+            Self::S3 {
+                bucket,
+                endpoint,
+                root,
+                ..
+            } => ["s3", bucket, endpoint.as_deref().unwrap_or(""), root],
+            Self::WebDav(host, root) => ["webdav", host, "", root],
+            Self::Http(host, root) => ["http", host, "", root],
+            Self::WebHdfs(host, root) => ["webhdfs", host, "", root],
+            Self::Hdfs(host, root) => ["hdfs", host, "", root],
+            Self::Gcs {
+                bucket,
+                root,
+                endpoint,
+            } => ["gs", bucket, endpoint.as_deref().unwrap_or(""), root],
+            Self::Azblob {
+                container,
+                root,
+                endpoint,
+            } => ["azblob", container, endpoint, root],
+            Self::Sftp { host, port, root } => {
+                let port = port.unwrap_or(SSH_PORT).to_string();
+                return (["sftp".into(), host.clone(), port], root);
+            }
+        };
+        ([scheme, host, more].map(str::to_owned), root)
+    }
+}
+
+/// The host of an address, which is to be no option of a program, and its port.
+fn host_and_port(host: &str) -> Option<(String, Option<u16>)> {
+    let (host, port) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => Some(port.parse().ok()?),
+        None if port.is_empty() => None,
+        None => return None,
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
+    let good = !host.is_empty() && !host.starts_with('-') && host.bytes().all(plain);
+    good.then(|| (host.to_owned(), port))
+}
+
+/// What kind of store is there; else what to do.
+fn kind(
+    scheme: &str,
+    (host, path): (&str, &str),
+    mut settings: BTreeMap<&str, String>,
+) -> Result<Kind, &'static str> {
+    let root = format!("/{}", path.trim_matches('/'));
+    let (by_http, by_https) = (format!("http://{host}"), format!("https://{host}"));
+    let host = host.to_owned();
+    let endpoint = settings.remove("endpoint");
+    Ok(match scheme {
+        "file" if host.is_empty() && path.starts_with('/') => Kind::Folder(path.to_owned()),
+        "file" => return Err("give file:// and the full path of a folder"),
+        _ if host.is_empty() => return Err("it names no host, or no bucket"),
+        "s3" => Kind::S3 {
+            bucket: host,
+            root,
+            endpoint,
+            region: settings.remove("region").unwrap_or("us-east-1".into()),
+        },
+        "gs" => Kind::Gcs {
+            bucket: host,
+            root,
+            endpoint,
+        },
+        "azblob" => Kind::Azblob {
+            container: host,
+            root,
+            endpoint: endpoint.ok_or("give ?endpoint=https://ACCOUNT.blob.core.windows.net")?,
+        },
+        "sftp" => {
+            let (host, port) =
+                host_and_port(&host).ok_or("give sftp://HOST/… or sftp://HOST:PORT/…")?;
+            Kind::Sftp { host, port, root }
+        }
+        "webdav" => Kind::WebDav(by_http, root),
+        "webdavs" => Kind::WebDav(by_https, root),
+        "webhdfs" => Kind::WebHdfs(by_http, root),
+        "swebhdfs" => Kind::WebHdfs(by_https, root),
+        "hdfs" => Kind::Hdfs(host, root),
+        "http" => Kind::Http(by_http, root),
+        "https" => Kind::Http(by_https, root),
+        _ => {
+            return Err(
+                "schemes are file, s3, gs, azblob, sftp, webdav, webdavs, webhdfs, swebhdfs, hdfs, http and https",
+            );
+        }
+    })
 }
 
 impl Place {
@@ -44,7 +168,7 @@ impl Place {
             what: what.to_owned(),
         };
         let (scheme, rest) = uri.split_once("://").ok_or_else(|| {
-            bad("give file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/… or http(s)://HOST/…")
+            bad("give file:///FOLDER, s3://BUCKET/…, gs://BUCKET/…, azblob://CONTAINER/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/…, hdfs://HOST/… or http(s)://HOST/…")
         })?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -58,32 +182,22 @@ impl Place {
         {
             return Err(bad("`.`, `..` and `#` may not be in it"));
         }
+        let known: &[&str] = match scheme {
+            "s3" => &["endpoint", "region"],
+            "gs" | "azblob" => &["endpoint"],
+            _ => &[],
+        };
         let mut settings = BTreeMap::new();
         for setting in query.split('&').filter(|setting| !setting.is_empty()) {
             let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-            if scheme != "s3" || !["endpoint", "region"].contains(&name) || value.contains('@') {
+            if !known.contains(&name) || value.contains(['@', '?']) {
                 return Err(bad(
-                    "behind `?` only endpoint= and region= of s3 may be; keys go into the file of keys",
+                    "behind `?` only endpoint= of s3, gs and azblob and region= of s3 may be; keys go into the file of keys",
                 ));
             }
             settings.insert(name, value.to_owned());
         }
-        let root = format!("/{}", path.trim_matches('/'));
-        let kind = match scheme {
-            "file" if host.is_empty() && path.starts_with('/') => Kind::Folder(path.to_owned()),
-            "file" => return Err(bad("give file:// and the full path of a folder")),
-            _ if host.is_empty() => return Err(bad("it names no host, or no bucket")),
-            "s3" => Kind::S3 {
-                bucket: host.to_owned(),
-                root,
-                endpoint: settings.remove("endpoint"),
-                region: settings.remove("region").unwrap_or("us-east-1".into()),
-            },
-            "webdav" => Kind::WebDav(format!("http://{host}"), root),
-            "webdavs" => Kind::WebDav(format!("https://{host}"), root),
-            "http" | "https" => Kind::Http(format!("{scheme}://{host}"), root),
-            _ => return Err(bad("schemes are file, s3, webdav, webdavs, http and https")),
-        };
+        let kind = kind(scheme, (host, path), settings).map_err(bad)?;
         Ok(Self {
             uri: uri.to_owned(),
             kind,
@@ -99,30 +213,8 @@ impl Place {
     /// What a path here is called in another place that this is in, or that it is itself; `None`: it is elsewhere.
     #[must_use]
     pub fn seen_from(&self, other: &Self, path: &str) -> Option<String> {
-        let (ours, theirs, same) = match (&self.kind, &other.kind) {
-            (Kind::Folder(ours), Kind::Folder(theirs)) => (ours, theirs, true),
-            (
-                Kind::S3 {
-                    root: ours,
-                    bucket,
-                    endpoint,
-                    ..
-                },
-                Kind::S3 {
-                    root: theirs,
-                    bucket: bucket_there,
-                    endpoint: endpoint_there,
-                    ..
-                },
-            ) => (
-                ours,
-                theirs,
-                (bucket, endpoint) == (bucket_there, endpoint_there),
-            ),
-            (Kind::WebDav(host, ours), Kind::WebDav(there, theirs))
-            | (Kind::Http(host, ours), Kind::Http(there, theirs)) => (ours, theirs, host == there),
-            _ => return None,
-        };
+        let ((here, ours), (there, theirs)) = (self.kind.parts(), other.kind.parts());
+        let same = here == there;
         let (ours, theirs) = (ours.trim_matches('/'), theirs.trim_matches('/'));
         let between = match (same, theirs.is_empty(), ours.strip_prefix(theirs)?) {
             (false, ..) => return None,
@@ -169,6 +261,12 @@ pub(crate) fn part_of(path: &str) -> String {
     }
 }
 
+/// The same, and no other writer's, also not of the same file.
+pub(crate) fn fresh_part_of(path: &str) -> String {
+    let own = RandomState::new().hash_one(path);
+    format!("{}-{own:016x}", part_of(path))
+}
+
 pub(crate) fn is_part(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with(PART)
@@ -193,6 +291,10 @@ mod tests {
         assert_eq!(seen("s3://data/b", "s3://other"), None);
         assert_eq!(seen("s3://data/b", "s3://data?endpoint=http://h"), None);
         assert_eq!(seen("file:///a", "http://h/a"), None);
+        assert_eq!(seen("sftp://h/a/b", "sftp://h:22/a"), found);
+        assert_eq!(seen("sftp://h/a/b", "sftp://h:23/a"), None);
+        assert_eq!(seen("webhdfs://h:1/b", "webhdfs://h:1"), found);
+        assert_eq!(seen("webhdfs://h:1/b", "hdfs://h:1"), None);
     }
 
     #[test]
@@ -215,11 +317,23 @@ mod tests {
             "s3://data?secret_access_key=hush",
             "https://host/?token=hush",
             "s3://data?endpoint=http://me:hush@host",
+            "azblob://data?endpoint=http://host?sig=hush",
+            "azblob://data",
+            "gs://data?region=hush",
+            "sftp://-oProxyCommand=hush/x",
+            "sftp://host:99999/x",
+            "sftp://host;hush/x",
             "hush@host/path",
         ] {
             let error = Place::parse(uri).unwrap_err().to_string();
             assert!(!error.contains("hush"), "{error}");
         }
+        let kind = Kind::Sftp {
+            host: "::1".into(),
+            port: Some(2222),
+            root: "/a b".into(),
+        };
+        assert_eq!(Place::parse("sftp://[::1]:2222/a b").unwrap().kind, kind);
         for path in ["", "/a", "a//b", "a/../b", "..", "a/.", "a/"] {
             assert!(checked(path).is_err(), "{path}");
         }

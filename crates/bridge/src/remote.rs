@@ -1,7 +1,7 @@
 //! Stores that are asked over the network, by way of OpenDAL.
 
 use crate::look::{Entry, Seen};
-use crate::place::{Kind, Place};
+use crate::place::{Kind, NAME_BYTES_MAX, Place};
 use crate::store::{Listed, Object, Over};
 use crate::{Error, Keys};
 use bytes::{Bytes, BytesMut};
@@ -27,8 +27,9 @@ const TRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest that a store may say nothing.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Longest name of a file, as systems have it.
-const NAME_BYTES_MAX: usize = 255;
+/// A generation that no object of Google has. What is written with a condition is uploaded so that nothing of it stays when it is
+/// given up, and not by parts, which do.
+const NO_VERSION: &str = "1";
 /// Longest part of what a store says that is told.
 const REASON_CHARS: usize = 300;
 /// What stands for the reason of a store that gives none, such as in answers without a body.
@@ -36,12 +37,24 @@ const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
 /// How stores say that a signature's time is not theirs.
 const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 
+/// What objects are told from each other by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tags {
+    /// `ETag`s, which the store can be asked with.
+    Strict,
+    /// `ETag`s, which are weak first and strong later (Apache), and which servers pass over when they are asked with them.
+    Loose,
+    /// Numbers of versions, which the store can be asked with.
+    Versions,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     operator: Operator,
     keys: Arc<Keys>,
     /// HTTP has no listings.
     pub(crate) lists: bool,
+    tags: Tags,
     /// It gives nothing of another object than the one that is asked for (`If-Match`). Of WebDAV and HTTP, servers do as they like.
     strict: bool,
 }
@@ -52,7 +65,19 @@ pub(crate) struct Writer {
     path: String,
     /// What it is called until it is whole, in stores whose files are seen from their first byte on.
     part: Option<String>,
+    over: Over,
+    /// What was given, in stores that take files only as a whole.
+    pieces: Vec<Bytes>,
     written: u64,
+}
+
+/// What a store is asked for when it is written to.
+enum Condition<'a> {
+    None,
+    /// Nothing is there.
+    Nothing,
+    Tag(&'a str),
+    Version(&'a str),
 }
 
 impl fmt::Debug for Writer {
@@ -63,8 +88,14 @@ impl fmt::Debug for Writer {
     }
 }
 
+/// Who asks by HTTP.
+pub(crate) fn client() -> reqwest::Client {
+    prepare();
+    built()
+}
+
 /// Where a host has no list of authorities, what needs none still works, and all others are not believed.
-fn client() -> reqwest::Client {
+fn built() -> reqwest::Client {
     let built = reqwest::Client::builder().build();
     built.unwrap_or_else(|_| {
         let nobody = reqwest::Client::builder().tls_certs_only([]).build();
@@ -78,7 +109,7 @@ fn prepare() {
     ONCE.call_once(|| {
         // Somebody else may have set the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        HttpTransporter::install_default(ReqwestTransport::new(client()));
+        HttpTransporter::install_default(ReqwestTransport::new(built()));
     });
 }
 
@@ -93,6 +124,39 @@ fn s3(builder: S3, keys: &Keys) -> S3 {
     match keys.get("session_token") {
         Some(token) => builder.session_token(token),
         None => builder,
+    }
+}
+
+#[cfg(feature = "gcs")]
+fn gcs(
+    (bucket, root, endpoint): (&str, &str, Option<&str>),
+    keys: &Keys,
+) -> opendal::services::Gcs {
+    let builder = opendal::services::Gcs::default().bucket(bucket).root(root);
+    let builder = builder.disable_config_load().disable_vm_metadata();
+    let builder = match endpoint {
+        Some(endpoint) => builder.endpoint(endpoint),
+        None => builder,
+    };
+    match (keys.get("token"), keys.get("service_account")) {
+        (Some(token), _) => builder.token(token.to_owned()),
+        (None, Some(path)) => builder.credential_path(path),
+        (None, None) => builder.skip_signature(),
+    }
+}
+
+#[cfg(feature = "azblob")]
+fn azblob(
+    (container, root, endpoint): (&str, &str, &str),
+    keys: &Keys,
+) -> opendal::services::Azblob {
+    let builder = opendal::services::Azblob::default();
+    let builder = builder.container(container).root(root).endpoint(endpoint);
+    let account = (keys.get("account_name"), keys.get("account_key"));
+    match (account, keys.get("sas_token")) {
+        ((Some(name), Some(key)), _) => builder.account_name(name).account_key(key),
+        (_, Some(token)) => builder.sas_token(token),
+        _ => builder.skip_signature(),
     }
 }
 
@@ -130,15 +194,35 @@ fn operator(place: &Place, keys: &Keys) -> opendal::Result<Operator> {
             }
             Operator::new(builder)
         }
-        Kind::Folder(_) => Err(opendal::Error::new(ErrorKind::Unsupported, "a folder")),
+        #[cfg(feature = "gcs")]
+        Kind::Gcs {
+            bucket,
+            root,
+            endpoint,
+        } => Operator::new(gcs((bucket, root, endpoint.as_deref()), keys)),
+        #[cfg(feature = "azblob")]
+        Kind::Azblob {
+            container,
+            root,
+            endpoint,
+        } => Operator::new(azblob((container, root, endpoint), keys)),
+        _ => Err(opendal::Error::new(
+            ErrorKind::Unsupported,
+            "this build of tidemill has not this kind of store: another one has (`--features full`)",
+        )),
     }
 }
 
-pub(crate) fn object(path: &str, about: &Metadata) -> Object {
+fn object(path: &str, about: &Metadata, tags: Tags) -> Object {
     let size = about.content_length();
-    let etag = about.etag().filter(|etag| !etag.is_empty());
-    let tag = match (etag, about.last_modified()) {
-        (Some(etag), _) => etag.to_owned(),
+    let told = match tags {
+        Tags::Versions => about.version(),
+        Tags::Strict => about.etag(),
+        Tags::Loose => about.etag().map(|etag| etag.trim_start_matches("W/")),
+    };
+    let told = told.filter(|told| !told.is_empty());
+    let tag = match (told, about.last_modified()) {
+        (Some(told), _) => told.to_owned(),
         (None, Some(time)) => format!("{size}-{time}"),
         (None, None) => size.to_string(),
     };
@@ -146,7 +230,7 @@ pub(crate) fn object(path: &str, about: &Metadata) -> Object {
         path: path.to_owned(),
         size,
         tag,
-        checked_by_store: etag.is_some_and(|etag| !etag.starts_with("W/")),
+        checked_by_store: tags != Tags::Loose && told.is_some_and(|told| !told.starts_with("W/")),
     }
 }
 
@@ -185,14 +269,14 @@ impl Level {
                 break;
             };
             let (path, about) = entry.into_parts();
-            entries.extend(named(&self.path, &path, &about));
+            entries.extend(named(&self.path, &path, &about, self.remote.tags));
         }
         Ok(entries)
     }
 }
 
 /// What is in a folder, if its key is that of a file or folder just there.
-fn named(folder: &str, path: &str, about: &Metadata) -> Option<Entry> {
+fn named(folder: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry> {
     let below = match folder {
         "" => path,
         folder => path.strip_prefix(folder)?.strip_prefix('/')?,
@@ -203,7 +287,7 @@ fn named(folder: &str, path: &str, about: &Metadata) -> Option<Entry> {
         return None;
     }
     let seen = match below.len() == name.len() && about.mode() != EntryMode::DIR {
-        true => Seen::File(object(path, about), modified(about)),
+        true => Seen::File(object(path, about, tags), modified(about)),
         false => Seen::Folder,
     };
     Some(Entry {
@@ -215,6 +299,9 @@ fn named(folder: &str, path: &str, about: &Metadata) -> Option<Entry> {
 impl Remote {
     pub(crate) fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
         prepare();
+        if let Some(path) = keys.get("service_account") {
+            crate::keys::own_file(path, true)?;
+        }
         let operator = operator(place, keys).map_err(|error| Error::Place {
             uri: place.uri().to_owned(),
             what: keys.scrubbed(error.message()),
@@ -230,8 +317,17 @@ impl Remote {
             operator: operator.layer(timeout).layer(retries),
             keys: Arc::new(keys.clone()),
             lists: !place.is_plain_http(),
-            strict: matches!(place.kind, Kind::S3 { .. }),
+            tags: match place.kind {
+                Kind::Gcs { .. } => Tags::Versions,
+                Kind::WebDav(..) => Tags::Loose,
+                _ => Tags::Strict,
+            },
+            strict: matches!(place.kind, Kind::S3 { .. } | Kind::Azblob { .. }),
         })
+    }
+
+    fn object(&self, path: &str, about: &Metadata) -> Object {
+        object(path, about, self.tags)
     }
 
     fn failed(&self, path: &str) -> impl Fn(opendal::Error) -> Error {
@@ -279,7 +375,7 @@ impl Remote {
                 path: path.to_owned(),
                 what: "a folder",
             }),
-            _ => Ok(object(path, &about)),
+            _ => Ok(self.object(path, &about)),
         }
     }
 
@@ -303,7 +399,7 @@ impl Remote {
                 continue;
             }
             let listed = match crate::place::checked(&path) {
-                Ok(_) => Listed::Object(object(&path, &about)),
+                Ok(_) => Listed::Object(self.object(&path, &about)),
                 Err(_) => Listed::Passed(path, "no name of a file"),
             };
             if told.send(Ok(listed)).await.is_err() {
@@ -330,7 +426,7 @@ impl Remote {
             return Ok(Seen::Folder);
         }
         let about = asked.map_err(self.failed(path))?;
-        let found = object(path, &about);
+        let found = self.object(path, &about);
         if !self.lists && found.size == 0 && self.operator.read_with(path).range(..1).await.is_ok()
         {
             return Err(Error::Store {
@@ -379,9 +475,10 @@ impl Remote {
         let path = &object.path;
         let failed = self.failed(path);
         let reader = self.operator.reader_with(path);
-        let reader = match self.checks() && object.checked_by_store {
-            true => reader.if_match(&object.tag).await,
-            false => reader.await,
+        let reader = match object.checked_by_store {
+            true if self.tags == Tags::Versions => reader.if_version_match(&object.tag).await,
+            true if self.checks() => reader.if_match(&object.tag).await,
+            _ => reader.await,
         };
         let stream = reader.map_err(&failed)?.into_stream(from..from + count);
         let mut stream = stream.await.map_err(&failed)?;
@@ -418,9 +515,10 @@ impl Remote {
             .operator
             .read_with(&object.path)
             .range(from..from + count);
-        let read = match able && object.checked_by_store {
-            true => read.if_match(&object.tag).await,
-            false => read.await,
+        let read = match object.checked_by_store {
+            true if self.tags == Tags::Versions => read.if_version_match(&object.tag).await,
+            true if able => read.if_match(&object.tag).await,
+            _ => read.await,
         };
         let bytes = read.map_err(self.failed(&object.path))?;
         Ok(bytes.to_bytes())
@@ -430,15 +528,32 @@ impl Remote {
         self.strict && self.operator.info().capability().read_with_if_match
     }
 
-    /// The tag that has to be there, or that nothing may be; not if the store can't be asked for that.
-    fn condition<'a>(&self, over: &'a Over) -> (Option<&'a str>, bool) {
+    /// What is to be there; nothing if the store can't be asked for that.
+    fn condition<'a>(&self, over: &'a Over) -> Condition<'a> {
         let able = self.operator.info().capability();
         match over {
-            Over::This(object) if able.write_with_if_match && object.checked_by_store => {
-                (Some(&object.tag), false)
-            }
-            Over::Nothing => (None, able.write_with_if_not_exists),
-            _ => (None, false),
+            Over::This(object) if !object.checked_by_store => Condition::None,
+            Over::This(object) if self.tags == Tags::Versions => Condition::Version(&object.tag),
+            Over::This(object) if able.write_with_if_match => Condition::Tag(&object.tag),
+            Over::Nothing if able.write_with_if_not_exists => Condition::Nothing,
+            _ => Condition::None,
+        }
+    }
+
+    /// Whether that is there which a file may take the place of, where the store itself can't be asked for that.
+    async fn may_take(&self, path: &str, over: &Over) -> Result<(), Error> {
+        let wanted = match over {
+            Over::Anything => return Ok(()),
+            Over::Nothing => None,
+            Over::This(object) => Some(object),
+        };
+        let now = match self.stat(path).await {
+            Err(error) if error.is_missing() => None,
+            now => Some(now?),
+        };
+        match now.as_ref() == wanted {
+            true => Ok(()),
+            false => Err(Error::Changed(path.to_owned())),
         }
     }
 
@@ -447,14 +562,18 @@ impl Remote {
         if !able.write {
             return Err(Error::Unable("be written to"));
         }
-        let part = able.rename.then(|| crate::place::part_of(path));
+        let part = able.rename.then(|| crate::place::fresh_part_of(path));
         let target = part.as_deref().unwrap_or(path);
         let mut writing = self.operator.writer_with(target);
         if part.is_none() {
             writing = match self.condition(over) {
-                (Some(tag), _) => writing.if_match(tag),
-                (None, true) => writing.if_not_exists(true),
-                (None, false) => writing,
+                Condition::Tag(tag) => writing.if_match(tag),
+                Condition::Version(version) => writing.if_version_match(version),
+                Condition::Nothing => writing.if_not_exists(true),
+                Condition::None if self.tags == Tags::Versions => {
+                    writing.if_version_not_match(NO_VERSION)
+                }
+                Condition::None => writing,
             };
         }
         let writer = match able.write_can_multi {
@@ -466,6 +585,8 @@ impl Remote {
             writer: writer.map_err(self.failed(path))?,
             path: path.to_owned(),
             part,
+            over: over.clone(),
+            pieces: Vec::new(),
             written: 0,
         })
     }
@@ -486,15 +607,16 @@ impl Remote {
         let size = bytes.len() as u64;
         let writing = self.operator.write_with(path, bytes);
         let about = match self.condition(over) {
-            (Some(tag), _) => writing.if_match(tag).await,
-            (None, true) => writing.if_not_exists(true).await,
-            (None, false) => writing.await,
+            Condition::Tag(tag) => writing.if_match(tag).await,
+            Condition::Version(version) => writing.if_version_match(version).await,
+            Condition::Nothing => writing.if_not_exists(true).await,
+            Condition::None => writing.await,
         };
         let about = about.map_err(self.failed(path))?;
         if about.etag().is_none() {
             return self.stat(path).await;
         }
-        let mut written = object(path, &about);
+        let mut written = self.object(path, &about);
         written.size = size;
         Ok(written)
     }
@@ -510,6 +632,10 @@ impl Remote {
     }
 
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+        if self.operator.info().capability().rename {
+            // Servers of WebDAV remove folders with all that is in them.
+            self.stat(path).await?;
+        }
         let removed = self.operator.delete(path).await;
         removed.map_err(self.failed(path))
     }
@@ -531,34 +657,48 @@ impl Writer {
     pub(crate) async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         self.written += bytes.len() as u64;
         let able = self.remote.operator.info().capability();
-        if !able.write_can_multi && self.written > WHOLE_BYTES_MAX {
-            return Err(Error::Unable("take files of more than 1 GiB"));
+        if !able.write_can_multi {
+            if self.written > WHOLE_BYTES_MAX {
+                return Err(Error::Unable("take files of more than 1 GiB"));
+            }
+            self.pieces.push(bytes);
+            return Ok(());
         }
         let written = self.writer.write(bytes).await;
         written.map_err(self.remote.failed(&self.path))
     }
 
     pub(crate) async fn finish(mut self) -> Result<Object, Error> {
-        let failed = self.remote.failed(&self.path);
-        let about = match self.writer.close().await {
-            Ok(about) => about,
-            Err(error) => {
-                let error = failed(error);
-                drop(failed);
-                self.abort().await;
-                return Err(error);
-            }
-        };
-        if let Some(part) = &self.part {
-            let renamed = self.remote.operator.rename(part, &self.path).await;
-            renamed.map_err(&failed)?;
+        let finished = self.ended().await;
+        if finished.is_err() {
+            self.abort().await;
         }
-        if self.part.is_none() && about.etag().is_some() {
-            let mut written = object(&self.path, &about);
+        finished
+    }
+
+    async fn ended(&mut self) -> Result<Object, Error> {
+        let remote = &self.remote;
+        if !self.pieces.is_empty() {
+            let whole = opendal::Buffer::from(std::mem::take(&mut self.pieces));
+            let written = self.writer.write(whole).await;
+            written.map_err(remote.failed(&self.path))?;
+        }
+        let about = self.writer.close().await;
+        let about = about.map_err(remote.failed(&self.path))?;
+        if let Some(part) = &self.part {
+            remote.may_take(&self.path, &self.over).await?;
+            let renamed = remote.operator.rename(part, &self.path).await;
+            renamed.map_err(remote.failed(&self.path))?;
+        } else if about.etag().is_some() {
+            let mut written = remote.object(&self.path, &about);
             written.size = self.written;
             return Ok(written);
         }
-        self.remote.stat(&self.path).await
+        let now = remote.stat(&self.path).await?;
+        match now.size == self.written {
+            true => Ok(now),
+            false => Err(Error::Changed(self.path.clone())),
+        }
     }
 
     pub(crate) async fn abort(mut self) {

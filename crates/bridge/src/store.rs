@@ -4,7 +4,8 @@ use crate::folder::Folder;
 use crate::part::Part;
 use crate::place::{Kind, Place, checked};
 use crate::remote::{self, Remote};
-use crate::{Error, Keys};
+use crate::tree::{self, Tree};
+use crate::{Error, Keys, sftp, webhdfs};
 use bytes::Bytes;
 use std::fs::File;
 use std::io::Read;
@@ -57,6 +58,7 @@ pub struct Bridge(pub(crate) Store);
 pub(crate) enum Store {
     Folder(Folder),
     Remote(Remote),
+    Tree(Tree),
 }
 
 /// A listing that goes on.
@@ -90,6 +92,7 @@ pub struct Writer(Writing);
 enum Writing {
     Part(Part),
     Remote(Box<remote::Writer>),
+    Tree(tree::Writer),
 }
 
 /// Does what waits for a disk.
@@ -113,6 +116,10 @@ impl Bridge {
     pub fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
         Ok(Self(match &place.kind {
             Kind::Folder(path) => Store::Folder(Folder::open(path)?),
+            Kind::Sftp { host, port, root } => Store::Tree(sftp::open((host, *port, root), keys)?),
+            Kind::WebHdfs(host, root) => Store::Tree(webhdfs::open(host, root, keys)),
+            #[cfg(feature = "hdfs")]
+            Kind::Hdfs(host, root) => Store::Tree(crate::hdfs::open(host, root, keys)?),
             _ => Store::Remote(Remote::open(place, keys)?),
         }))
     }
@@ -129,6 +136,7 @@ impl Bridge {
                 aside(move || folder.stat(&path)).await
             }
             Store::Remote(remote) => remote.stat(&path).await,
+            Store::Tree(tree) => tree.stat(&path).await,
         }
     }
 
@@ -136,7 +144,7 @@ impl Bridge {
     #[must_use]
     pub fn lists(&self) -> bool {
         match &self.0 {
-            Store::Folder(_) => true,
+            Store::Folder(_) | Store::Tree(_) => true,
             Store::Remote(remote) => remote.lists,
         }
     }
@@ -160,6 +168,14 @@ impl Bridge {
                 let remote = remote.clone();
                 tokio::spawn(async move {
                     if let Err(error) = remote.list(&below, &told).await {
+                        let _ = told.send(Err(error)).await;
+                    }
+                });
+            }
+            Store::Tree(tree) => {
+                let tree = tree.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = tree.list(&below, &told).await {
                         let _ = told.send(Err(error)).await;
                     }
                 });
@@ -211,6 +227,7 @@ impl Bridge {
                 Writing::Part(aside(move || folder.create(&path)).await?.over(over))
             }
             Store::Remote(remote) => Writing::Remote(Box::new(remote.write(&path, &over).await?)),
+            Store::Tree(tree) => Writing::Tree(tree.write(&path, over).await?),
         }))
     }
 
@@ -223,8 +240,13 @@ impl Bridge {
             return remote.put(checked(path)?, bytes, &over).await;
         }
         let mut writer = self.write_over(path, over).await?;
-        writer.write(bytes).await?;
-        writer.finish().await
+        match writer.write(bytes).await {
+            Ok(()) => writer.finish().await,
+            Err(error) => {
+                writer.abort().await;
+                Err(error)
+            }
+        }
     }
 
     /// Makes another file of the bytes of one, in place of what is there: a name of its own in a folder, a copy elsewhere.
@@ -239,6 +261,7 @@ impl Bridge {
                 aside(move || folder.also(&path, &other)).await
             }
             Store::Remote(remote) => remote.also(&path, &other).await,
+            Store::Tree(tree) => tree.also(&path, &other).await,
         }
     }
 
@@ -254,6 +277,7 @@ impl Bridge {
                 aside(move || folder.remove(&path)).await
             }
             Store::Remote(remote) => remote.remove(&path).await,
+            Store::Tree(tree) => tree.remove(&path).await,
         }
     }
 
@@ -271,6 +295,7 @@ impl Bridge {
     pub async fn check(&self) -> Result<(), Error> {
         match &self.0 {
             Store::Remote(remote) => remote.check().await,
+            Store::Tree(tree) => tree.check().await,
             Store::Folder(_) => self.list("").next().await.map(|_| ()),
         }
     }
@@ -290,6 +315,7 @@ impl Reader {
         let count = left.min(PIECE_BYTES);
         let piece = match (&self.bridge.0, self.file.take()) {
             (Store::Remote(remote), _) => remote.read(&self.object, self.done, count).await?,
+            (Store::Tree(tree), _) => tree.range(&self.object, self.done, count).await?,
             (Store::Folder(_), file) => {
                 let path = self.object.path.clone();
                 let (file, piece) = aside(move || piece(file, &path, count)).await?;
@@ -313,6 +339,9 @@ impl Reader {
                 true
             }
             (Store::Remote(remote), _) => remote.stat(path).await?.tag == self.object.tag,
+            // Each piece was of it.
+            (Store::Tree(_), _) if self.object.size > 0 => true,
+            (Store::Tree(tree), _) => tree.stat(path).await? == self.object,
             (Store::Folder(_), None) => false,
             // The file that was opened: another one may have its name by now.
             (Store::Folder(_), Some(file)) => {
@@ -350,6 +379,7 @@ impl Writer {
             // The page cache takes it.
             Writing::Part(part) => part.write(&bytes),
             Writing::Remote(writer) => writer.write(bytes).await,
+            Writing::Tree(writer) => writer.write(bytes).await,
         }
     }
 
@@ -361,13 +391,16 @@ impl Writer {
         match self.0 {
             Writing::Part(part) => aside(move || part.finish()).await,
             Writing::Remote(writer) => writer.finish().await,
+            Writing::Tree(writer) => writer.finish().await,
         }
     }
 
     /// Gives it up: nothing of it is left.
     pub async fn abort(self) {
-        if let Writing::Remote(writer) = self.0 {
-            writer.abort().await;
+        match self.0 {
+            Writing::Part(_) => {}
+            Writing::Remote(writer) => writer.abort().await,
+            Writing::Tree(writer) => writer.abort().await,
         }
     }
 }

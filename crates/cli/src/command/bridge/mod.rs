@@ -50,7 +50,7 @@ enum BridgeCommand {
     Add {
         /// Its name
         name: String,
-        /// Where it is: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/… or http(s)://HOST/…, without keys
+        /// Where it is: file:///FOLDER, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or http(s)://HOST/…, without keys; docs/bridges.md has them all
         uri: String,
         /// Nothing is exported to it
         #[arg(long)]

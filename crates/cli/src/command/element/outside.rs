@@ -57,7 +57,7 @@ pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     let place = Place::parse(uri)?;
     anyhow::ensure!(
         !place.is_plain_http(),
-        "HTTP can't be written to: give file:///FOLDER, s3://BUCKET/… or webdav(s)://HOST/…"
+        "HTTP can't be written to: give file:///FOLDER, s3://BUCKET/…, sftp://HOST/… or another store that can be"
     );
     let keys = keys.map(Keys::read).transpose()?.unwrap_or_default();
     Ok(Bridge::open(&place, &keys)?)

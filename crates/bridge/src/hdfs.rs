@@ -1,0 +1,279 @@
+//! HDFS by its own protocol. OpenDAL's client of it takes what is there away before a new file has its name.
+
+use crate::keys::own_file;
+use crate::look::Seen;
+use crate::store::Object;
+use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::{Error, Keys};
+use bytes::Bytes;
+use hdfs_native::client::{FileStatus, ListStatusIterator};
+use hdfs_native::file::FileWriter;
+use hdfs_native::{Client, ClientBuilder, HdfsError, WriteOptions};
+use std::fmt;
+use std::future::Future;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Longest that a server may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Names of a folder that are told at once.
+const NAMES_MAX: usize = 1000;
+/// Longest part of what a server says that is told.
+const REASON_CHARS: usize = 300;
+/// Rights of files and folders, before the server's mask.
+const FILE_MODE: u32 = 0o666;
+
+struct Hdfs {
+    client: Client,
+    host: String,
+    root: String,
+}
+
+impl fmt::Debug for Hdfs {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Hdfs");
+        out.field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn open(host: &str, root: &str, keys: &Keys) -> Result<Tree, Error> {
+    let mut builder = ClientBuilder::new().with_url(format!("hdfs://{host}"));
+    if let Some(user) = keys.get("username") {
+        builder = builder.with_user(user);
+    }
+    if let Some(principal) = keys.get("principal") {
+        builder = builder.with_kerberos_principal(principal);
+    }
+    if let Some(keytab) = keys.get("keytab") {
+        let keytab = own_file(keytab, true)?;
+        builder = builder.with_kerberos_keytab(keytab.display().to_string());
+    }
+    let client = builder.build().map_err(|error| Error::Place {
+        uri: format!("hdfs://{host}"),
+        what: keys.scrubbed(&error.to_string()),
+    })?;
+    Ok(Tree::new(Hdfs {
+        client,
+        host: host.to_owned(),
+        root: root.trim_end_matches('/').to_owned(),
+    }))
+}
+
+fn why(path: &str, error: &HdfsError) -> Why {
+    let reason = error.to_string();
+    let reason: String = reason
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .take(REASON_CHARS)
+        .collect();
+    let (path, said) = (path.to_owned(), reason.as_str());
+    let is = |exception: &str| said.contains(exception);
+    match error {
+        HdfsError::FileNotFound(_) => Error::Missing(path),
+        HdfsError::AlreadyExists(_) => Error::Changed(path),
+        HdfsError::RPCError(..) | HdfsError::FatalRPCError(..) => match () {
+            () if is("FileNotFoundException") || is("ParentNotDirectoryException") => {
+                Error::Missing(path)
+            }
+            () if is("not a directory") => Error::Missing(path),
+            () if is("AlreadyExists") => Error::Changed(path),
+            () if is("AccessControlException") && is("SIMPLE authentication is not enabled") => {
+                Error::Refused { path, reason }
+            }
+            () if is("AccessControlException") => Error::Denied { path, reason },
+            () if is("StandbyException") || is("RetriableException") || is("SafeMode") => {
+                return Why::away(&path, reason);
+            }
+            () => Error::Store { path, reason },
+        },
+        HdfsError::SASLError(_) | HdfsError::GSSAPIError(..) | HdfsError::NoSASLMechanism => {
+            Error::Refused { path, reason }
+        }
+        HdfsError::IOError(_) | HdfsError::DataTransferError(_) => {
+            return Why::away(&path, reason);
+        }
+        _ => Error::Store { path, reason },
+    }
+    .into()
+}
+
+async fn timely<T>(path: &str, work: impl Future<Output = Result<T, HdfsError>>) -> Result<T, Why> {
+    let done = tokio::time::timeout(SILENCE, work).await;
+    let done = done.map_err(|_| Why::away(path, "no answer in 60 s"))?;
+    done.map_err(|error| why(path, &error))
+}
+
+fn seen(path: &str, status: &FileStatus) -> Seen {
+    if status.isdir {
+        return Seen::Folder;
+    }
+    let (size, modified_ms) = (status.length as u64, status.modification_time);
+    let object = Object {
+        path: path.to_owned(),
+        size,
+        tag: format!("{size}-{modified_ms}"),
+        checked_by_store: false,
+    };
+    let time = UNIX_EPOCH.checked_add(Duration::from_millis(modified_ms));
+    Seen::File(object, time)
+}
+
+fn number(of: u64) -> usize {
+    usize::try_from(of).unwrap_or(usize::MAX)
+}
+
+impl Hdfs {
+    fn full(&self, path: &str) -> String {
+        match path {
+            "" if self.root.is_empty() => "/".to_owned(),
+            "" => self.root.clone(),
+            path => format!("{}/{path}", self.root),
+        }
+    }
+
+    async fn status(&self, path: &str) -> Result<Seen, Why> {
+        let full = self.full(path);
+        let status = timely(path, self.client.get_file_info(&full)).await?;
+        Ok(seen(path, &status))
+    }
+}
+
+impl Files for Hdfs {
+    fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen> {
+        Box::pin(self.status(path))
+    }
+
+    fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
+        Box::pin(async move {
+            if self.status(path).await? != Seen::Folder {
+                let path = path.to_owned();
+                let what = "a file";
+                return Err(Error::NoFile { path, what }.into());
+            }
+            Ok(Box::new(Listing {
+                all: self.client.list_status_iter(&self.full(path), false),
+                path: path.to_owned(),
+            }) as Box<dyn Names>)
+        })
+    }
+
+    fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes> {
+        Box::pin(async move {
+            let path = object.path.as_str();
+            let full = self.full(path);
+            let file = timely(path, self.client.read(&full)).await?;
+            let length = file.file_length() as u64;
+            if length < from + count {
+                return Err(Error::Changed(path.to_owned()).into());
+            }
+            let bytes = timely(path, file.read_range(number(from), number(count))).await?;
+            match self.status(path).await? {
+                Seen::File(now, _) if now == *object => Ok(bytes),
+                _ => Err(Error::Changed(path.to_owned()).into()),
+            }
+        })
+    }
+
+    fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
+        Box::pin(async move {
+            // Folders above are made by the server; that of the store is not to be.
+            self.status("").await?;
+            let full = self.full(path);
+            let new = WriteOptions::default()
+                .permission(FILE_MODE)
+                .create_parent(true);
+            let file = timely(path, self.client.create(&full, new)).await?;
+            let path = path.to_owned();
+            Ok(Box::new(Writing { file, path }) as Box<dyn Begun>)
+        })
+    }
+
+    fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let (from, to) = (self.full(path), self.full(other));
+            timely(other, self.client.rename(&from, &to, over)).await
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            if self.status(path).await? == Seen::Folder {
+                let path = path.to_owned();
+                let what = "a folder";
+                return Err(Error::NoFile { path, what }.into());
+            }
+            let full = self.full(path);
+            match timely(path, self.client.delete(&full, false)).await? {
+                true => Ok(()),
+                false => Err(Error::Missing(path.to_owned()).into()),
+            }
+        })
+    }
+}
+
+/// A folder that is listed.
+struct Listing {
+    all: ListStatusIterator,
+    path: String,
+}
+
+impl fmt::Debug for Listing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Listing");
+        out.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Names for Listing {
+    fn next(&mut self) -> Asked<'_, Option<Vec<Name>>> {
+        Box::pin(async move {
+            let mut names = Vec::new();
+            while names.len() < NAMES_MAX {
+                let next = async { self.all.next().await.transpose() };
+                let Some(status) = timely(&self.path, next).await? else {
+                    break;
+                };
+                let name = status
+                    .path
+                    .rsplit('/')
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
+                let path = match self.path.as_str() {
+                    "" => name.clone(),
+                    above => format!("{above}/{name}"),
+                };
+                let seen = Ok(seen(&path, &status));
+                names.push(Name { name, seen });
+            }
+            Ok((!names.is_empty()).then_some(names))
+        })
+    }
+}
+
+/// A file that is written.
+struct Writing {
+    file: FileWriter,
+    path: String,
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Writing");
+        out.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Begun for Writing {
+    fn write(&mut self, bytes: Bytes) -> Asked<'_, ()> {
+        Box::pin(async move {
+            timely(&self.path, self.file.write_bytes(bytes)).await?;
+            Ok(())
+        })
+    }
+
+    fn finish(mut self: Box<Self>) -> Asked<'static, ()> {
+        Box::pin(async move { timely(&self.path, self.file.close()).await })
+    }
+}

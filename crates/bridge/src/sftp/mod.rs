@@ -1,0 +1,537 @@
+//! SFTP, by OpenSSH's client. Of OpenDAL's client nobody hears why a connection fails, it makes the folder of the address where that
+//! is missing, and follows links.
+
+mod session;
+mod wire;
+
+use crate::keys::own_file;
+use crate::look::Seen;
+use crate::store::Object;
+use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::{Error, Keys};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use session::{Session, Target};
+use std::fmt;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+use wire::{Answer, Attributes, Packet};
+
+/// Bytes of a file in one packet: what every server takes.
+const PACKET_BYTES: u64 = 32 << 10;
+/// Packets of one file that are on their way at once.
+const PACKETS_AT_ONCE: usize = 64;
+
+const REPLACE: &str = "posix-rename@openssh.com";
+const LINK: &str = "hardlink@openssh.com";
+const SYNC: &str = "fsync@openssh.com";
+
+struct Sftp {
+    target: Target,
+    root: String,
+    keys: Keys,
+    /// The connection, and what the server calls the store's folder.
+    now: Mutex<Option<(Arc<Session>, String)>>,
+}
+
+impl fmt::Debug for Sftp {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Sftp");
+        out.field("host", &self.target.host).finish_non_exhaustive()
+    }
+}
+
+/// An open file or folder.
+struct Handle {
+    session: Arc<Session>,
+    handle: Bytes,
+}
+
+impl Handle {
+    fn asks(&self, kind: u8) -> Packet {
+        Packet::new(kind).bytes(&self.handle)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.session.tell(self.asks(wire::CLOSE));
+    }
+}
+
+pub(crate) fn open(
+    (host, port, root): (&str, Option<u16>, &str),
+    keys: &Keys,
+) -> Result<Tree, Error> {
+    let file = |name: &str, secret: bool| {
+        let path = keys.get(name).map(|path| own_file(path, secret));
+        path.transpose()
+    };
+    let target = Target {
+        host: host.to_owned(),
+        port,
+        user: keys.get("username").map(str::to_owned),
+        identity: file("identity", true)?,
+        known_hosts: file("known_hosts", false)?,
+    };
+    Ok(Tree::new(Sftp {
+        target,
+        root: root.trim_end_matches('/').to_owned(),
+        keys: keys.clone(),
+        now: Mutex::default(),
+    }))
+}
+
+fn odd(path: &str) -> Why {
+    Why::from(Error::Store {
+        path: path.to_owned(),
+        reason: "the server's answer makes no sense".into(),
+    })
+}
+
+/// What a status says. `Missing` may be the end of a list, too.
+fn status(path: &str, mut answer: Answer) -> Result<(), Why> {
+    if answer.kind != wire::STATUS {
+        return Err(odd(path));
+    }
+    let path = path.to_owned();
+    let said = answer.number();
+    let reason = answer.bytes().unwrap_or_default();
+    let reason: String = String::from_utf8_lossy(&reason).chars().take(300).collect();
+    Err(match said {
+        Some(wire::OK) => return Ok(()),
+        Some(wire::NO_SUCH_FILE) => Error::Missing(path),
+        Some(wire::PERMISSION_DENIED) => Error::Denied { path, reason },
+        _ => Error::Store { path, reason },
+    }
+    .into())
+}
+
+fn seen(path: &str, found: &Attributes) -> Result<Seen, Why> {
+    let path = path.to_owned();
+    match found.kind() {
+        None => {
+            let object = Object {
+                path,
+                size: found.size.unwrap_or(0),
+                tag: found.tag(),
+                checked_by_store: false,
+            };
+            Ok(Seen::File(object, found.modified()))
+        }
+        Some("a folder") => Ok(Seen::Folder),
+        Some(what) => Err(Error::NoFile { path, what }.into()),
+    }
+}
+
+impl Sftp {
+    /// The connection; another one if it has ended.
+    async fn session(&self) -> Result<(Arc<Session>, String), Why> {
+        let mut now = self.now.lock().await;
+        if let Some((session, root)) = &*now
+            && session.is_up()
+        {
+            return Ok((session.clone(), root.clone()));
+        }
+        *now = None;
+        let started = Session::start(&self.target).await;
+        let session = Arc::new(started.map_err(|said| self.unstarted(&said))?);
+        let root = match self.root.as_str() {
+            "" => "/",
+            root => root,
+        };
+        let root = real(&session, root).await?;
+        let root = root.trim_end_matches('/').to_owned();
+        *now = Some((session.clone(), root.clone()));
+        Ok((session, root))
+    }
+
+    fn unstarted(&self, said: &str) -> Why {
+        let path = self.target.host.clone();
+        let reason: String = self.keys.scrubbed(said).chars().take(600).collect();
+        if said.contains("Permission denied") {
+            return Error::Refused { path, reason }.into();
+        }
+        if said.contains("host key is known") || said.contains("ost key verification failed") {
+            let reason = format!(
+                "the key by which the server shows who it is, is not in the file of known hosts, or another one is: {reason}"
+            );
+            return Error::Store { path, reason }.into();
+        }
+        Why::away(&path, reason)
+    }
+
+    fn full(&self, path: &str) -> String {
+        match path {
+            "" if self.root.is_empty() => "/".to_owned(),
+            "" => self.root.clone(),
+            path => format!("{}/{path}", self.root),
+        }
+    }
+
+    /// Whether no link is on the way to the folder of a path.
+    async fn is_straight(&self, session: &Session, root: &str, path: &str) -> Result<(), Why> {
+        let Some((above, _)) = path.rsplit_once('/') else {
+            return Ok(());
+        };
+        match real(session, &self.full(above)).await? == format!("{root}/{above}") {
+            true => Ok(()),
+            false => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "behind a link",
+            }
+            .into()),
+        }
+    }
+
+    async fn attributes(
+        &self,
+        session: &Session,
+        path: &str,
+        packet: Packet,
+    ) -> Result<Attributes, Why> {
+        let mut answer = ask(session, path, packet).await?;
+        match answer.kind {
+            wire::ATTRS => answer.attributes().ok_or_else(|| odd(path)),
+            _ => Err(status(path, answer).err().unwrap_or_else(|| odd(path))),
+        }
+    }
+
+    async fn lstat(&self, session: &Session, path: &str) -> Result<Attributes, Why> {
+        let packet = Packet::new(wire::LSTAT).bytes(self.full(path).as_bytes());
+        self.attributes(session, path, packet).await
+    }
+
+    async fn opened(
+        &self,
+        session: &Arc<Session>,
+        path: &str,
+        packet: Packet,
+    ) -> Result<Handle, Why> {
+        let mut answer = ask(session, path, packet).await?;
+        if answer.kind != wire::HANDLE {
+            return Err(status(path, answer).err().unwrap_or_else(|| odd(path)));
+        }
+        Ok(Handle {
+            session: session.clone(),
+            handle: answer.bytes().ok_or_else(|| odd(path))?,
+        })
+    }
+
+    async fn open_new(&self, session: &Arc<Session>, path: &str) -> Result<Handle, Why> {
+        let packet = Packet::new(wire::OPEN)
+            .bytes(self.full(path).as_bytes())
+            .number(wire::OPEN_NEW)
+            .number(0);
+        self.opened(session, path, packet).await
+    }
+
+    /// Makes the folders above a path; not that of the store.
+    async fn make_above(&self, session: &Session, path: &str) -> Result<(), Why> {
+        for (at, _) in path.match_indices('/') {
+            let above = &path[..at];
+            let packet = Packet::new(wire::MKDIR)
+                .bytes(self.full(above).as_bytes())
+                .number(0);
+            let made = status(above, ask(session, above, packet).await?);
+            if made.is_err() && self.lstat(session, above).await?.kind() != Some("a folder") {
+                return made;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn ask(session: &Session, path: &str, packet: Packet) -> Result<Answer, Why> {
+    let answer = session.ask(packet).await;
+    answer.map_err(|reason| Why::away(path, reason))
+}
+
+/// What the server calls a folder, links resolved.
+async fn real(session: &Session, path: &str) -> Result<String, Why> {
+    let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
+    let mut answer = ask(session, path, packet).await?;
+    if answer.kind != wire::NAME {
+        return Err(status(path, answer).err().unwrap_or_else(|| odd(path)));
+    }
+    let name = match answer.number() {
+        Some(1) => answer.bytes(),
+        _ => None,
+    };
+    let name = name.and_then(|name| String::from_utf8(name.to_vec()).ok());
+    name.ok_or_else(|| odd(path))
+}
+
+/// What is at a place of an open file, all of it.
+async fn piece(handle: &Handle, path: &str, from: u64, count: u64) -> Result<Vec<u8>, Why> {
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < count {
+        let done = bytes.len() as u64;
+        let wanted = u32::try_from(count - done).unwrap_or(u32::MAX);
+        let packet = handle.asks(wire::READ).long(from + done).number(wanted);
+        let mut answer = ask(&handle.session, path, packet).await?;
+        if answer.kind == wire::STATUS {
+            let end = answer.left.starts_with(&wire::EOF.to_be_bytes());
+            return Err(match end {
+                true => Error::Changed(path.to_owned()).into(),
+                false => status(path, answer).err().unwrap_or_else(|| odd(path)),
+            });
+        }
+        let more = answer.bytes().filter(|more| !more.is_empty());
+        let more = more.ok_or_else(|| odd(path))?;
+        if answer.kind != wire::DATA || more.len() as u64 > count - done {
+            return Err(odd(path));
+        }
+        bytes.extend_from_slice(&more);
+    }
+    Ok(bytes)
+}
+
+fn pieces(count: u64) -> impl Iterator<Item = (u64, u64)> {
+    let starts = (0..count).step_by(usize::try_from(PACKET_BYTES).unwrap_or(1));
+    starts.map(move |from| (from, PACKET_BYTES.min(count - from)))
+}
+
+impl Files for Sftp {
+    fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen> {
+        Box::pin(async move {
+            let (session, root) = self.session().await?;
+            let straight = self.is_straight(&session, &root, path);
+            let ((), found) = tokio::try_join!(straight, self.lstat(&session, path))?;
+            seen(path, &found)
+        })
+    }
+
+    fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
+        Box::pin(async move {
+            let (session, root) = self.session().await?;
+            if !path.is_empty() {
+                let within = format!("{path}/.");
+                self.is_straight(&session, &root, &within).await?;
+            }
+            let packet = Packet::new(wire::OPENDIR).bytes(self.full(path).as_bytes());
+            let handle = self.opened(&session, path, packet).await?;
+            let path = path.to_owned();
+            Ok(Box::new(Listing { handle, path }) as Box<dyn Names>)
+        })
+    }
+
+    fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes> {
+        Box::pin(async move {
+            let path = object.path.as_str();
+            let (session, root) = self.session().await?;
+            let straight = self.is_straight(&session, &root, path);
+            let ((), found) = tokio::try_join!(straight, self.lstat(&session, path))?;
+            // A server waits for who opens a pipe.
+            seen(path, &found)?;
+            let packet = Packet::new(wire::OPEN)
+                .bytes(self.full(path).as_bytes())
+                .number(wire::OPEN_READ)
+                .number(0);
+            let handle = self.opened(&session, path, packet).await?;
+            let is_same = async || {
+                let now = self
+                    .attributes(&session, path, handle.asks(wire::FSTAT))
+                    .await?;
+                match now.tag() == object.tag && now.kind().is_none() {
+                    true => Ok(()),
+                    false => Err(Why::from(Error::Changed(path.to_owned()))),
+                }
+            };
+            is_same().await?;
+            let read = pieces(count).map(|(at, count)| piece(&handle, path, from + at, count));
+            let read = stream::iter(read).buffered(PACKETS_AT_ONCE);
+            let read: Vec<_> = read.try_collect().await?;
+            is_same().await?;
+            Ok(read.concat().into())
+        })
+    }
+
+    fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
+        Box::pin(async move {
+            let (session, root) = self.session().await?;
+            let handle = match self.is_straight(&session, &root, path).await {
+                Ok(()) => self.open_new(&session, path).await,
+                Err(why) => Err(why),
+            };
+            let handle = match handle {
+                Err(why) if why.error.is_missing() => {
+                    self.make_above(&session, path).await?;
+                    self.is_straight(&session, &root, path).await?;
+                    self.open_new(&session, path).await?
+                }
+                handle => handle?,
+            };
+            let path = path.to_owned();
+            let done = 0;
+            Ok(Box::new(Writing { handle, path, done }) as Box<dyn Begun>)
+        })
+    }
+
+    fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let (session, _) = self.session().await?;
+            let able = over && session.can(REPLACE);
+            // Without more, a name that something has is not taken.
+            let packet = match able {
+                true => Packet::new(wire::EXTENDED).bytes(REPLACE.as_bytes()),
+                false => Packet::new(wire::RENAME),
+            };
+            let packet = packet
+                .bytes(self.full(path).as_bytes())
+                .bytes(self.full(other).as_bytes());
+            let renamed = status(other, ask(&session, other, packet).await?);
+            if renamed.is_err() && !able && self.lstat(&session, other).await.is_ok() {
+                return Err(match over {
+                    true => Error::Unable(
+                        "put a file in place of another: the server can't (posix-rename)",
+                    ),
+                    false => Error::Changed(other.to_owned()),
+                }
+                .into());
+            }
+            renamed
+        })
+    }
+
+    fn link<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, bool> {
+        Box::pin(async move {
+            let (session, root) = self.session().await?;
+            if !session.can(LINK) {
+                return Ok(false);
+            }
+            self.is_straight(&session, &root, path).await?;
+            match self.is_straight(&session, &root, other).await {
+                Err(why) if why.error.is_missing() => {
+                    self.make_above(&session, other).await?;
+                    self.is_straight(&session, &root, other).await?;
+                }
+                straight => straight?,
+            }
+            let packet = Packet::new(wire::EXTENDED)
+                .bytes(LINK.as_bytes())
+                .bytes(self.full(path).as_bytes())
+                .bytes(self.full(other).as_bytes());
+            // Some file systems know only one name of a file.
+            Ok(status(other, ask(&session, other, packet).await?).is_ok())
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let (session, root) = self.session().await?;
+            self.is_straight(&session, &root, path).await?;
+            let packet = Packet::new(wire::REMOVE).bytes(self.full(path).as_bytes());
+            status(path, ask(&session, path, packet).await?)
+        })
+    }
+}
+
+/// A folder that is listed.
+struct Listing {
+    handle: Handle,
+    path: String,
+}
+
+impl fmt::Debug for Listing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Listing");
+        out.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Listing {
+    fn name(&self, answer: &mut Answer) -> Option<Name> {
+        let bytes = answer.bytes()?;
+        answer.bytes()?;
+        let found = answer.attributes()?;
+        let (name, plain) = match String::from_utf8(bytes.to_vec()) {
+            Ok(name) => (name, true),
+            Err(_) => (String::from_utf8_lossy(&bytes).into_owned(), false),
+        };
+        let path = match self.path.as_str() {
+            "" => name.clone(),
+            above => format!("{above}/{name}"),
+        };
+        let seen = match (plain, found.kind()) {
+            (false, _) => Err("its name is no UTF-8"),
+            (true, Some(what)) if what != "a folder" => Err(what),
+            _ => seen(&path, &found).map_err(|_| "no file"),
+        };
+        Some(Name { name, seen })
+    }
+}
+
+impl Names for Listing {
+    fn next(&mut self) -> Asked<'_, Option<Vec<Name>>> {
+        Box::pin(async move {
+            let packet = self.handle.asks(wire::READDIR);
+            let mut answer = ask(&self.handle.session, &self.path, packet).await?;
+            if answer.kind == wire::STATUS {
+                return match answer.left.starts_with(&wire::EOF.to_be_bytes()) {
+                    true => Ok(None),
+                    false => Err(status(&self.path, answer)
+                        .err()
+                        .unwrap_or_else(|| odd(&self.path))),
+                };
+            }
+            let count = answer.number().filter(|_| answer.kind == wire::NAME);
+            let mut names = Vec::new();
+            for _ in 0..count.ok_or_else(|| odd(&self.path))? {
+                let name = self.name(&mut answer).ok_or_else(|| odd(&self.path))?;
+                if name.name != "." && name.name != ".." {
+                    names.push(name);
+                }
+            }
+            Ok(Some(names))
+        })
+    }
+}
+
+/// A file that is written.
+struct Writing {
+    handle: Handle,
+    path: String,
+    done: u64,
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Writing");
+        out.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Begun for Writing {
+    fn write(&mut self, bytes: Bytes) -> Asked<'_, ()> {
+        Box::pin(async move {
+            let (handle, path, done) = (&self.handle, &self.path, self.done);
+            let bytes = &bytes;
+            let sent = pieces(bytes.len() as u64).map(async |(at, count)| {
+                let end = usize::try_from(at + count).unwrap_or(usize::MAX);
+                let piece = &bytes[usize::try_from(at).unwrap_or(end)..end];
+                let packet = handle.asks(wire::WRITE).long(done + at).bytes(piece);
+                status(path, ask(&handle.session, path, packet).await?)
+            });
+            let sent = stream::iter(sent).buffer_unordered(PACKETS_AT_ONCE);
+            sent.try_collect::<()>().await?;
+            self.done += bytes.len() as u64;
+            Ok(())
+        })
+    }
+
+    fn finish(self: Box<Self>) -> Asked<'static, ()> {
+        Box::pin(async move {
+            if self.handle.session.can(SYNC) {
+                let packet = Packet::new(wire::EXTENDED)
+                    .bytes(SYNC.as_bytes())
+                    .bytes(&self.handle.handle);
+                status(
+                    &self.path,
+                    ask(&self.handle.session, &self.path, packet).await?,
+                )?;
+            }
+            Ok(())
+        })
+    }
+}

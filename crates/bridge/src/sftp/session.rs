@@ -1,0 +1,266 @@
+//! A connection: OpenSSH's own client, whose standard input and output are the channel. Many ask at once; each answer goes to whom it
+//! is for.
+
+use super::wire::{Answer, INIT, Packet, VERSION};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// Longest packet that is taken: servers send at most 256 KiB and a little.
+const PACKET_BYTES_MAX: u32 = 1 << 20;
+/// Longest that a server may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How long the client may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// What is kept of what the client says before it ends.
+const SAID_BYTES_MAX: usize = 4096;
+/// Packets that wait to be sent: those of all who ask.
+const SENT_MAX: usize = 256;
+
+/// Whom to ask, and who asks.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) host: String,
+    pub(super) port: Option<u16>,
+    pub(super) user: Option<String>,
+    pub(super) identity: Option<PathBuf>,
+    pub(super) known_hosts: Option<PathBuf>,
+}
+
+type Waiting = BTreeMap<u32, oneshot::Sender<Answer>>;
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Who waits, by number; none when the connection has ended.
+    waiting: Mutex<Option<Waiting>>,
+    said: Mutex<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    send: mpsc::Sender<Vec<u8>>,
+    next: std::sync::atomic::AtomicU32,
+    tasks: [JoinHandle<()>; 3],
+    /// What the server can do beyond version 3.
+    able: BTreeSet<String>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn command(target: &Target) -> Command {
+    let mut ssh = Command::new("ssh");
+    // No agent, no question, nothing of anybody's settings: what is used is what is named.
+    ssh.env_clear();
+    ssh.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    ssh.args(["-F", "none", "-x", "-a", "-T"]);
+    for option in [
+        "BatchMode=yes",
+        "StrictHostKeyChecking=yes",
+        "UpdateHostKeys=no",
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        "PreferredAuthentications=publickey",
+        "ClearAllForwardings=yes",
+        "PermitLocalCommand=no",
+        "ConnectTimeout=20",
+        "ServerAliveInterval=15",
+        "ServerAliveCountMax=3",
+    ] {
+        ssh.args(["-o", option]);
+    }
+    let identity = target.identity.as_ref().map(|path| path.display());
+    let identity = identity.map_or("none".to_owned(), |path| format!("\"{path}\""));
+    ssh.args(["-o", &format!("IdentityFile={identity}")]);
+    if let Some(path) = &target.known_hosts {
+        let only = format!("UserKnownHostsFile=\"{}\"", path.display());
+        ssh.args(["-o", &only, "-o", "GlobalKnownHostsFile=none"]);
+    }
+    if let Some(port) = target.port {
+        ssh.args(["-p", &port.to_string()]);
+    }
+    if let Some(user) = &target.user {
+        ssh.args(["-l", user]);
+    }
+    ssh.args(["-s", "--", &target.host, "sftp"]);
+    ssh.stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    ssh
+}
+
+async fn packet(from: &mut ChildStdout) -> std::io::Result<Answer> {
+    let count = from.read_u32().await?;
+    if count == 0 || count > PACKET_BYTES_MAX {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    let mut packet = vec![0; usize::try_from(count).unwrap_or(0)];
+    from.read_exact(&mut packet).await?;
+    let mut left = Bytes::from(packet);
+    let kind = left.split_to(1)[0];
+    Ok(Answer { kind, left })
+}
+
+/// Gives each answer to whom it is for, as long as there are any.
+async fn answers(mut from: ChildStdout, shared: Arc<Shared>, mut child: Child) {
+    while let Ok(mut answer) = packet(&mut from).await {
+        let Some(number) = answer.number() else { break };
+        let waiting = lock(&shared.waiting)
+            .as_mut()
+            .map(|all| all.remove(&number));
+        if let Some(Some(waiting)) = waiting {
+            // Who asked may have gone.
+            let _ = waiting.send(answer);
+        }
+    }
+    // What is said on the way out may come a little later than the end.
+    let _ = tokio::time::timeout(LAST_WORDS, child.wait()).await;
+    *lock(&shared.waiting) = None;
+}
+
+async fn send(mut to: ChildStdin, mut packets: mpsc::Receiver<Vec<u8>>) {
+    while let Some(packet) = packets.recv().await {
+        if to.write_all(&packet).await.is_err() {
+            break;
+        }
+    }
+}
+
+async fn listen(mut from: tokio::process::ChildStderr, shared: Arc<Shared>) {
+    let mut bytes = [0; 1024];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        let mut said = lock(&shared.said);
+        if said.len() < SAID_BYTES_MAX {
+            said.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    }
+}
+
+impl Session {
+    /// # Errors
+    /// What the client said.
+    pub(super) async fn start(target: &Target) -> Result<Self, String> {
+        let mut child = command(target).spawn().map_err(|error| {
+            format!("the program ssh could not be started ({error}): install OpenSSH's client")
+        })?;
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(mut to), Some(mut from), Some(says)) = pipes else {
+            return Err("no pipes".into());
+        };
+        let shared = Arc::new(Shared::default());
+        let listening = tokio::spawn(listen(says, shared.clone()));
+        let hello = async {
+            to.write_all(&Packet::new(INIT).number(3).sent(None))
+                .await?;
+            packet(&mut from).await
+        };
+        let hello = tokio::time::timeout(SILENCE, hello).await;
+        let able = match hello {
+            Err(_) => Err("no answer in 60 s".to_owned()),
+            Ok(Err(error)) => {
+                let _ = tokio::time::timeout(LAST_WORDS, child.wait()).await;
+                drop(child);
+                let _ = tokio::time::timeout(LAST_WORDS, listening).await;
+                let said = lock(&shared.said).trim().to_owned();
+                return Err(if said.is_empty() {
+                    error.to_string()
+                } else {
+                    said
+                });
+            }
+            Ok(Ok(answer)) => {
+                extensions(answer).ok_or("the server speaks no SFTP of version 3".into())
+            }
+        }?;
+        *lock(&shared.waiting) = Some(Waiting::new());
+        let (packets, sending) = mpsc::channel(SENT_MAX);
+        let answering = tokio::spawn(answers(from, shared.clone(), child));
+        Ok(Self {
+            shared,
+            send: packets,
+            next: 0.into(),
+            tasks: [answering, tokio::spawn(send(to, sending)), listening],
+            able,
+        })
+    }
+
+    pub(super) fn can(&self, extension: &str) -> bool {
+        self.able.contains(extension)
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        lock(&self.shared.waiting).is_some()
+    }
+
+    fn end(&self) {
+        *lock(&self.shared.waiting) = None;
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+
+    fn expect(&self) -> Option<(u32, oneshot::Receiver<Answer>)> {
+        let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (to, answer) = oneshot::channel();
+        lock(&self.shared.waiting).as_mut()?.insert(number, to);
+        Some((number, answer))
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// If the connection has ended or ends, or the server says nothing.
+    pub(super) async fn ask(&self, packet: Packet) -> Result<Answer, String> {
+        let ended = || {
+            let said = lock(&self.shared.said).trim().to_owned();
+            format!("the connection has ended {said}")
+        };
+        let (number, answer) = self.expect().ok_or_else(ended)?;
+        let asked = async {
+            let sent = self.send.send(packet.sent(Some(number))).await;
+            sent.map_err(|_| ended())?;
+            answer.await.map_err(|_| ended())
+        };
+        match tokio::time::timeout(SILENCE, asked).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.end();
+                Err("no answer in 60 s".into())
+            }
+        }
+    }
+
+    /// Asks for what nobody waits for.
+    pub(super) fn tell(&self, packet: Packet) {
+        if let Some((number, _)) = self.expect() {
+            // Where too much waits the server forgets it with the connection.
+            let _ = self.send.try_send(packet.sent(Some(number)));
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn extensions(mut answer: Answer) -> Option<BTreeSet<String>> {
+    if answer.kind != VERSION || answer.number()? < 3 {
+        return None;
+    }
+    let mut able = BTreeSet::new();
+    while let Some(name) = answer.bytes() {
+        answer.bytes()?;
+        able.insert(String::from_utf8_lossy(&name).into_owned());
+    }
+    Some(able)
+}

@@ -1,0 +1,407 @@
+//! HDFS by its REST interface, WebHDFS. OpenDAL's client writes files under their own names, and takes what is there away before the
+//! new one has its name.
+
+use crate::look::Seen;
+use crate::remote::client;
+use crate::store::Object;
+use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::{Error, Keys};
+use bytes::Bytes;
+use futures_util::stream;
+use reqwest::{Body, Client, Method, RequestBuilder, Response, StatusCode};
+use serde_json::Value;
+use std::fmt;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Longest that a server may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Pieces of a file that wait to be sent.
+const PIECES_MAX: usize = 2;
+/// Longest part of what a server says that is told.
+const REASON_CHARS: usize = 300;
+
+struct Server {
+    client: Client,
+    endpoint: String,
+    root: String,
+    /// Who asks, as it is added to each question.
+    who: String,
+    keys: Keys,
+}
+
+#[derive(Clone)]
+struct WebHdfs(Arc<Server>);
+
+impl fmt::Debug for WebHdfs {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("WebHdfs");
+        out.field("endpoint", &self.0.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
+            byte if byte.is_ascii_alphanumeric() => out.push(byte.into()),
+            // Nothing fails that writes into a string.
+            byte => _ = write!(out, "%{byte:02X}"),
+        }
+    }
+    out
+}
+
+pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> Tree {
+    let who = match (keys.get("token"), keys.get("username")) {
+        (Some(token), _) => format!("&delegation={}", encoded(token)),
+        (None, Some(user)) => format!("&user.name={}", encoded(user)),
+        (None, None) => String::new(),
+    };
+    Tree::new(WebHdfs(Arc::new(Server {
+        client: client(),
+        endpoint: endpoint.to_owned(),
+        root: root.trim_end_matches('/').to_owned(),
+        who,
+        keys: keys.clone(),
+    })))
+}
+
+/// What a file is, and its tag: HDFS never gives the number of a file to another one.
+fn seen(path: &str, status: &Value) -> Result<Seen, Why> {
+    let number = |name: &str| status[name].as_u64().unwrap_or(0);
+    let path = path.to_owned();
+    match status["type"].as_str() {
+        Some("DIRECTORY") => Ok(Seen::Folder),
+        Some("FILE") => {
+            let (size, modified_ms) = (number("length"), number("modificationTime"));
+            let object = Object {
+                path,
+                size,
+                tag: format!("{}-{size}-{modified_ms}", number("fileId")),
+                checked_by_store: false,
+            };
+            let time = UNIX_EPOCH.checked_add(Duration::from_millis(modified_ms));
+            Ok(Seen::File(object, time))
+        }
+        _ => Err(Error::NoFile {
+            path,
+            what: "a link",
+        }
+        .into()),
+    }
+}
+
+impl WebHdfs {
+    fn full(&self, path: &str) -> String {
+        match path {
+            "" if self.0.root.is_empty() => "/".to_owned(),
+            "" => self.0.root.clone(),
+            path => format!("{}/{path}", self.0.root),
+        }
+    }
+
+    fn question(&self, method: Method, path: &str, what: &str) -> RequestBuilder {
+        let server = &self.0;
+        let full = encoded(&self.full(path));
+        let url = format!(
+            "{}/webhdfs/v1{full}?op={what}{}",
+            server.endpoint, server.who
+        );
+        server.client.request(method, url)
+    }
+
+    /// What was answered, if that was no error.
+    async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
+        let sent = tokio::time::timeout(SILENCE, question.send()).await;
+        let sent = sent.map_err(|_| Why::away(path, "no answer in 60 s"))?;
+        let answer = sent.map_err(|error| self.away(path, error))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let said = self.whole(path, answer).await.unwrap_or_default();
+        Err(self.refusal(path, status, &said))
+    }
+
+    async fn whole(&self, path: &str, answer: Response) -> Result<Bytes, Why> {
+        let whole = tokio::time::timeout(SILENCE, answer.bytes()).await;
+        let whole = whole.map_err(|_| Why::away(path, "no more of the answer in 60 s"))?;
+        whole.map_err(|error| self.away(path, error))
+    }
+
+    async fn json(&self, path: &str, question: RequestBuilder) -> Result<Value, Why> {
+        let answer = self.answer(path, question).await?;
+        let whole = self.whole(path, answer).await?;
+        serde_json::from_slice(&whole).map_err(|_| {
+            Why::from(Error::Store {
+                path: path.to_owned(),
+                reason: "this is no WebHDFS: the answer is no JSON".into(),
+            })
+        })
+    }
+
+    fn away(&self, path: &str, error: reqwest::Error) -> Why {
+        // The token is in the address.
+        let error = error.without_url();
+        let mut reason = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(below) = source {
+            reason = format!("{reason}: {below}");
+            source = below.source();
+        }
+        Why::away(path, self.0.keys.scrubbed(&reason))
+    }
+
+    fn refusal(&self, path: &str, status: StatusCode, said: &[u8]) -> Why {
+        let said: Value = serde_json::from_slice(said).unwrap_or_default();
+        let said = &said["RemoteException"];
+        let exception = said["exception"].as_str().unwrap_or_default();
+        let message = said["message"].as_str().unwrap_or_default();
+        let message = message.lines().next().unwrap_or_default();
+        let reason: String = format!("{status} {exception} {message}")
+            .chars()
+            .take(REASON_CHARS)
+            .collect();
+        let (path, reason) = (path.to_owned(), self.0.keys.scrubbed(&reason));
+        let not_below = message.contains("not a directory");
+        match exception {
+            "FileNotFoundException" | "ParentNotDirectoryException" => Error::Missing(path),
+            _ if not_below => Error::Missing(path),
+            "FileAlreadyExistsException" => Error::Changed(path),
+            "AccessControlException" => Error::Denied { path, reason },
+            "SecurityException" | "InvalidToken" | "AuthenticationException" => {
+                Error::Refused { path, reason }
+            }
+            _ if status == StatusCode::UNAUTHORIZED => Error::Refused { path, reason },
+            "StandbyException" | "RetriableException" | "SafeModeException" => {
+                return Why::away(&path, reason);
+            }
+            _ if status.is_server_error() && exception.is_empty()
+                || status == StatusCode::TOO_MANY_REQUESTS =>
+            {
+                return Why::away(&path, reason);
+            }
+            _ => Error::Store { path, reason },
+        }
+        .into()
+    }
+
+    async fn status(&self, path: &str) -> Result<Seen, Why> {
+        let question = self.question(Method::GET, path, "GETFILESTATUS");
+        let status = self.json(path, question).await?;
+        seen(path, &status["FileStatus"])
+    }
+
+    /// The data node that a file is read from or written to.
+    async fn location(&self, method: Method, path: &str, what: &str) -> Result<String, Why> {
+        let question = self.question(method, path, &format!("{what}&noredirect=true"));
+        let told = self.json(path, question).await?;
+        let location = told["Location"].as_str().map(str::to_owned);
+        location.ok_or_else(|| {
+            Why::from(Error::Store {
+                path: path.to_owned(),
+                reason: "the server does not say where the data is".into(),
+            })
+        })
+    }
+}
+
+impl Files for WebHdfs {
+    fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen> {
+        Box::pin(self.status(path))
+    }
+
+    fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
+        Box::pin(async move {
+            match self.status(path).await? {
+                Seen::Folder => {}
+                Seen::File(..) => {
+                    let path = path.to_owned();
+                    let what = "a file";
+                    return Err(Error::NoFile { path, what }.into());
+                }
+            }
+            Ok(Box::new(Listing {
+                server: self.clone(),
+                path: path.to_owned(),
+                after: Some(String::new()),
+            }) as Box<dyn Names>)
+        })
+    }
+
+    fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes> {
+        Box::pin(async move {
+            let path = object.path.as_str();
+            let what = format!("OPEN&offset={from}&length={count}");
+            let location = self.location(Method::GET, path, &what).await?;
+            let answer = self.answer(path, self.0.client.get(location)).await?;
+            let length = answer.content_length();
+            if length.is_some_and(|length| length > count) {
+                return Err(Error::Changed(path.to_owned()).into());
+            }
+            let bytes = self.whole(path, answer).await?;
+            match self.status(path).await? {
+                Seen::File(now, _) if now == *object => Ok(bytes),
+                _ => Err(Error::Changed(path.to_owned()).into()),
+            }
+        })
+    }
+
+    fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
+        Box::pin(async move {
+            // Folders above are made by the server; that of the store is not to be.
+            self.status("").await?;
+            let what = "CREATE&overwrite=false";
+            let location = self.location(Method::PUT, path, what).await?;
+            let (pieces, mut sending) = mpsc::channel::<Bytes>(PIECES_MAX);
+            let pieces_of = stream::poll_fn(move |context| {
+                sending
+                    .poll_recv(context)
+                    .map(|piece| piece.map(Ok::<_, std::io::Error>))
+            });
+            let put = self
+                .0
+                .client
+                .put(location)
+                .body(Body::wrap_stream(pieces_of));
+            let (server, path) = (self.clone(), path.to_owned());
+            let written = tokio::spawn(async move {
+                let sent = put.send().await;
+                let answer = sent.map_err(|error| server.away(&path, error))?;
+                let status = answer.status();
+                let said = server.whole(&path, answer).await?;
+                match status {
+                    StatusCode::CREATED => Ok(()),
+                    _ => Err(server.refusal(&path, status, &said)),
+                }
+            });
+            Ok(Box::new(Writing {
+                pieces: Some(pieces),
+                written,
+            }) as Box<dyn Begun>)
+        })
+    }
+
+    fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let how = if over { "OVERWRITE" } else { "NONE" };
+            let other = encoded(&self.full(other));
+            let what = format!("RENAME&destination={other}&renameoptions={how}");
+            let question = self.question(Method::PUT, path, &what);
+            self.answer(path, question).await.map(drop)
+        })
+    }
+
+    fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
+        Box::pin(async move {
+            if self.status(path).await? == Seen::Folder {
+                let path = path.to_owned();
+                let what = "a folder";
+                return Err(Error::NoFile { path, what }.into());
+            }
+            let question = self.question(Method::DELETE, path, "DELETE&recursive=false");
+            match self.json(path, question).await?["boolean"].as_bool() {
+                Some(true) => Ok(()),
+                _ => Err(Error::Missing(path.to_owned()).into()),
+            }
+        })
+    }
+}
+
+/// A folder that is listed, 1000 names at a time unless the server has another limit.
+#[derive(Debug)]
+struct Listing {
+    server: WebHdfs,
+    path: String,
+    /// The last name that was told; none when all were.
+    after: Option<String>,
+}
+
+impl Names for Listing {
+    fn next(&mut self) -> Asked<'_, Option<Vec<Name>>> {
+        Box::pin(async move {
+            let Some(after) = &self.after else {
+                return Ok(None);
+            };
+            let what = match after.as_str() {
+                "" => "LISTSTATUS_BATCH".to_owned(),
+                after => format!("LISTSTATUS_BATCH&startAfter={}", encoded(after)),
+            };
+            let question = self.server.question(Method::GET, &self.path, &what);
+            let told = self.server.json(&self.path, question).await?;
+            let told = &told["DirectoryListing"];
+            let listed = told["partialListing"]["FileStatuses"]["FileStatus"].as_array();
+            let listed = listed.map(Vec::as_slice).unwrap_or_default();
+            let names: Vec<_> = listed.iter().map(|status| self.name(status)).collect();
+            let more = told["remainingEntries"].as_u64().unwrap_or(0) > 0;
+            self.after = names.last().filter(|_| more).map(|last| last.name.clone());
+            Ok(Some(names))
+        })
+    }
+}
+
+impl Listing {
+    fn name(&self, status: &Value) -> Name {
+        let name = status["pathSuffix"].as_str().unwrap_or_default().to_owned();
+        let path = match self.path.as_str() {
+            "" => name.clone(),
+            above => format!("{above}/{name}"),
+        };
+        let seen = seen(&path, status).map_err(|_| "a link");
+        Name { name, seen }
+    }
+}
+
+/// A file that is written: all of it in one request, to a data node.
+#[derive(Debug)]
+struct Writing {
+    pieces: Option<mpsc::Sender<Bytes>>,
+    written: JoinHandle<Result<(), Why>>,
+}
+
+impl Writing {
+    async fn ended(&mut self) -> Result<(), Why> {
+        let ended = (&mut self.written).await;
+        ended.unwrap_or_else(|error| Err(Why::away("", error.to_string())))
+    }
+}
+
+impl Begun for Writing {
+    fn write(&mut self, bytes: Bytes) -> Asked<'_, ()> {
+        Box::pin(async move {
+            let sent = match &self.pieces {
+                Some(pieces) => tokio::time::timeout(SILENCE, pieces.send(bytes)).await,
+                None => return Err(Why::away("", "it was given up")),
+            };
+            match sent {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(_)) => {
+                    self.pieces = None;
+                    self.ended().await?;
+                    Err(Why::away("", "the server ended it early"))
+                }
+                Err(_) => Err(Why::away("", "the server takes nothing any more")),
+            }
+        })
+    }
+
+    fn finish(mut self: Box<Self>) -> Asked<'static, ()> {
+        Box::pin(async move {
+            self.pieces = None;
+            let ended = tokio::time::timeout(SILENCE, self.ended()).await;
+            ended.map_err(|_| Why::away("", "no answer in 60 s"))?
+        })
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.written.abort();
+    }
+}

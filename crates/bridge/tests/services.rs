@@ -1,0 +1,567 @@
+//! What all stores do, by real servers of each kind. What one does otherwise is in docs/bridges.md, and here in `Able`.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../../../tests/require.rs"]
+mod require;
+mod servers;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use servers::Server;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::{Duration, SystemTime};
+use tidemill_bridge::{Bridge, Error, Listed, Object, Over, Place, Seen};
+
+/// Names that are odd somewhere, and are files everywhere.
+const ODD: [&str; 10] = [
+    "a b",
+    "100%",
+    "%41",
+    "a+b",
+    "ü",
+    "a&b=c,d",
+    "a;b",
+    "quo'te\"s",
+    "~tilde#hash?",
+    "[1]{2}",
+];
+
+/// Bytes that repeat nowhere near.
+fn noise(count: usize, mut state: u64) -> Vec<u8> {
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(count).collect()
+}
+
+async fn put(bridge: &Bridge, path: &str, content: &[u8]) -> Object {
+    let content = Bytes::copy_from_slice(content);
+    let put = bridge.put(path, content, Over::Anything).await;
+    put.unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+async fn write(bridge: &Bridge, path: &str, content: &[u8]) -> Result<Object, Error> {
+    let mut writer = bridge.write(path).await?;
+    for piece in content.chunks(4 << 20) {
+        if let Err(error) = writer.write(Bytes::copy_from_slice(piece)).await {
+            writer.abort().await;
+            return Err(error);
+        }
+    }
+    writer.finish().await
+}
+
+async fn read(bridge: &Bridge, object: &Object) -> Result<Vec<u8>, Error> {
+    let mut reader = bridge.read(object).await?;
+    let mut all = Vec::new();
+    while let Some(piece) = reader.next().await? {
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}
+
+async fn content(bridge: &Bridge, path: &str) -> Vec<u8> {
+    let object = bridge.stat(path).await.unwrap();
+    read(bridge, &object).await.unwrap()
+}
+
+/// Files below a folder, and what is passed by.
+async fn listed(bridge: &Bridge, folder: &str) -> (BTreeSet<String>, Vec<String>) {
+    let (mut files, mut passed) = (BTreeSet::new(), Vec::new());
+    let mut all = bridge.list(folder);
+    loop {
+        match all.next().await {
+            Ok(Some(Listed::Object(object))) => assert!(files.insert(object.path)),
+            Ok(Some(Listed::Passed(path, _))) => passed.push(path),
+            // A folder that is not there has nothing in it in some stores.
+            Err(error) if error.is_missing() => break,
+            end => break assert!(end.unwrap().is_none()),
+        }
+    }
+    (files, passed)
+}
+
+async fn entries(bridge: &Bridge, folder: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut all = match bridge.entries(folder).await {
+        Err(error) if error.is_missing() => return names,
+        all => all.unwrap(),
+    };
+    loop {
+        let page = all.next(70).await.unwrap();
+        assert!(page.len() <= 70);
+        if page.is_empty() {
+            return names;
+        }
+        for entry in page {
+            let slash = if entry.seen == Seen::Folder { "/" } else { "" };
+            assert!(names.insert(entry.name + slash));
+        }
+    }
+}
+
+/// Nothing is there that is not whole: neither in listings, nor, where that can be seen, on the server's disk.
+async fn nothing_is_left(server: &Server, bridge: &Bridge, folder: &str) {
+    assert_eq!(listed(bridge, folder).await.0, BTreeSet::new());
+    if let Some(files) = &server.files {
+        let left = files.join(folder);
+        let left = || std::fs::read_dir(&left).map_or(0, Iterator::count);
+        // What was dropped is removed a moment later.
+        for _ in 0..200 {
+            if left() == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(left(), 0, "{folder}");
+    }
+}
+
+/// Another second, where the store tells no finer.
+async fn later(server: &Server) {
+    if !server.able.tells_all {
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+}
+
+async fn files_are_written_read_and_removed(server: &Server) {
+    let bridge = server.open();
+    bridge.check().await.unwrap();
+    let first = put(&bridge, "w/x/a", b"0123456789").await;
+    assert_eq!(first, bridge.stat("w/x/a").await.unwrap());
+    assert_eq!(bridge.read_at(&first, 3, 4).await.unwrap(), &b"3456"[..]);
+    let Seen::File(seen, Some(_)) = bridge.look("w/x/a").await.unwrap() else {
+        panic!("no file with a time");
+    };
+    assert_eq!(
+        (seen, read(&bridge, &first).await.unwrap().len()),
+        (first, 10)
+    );
+    assert_eq!(bridge.look("w/x").await.unwrap(), Seen::Folder);
+    // Some servers take what is asked for below a file for nonsense.
+    assert!(bridge.stat("w/x/a/below").await.is_err());
+    for path in ["w/none", "none/none"] {
+        let error = bridge.stat(path).await.unwrap_err();
+        assert!(error.is_missing(), "{path}: {error}");
+        let error = bridge.look(path).await.unwrap_err();
+        assert!(error.is_missing(), "{path}: {error}");
+    }
+    let empty = put(&bridge, "w/x/empty", b"").await;
+    assert_eq!(read(&bridge, &empty).await.unwrap(), b"");
+    let large = noise(server.able.large + 5, 1);
+    let written = write(&bridge, "w/large", &large).await.unwrap();
+    assert_eq!(written, bridge.stat("w/large").await.unwrap());
+    assert!(read(&bridge, &written).await.unwrap() == large);
+    let (from, count) = (large.len() / 2 - 3, 5 << 20);
+    let part = bridge.read_at(&written, from as u64, count as u64).await;
+    assert!(part.unwrap() == large[from..from + count]);
+    let also = bridge.also("w/large", "w/x/also").await.unwrap();
+    assert!(read(&bridge, &also).await.unwrap() == large);
+    bridge.remove("w/large").await.unwrap();
+    assert!(bridge.stat("w/large").await.unwrap_err().is_missing());
+    assert!(read(&bridge, &also).await.unwrap() == large);
+    // A file that is not there may be removed or not; a folder never is.
+    if let Err(error) = bridge.remove("w/large").await {
+        assert!(error.is_missing(), "{error}");
+    }
+    if server.able.folders {
+        assert!(bridge.remove("w/x").await.is_err());
+        assert!(bridge.stat("w/x").await.is_err());
+    }
+    let names = ["w/x/a", "w/x/also", "w/x/empty"].map(str::to_owned);
+    assert_eq!(listed(&bridge, "w").await.0, names.into());
+    for path in ["w/../x", "/w", "w//x", "w/x/"] {
+        assert!(bridge.stat(path).await.is_err(), "{path}");
+        assert!(
+            bridge
+                .put(path, Bytes::new(), Over::Anything)
+                .await
+                .is_err()
+        );
+        assert!(bridge.remove(path).await.is_err(), "{path}");
+    }
+}
+
+async fn what_is_changed_is_another_one(server: &Server) {
+    let bridge = server.open();
+    let content = noise(9 << 20, 2);
+    let old = put(&bridge, "c/big", &content).await;
+    let mut reader = bridge.read(&old).await.unwrap();
+    assert!(reader.next().await.unwrap().is_some());
+    later(server).await;
+    put(&bridge, "c/big", &vec![7; 9 << 20]).await;
+    // At the next piece, or at the end.
+    let error = loop {
+        match reader.next().await {
+            Ok(piece) => assert!(piece.is_some(), "it was read as a whole"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+    let error = bridge.read_at(&old, 5, 5).await.unwrap_err();
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+    // Shorter, and longer.
+    for length in [10, 10 << 20] {
+        let old = bridge.stat("c/big").await.unwrap();
+        put(&bridge, "c/big", &vec![8; length]).await;
+        let error = bridge.read_at(&old, 0, 10).await.unwrap_err();
+        assert!(matches!(error, Error::Changed(_)), "{error}");
+    }
+    let old = bridge.stat("c/big").await.unwrap();
+    bridge.remove("c/big").await.unwrap();
+    let error = read(&bridge, &old).await.unwrap_err();
+    let gone = matches!(error, Error::Changed(_) | Error::Missing(_));
+    assert!(gone, "{error}");
+}
+
+async fn only_that_is_replaced_which_was_to_be(server: &Server) {
+    let bridge = server.open();
+    let put_over = |content: &'static [u8], over: Over| {
+        let bridge = bridge.clone();
+        async move { bridge.put("o/x", Bytes::from_static(content), over).await }
+    };
+    let first = put_over(b"first", Over::Nothing).await.unwrap();
+    let error = put_over(b"second", Over::Nothing).await.unwrap_err();
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+    let mut writer = bridge.write_over("o/x", Over::Nothing).await.unwrap();
+    writer.write(Bytes::from_static(b"third")).await.unwrap();
+    let error = writer.finish().await.unwrap_err();
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+    assert_eq!(content(&bridge, "o/x").await, b"first");
+    let second = put_over(b"2nd", Over::This(first.clone())).await.unwrap();
+    let error = put_over(b"third", Over::This(first)).await.unwrap_err();
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+    assert_eq!(content(&bridge, "o/x").await, b"2nd");
+    bridge.remove("o/x").await.unwrap();
+    let error = put_over(b"third", Over::This(second)).await.unwrap_err();
+    let gone = matches!(error, Error::Changed(_) | Error::Missing(_));
+    assert!(gone, "{error}");
+    nothing_is_left(server, &bridge, "o").await;
+}
+
+async fn nothing_half_is_seen_and_writers_do_not_mix(server: &Server) {
+    let bridge = server.open();
+    let mut writer = bridge.write("h/x").await.unwrap();
+    for _ in 0..5 {
+        writer.write(Bytes::from(vec![1; 4 << 20])).await.unwrap();
+        assert!(bridge.stat("h/x").await.unwrap_err().is_missing());
+    }
+    assert_eq!(listed(&bridge, "h").await.0, BTreeSet::new());
+    assert_eq!(entries(&bridge, "h").await, BTreeSet::new());
+    writer.abort().await;
+    nothing_is_left(server, &bridge, "h").await;
+    let mut dropped = bridge.write("h/x").await.unwrap();
+    dropped.write(Bytes::from(vec![1; 1 << 20])).await.unwrap();
+    drop(dropped);
+    nothing_is_left(server, &bridge, "h").await;
+    let other = server.open();
+    let (mut one, mut two) = (
+        bridge.write("h/y").await.unwrap(),
+        other.write("h/y").await.unwrap(),
+    );
+    for _ in 0..5 {
+        one.write(Bytes::from(vec![1; 4 << 20])).await.unwrap();
+        two.write(Bytes::from(vec![2; 4 << 20])).await.unwrap();
+    }
+    one.finish().await.unwrap();
+    assert!(content(&bridge, "h/y").await == vec![1; 20 << 20]);
+    // Where it has lost its parts to the other one it says so.
+    let last = if two.finish().await.is_ok() { 2 } else { 1 };
+    assert!(content(&bridge, "h/y").await == vec![last; 20 << 20]);
+    bridge.remove("h/y").await.unwrap();
+    nothing_is_left(server, &bridge, "h").await;
+}
+
+async fn names_of_all_kinds_are_told_by_pages(server: &Server) {
+    let bridge = server.open();
+    let many = stream::iter(0..server.able.many).map(|number| {
+        let bridge = bridge.clone();
+        async move { put(&bridge, &format!("n/many/{number:05}"), b"").await }
+    });
+    many.buffer_unordered(16).collect::<Vec<_>>().await;
+    assert_eq!(listed(&bridge, "n/many").await.0.len(), server.able.many);
+    assert_eq!(entries(&bridge, "n/many").await.len(), server.able.many);
+    let long = "l".repeat(server.able.name_bytes_max);
+    let able = |name: &&str| !name.contains(server.able.never_in_names);
+    let odd = ODD.into_iter().filter(able);
+    let odd: Vec<&str> = odd.chain([long.as_str()]).collect();
+    let folder = |name: &str| format!("n/odd {}", name.chars().take(20).collect::<String>());
+    for name in &odd {
+        let path = format!("{}/{name}", folder(name));
+        let written = put(&bridge, &path, name.as_bytes()).await;
+        assert_eq!(written, bridge.stat(&path).await.unwrap());
+        assert_eq!(read(&bridge, &written).await.unwrap(), name.as_bytes());
+        let copy = format!("{}/copy", folder(name));
+        bridge.also(&path, &copy).await.unwrap();
+        assert_eq!(content(&bridge, &copy).await, name.as_bytes());
+        bridge.remove(&copy).await.unwrap();
+    }
+    let (files, passed) = listed(&bridge, "n").await;
+    let found = files.into_iter().filter(|path| !path.starts_with("n/many"));
+    let wanted = odd.iter().map(|name| format!("{}/{name}", folder(name)));
+    assert_eq!(found.collect::<BTreeSet<_>>(), wanted.collect());
+    assert!(passed.is_empty(), "{passed:?}");
+    let wanted = odd.iter().map(|name| format!("{}/", &folder(name)[2..]));
+    let wanted: BTreeSet<_> = wanted.chain(["many/".to_owned()]).collect();
+    assert_eq!(entries(&bridge, "n").await, wanted);
+    for name in &odd {
+        let names = entries(&bridge, &folder(name)).await;
+        assert_eq!(names, [(*name).to_owned()].into());
+    }
+}
+
+async fn wrong_keys_are_refused_and_never_told(server: &Server) {
+    let Some(wrong) = &server.wrong else {
+        return;
+    };
+    let bridge = server.open_with(wrong);
+    let secrets = wrong.split('"').skip(1).step_by(2);
+    let secrets: Vec<_> = secrets
+        .filter(|secret| !server.uri.contains(secret))
+        .collect();
+    for error in [
+        bridge.check().await.unwrap_err(),
+        bridge.stat("w/x/a").await.unwrap_err(),
+        bridge
+            .put("k", Bytes::new(), Over::Anything)
+            .await
+            .unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        let told = format!("{error} {error:?} {bridge:?}");
+        for secret in &secrets {
+            assert!(secret.len() < 4 || !told.contains(secret), "{told}");
+        }
+    }
+    assert!(server.open().stat("k").await.unwrap_err().is_missing());
+}
+
+/// The server goes in the middle, and comes back.
+async fn a_server_that_goes_takes_nothing_along(server: &Server) {
+    let bridge = server.open();
+    let large = noise(server.able.large, 3);
+    let object = put(&bridge, "g/x", &large).await;
+    let mut reader = bridge.read(&object).await.unwrap();
+    let mut all = reader.next().await.unwrap().unwrap().to_vec();
+    server.gate.shut();
+    let gate = server.gate.clone();
+    let opened = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        gate.open();
+    });
+    // Who reads goes on when it is back.
+    while let Some(piece) = reader.next().await.unwrap() {
+        all.extend_from_slice(&piece);
+    }
+    opened.await.unwrap();
+    assert!(all == large);
+    let other = noise(server.able.large, 4);
+    let mut writer = bridge.write("g/x").await.unwrap();
+    let mut written = Ok(());
+    for (number, piece) in other.chunks(4 << 20).enumerate() {
+        if number == 2 {
+            server.gate.shut();
+        }
+        written = writer.write(Bytes::copy_from_slice(piece)).await;
+        if written.is_err() {
+            break;
+        }
+    }
+    let failed = match written {
+        Ok(()) => writer.finish().await.unwrap_err(),
+        Err(error) => {
+            writer.abort().await;
+            error
+        }
+    };
+    assert!(matches!(failed, Error::Store { .. }), "{failed:?}");
+    server.gate.open();
+    let other_bridge = server.open();
+    assert!(content(&other_bridge, "g/x").await == large);
+    let names = ["g/x"].map(str::to_owned);
+    assert_eq!(listed(&other_bridge, "g").await.0, names.into());
+    // The same bridge is good again.
+    write(&bridge, "g/x", &other).await.unwrap();
+    assert!(content(&bridge, "g/x").await == other);
+}
+
+async fn all_that_stores_do(server: &Server) {
+    files_are_written_read_and_removed(server).await;
+    what_is_changed_is_another_one(server).await;
+    only_that_is_replaced_which_was_to_be(server).await;
+    nothing_half_is_seen_and_writers_do_not_mix(server).await;
+    names_of_all_kinds_are_told_by_pages(server).await;
+    wrong_keys_are_refused_and_never_told(server).await;
+    a_server_that_goes_takes_nothing_along(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_does_all_that_stores_do() {
+    let Some(server) = servers::sftp() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_leaves_no_folder_by_links_and_waits_for_no_pipe() {
+    let Some(server) = servers::sftp() else {
+        return;
+    };
+    let (files, bridge) = (server.files.as_ref().unwrap(), server.open());
+    std::fs::write(server.folder().join("secret"), "s").unwrap();
+    symlink(server.folder(), files.join("way")).unwrap();
+    symlink(server.folder().join("secret"), files.join("link")).unwrap();
+    let pipe = files.join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    std::fs::write(files.join(OsStr::from_bytes(b"odd\xff")), "").unwrap();
+    put(&bridge, "d/a", b"abc").await;
+    let (found, mut passed) = listed(&bridge, "").await;
+    passed.sort();
+    assert_eq!(found, ["d/a".to_owned()].into());
+    assert_eq!(passed, ["link", "odd\u{fffd}", "pipe", "way"]);
+    assert_eq!(entries(&bridge, "").await, ["d/".to_owned()].into());
+    let made_up = |path: &str| Object {
+        path: path.to_owned(),
+        size: 1,
+        tag: "1-1".into(),
+        checked_by_store: false,
+    };
+    for path in ["link", "way/secret", "way/files/d/a", "pipe"] {
+        let errors = [
+            bridge.stat(path).await.unwrap_err(),
+            bridge.look(path).await.unwrap_err(),
+            read(&bridge, &made_up(path)).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, Error::NoFile { .. }), "{path}: {error:?}");
+        }
+    }
+    for path in ["way/new", "way/deep/new", "d/a/new"] {
+        assert!(write(&bridge, path, b"x").await.is_err(), "{path}");
+        assert!(bridge.also("d/a", path).await.is_err(), "{path}");
+    }
+    assert!(bridge.remove("way/secret").await.is_err());
+    assert!(bridge.entries("way").await.is_err());
+    assert!(!server.folder().join("new").exists() && !server.folder().join("deep").exists());
+    // A link is replaced, not followed.
+    put(&bridge, "link", b"mine").await;
+    assert_eq!(std::fs::read(server.folder().join("secret")).unwrap(), b"s");
+    assert_eq!(std::fs::read(files.join("link")).unwrap(), b"mine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_writer_left_that_was_killed_long_ago_is_removed() {
+    let Some(server) = servers::sftp() else {
+        return;
+    };
+    let files = server.files.as_ref().unwrap();
+    std::fs::create_dir(files.join("d")).unwrap();
+    let [old, new, other] =
+        ["d/.tidemill-part-old", "d/.tidemill-part-new", "d/old"].map(|name| files.join(name));
+    let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+    for (path, is_old) in [(&old, true), (&new, false), (&other, true)] {
+        let file = std::fs::File::create(path).unwrap();
+        if is_old {
+            file.set_modified(two_days_ago).unwrap();
+        }
+    }
+    let bridge = server.open();
+    put(&bridge, "d/x", b"x").await;
+    assert!(!old.exists() && new.exists() && other.exists());
+    let names = ["d/old", "d/x"].map(str::to_owned);
+    assert_eq!(listed(&bridge, "").await.0, names.into());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_believes_no_server_that_is_not_known_and_asks_with_named_keys_only() {
+    let Some(server) = servers::sftp() else {
+        return;
+    };
+    let known = server.folder().join("known");
+    let lines = std::fs::read_to_string(&known).unwrap();
+    let another = std::fs::read_to_string(server.folder().join("other.pub")).unwrap();
+    let host = lines.split(' ').next().unwrap();
+    for wrong in [String::new(), format!("{host} {another}")] {
+        std::fs::write(&known, wrong).unwrap();
+        let error = server.open().check().await.unwrap_err();
+        assert!(matches!(error, Error::Store { .. }), "{error:?}");
+        assert!(error.to_string().contains("known hosts"), "{error}");
+    }
+    std::fs::write(&known, lines).unwrap();
+    server.open().check().await.unwrap();
+    // Not those of whoever runs this.
+    let known_only = format!("known_hosts = \"{}\"\n", known.display());
+    let error = server.open_with(&known_only).check().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let identity = server.folder().join("user");
+    std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o640)).unwrap();
+    let place = Place::parse(&server.uri).unwrap();
+    let error = Bridge::open(&place, &servers::keys(&server.keys)).unwrap_err();
+    assert!(error.to_string().contains("chmod 600"), "{error}");
+    std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o600)).unwrap();
+    // Keys that are taken back are good until the connection ends.
+    let bridge = server.open();
+    put(&bridge, "a", b"a").await;
+    std::fs::write(server.folder().join("authorized"), "").unwrap();
+    server.gate.shut();
+    server.gate.open();
+    let error = bridge.stat("a").await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webhdfs_does_all_that_stores_do() {
+    let Some(server) = servers::webhdfs() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webdav_does_all_that_stores_do() {
+    let Some(server) = servers::webdav() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webdav_by_apache_does_all_that_stores_do() {
+    let Some(server) = servers::apache() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[cfg(feature = "hdfs")]
+#[tokio::test(flavor = "multi_thread")]
+async fn hdfs_does_all_that_stores_do() {
+    let Some(server) = servers::hdfs() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[cfg(feature = "azblob")]
+#[tokio::test(flavor = "multi_thread")]
+async fn azblob_does_all_that_stores_do() {
+    let Some(server) = servers::azblob() else {
+        return;
+    };
+    all_that_stores_do(&server).await;
+}
+
+#[cfg(feature = "gcs")]
+#[tokio::test(flavor = "multi_thread")]
+async fn gcs_does_all_that_stores_do() {
+    let Some(server) = servers::gcs() else { return };
+    all_that_stores_do(&server).await;
+}

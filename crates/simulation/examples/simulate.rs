@@ -78,9 +78,5 @@ fn main() -> ExitCode {
     println!(
         "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {rounds} rounds, {dropped} files gone, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
-    if defects == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    ExitCode::from(u8::from(defects > 0))
 }

@@ -28,6 +28,10 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
         );
         return Ok(None);
     };
+    anyhow::ensure!(
+        !uri.starts_with("hdfs://"),
+        "an element can't have its files at hdfs://: give webhdfs://HOST:9870/FOLDER, by which it can"
+    );
     let opened = open(uri, keys.map(std::path::PathBuf::as_path));
     let bridge = opened.with_context(|| format!("can't have files in {uri}"))?;
     Ok(Some(Where {

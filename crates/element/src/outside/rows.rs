@@ -61,11 +61,11 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
         .optional()
 }
 
-/// Where some of what is there is: of the first and of the last objects, and of packs.
+/// Where some of what is there is, or is to be removed from there: of the first and of the last objects, and of packs.
 pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
-    let sql = "SELECT path FROM (SELECT path FROM outside WHERE gone = 0 AND packed = 0 ORDER BY object LIMIT ?1)
-               UNION SELECT path FROM (SELECT path FROM outside WHERE gone = 0 AND packed = 0 ORDER BY object DESC LIMIT ?1)
-               UNION SELECT path FROM (SELECT path FROM pack WHERE state = 1 ORDER BY id DESC LIMIT ?1)";
+    let sql = "SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object LIMIT ?1)
+               UNION SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object DESC LIMIT ?1)
+               UNION SELECT path FROM (SELECT path FROM pack WHERE state = 1 OR (state = 2 AND tag != '') ORDER BY id DESC LIMIT ?1)";
     db.prepare_cached(sql)?
         .query_map([each], |row| row.get(0))?
         .collect()

@@ -312,6 +312,9 @@ fn what_one_client_puts_another_one_gets() {
             .await
             .unwrap();
         assert!(got == large, "{} bytes", got.len());
+        array.sh("truncate -s 65M w/huge");
+        let huge = get(&mut client, other, "tidemill:/w/huge", 0).await;
+        assert_eq!(huge.unwrap_err().code(), Code::OutOfRange);
         assert_eq!(
             get(&mut client, other, "tidemill:/w/empty", 0)
                 .await

@@ -358,3 +358,49 @@ fn what_several_mounts_write_over_is_told() {
     ));
     assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
 }
+
+/// A file is closed, and an element that has it is away before its reader looks again: the reader waits for that one.
+#[test]
+fn who_follows_a_file_waits_for_the_elements_that_have_it() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let second = OtherMount::start(&array, "b");
+    array.sh("setfattr -n user.tidemill.wait -v 1 .");
+    for together in [false, true] {
+        let one = std::fs::File::create(array.at("f")).unwrap();
+        one.write_all_at(b"begun ", 0).unwrap();
+        let path = second.path.join("f");
+        let other = together.then(|| {
+            let other = std::fs::File::options().write(true).open(&path).unwrap();
+            other.write_all_at(b"there ", 6).unwrap();
+            other
+        });
+        one.sync_all().unwrap();
+        let mut reader = follow(&array, "/f");
+        let begun = if together { "begun there " } else { "begun " };
+        next(&mut reader, begun);
+        let reader_pid = rustix::process::Pid::from_child(&reader);
+        let signal = |signal| rustix::process::kill_process(reader_pid, signal).unwrap();
+        signal(rustix::process::Signal::STOP);
+        one.write_all_at(b"end", 12).unwrap();
+        drop((one, other));
+        wait("it is closed", || {
+            array.run(&["cat", "/f"]).out.ends_with("end")
+        });
+        array.kill_element(0);
+        array.kill_element(1);
+        wait("the elements are known to be away", || {
+            !array.run(&["cat", "/f"]).ok
+        });
+        signal(rustix::process::Signal::CONT);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert!(reader.try_wait().unwrap().is_none(), "it waits");
+        array.start_element(0);
+        array.start_element(1);
+        let (rest, ok, complaint) = end(reader);
+        let expected = if together { "end" } else { "\0\0\0\0\0\0end" };
+        assert!(ok && rest == expected, "{rest} {complaint}");
+        array.sh("rm f");
+    }
+}

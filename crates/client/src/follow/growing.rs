@@ -32,6 +32,8 @@ enum Written {
     Together(Visible, Vec<Place>),
     /// It is sealed; its parts, if it is not one object.
     Sealed(Option<Arc<Parts>>),
+    /// It is sealed, and an element that has it is away.
+    Away(ElementId),
 }
 
 /// An object, or the element that has it and is away.
@@ -93,6 +95,7 @@ impl Growing {
         }
     }
 
+    /// Whether it is sealed, and can be read to its end.
     pub(super) fn is_sealed(&self) -> bool {
         matches!(self.written, Written::Sealed(_))
     }
@@ -113,7 +116,11 @@ impl Growing {
     pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
         match news {
             News::Sealed(opened) => {
-                self.written = Written::Sealed(Transfer::parts(&opened)?.map(Arc::new));
+                self.written = match reached(&opened) {
+                    Ok(parts) => Written::Sealed(parts.map(Arc::new)),
+                    Err(Error::ElementDown(element)) => Written::Away(element),
+                    Err(error) => return Err(error),
+                };
                 self.opened = opened;
             }
             News::Published(told) => self.publish(&told)?,
@@ -171,12 +178,22 @@ impl Growing {
                     None => At::NotYet,
                 }
             }
+            Written::Away(element) => At::Away(*element),
             Written::Alone | Written::Sealed(None) => match Transfer::remote(&self.opened) {
                 Ok(remote) => At::Object(remote, range),
                 Err(_) => At::Away(ElementId(self.opened.element)),
             },
         }
     }
+}
+
+/// The parts of a sealed version, if it has some; an error if an element that it is read from is away.
+fn reached(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
+    let parts = Transfer::parts(opened)?;
+    if parts.is_none() {
+        Transfer::remote(opened)?;
+    }
+    Ok(parts)
 }
 
 impl Known {

@@ -10,7 +10,6 @@ use crate::db::{Db, DbError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The mark.
@@ -31,8 +30,6 @@ pub(super) struct Guarded {
     db: Db,
     believed: Mutex<Option<Instant>>,
     is_away: Mutex<bool>,
-    /// How often it was gone to anew.
-    renewed: AtomicU64,
 }
 
 impl Guarded {
@@ -42,7 +39,6 @@ impl Guarded {
             db,
             believed: Mutex::default(),
             is_away: Mutex::default(),
-            renewed: AtomicU64::default(),
         }
     }
 
@@ -62,7 +58,6 @@ impl Guarded {
         if marked.is_none() {
             // It may be there again.
             self.far.renew();
-            self.renewed.fetch_add(1, Ordering::Relaxed);
             marked = self.found().await?;
         }
         let was_away = std::mem::replace(&mut *self.is_away.lock(), marked.is_none());
@@ -133,14 +128,12 @@ impl Guarded {
         !*self.is_away.lock() && believed.is_some_and(|since| since.elapsed() < BELIEVED)
     }
 
-    /// Something is not there: whether it is to be asked for again, since the store was not there, either, until now.
+    /// Something is not there: whether it is to be asked for again, as the store may not have been there, either, until now.
     async fn again<T>(&self, answer: &Result<T, Failure>) -> Result<bool, Failure> {
         if !matches!(answer, Err(Failure::Missing)) || self.is_believed() {
             return Ok(false);
         }
-        let before = self.renewed.load(Ordering::Relaxed);
-        self.look().await?;
-        Ok(self.renewed.load(Ordering::Relaxed) != before)
+        self.look().await.map(|()| true)
     }
 }
 

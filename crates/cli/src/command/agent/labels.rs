@@ -32,6 +32,8 @@ const APPS_MAX: usize = 256;
 const NAMED_MAX: usize = 65_536;
 /// Bytes that are read, or results, in one answer, unless one alone has more.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Bytes of a file that is given as a whole: it is held in memory meanwhile.
+const WHOLE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a file in one answer.
 const PIECE_BYTES: usize = 1 << 20;
 /// Mode bits that files do not have if the client does not say.
@@ -312,14 +314,29 @@ impl Client {
     /// Waits for a file, and gives it as a whole.
     fn get(&self, request: &said::GetRequest) -> Result<Vec<u8>, Status> {
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
+        // The system gives memory only for what is put there.
+        let mut bytes = vec![0; WHOLE_BYTES_MAX];
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match self.app.get(&request.path, left.min(SLICE)) {
+            match self
+                .app
+                .get_into(&request.path, &mut bytes, left.min(SLICE))
+            {
                 Err(_) if self.gone.load(Ordering::Relaxed) => {
                     return Err(Status::cancelled("the application has ended"));
                 }
                 Err(error) if is_missing(&error) && left > SLICE => {}
-                got => return got.map_err(|error| refused(&error)),
+                Err(error) => return Err(refused(&error)),
+                Ok(size) if size > WHOLE_BYTES_MAX as u64 => {
+                    return Err(Status::out_of_range(format!(
+                        "{} has {size} bytes, and {WHOLE_BYTES_MAX} can be got at once: read it by labels",
+                        request.path
+                    )));
+                }
+                Ok(size) => {
+                    bytes.truncate(usize::try_from(size).unwrap_or(WHOLE_BYTES_MAX));
+                    return Ok(bytes);
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::array::{Array, wait};
 use crate::bound::{Cloud, bare, version};
+use crate::burst::elements;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -386,4 +387,32 @@ fn really_gone(array: &Array, pfs: &Pfs) {
         let outside = array.json(&["status"])["elements"][1]["outside"].clone();
         outside["waiting"] == 0 && outside["objects"] == 1
     });
+}
+
+/// What drains goes to elements that may have it, though the one whose store is only read has the most room.
+#[test]
+fn nothing_drains_to_a_store_that_is_not_written_to() {
+    let Some(mut cloud) = Cloud::start() else {
+        return;
+    };
+    cloud.array.add_element(&["--tier", "burst"]);
+    cloud.array.wait_for_elements(4);
+    let array = &cloud.array;
+    array.json(&["bridge", "remove", "cloud"]);
+    let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
+    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    array.sh("for n in 0 1 2 3 4 5 6 7; do echo $n > cloud/$n; done");
+    let on = |n: u32| elements(array, &format!("/cloud/{n}"));
+    assert!((0..8).all(|n| on(n) == [3]), "they are in the burst tier");
+    array.run(&["drain", "/cloud", "--free", "--wait"]);
+    for n in 0..8 {
+        assert!(matches!(on(n)[..], [0 | 1]), "{n} is on {:?}", on(n));
+    }
+    let names: Vec<String> = cloud.store.state().objects.keys().cloned().collect();
+    assert!(
+        names.iter().all(|name| name.starts_with("top/.tidemill-")),
+        "{names:?}"
+    );
+    assert_eq!(array.sh("cat cloud/*"), "0\n1\n2\n3\n4\n5\n6\n7\n");
 }

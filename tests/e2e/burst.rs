@@ -33,7 +33,7 @@ fn places(array: &Array, path: &str) -> Vec<(u64, String)> {
     copies.iter().map(place).collect()
 }
 
-fn elements(array: &Array, path: &str) -> Vec<u64> {
+pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
     places(array, path)
         .into_iter()
         .map(|(element, _)| element)

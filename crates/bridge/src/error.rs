@@ -1,5 +1,13 @@
 //! What goes wrong with a store, as the user is to read it.
 
+/// Longest part of what a store says that is told.
+const REASON_CHARS: usize = 300;
+
+/// As much of what a store says as is told.
+pub(crate) fn cut(said: &str) -> String {
+    said.chars().take(REASON_CHARS).collect()
+}
+
 /// Why something was not done. None of it says a key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -4,7 +4,7 @@
 use crate::Error;
 use crate::look::{Entry, Seen};
 use crate::part::Part;
-use crate::place::{PART, checked};
+use crate::place::{DEPTH_MAX, PART, checked, join};
 use crate::store::{Listed, Object};
 use bytes::Bytes;
 use rustix::fd::OwnedFd;
@@ -15,9 +15,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
-
-/// Folders within folders.
-const DEPTH_MAX: usize = 256;
 
 /// Threads that wait for one folder's disk for those who look into it.
 const TURNS: usize = 16;
@@ -109,10 +106,7 @@ impl Page {
             if name == "." || name == ".." || name.starts_with(PART) {
                 continue;
             }
-            let path = match self.path.as_str() {
-                "" => name.to_owned(),
-                above => format!("{above}/{name}"),
-            };
+            let path = join(&self.path, name);
             // It may have gone meanwhile.
             if let Ok(stat) = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)
                 && let Ok(seen) = seen(&path, &stat)
@@ -253,7 +247,7 @@ impl Folder {
         for entry in Dir::read_from(folder).map_err(&at)? {
             let entry = entry.map_err(&at)?;
             let Ok(name) = entry.file_name().to_str() else {
-                let path = format!("{above}/{}", entry.file_name().to_string_lossy());
+                let path = join(above, &entry.file_name().to_string_lossy());
                 if !tell(Listed::Passed(path, "its name is no UTF-8")) {
                     return Ok(false);
                 }
@@ -262,10 +256,7 @@ impl Folder {
             if name == "." || name == ".." || name.starts_with(PART) {
                 continue;
             }
-            let path = match above {
-                "" => name.to_owned(),
-                above => format!("{above}/{name}"),
-            };
+            let path = join(above, name);
             let stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
                 // It has gone meanwhile.
                 Err(Errno::NOENT) => continue,

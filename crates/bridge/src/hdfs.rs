@@ -1,38 +1,26 @@
 //! HDFS by its own protocol. OpenDAL's client of it takes what is there away before a new file has its name.
 
+use crate::error::cut;
 use crate::keys::own_file;
 use crate::look::Seen;
+use crate::place::join;
 use crate::store::Object;
-use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::tree::{Asked, Begun, Files, Name, Names, Root, Tree, Why, timely};
 use crate::{Error, Keys};
 use bytes::Bytes;
 use hdfs_native::client::{FileStatus, ListStatusIterator};
 use hdfs_native::file::FileWriter;
 use hdfs_native::{Client, ClientBuilder, HdfsError, WriteOptions};
-use std::fmt;
-use std::future::Future;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Longest that a server may say nothing.
-const SILENCE: Duration = Duration::from_secs(60);
 /// Names of a folder that are told at once.
 const NAMES_MAX: usize = 1000;
-/// Longest part of what a server says that is told.
-const REASON_CHARS: usize = 300;
 /// Rights of files and folders, before the server's mask.
 const FILE_MODE: u32 = 0o666;
 
 struct Hdfs {
     client: Client,
-    host: String,
-    root: String,
-}
-
-impl fmt::Debug for Hdfs {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Hdfs");
-        out.field("host", &self.host).finish_non_exhaustive()
-    }
+    root: Root,
 }
 
 pub(crate) fn open(host: &str, root: &str, keys: &Keys) -> Result<Tree, Error> {
@@ -51,22 +39,13 @@ pub(crate) fn open(host: &str, root: &str, keys: &Keys) -> Result<Tree, Error> {
         uri: format!("hdfs://{host}"),
         what: keys.scrubbed(&error.to_string()),
     })?;
-    Ok(Tree::new(Hdfs {
-        client,
-        host: host.to_owned(),
-        root: root.trim_end_matches('/').to_owned(),
-    }))
+    let root = Root::new(root);
+    Ok(Tree::new(host, Hdfs { client, root }))
 }
 
 fn why(path: &str, error: &HdfsError) -> Why {
     let reason = error.to_string();
-    let reason: String = reason
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .take(REASON_CHARS)
-        .collect();
+    let reason = cut(reason.lines().next().unwrap_or_default());
     let (path, said) = (path.to_owned(), reason.as_str());
     let is = |exception: &str| said.contains(exception);
     match error {
@@ -98,9 +77,8 @@ fn why(path: &str, error: &HdfsError) -> Why {
     .into()
 }
 
-async fn timely<T>(path: &str, work: impl Future<Output = Result<T, HdfsError>>) -> Result<T, Why> {
-    let done = tokio::time::timeout(SILENCE, work).await;
-    let done = done.map_err(|_| Why::away(path, "no answer in 60 s"))?;
+async fn asked<T>(path: &str, work: impl Future<Output = Result<T, HdfsError>>) -> Result<T, Why> {
+    let done = timely(path, work).await?;
     done.map_err(|error| why(path, &error))
 }
 
@@ -124,17 +102,9 @@ fn number(of: u64) -> usize {
 }
 
 impl Hdfs {
-    fn full(&self, path: &str) -> String {
-        match path {
-            "" if self.root.is_empty() => "/".to_owned(),
-            "" => self.root.clone(),
-            path => format!("{}/{path}", self.root),
-        }
-    }
-
     async fn status(&self, path: &str) -> Result<Seen, Why> {
-        let full = self.full(path);
-        let status = timely(path, self.client.get_file_info(&full)).await?;
+        let full = self.root.full(path);
+        let status = asked(path, self.client.get_file_info(&full)).await?;
         Ok(seen(path, &status))
     }
 }
@@ -146,13 +116,9 @@ impl Files for Hdfs {
 
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
         Box::pin(async move {
-            if self.status(path).await? != Seen::Folder {
-                let path = path.to_owned();
-                let what = "a file";
-                return Err(Error::NoFile { path, what }.into());
-            }
+            self.status(path).await?.folder(path)?;
             Ok(Box::new(Listing {
-                all: self.client.list_status_iter(&self.full(path), false),
+                all: self.client.list_status_iter(&self.root.full(path), false),
                 path: path.to_owned(),
             }) as Box<dyn Names>)
         })
@@ -161,17 +127,15 @@ impl Files for Hdfs {
     fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes> {
         Box::pin(async move {
             let path = object.path.as_str();
-            let full = self.full(path);
-            let file = timely(path, self.client.read(&full)).await?;
+            let full = self.root.full(path);
+            let file = asked(path, self.client.read(&full)).await?;
             let length = file.file_length() as u64;
             if length < from + count {
                 return Err(Error::Changed(path.to_owned()).into());
             }
-            let bytes = timely(path, file.read_range(number(from), number(count))).await?;
-            match self.status(path).await? {
-                Seen::File(now, _) if now == *object => Ok(bytes),
-                _ => Err(Error::Changed(path.to_owned()).into()),
-            }
+            let bytes = asked(path, file.read_range(number(from), number(count))).await?;
+            self.status(path).await?.still(object)?;
+            Ok(bytes)
         })
     }
 
@@ -179,11 +143,11 @@ impl Files for Hdfs {
         Box::pin(async move {
             // Folders above are made by the server; that of the store is not to be.
             self.status("").await?;
-            let full = self.full(path);
+            let full = self.root.full(path);
             let new = WriteOptions::default()
                 .permission(FILE_MODE)
                 .create_parent(true);
-            let file = timely(path, self.client.create(&full, new)).await?;
+            let file = asked(path, self.client.create(&full, new)).await?;
             let path = path.to_owned();
             Ok(Box::new(Writing { file, path }) as Box<dyn Begun>)
         })
@@ -191,20 +155,16 @@ impl Files for Hdfs {
 
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
         Box::pin(async move {
-            let (from, to) = (self.full(path), self.full(other));
-            timely(other, self.client.rename(&from, &to, over)).await
+            let (from, to) = (self.root.full(path), self.root.full(other));
+            asked(other, self.client.rename(&from, &to, over)).await
         })
     }
 
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
         Box::pin(async move {
-            if self.status(path).await? == Seen::Folder {
-                let path = path.to_owned();
-                let what = "a folder";
-                return Err(Error::NoFile { path, what }.into());
-            }
-            let full = self.full(path);
-            match timely(path, self.client.delete(&full, false)).await? {
+            self.status(path).await?.file(path)?;
+            let full = self.root.full(path);
+            match asked(path, self.client.delete(&full, false)).await? {
                 true => Ok(()),
                 false => Err(Error::Missing(path.to_owned()).into()),
             }
@@ -218,20 +178,13 @@ struct Listing {
     path: String,
 }
 
-impl fmt::Debug for Listing {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Listing");
-        out.field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
 impl Names for Listing {
     fn next(&mut self) -> Asked<'_, Option<Vec<Name>>> {
         Box::pin(async move {
             let mut names = Vec::new();
             while names.len() < NAMES_MAX {
                 let next = async { self.all.next().await.transpose() };
-                let Some(status) = timely(&self.path, next).await? else {
+                let Some(status) = asked(&self.path, next).await? else {
                     break;
                 };
                 let name = status
@@ -240,11 +193,7 @@ impl Names for Listing {
                     .next()
                     .unwrap_or_default()
                     .to_owned();
-                let path = match self.path.as_str() {
-                    "" => name.clone(),
-                    above => format!("{above}/{name}"),
-                };
-                let seen = Ok(seen(&path, &status));
+                let seen = Ok(seen(&join(&self.path, &name), &status));
                 names.push(Name { name, seen });
             }
             Ok((!names.is_empty()).then_some(names))
@@ -258,22 +207,15 @@ struct Writing {
     path: String,
 }
 
-impl fmt::Debug for Writing {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Writing");
-        out.field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
 impl Begun for Writing {
     fn write(&mut self, bytes: Bytes) -> Asked<'_, ()> {
         Box::pin(async move {
-            timely(&self.path, self.file.write_bytes(bytes)).await?;
+            asked(&self.path, self.file.write_bytes(bytes)).await?;
             Ok(())
         })
     }
 
     fn finish(mut self: Box<Self>) -> Asked<'static, ()> {
-        Box::pin(async move { timely(&self.path, self.file.close()).await })
+        Box::pin(async move { asked(&self.path, self.file.close()).await })
     }
 }

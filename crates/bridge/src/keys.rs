@@ -1,9 +1,10 @@
 //! Keys of stores: from files that nobody else can read, to the store and nowhere else.
 
 use crate::Error;
+use crate::error::cut;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -50,14 +51,13 @@ impl Keys {
         };
         let file = File::open(path).map_err(|error| bad(error.to_string()))?;
         let about = file.metadata().map_err(|error| bad(error.to_string()))?;
-        let own = rustix::process::geteuid().as_raw();
         if about.mode() & 0o077 != 0 {
             return Err(bad(format!(
                 "others can read them (mode {:o}): `chmod 600` the file, and have new keys made if others may have",
                 about.mode() & 0o777
             )));
         }
-        if !about.is_file() || (about.uid() != own && about.uid() != 0) {
+        if !about.is_file() || !is_ours(&about) {
             return Err(bad("it is no file of yours".into()));
         }
         let mut text = String::new();
@@ -91,6 +91,16 @@ impl Keys {
         let secret = self.0.values().filter(|value| value.len() > 3);
         secret.fold(text.to_owned(), |text, value| text.replace(value, "…"))
     }
+
+    /// As much of what a store says as is told. It is cut last: half a key is not known for one.
+    pub(crate) fn reason(&self, said: &str) -> String {
+        cut(&self.scrubbed(said))
+    }
+}
+
+/// Whether it belongs to who asks, or to root.
+fn is_ours(about: &Metadata) -> bool {
+    about.uid() == rustix::process::geteuid().as_raw() || about.uid() == 0
 }
 
 /// A file that the keys name, by its full path; if it is secret nobody else can read it.
@@ -104,8 +114,7 @@ pub(crate) fn own_file(path: &str, secret: bool) -> Result<PathBuf, Error> {
         return Err(bad("give its full path, without `\"`, `%` and `$`".into()));
     }
     let about = std::fs::metadata(path).map_err(|error| bad(error.to_string()))?;
-    let own = rustix::process::geteuid().as_raw();
-    let others = about.mode() & 0o077 != 0 || (about.uid() != own && about.uid() != 0);
+    let others = about.mode() & 0o077 != 0 || !is_ours(&about);
     if secret && others {
         return Err(bad(
             "it is not yours, or others can read it: `chmod 600` it, and have a new one made if others may have".into(),
@@ -135,6 +144,8 @@ mod tests {
         let keys = Keys::read(&path).unwrap();
         assert!(!format!("{keys:?}").contains("hush"));
         assert_eq!(keys.scrubbed("he said hush-hush!"), "he said …!");
+        let at_the_cut = "x".repeat(cut(&"x".repeat(9999)).len() - 4) + "hush-hush";
+        assert!(!keys.reason(&at_the_cut).contains("hush"));
         for text in [
             "a = hush",
             "\"hush\" = \"hush\"",

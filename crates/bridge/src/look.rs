@@ -6,6 +6,7 @@ use crate::store::{Bridge, Object, Store};
 use crate::{Error, store::aside};
 use crate::{remote, tree};
 use bytes::Bytes;
+use std::fmt;
 use std::time::SystemTime;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -18,6 +19,38 @@ pub enum Seen {
     Folder,
 }
 
+impl Seen {
+    /// The file that it is to be.
+    pub(crate) fn file(self, path: &str) -> Result<Object, Error> {
+        match self {
+            Self::File(object, _) => Ok(object),
+            Self::Folder => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a folder",
+            }),
+        }
+    }
+
+    /// That it is a folder, as it is to be.
+    pub(crate) fn folder(&self, path: &str) -> Result<(), Error> {
+        match self {
+            Self::Folder => Ok(()),
+            Self::File(..) => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a file",
+            }),
+        }
+    }
+
+    /// That it is still this file.
+    pub(crate) fn still(&self, object: &Object) -> Result<(), Error> {
+        match self {
+            Self::File(now, _) if now == object => Ok(()),
+            _ => Err(Error::Changed(object.path.clone())),
+        }
+    }
+}
+
 /// One name of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -28,10 +61,14 @@ pub struct Entry {
 }
 
 /// The names of one folder, by pages. Nobody works on it between two of them.
-#[derive(Debug)]
 pub struct Entries(Listing);
 
-#[derive(Debug)]
+impl fmt::Debug for Entries {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Entries").finish_non_exhaustive()
+    }
+}
+
 enum Listing {
     /// Of a store without listings; or all was told.
     Nothing,

@@ -9,6 +9,8 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 const SCHEME_BYTES_MAX: usize = 8;
 /// Where servers of SFTP listen if nothing else is said.
 const SSH_PORT: u16 = 22;
+/// Folders within folders.
+pub(crate) const DEPTH_MAX: usize = 256;
 /// Longest name of a file, as systems have it.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
@@ -222,10 +224,7 @@ impl Place {
             (true, false, "") => "",
             (true, false, below) => below.strip_prefix('/')?,
         };
-        Some(match between {
-            "" => path.to_owned(),
-            between => format!("{between}/{path}"),
-        })
+        Some(join(between, path))
     }
 
     /// Whether nothing can be listed or written there.
@@ -247,6 +246,19 @@ pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     }
 }
 
+/// The path of a name in a folder; the whole store is the empty one.
+pub(crate) fn join(above: &str, name: &str) -> String {
+    match above {
+        "" => name.to_owned(),
+        above => format!("{above}/{name}"),
+    }
+}
+
+/// Whether it can be the name of a file elsewhere.
+pub(crate) fn is_name(name: &str) -> bool {
+    checked(name).is_ok() && !name.contains('/')
+}
+
 /// What a file is called while it is written, beside the name that it is to have.
 pub(crate) const PART: &str = ".tidemill-part-";
 
@@ -254,11 +266,7 @@ pub(crate) fn part_of(path: &str) -> String {
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
-    let part = format!("{PART}{:016x}", hasher.finish());
-    match above {
-        "" => part,
-        above => format!("{above}/{part}"),
-    }
+    join(above, &format!("{PART}{:016x}", hasher.finish()))
 }
 
 /// The same, and no other writer's, also not of the same file.

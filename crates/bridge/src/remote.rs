@@ -1,8 +1,8 @@
 //! Stores that are asked over the network, by way of OpenDAL.
 
 use crate::look::{Entry, Seen};
-use crate::place::{Kind, NAME_BYTES_MAX, Place};
-use crate::store::{Listed, Object, Over};
+use crate::place::{Kind, NAME_BYTES_MAX, Place, is_name};
+use crate::store::{Listed, Object, Over, SILENCE};
 use crate::{Error, Keys};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
@@ -10,7 +10,6 @@ use opendal::layers::{RetryLayer, TimeoutLayer};
 use opendal::services::{Http, S3, Webdav};
 use opendal::{EntryMode, ErrorKind, HttpTransporter, Metadata, Operator};
 use opendal_http_transport_reqwest::ReqwestTransport;
-use std::fmt;
 use std::sync::{Arc, Once};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
@@ -25,13 +24,9 @@ const WHOLE_BYTES_MAX: u64 = 1 << 30;
 const TRIES: usize = 6;
 /// Pause before the second time; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Longest that a store may say nothing.
-const SILENCE: Duration = Duration::from_secs(60);
 /// A generation that no object of Google has. What is written with a condition is uploaded so that nothing of it stays when it is
 /// given up, and not by parts, which do.
 const NO_VERSION: &str = "1";
-/// Longest part of what a store says that is told.
-const REASON_CHARS: usize = 300;
 /// What stands for the reason of a store that gives none, such as in answers without a body.
 const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
 /// How stores say that a signature's time is not theirs.
@@ -78,14 +73,6 @@ enum Condition<'a> {
     Nothing,
     Tag(&'a str),
     Version(&'a str),
-}
-
-impl fmt::Debug for Writer {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Writer")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Who asks by HTTP.
@@ -243,18 +230,16 @@ fn is_page(content: &str) -> bool {
     content.starts_with("text/html")
 }
 
+/// What the keys of all that is in a folder begin with.
+fn below(folder: &str) -> String {
+    format!("{folder}/")
+}
+
 /// The names of one folder, which go on.
 pub(crate) struct Level {
     remote: Remote,
     lister: Option<opendal::Lister>,
     path: String,
-}
-
-impl fmt::Debug for Level {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Level");
-        out.field("path", &self.path).finish_non_exhaustive()
-    }
 }
 
 impl Level {
@@ -282,8 +267,7 @@ fn named(folder: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry
         folder => path.strip_prefix(folder)?.strip_prefix('/')?,
     };
     let name = below.strip_suffix('/').unwrap_or(below);
-    let plain = crate::place::checked(name).is_ok() && !name.contains('/');
-    if !plain || name.len() > NAME_BYTES_MAX || crate::place::is_part(name) {
+    if !is_name(name) || name.len() > NAME_BYTES_MAX || crate::place::is_part(name) {
         return None;
     }
     let seen = match below.len() == name.len() && about.mode() != EntryMode::DIR {
@@ -336,19 +320,20 @@ impl Remote {
                 "" => SAYS_NOTHING,
                 said => said,
             };
-            let said: String = said.chars().take(REASON_CHARS).collect();
-            let reason = self.keys.scrubbed(&said);
+            let reason = self.keys.reason(said);
             let path = path.to_owned();
             match error.kind() {
                 ErrorKind::NotFound => Error::Missing(path),
                 ErrorKind::ConditionNotMatch => Error::Changed(path),
-                _ if SKEWED.iter().any(|code| said.contains(code)) => Error::Clock { path, reason },
+                _ if SKEWED.iter().any(|code| reason.contains(code)) => {
+                    Error::Clock { path, reason }
+                }
                 ErrorKind::PermissionDenied => Error::Refused { path, reason },
                 ErrorKind::RateLimited => Error::Store {
                     path,
                     reason: format!("the store has too much to do ({reason}): try again later"),
                 },
-                _ if said.contains("401") || said.contains("Unauthorized") => {
+                _ if reason.contains("401") || reason.contains("Unauthorized") => {
                     Error::Refused { path, reason }
                 }
                 _ => Error::Store { path, reason },
@@ -387,12 +372,9 @@ impl Remote {
         if !self.lists {
             return Err(Error::Unable("list what is there: name one file"));
         }
-        let below = match folder {
-            "" => "/".to_owned(),
-            folder => format!("{folder}/"),
-        };
-        let lister = self.operator.lister_with(&below).recursive(true).await;
-        let mut lister = lister.map_err(self.failed(folder))?;
+        let below = below(folder);
+        let lister = self.operator.lister_with(&below).recursive(true);
+        let mut lister = lister.await.map_err(self.failed(folder))?;
         while let Some(entry) = lister.try_next().await.map_err(self.failed(folder))? {
             let (path, about) = entry.into_parts();
             if about.mode() == EntryMode::DIR || crate::place::is_part(&path) {
@@ -438,7 +420,7 @@ impl Remote {
     }
 
     async fn has_below(&self, path: &str) -> Result<bool, Error> {
-        let below = format!("{path}/");
+        let below = below(path);
         let lister = self.operator.lister_with(&below).limit(1);
         let mut lister = lister.await.map_err(self.failed(path))?;
         let first = lister.try_next().await;
@@ -447,17 +429,13 @@ impl Remote {
 
     /// Whether a server of HTTP has a page for a folder.
     async fn is_shown(&self, path: &str) -> bool {
-        let shown = self.operator.stat(&format!("{path}/")).await;
+        let shown = self.operator.stat(&below(path)).await;
         shown.is_ok_and(|about| about.content_type().is_some_and(is_page))
     }
 
     /// The names of one folder.
     pub(crate) async fn level(&self, path: &str) -> Result<Level, Error> {
-        let below = match path {
-            "" => "/".to_owned(),
-            path => format!("{path}/"),
-        };
-        let lister = self.operator.lister(&below).await;
+        let lister = self.operator.lister(&below(path)).await;
         Ok(Level {
             remote: self.clone(),
             lister: Some(lister.map_err(self.failed(path))?),
@@ -591,19 +569,14 @@ impl Remote {
         })
     }
 
-    /// Writes a file that is here as a whole.
-    pub(crate) async fn put(&self, path: &str, bytes: Bytes, over: &Over) -> Result<Object, Error> {
+    /// Whether a file that is here as a whole is seen as a whole, or not at all, under its own name.
+    pub(crate) fn puts(&self) -> bool {
         let able = self.operator.info().capability();
-        if !able.write || able.rename {
-            let mut writer = self.write(path, over).await?;
-            return match writer.write(bytes).await {
-                Ok(()) => writer.finish().await,
-                Err(error) => {
-                    writer.abort().await;
-                    Err(error)
-                }
-            };
-        }
+        able.write && !able.rename
+    }
+
+    /// Writes a file that is here as a whole, to a store that [`Self::puts`].
+    pub(crate) async fn put(&self, path: &str, bytes: Bytes, over: &Over) -> Result<Object, Error> {
         let size = bytes.len() as u64;
         let writing = self.operator.write_with(path, bytes);
         let about = match self.condition(over) {

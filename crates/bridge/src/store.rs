@@ -7,12 +7,16 @@ use crate::remote::{self, Remote};
 use crate::tree::{self, Tree};
 use crate::{Error, Keys, sftp, webhdfs};
 use bytes::Bytes;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Bytes of a file that are read at once.
-const PIECE_BYTES: u64 = 8 << 20;
+pub(crate) const PIECE_BYTES: u64 = 8 << 20;
+/// Longest that a store may say nothing.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 /// Files that are listed before anybody asks.
 const LISTED_AHEAD: usize = 1000;
 
@@ -85,10 +89,14 @@ pub struct Reader {
 }
 
 /// A file that is being written; nobody sees it before it is finished.
-#[derive(Debug)]
 pub struct Writer(Writing);
 
-#[derive(Debug)]
+impl fmt::Debug for Writer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
 enum Writing {
     Part(Part),
     Remote(Box<remote::Writer>),
@@ -236,7 +244,9 @@ impl Bridge {
     /// # Errors
     /// If the store does not take it: then what had its name before still has it.
     pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<Object, Error> {
-        if let Store::Remote(remote) = &self.0 {
+        if let Store::Remote(remote) = &self.0
+            && remote.puts()
+        {
             return remote.put(checked(path)?, bytes, &over).await;
         }
         let mut writer = self.write_over(path, over).await?;

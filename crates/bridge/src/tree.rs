@@ -3,8 +3,8 @@
 
 use crate::Error;
 use crate::look::{Entry, Seen};
-use crate::place::{NAME_BYTES_MAX, checked, fresh_part_of, is_part};
-use crate::store::{Listed, Object, Over};
+use crate::place::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
+use crate::store::{Listed, Object, Over, PIECE_BYTES, SILENCE};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
@@ -13,14 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Folders within folders.
-const DEPTH_MAX: usize = 256;
 /// Times that something is tried which may pass.
 const TRIES: u32 = 6;
 /// Pause before the second time; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Bytes of a file that are on their way from a store to the same one.
-const PIECE_BYTES: u64 = 8 << 20;
 
 /// How old a file is at least that nobody writes any more.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
@@ -58,7 +54,7 @@ impl Why {
 pub(crate) type Asked<'a, T> = BoxFuture<'a, Result<T, Why>>;
 
 /// What a protocol can do. Paths are below the store and are [`checked`].
-pub(crate) trait Files: fmt::Debug + Send + Sync {
+pub(crate) trait Files: Send + Sync {
     /// What is there; of a link the link.
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
     /// Begins to tell the names of a folder; of the whole store if it is empty.
@@ -78,13 +74,13 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
 }
 
 /// The names of a folder.
-pub(crate) trait Names: fmt::Debug + Send {
+pub(crate) trait Names: Send {
     /// Some more; none at the end.
     fn next(&mut self) -> Asked<'_, Option<Vec<Name>>>;
 }
 
 /// A file that is being written.
-pub(crate) trait Begun: fmt::Debug + Send {
+pub(crate) trait Begun: Send {
     fn write(&mut self, bytes: Bytes) -> Asked<'_, ()>;
     /// All of it is on the server's disk, as far as that can be asked for.
     fn finish(self: Box<Self>) -> Asked<'static, ()>;
@@ -97,12 +93,41 @@ pub(crate) struct Name {
     pub(crate) seen: Result<Seen, &'static str>,
 }
 
-/// Such a store, and the folders that this process has swept.
-#[derive(Clone, Debug)]
-pub(crate) struct Tree(Arc<dyn Files>, Arc<Mutex<BTreeSet<String>>>);
+/// The folder of a server that is the store.
+pub(crate) struct Root(String);
+
+impl Root {
+    pub(crate) fn new(path: &str) -> Self {
+        Self(path.trim_end_matches('/').to_owned())
+    }
+
+    /// What the server calls a path below the store.
+    pub(crate) fn full(&self, path: &str) -> String {
+        match (self.0.as_str(), path) {
+            ("", "") => "/".to_owned(),
+            (root, "") => root.to_owned(),
+            (root, path) => format!("{root}/{path}"),
+        }
+    }
+}
+
+/// Such a store.
+#[derive(Clone)]
+pub(crate) struct Tree {
+    host: Arc<str>,
+    files: Arc<dyn Files>,
+    /// Folders that this process has swept.
+    swept: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl fmt::Debug for Tree {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Tree");
+        out.field("host", &self.host).finish_non_exhaustive()
+    }
+}
 
 /// The names of one folder, which go on.
-#[derive(Debug)]
 pub(crate) struct Level {
     path: String,
     names: Option<Box<dyn Names>>,
@@ -111,7 +136,6 @@ pub(crate) struct Level {
 }
 
 /// A file that is written under another name.
-#[derive(Debug)]
 pub(crate) struct Writer {
     tree: Tree,
     begun: Option<Box<dyn Begun>>,
@@ -135,41 +159,33 @@ async fn again<'a, T>(work: impl Fn() -> Asked<'a, T>) -> Result<T, Error> {
     work().await.map_err(|why| why.error)
 }
 
-fn join(above: &str, name: &str) -> String {
-    match above {
-        "" => name.to_owned(),
-        above => format!("{above}/{name}"),
-    }
-}
-
-/// Whether it can be the name of a file elsewhere.
-fn is_name(name: &str) -> bool {
-    checked(name).is_ok() && !name.contains('/')
+/// What a server answers that does so in time.
+pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
+    let done = tokio::time::timeout(SILENCE, work).await;
+    done.map_err(|_| Why::away(path, "no answer in 60 s"))
 }
 
 impl Tree {
-    pub(crate) fn new(files: impl Files + 'static) -> Self {
-        Self(Arc::new(files), Arc::default())
+    pub(crate) fn new(host: &str, files: impl Files + 'static) -> Self {
+        Self {
+            host: host.into(),
+            files: Arc::new(files),
+            swept: Arc::default(),
+        }
     }
 
     pub(crate) async fn look(&self, path: &str) -> Result<Seen, Error> {
-        again(|| self.0.look(path)).await
+        again(|| self.files.look(path)).await
     }
 
     pub(crate) async fn stat(&self, path: &str) -> Result<Object, Error> {
-        match self.look(path).await? {
-            Seen::File(object, _) => Ok(object),
-            Seen::Folder => Err(Error::NoFile {
-                path: path.to_owned(),
-                what: "a folder",
-            }),
-        }
+        self.look(path).await?.file(path)
     }
 
     pub(crate) async fn level(&self, path: &str) -> Result<Level, Error> {
         Ok(Level {
             path: path.to_owned(),
-            names: Some(again(|| self.0.names(path)).await?),
+            names: Some(again(|| self.files.names(path)).await?),
             left: Vec::new().into_iter(),
         })
     }
@@ -217,7 +233,7 @@ impl Tree {
         from: u64,
         count: u64,
     ) -> Result<Bytes, Error> {
-        let bytes = again(|| self.0.range(object, from, count)).await?;
+        let bytes = again(|| self.files.range(object, from, count)).await?;
         match bytes.len() as u64 == count {
             true => Ok(bytes),
             false => Err(Error::Changed(object.path.clone())),
@@ -232,7 +248,7 @@ impl Tree {
         let part = fresh_part_of(path);
         Ok(Writer {
             tree: self.clone(),
-            begun: Some(again(|| self.0.begin(&part)).await?),
+            begun: Some(again(|| self.files.begin(&part)).await?),
             path: path.to_owned(),
             part: Some(part),
             over,
@@ -244,10 +260,15 @@ impl Tree {
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         let object = self.stat(path).await?;
         let part = fresh_part_of(other);
-        if self.0.link(path, &part).await.map_err(|why| why.error)? {
-            let renamed = self.0.rename(&part, other, true).await;
+        if self
+            .files
+            .link(path, &part)
+            .await
+            .map_err(|why| why.error)?
+        {
+            let renamed = self.files.rename(&part, other, true).await;
             // It is there still where both were the same file already.
-            let _ = self.0.remove(&part).await;
+            let _ = self.files.remove(&part).await;
             renamed.map_err(|why| why.error)?;
             return self.stat(other).await;
         }
@@ -264,12 +285,12 @@ impl Tree {
     /// Removes what writers left in a folder that were killed long ago, by the server's clock.
     async fn sweep(&self, folder: &str, now: SystemTime) -> Result<(), Why> {
         {
-            let mut swept = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
             if swept.len() >= SWEPT_FOLDERS_MAX || !swept.insert(folder.to_owned()) {
                 return Ok(());
             }
         }
-        let (mut names, mut seen) = (self.0.names(folder).await?, 0);
+        let (mut names, mut seen) = (self.files.names(folder).await?, 0);
         while seen < SWEPT_NAMES_MAX
             && let Some(page) = names.next().await?
         {
@@ -280,7 +301,7 @@ impl Tree {
                     _ => continue,
                 };
                 if now.duration_since(time).is_ok_and(|age| age > LEFT) {
-                    self.0.remove(&join(folder, &name)).await?;
+                    self.files.remove(&join(folder, &name)).await?;
                 }
             }
         }
@@ -288,7 +309,7 @@ impl Tree {
     }
 
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
-        again(|| self.0.remove(path)).await
+        again(|| self.files.remove(path)).await
     }
 
     pub(crate) async fn check(&self) -> Result<(), Error> {
@@ -388,7 +409,7 @@ impl Writer {
             return Err(Error::Changed(self.path.clone()));
         }
         let over = self.over != Over::Nothing;
-        let renamed = self.tree.0.rename(&part, &self.path, over).await;
+        let renamed = self.tree.files.rename(&part, &self.path, over).await;
         renamed.map_err(|why| self.named(why))?;
         if let Some(time) = time {
             let folder = self.path.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -402,7 +423,7 @@ impl Writer {
         self.begun = None;
         if let Some(part) = self.part.take() {
             // The first error is the one to tell.
-            let _ = self.tree.0.remove(&part).await;
+            let _ = self.tree.files.remove(&part).await;
         }
     }
 
@@ -416,7 +437,7 @@ impl Drop for Writer {
         let (tree, part) = (self.tree.clone(), self.part.take());
         if let (Some(part), Ok(runtime)) = (part, tokio::runtime::Handle::try_current()) {
             self.begun = None;
-            runtime.spawn(async move { tree.0.remove(&part).await });
+            runtime.spawn(async move { tree.files.remove(&part).await });
         }
     }
 }

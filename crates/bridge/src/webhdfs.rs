@@ -2,32 +2,28 @@
 //! new one has its name.
 
 use crate::look::Seen;
+use crate::place::join;
 use crate::remote::client;
-use crate::store::Object;
-use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::store::{Object, SILENCE};
+use crate::tree::{Asked, Begun, Files, Name, Names, Root, Tree, Why, timely};
 use crate::{Error, Keys};
 use bytes::Bytes;
 use futures_util::stream;
 use reqwest::{Body, Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
-use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Longest that a server may say nothing.
-const SILENCE: Duration = Duration::from_secs(60);
 /// Pieces of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
-/// Longest part of what a server says that is told.
-const REASON_CHARS: usize = 300;
 
 struct Server {
     client: Client,
     endpoint: String,
-    root: String,
+    root: Root,
     /// Who asks, as it is added to each question.
     who: String,
     keys: Keys,
@@ -35,14 +31,6 @@ struct Server {
 
 #[derive(Clone)]
 struct WebHdfs(Arc<Server>);
-
-impl fmt::Debug for WebHdfs {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("WebHdfs");
-        out.field("endpoint", &self.0.endpoint)
-            .finish_non_exhaustive()
-    }
-}
 
 fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -63,13 +51,14 @@ pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> Tree {
         (None, Some(user)) => format!("&user.name={}", encoded(user)),
         (None, None) => String::new(),
     };
-    Tree::new(WebHdfs(Arc::new(Server {
+    let server = Server {
         client: client(),
         endpoint: endpoint.to_owned(),
-        root: root.trim_end_matches('/').to_owned(),
+        root: Root::new(root),
         who,
         keys: keys.clone(),
-    })))
+    };
+    Tree::new(endpoint, WebHdfs(Arc::new(server)))
 }
 
 /// What a file is, and its tag: HDFS never gives the number of a file to another one.
@@ -98,17 +87,9 @@ fn seen(path: &str, status: &Value) -> Result<Seen, Why> {
 }
 
 impl WebHdfs {
-    fn full(&self, path: &str) -> String {
-        match path {
-            "" if self.0.root.is_empty() => "/".to_owned(),
-            "" => self.0.root.clone(),
-            path => format!("{}/{path}", self.0.root),
-        }
-    }
-
     fn question(&self, method: Method, path: &str, what: &str) -> RequestBuilder {
         let server = &self.0;
-        let full = encoded(&self.full(path));
+        let full = encoded(&server.root.full(path));
         let url = format!(
             "{}/webhdfs/v1{full}?op={what}{}",
             server.endpoint, server.who
@@ -118,8 +99,7 @@ impl WebHdfs {
 
     /// What was answered, if that was no error.
     async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
-        let sent = tokio::time::timeout(SILENCE, question.send()).await;
-        let sent = sent.map_err(|_| Why::away(path, "no answer in 60 s"))?;
+        let sent = timely(path, question.send()).await?;
         let answer = sent.map_err(|error| self.away(path, error))?;
         if answer.status().is_success() {
             return Ok(answer);
@@ -164,11 +144,8 @@ impl WebHdfs {
         let exception = said["exception"].as_str().unwrap_or_default();
         let message = said["message"].as_str().unwrap_or_default();
         let message = message.lines().next().unwrap_or_default();
-        let reason: String = format!("{status} {exception} {message}")
-            .chars()
-            .take(REASON_CHARS)
-            .collect();
-        let (path, reason) = (path.to_owned(), self.0.keys.scrubbed(&reason));
+        let said = format!("{status} {exception} {message}");
+        let (path, reason) = (path.to_owned(), self.0.keys.reason(&said));
         let not_below = message.contains("not a directory");
         match exception {
             "FileNotFoundException" | "ParentNotDirectoryException" => Error::Missing(path),
@@ -219,14 +196,7 @@ impl Files for WebHdfs {
 
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
         Box::pin(async move {
-            match self.status(path).await? {
-                Seen::Folder => {}
-                Seen::File(..) => {
-                    let path = path.to_owned();
-                    let what = "a file";
-                    return Err(Error::NoFile { path, what }.into());
-                }
-            }
+            self.status(path).await?.folder(path)?;
             Ok(Box::new(Listing {
                 server: self.clone(),
                 path: path.to_owned(),
@@ -246,10 +216,8 @@ impl Files for WebHdfs {
                 return Err(Error::Changed(path.to_owned()).into());
             }
             let bytes = self.whole(path, answer).await?;
-            match self.status(path).await? {
-                Seen::File(now, _) if now == *object => Ok(bytes),
-                _ => Err(Error::Changed(path.to_owned()).into()),
-            }
+            self.status(path).await?.still(object)?;
+            Ok(bytes)
         })
     }
 
@@ -291,7 +259,7 @@ impl Files for WebHdfs {
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
         Box::pin(async move {
             let how = if over { "OVERWRITE" } else { "NONE" };
-            let other = encoded(&self.full(other));
+            let other = encoded(&self.0.root.full(other));
             let what = format!("RENAME&destination={other}&renameoptions={how}");
             let question = self.question(Method::PUT, path, &what);
             self.answer(path, question).await.map(drop)
@@ -300,11 +268,7 @@ impl Files for WebHdfs {
 
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
         Box::pin(async move {
-            if self.status(path).await? == Seen::Folder {
-                let path = path.to_owned();
-                let what = "a folder";
-                return Err(Error::NoFile { path, what }.into());
-            }
+            self.status(path).await?.file(path)?;
             let question = self.question(Method::DELETE, path, "DELETE&recursive=false");
             match self.json(path, question).await?["boolean"].as_bool() {
                 Some(true) => Ok(()),
@@ -315,7 +279,6 @@ impl Files for WebHdfs {
 }
 
 /// A folder that is listed, 1000 names at a time unless the server has another limit.
-#[derive(Debug)]
 struct Listing {
     server: WebHdfs,
     path: String,
@@ -349,17 +312,12 @@ impl Names for Listing {
 impl Listing {
     fn name(&self, status: &Value) -> Name {
         let name = status["pathSuffix"].as_str().unwrap_or_default().to_owned();
-        let path = match self.path.as_str() {
-            "" => name.clone(),
-            above => format!("{above}/{name}"),
-        };
-        let seen = seen(&path, status).map_err(|_| "a link");
+        let seen = seen(&join(&self.path, &name), status).map_err(|_| "a link");
         Name { name, seen }
     }
 }
 
 /// A file that is written: all of it in one request, to a data node.
-#[derive(Debug)]
 struct Writing {
     pieces: Option<mpsc::Sender<Bytes>>,
     written: JoinHandle<Result<(), Why>>,
@@ -394,8 +352,7 @@ impl Begun for Writing {
     fn finish(mut self: Box<Self>) -> Asked<'static, ()> {
         Box::pin(async move {
             self.pieces = None;
-            let ended = tokio::time::timeout(SILENCE, self.ended()).await;
-            ended.map_err(|_| Why::away("", "no answer in 60 s"))?
+            timely("", self.ended()).await?
         })
     }
 }

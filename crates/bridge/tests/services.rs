@@ -1,17 +1,19 @@
 //! What all stores do, by real servers of each kind. What one does otherwise is in docs/bridges.md, and here in `Able`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod files;
 #[path = "../../../tests/require.rs"]
 mod require;
 mod servers;
 
 use bytes::Bytes;
+use files::{noise, read, write};
 use futures_util::{StreamExt, stream};
 use servers::Server;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
 use tidemill_bridge::{Bridge, Error, Listed, Object, Over, Place, Seen};
 
@@ -29,41 +31,10 @@ const ODD: [&str; 10] = [
     "[1]{2}",
 ];
 
-/// Bytes that repeat nowhere near.
-fn noise(count: usize, mut state: u64) -> Vec<u8> {
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(count).collect()
-}
-
 async fn put(bridge: &Bridge, path: &str, content: &[u8]) -> Object {
     let content = Bytes::copy_from_slice(content);
     let put = bridge.put(path, content, Over::Anything).await;
     put.unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-async fn write(bridge: &Bridge, path: &str, content: &[u8]) -> Result<Object, Error> {
-    let mut writer = bridge.write(path).await?;
-    for piece in content.chunks(4 << 20) {
-        if let Err(error) = writer.write(Bytes::copy_from_slice(piece)).await {
-            writer.abort().await;
-            return Err(error);
-        }
-    }
-    writer.finish().await
-}
-
-async fn read(bridge: &Bridge, object: &Object) -> Result<Vec<u8>, Error> {
-    let mut reader = bridge.read(object).await?;
-    let mut all = Vec::new();
-    while let Some(piece) = reader.next().await? {
-        all.extend_from_slice(&piece);
-    }
-    Ok(all)
 }
 
 async fn content(bridge: &Bridge, path: &str) -> Vec<u8> {
@@ -391,7 +362,10 @@ async fn a_server_that_goes_takes_nothing_along(server: &Server) {
     assert!(content(&bridge, "g/x").await == other);
 }
 
-async fn all_that_stores_do(server: &Server) {
+async fn all_that_stores_do(server: Option<Server>) {
+    let Some(server) = &server else {
+        return;
+    };
     files_are_written_read_and_removed(server).await;
     what_is_changed_is_another_one(server).await;
     only_that_is_replaced_which_was_to_be(server).await;
@@ -403,10 +377,7 @@ async fn all_that_stores_do(server: &Server) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sftp_does_all_that_stores_do() {
-    let Some(server) = servers::sftp() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::sftp()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -455,6 +426,20 @@ async fn sftp_leaves_no_folder_by_links_and_waits_for_no_pipe() {
     put(&bridge, "link", b"mine").await;
     assert_eq!(std::fs::read(server.folder().join("secret")).unwrap(), b"s");
     assert_eq!(std::fs::read(files.join("link")).unwrap(), b"mine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_gives_a_file_one_more_name_also_in_folders_that_are_not_there_yet() {
+    let Some(server) = servers::sftp() else {
+        return;
+    };
+    let bridge = server.open();
+    put(&bridge, "a", b"abc").await;
+    for other in ["b", "new/b", "new/and/deep/b"] {
+        bridge.also("a", other).await.unwrap();
+    }
+    let file = server.files.as_ref().unwrap().join("a");
+    assert_eq!(std::fs::metadata(file).unwrap().nlink(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -519,49 +504,33 @@ async fn sftp_believes_no_server_that_is_not_known_and_asks_with_named_keys_only
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webhdfs_does_all_that_stores_do() {
-    let Some(server) = servers::webhdfs() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::webhdfs()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webdav_does_all_that_stores_do() {
-    let Some(server) = servers::webdav() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::webdav()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webdav_by_apache_does_all_that_stores_do() {
-    let Some(server) = servers::apache() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::apache()).await;
 }
 
 #[cfg(feature = "hdfs")]
 #[tokio::test(flavor = "multi_thread")]
 async fn hdfs_does_all_that_stores_do() {
-    let Some(server) = servers::hdfs() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::hdfs()).await;
 }
 
 #[cfg(feature = "azblob")]
 #[tokio::test(flavor = "multi_thread")]
 async fn azblob_does_all_that_stores_do() {
-    let Some(server) = servers::azblob() else {
-        return;
-    };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::azblob()).await;
 }
 
 #[cfg(feature = "gcs")]
 #[tokio::test(flavor = "multi_thread")]
 async fn gcs_does_all_that_stores_do() {
-    let Some(server) = servers::gcs() else { return };
-    all_that_stores_do(&server).await;
+    all_that_stores_do(servers::gcs()).await;
 }

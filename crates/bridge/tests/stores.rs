@@ -1,13 +1,15 @@
 //! Stores that fail, change and deceive.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod files;
 mod stand_in;
 
 use bytes::Bytes;
+use files::{noise, read, write};
 use stand_in::{Fault, StandIn};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use tidemill_bridge::{Bridge, Error, Keys, Listed, Object, Place, Seen};
+use tidemill_bridge::{Bridge, Error, Keys, Listed, Place, Seen};
 
 const SECRET: &str = "hush-hush-hush";
 
@@ -28,38 +30,6 @@ fn open_folder(path: &Path) -> Bridge {
     open(&format!("file://{}", path.display()))
 }
 
-/// Bytes that repeat nowhere near.
-fn noise(count: usize) -> Vec<u8> {
-    let mut state = 88_172_645_463_325_252_u64;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(count).collect()
-}
-
-async fn read(bridge: &Bridge, object: &Object) -> Result<Vec<u8>, Error> {
-    let mut reader = bridge.read(object).await?;
-    let mut all = Vec::new();
-    while let Some(piece) = reader.next().await? {
-        all.extend_from_slice(&piece);
-    }
-    Ok(all)
-}
-
-async fn write(bridge: &Bridge, path: &str, content: &[u8]) -> Result<Object, Error> {
-    let mut writer = bridge.write(path).await?;
-    for piece in content.chunks(4 << 20) {
-        if let Err(error) = writer.write(Bytes::copy_from_slice(piece)).await {
-            writer.abort().await;
-            return Err(error);
-        }
-    }
-    writer.finish().await
-}
-
 async fn names(bridge: &Bridge, folder: &str) -> (Vec<String>, Vec<String>) {
     let (mut files, mut passed) = (Vec::new(), Vec::new());
     let mut listed = bridge.list(folder);
@@ -76,7 +46,7 @@ async fn names(bridge: &Bridge, folder: &str) -> (Vec<String>, Vec<String>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_busy_or_cuts_connections_is_asked_again() {
     let server = StandIn::start().await;
-    let content = noise(9 << 20);
+    let content = noise(9 << 20, 1);
     server.put("a/big", content.clone());
     for uri in [server.s3(), format!("http://{}/", server.address)] {
         let bridge = open(&uri);
@@ -93,7 +63,7 @@ async fn a_store_that_is_busy_or_cuts_connections_is_asked_again() {
 async fn an_object_that_becomes_another_one_is_noticed() {
     let server = StandIn::start().await;
     for uri in [server.s3(), format!("http://{}/", server.address)] {
-        server.put("big", noise(9 << 20));
+        server.put("big", noise(9 << 20, 1));
         let bridge = open(&uri);
         let object = bridge.stat("big").await.unwrap();
         let mut reader = bridge.read(&object).await.unwrap();
@@ -164,7 +134,7 @@ async fn a_clock_that_is_wrong_is_told_from_keys_that_are() {
 async fn what_could_not_be_written_whole_is_not_seen_and_leaves_nothing() {
     let server = StandIn::start().await;
     let bridge = open(&server.s3());
-    let content = noise(40 << 20);
+    let content = noise(40 << 20, 1);
     let written = write(&bridge, "d/big", &content).await.unwrap();
     assert_eq!(written, bridge.stat("d/big").await.unwrap());
     assert!(server.state().objects["d/big"].0 == content);

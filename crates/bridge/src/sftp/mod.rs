@@ -4,15 +4,16 @@
 mod session;
 mod wire;
 
+use crate::error::cut;
 use crate::keys::own_file;
 use crate::look::Seen;
+use crate::place::join;
 use crate::store::Object;
-use crate::tree::{Asked, Begun, Files, Name, Names, Tree, Why};
+use crate::tree::{Asked, Begun, Files, Name, Names, Root, Tree, Why};
 use crate::{Error, Keys};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use session::{Session, Target};
-use std::fmt;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 use wire::{Answer, Attributes, Packet};
@@ -28,17 +29,10 @@ const SYNC: &str = "fsync@openssh.com";
 
 struct Sftp {
     target: Target,
-    root: String,
+    root: Root,
     keys: Keys,
     /// The connection, and what the server calls the store's folder.
     now: Mutex<Option<(Arc<Session>, String)>>,
-}
-
-impl fmt::Debug for Sftp {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Sftp");
-        out.field("host", &self.target.host).finish_non_exhaustive()
-    }
 }
 
 /// An open file or folder.
@@ -74,12 +68,13 @@ pub(crate) fn open(
         identity: file("identity", true)?,
         known_hosts: file("known_hosts", false)?,
     };
-    Ok(Tree::new(Sftp {
+    let sftp = Sftp {
         target,
-        root: root.trim_end_matches('/').to_owned(),
+        root: Root::new(root),
         keys: keys.clone(),
         now: Mutex::default(),
-    }))
+    };
+    Ok(Tree::new(host, sftp))
 }
 
 fn odd(path: &str) -> Why {
@@ -97,7 +92,7 @@ fn status(path: &str, mut answer: Answer) -> Result<(), Why> {
     let path = path.to_owned();
     let said = answer.number();
     let reason = answer.bytes().unwrap_or_default();
-    let reason: String = String::from_utf8_lossy(&reason).chars().take(300).collect();
+    let reason = cut(&String::from_utf8_lossy(&reason));
     Err(match said {
         Some(wire::OK) => return Ok(()),
         Some(wire::NO_SUCH_FILE) => Error::Missing(path),
@@ -105,6 +100,11 @@ fn status(path: &str, mut answer: Answer) -> Result<(), Why> {
         _ => Error::Store { path, reason },
     }
     .into())
+}
+
+/// Why there is another answer than what was asked for.
+fn refusal(path: &str, answer: Answer) -> Why {
+    status(path, answer).err().unwrap_or_else(|| odd(path))
 }
 
 fn seen(path: &str, found: &Attributes) -> Result<Seen, Why> {
@@ -136,11 +136,7 @@ impl Sftp {
         *now = None;
         let started = Session::start(&self.target).await;
         let session = Arc::new(started.map_err(|said| self.unstarted(&said))?);
-        let root = match self.root.as_str() {
-            "" => "/",
-            root => root,
-        };
-        let root = real(&session, root).await?;
+        let root = real(&session, &self.root.full("")).await?;
         let root = root.trim_end_matches('/').to_owned();
         *now = Some((session.clone(), root.clone()));
         Ok((session, root))
@@ -161,20 +157,12 @@ impl Sftp {
         Why::away(&path, reason)
     }
 
-    fn full(&self, path: &str) -> String {
-        match path {
-            "" if self.root.is_empty() => "/".to_owned(),
-            "" => self.root.clone(),
-            path => format!("{}/{path}", self.root),
-        }
-    }
-
     /// Whether no link is on the way to the folder of a path.
     async fn is_straight(&self, session: &Session, root: &str, path: &str) -> Result<(), Why> {
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(());
         };
-        match real(session, &self.full(above)).await? == format!("{root}/{above}") {
+        match real(session, &self.root.full(above)).await? == format!("{root}/{above}") {
             true => Ok(()),
             false => Err(Error::NoFile {
                 path: path.to_owned(),
@@ -193,13 +181,20 @@ impl Sftp {
         let mut answer = ask(session, path, packet).await?;
         match answer.kind {
             wire::ATTRS => answer.attributes().ok_or_else(|| odd(path)),
-            _ => Err(status(path, answer).err().unwrap_or_else(|| odd(path))),
+            _ => Err(refusal(path, answer)),
         }
     }
 
     async fn lstat(&self, session: &Session, path: &str) -> Result<Attributes, Why> {
-        let packet = Packet::new(wire::LSTAT).bytes(self.full(path).as_bytes());
+        let packet = Packet::new(wire::LSTAT).bytes(self.root.full(path).as_bytes());
         self.attributes(session, path, packet).await
+    }
+
+    /// What is at a path, if no link is on the way to it.
+    async fn found(&self, session: &Session, root: &str, path: &str) -> Result<Seen, Why> {
+        let straight = self.is_straight(session, root, path);
+        let ((), found) = tokio::try_join!(straight, self.lstat(session, path))?;
+        seen(path, &found)
     }
 
     async fn opened(
@@ -210,7 +205,7 @@ impl Sftp {
     ) -> Result<Handle, Why> {
         let mut answer = ask(session, path, packet).await?;
         if answer.kind != wire::HANDLE {
-            return Err(status(path, answer).err().unwrap_or_else(|| odd(path)));
+            return Err(refusal(path, answer));
         }
         Ok(Handle {
             session: session.clone(),
@@ -220,10 +215,31 @@ impl Sftp {
 
     async fn open_new(&self, session: &Arc<Session>, path: &str) -> Result<Handle, Why> {
         let packet = Packet::new(wire::OPEN)
-            .bytes(self.full(path).as_bytes())
+            .bytes(self.root.full(path).as_bytes())
             .number(wire::OPEN_NEW)
             .number(0);
         self.opened(session, path, packet).await
+    }
+
+    /// Does what needs the folder of a path, if no link is on the way to that; makes it where it is missing.
+    async fn within<T, Work: Future<Output = Result<T, Why>>>(
+        &self,
+        (session, root): (&Session, &str),
+        path: &str,
+        work: impl Fn() -> Work,
+    ) -> Result<T, Why> {
+        let done = match self.is_straight(session, root, path).await {
+            Ok(()) => work().await,
+            Err(why) => Err(why),
+        };
+        match done {
+            Err(why) if why.error.is_missing() => {
+                self.make_above(session, path).await?;
+                self.is_straight(session, root, path).await?;
+                work().await
+            }
+            done => done,
+        }
     }
 
     /// Makes the folders above a path; not that of the store.
@@ -231,7 +247,7 @@ impl Sftp {
         for (at, _) in path.match_indices('/') {
             let above = &path[..at];
             let packet = Packet::new(wire::MKDIR)
-                .bytes(self.full(above).as_bytes())
+                .bytes(self.root.full(above).as_bytes())
                 .number(0);
             let made = status(above, ask(session, above, packet).await?);
             if made.is_err() && self.lstat(session, above).await?.kind() != Some("a folder") {
@@ -252,7 +268,7 @@ async fn real(session: &Session, path: &str) -> Result<String, Why> {
     let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
     let mut answer = ask(session, path, packet).await?;
     if answer.kind != wire::NAME {
-        return Err(status(path, answer).err().unwrap_or_else(|| odd(path)));
+        return Err(refusal(path, answer));
     }
     let name = match answer.number() {
         Some(1) => answer.bytes(),
@@ -270,18 +286,14 @@ async fn piece(handle: &Handle, path: &str, from: u64, count: u64) -> Result<Vec
         let wanted = u32::try_from(count - done).unwrap_or(u32::MAX);
         let packet = handle.asks(wire::READ).long(from + done).number(wanted);
         let mut answer = ask(&handle.session, path, packet).await?;
-        if answer.kind == wire::STATUS {
-            let end = answer.left.starts_with(&wire::EOF.to_be_bytes());
-            return Err(match end {
-                true => Error::Changed(path.to_owned()).into(),
-                false => status(path, answer).err().unwrap_or_else(|| odd(path)),
-            });
+        if answer.is_end() {
+            return Err(Error::Changed(path.to_owned()).into());
         }
-        let more = answer.bytes().filter(|more| !more.is_empty());
-        let more = more.ok_or_else(|| odd(path))?;
-        if answer.kind != wire::DATA || more.len() as u64 > count - done {
-            return Err(odd(path));
+        if answer.kind != wire::DATA {
+            return Err(refusal(path, answer));
         }
+        let fits = |more: &Bytes| (1..=count - done).contains(&(more.len() as u64));
+        let more = answer.bytes().filter(fits).ok_or_else(|| odd(path))?;
         bytes.extend_from_slice(&more);
     }
     Ok(bytes)
@@ -296,9 +308,7 @@ impl Files for Sftp {
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen> {
         Box::pin(async move {
             let (session, root) = self.session().await?;
-            let straight = self.is_straight(&session, &root, path);
-            let ((), found) = tokio::try_join!(straight, self.lstat(&session, path))?;
-            seen(path, &found)
+            self.found(&session, &root, path).await
         })
     }
 
@@ -309,7 +319,7 @@ impl Files for Sftp {
                 let within = format!("{path}/.");
                 self.is_straight(&session, &root, &within).await?;
             }
-            let packet = Packet::new(wire::OPENDIR).bytes(self.full(path).as_bytes());
+            let packet = Packet::new(wire::OPENDIR).bytes(self.root.full(path).as_bytes());
             let handle = self.opened(&session, path, packet).await?;
             let path = path.to_owned();
             Ok(Box::new(Listing { handle, path }) as Box<dyn Names>)
@@ -320,12 +330,10 @@ impl Files for Sftp {
         Box::pin(async move {
             let path = object.path.as_str();
             let (session, root) = self.session().await?;
-            let straight = self.is_straight(&session, &root, path);
-            let ((), found) = tokio::try_join!(straight, self.lstat(&session, path))?;
             // A server waits for who opens a pipe.
-            seen(path, &found)?;
+            self.found(&session, &root, path).await?;
             let packet = Packet::new(wire::OPEN)
-                .bytes(self.full(path).as_bytes())
+                .bytes(self.root.full(path).as_bytes())
                 .number(wire::OPEN_READ)
                 .number(0);
             let handle = self.opened(&session, path, packet).await?;
@@ -350,18 +358,8 @@ impl Files for Sftp {
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
         Box::pin(async move {
             let (session, root) = self.session().await?;
-            let handle = match self.is_straight(&session, &root, path).await {
-                Ok(()) => self.open_new(&session, path).await,
-                Err(why) => Err(why),
-            };
-            let handle = match handle {
-                Err(why) if why.error.is_missing() => {
-                    self.make_above(&session, path).await?;
-                    self.is_straight(&session, &root, path).await?;
-                    self.open_new(&session, path).await?
-                }
-                handle => handle?,
-            };
+            let open = || self.open_new(&session, path);
+            let handle = self.within((&session, &root), path, open).await?;
             let path = path.to_owned();
             let done = 0;
             Ok(Box::new(Writing { handle, path, done }) as Box<dyn Begun>)
@@ -378,8 +376,8 @@ impl Files for Sftp {
                 false => Packet::new(wire::RENAME),
             };
             let packet = packet
-                .bytes(self.full(path).as_bytes())
-                .bytes(self.full(other).as_bytes());
+                .bytes(self.root.full(path).as_bytes())
+                .bytes(self.root.full(other).as_bytes());
             let renamed = status(other, ask(&session, other, packet).await?);
             if renamed.is_err() && !able && self.lstat(&session, other).await.is_ok() {
                 return Err(match over {
@@ -401,19 +399,18 @@ impl Files for Sftp {
                 return Ok(false);
             }
             self.is_straight(&session, &root, path).await?;
-            match self.is_straight(&session, &root, other).await {
-                Err(why) if why.error.is_missing() => {
-                    self.make_above(&session, other).await?;
-                    self.is_straight(&session, &root, other).await?;
+            let link = || async {
+                let packet = Packet::new(wire::EXTENDED)
+                    .bytes(LINK.as_bytes())
+                    .bytes(self.root.full(path).as_bytes())
+                    .bytes(self.root.full(other).as_bytes());
+                match status(other, ask(&session, other, packet).await?) {
+                    Err(why) if why.error.is_missing() => Err(why),
+                    // Some file systems know only one name of a file.
+                    linked => Ok(linked.is_ok()),
                 }
-                straight => straight?,
-            }
-            let packet = Packet::new(wire::EXTENDED)
-                .bytes(LINK.as_bytes())
-                .bytes(self.full(path).as_bytes())
-                .bytes(self.full(other).as_bytes());
-            // Some file systems know only one name of a file.
-            Ok(status(other, ask(&session, other, packet).await?).is_ok())
+            };
+            self.within((&session, &root), other, link).await
         })
     }
 
@@ -421,7 +418,7 @@ impl Files for Sftp {
         Box::pin(async move {
             let (session, root) = self.session().await?;
             self.is_straight(&session, &root, path).await?;
-            let packet = Packet::new(wire::REMOVE).bytes(self.full(path).as_bytes());
+            let packet = Packet::new(wire::REMOVE).bytes(self.root.full(path).as_bytes());
             status(path, ask(&session, path, packet).await?)
         })
     }
@@ -433,13 +430,6 @@ struct Listing {
     path: String,
 }
 
-impl fmt::Debug for Listing {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Listing");
-        out.field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
 impl Listing {
     fn name(&self, answer: &mut Answer) -> Option<Name> {
         let bytes = answer.bytes()?;
@@ -449,14 +439,10 @@ impl Listing {
             Ok(name) => (name, true),
             Err(_) => (String::from_utf8_lossy(&bytes).into_owned(), false),
         };
-        let path = match self.path.as_str() {
-            "" => name.clone(),
-            above => format!("{above}/{name}"),
-        };
         let seen = match (plain, found.kind()) {
             (false, _) => Err("its name is no UTF-8"),
             (true, Some(what)) if what != "a folder" => Err(what),
-            _ => seen(&path, &found).map_err(|_| "no file"),
+            _ => seen(&join(&self.path, &name), &found).map_err(|_| "no file"),
         };
         Some(Name { name, seen })
     }
@@ -467,17 +453,15 @@ impl Names for Listing {
         Box::pin(async move {
             let packet = self.handle.asks(wire::READDIR);
             let mut answer = ask(&self.handle.session, &self.path, packet).await?;
-            if answer.kind == wire::STATUS {
-                return match answer.left.starts_with(&wire::EOF.to_be_bytes()) {
-                    true => Ok(None),
-                    false => Err(status(&self.path, answer)
-                        .err()
-                        .unwrap_or_else(|| odd(&self.path))),
-                };
+            if answer.is_end() {
+                return Ok(None);
             }
-            let count = answer.number().filter(|_| answer.kind == wire::NAME);
+            if answer.kind != wire::NAME {
+                return Err(refusal(&self.path, answer));
+            }
+            let count = answer.number().ok_or_else(|| odd(&self.path))?;
             let mut names = Vec::new();
-            for _ in 0..count.ok_or_else(|| odd(&self.path))? {
+            for _ in 0..count {
                 let name = self.name(&mut answer).ok_or_else(|| odd(&self.path))?;
                 if name.name != "." && name.name != ".." {
                     names.push(name);
@@ -493,13 +477,6 @@ struct Writing {
     handle: Handle,
     path: String,
     done: u64,
-}
-
-impl fmt::Debug for Writing {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = out.debug_struct("Writing");
-        out.field("path", &self.path).finish_non_exhaustive()
-    }
 }
 
 impl Begun for Writing {

@@ -2,6 +2,7 @@
 //! is for.
 
 use super::wire::{Answer, INIT, Packet, VERSION};
+use crate::store::SILENCE;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,8 +16,6 @@ use tokio::task::JoinHandle;
 
 /// Longest packet that is taken: servers send at most 256 KiB and a little.
 const PACKET_BYTES_MAX: u32 = 1 << 20;
-/// Longest that a server may say nothing.
-const SILENCE: Duration = Duration::from_secs(60);
 /// How long the client may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// What is kept of what the client says before it ends.

@@ -28,7 +28,7 @@ pub(super) const OPEN_READ: u32 = 1;
 pub(super) const OPEN_NEW: u32 = 0x2 | 0x8 | 0x20;
 
 pub(super) const OK: u32 = 0;
-pub(super) const EOF: u32 = 1;
+const EOF: u32 = 1;
 pub(super) const NO_SUCH_FILE: u32 = 2;
 pub(super) const PERMISSION_DENIED: u32 = 3;
 
@@ -87,6 +87,11 @@ pub(super) struct Answer {
 impl Answer {
     pub(super) fn number(&mut self) -> Option<u32> {
         self.left.try_get_u32().ok()
+    }
+
+    /// Whether it says that there is no more.
+    pub(super) fn is_end(&self) -> bool {
+        self.kind == STATUS && self.left.starts_with(&EOF.to_be_bytes())
     }
 
     fn long(&mut self) -> Option<u64> {

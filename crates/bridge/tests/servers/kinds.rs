@@ -1,10 +1,11 @@
 //! How each kind of server is started. `None`, and told, where it is not installed.
 
-use super::{Able, Gate, Server, installed, listens, port, start, wait};
+use super::{Able, Gate, Running, Server, installed, port, start, start_listening, wait};
 use crate::require::{skip, tell};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
+use tempfile::TempDir;
 
 /// A folder that others reach by a protocol.
 const ABLE: Able = Able {
@@ -15,6 +16,20 @@ const ABLE: Able = Able {
     many: 250,
     large: 40 << 20,
 };
+
+/// The server of a folder: it knows no wrong keys, and nobody sees what it has.
+fn server(uri: String, keys: String, gate: Gate, running: Running, folder: TempDir) -> Server {
+    Server {
+        able: ABLE,
+        gate,
+        uri,
+        keys,
+        wrong: None,
+        files: None,
+        running,
+        folder,
+    }
+}
 
 /// What a program says that does well.
 fn said(command: &mut Command) -> String {
@@ -62,11 +77,8 @@ pub(crate) fn sftp() -> Option<Server> {
     // As root it wants this, and Debian makes it when the system starts.
     let _ = std::fs::create_dir_all("/run/sshd");
     let command = &mut Command::new(program);
-    let child = start(
-        command.args(["-D", "-e", "-f"]).arg(at("settings")),
-        &at("log"),
-    );
-    wait("sshd listens", &at("log"), || listens(listening));
+    command.args(["-D", "-e", "-f"]).arg(at("settings"));
+    let running = start_listening(command, listening, &at("log"));
     let gate = Gate::before(listening);
     let public = std::fs::read_to_string(at("host.pub")).unwrap();
     let known = format!("[127.0.0.1]:{} {public}", gate.port());
@@ -81,24 +93,17 @@ pub(crate) fn sftp() -> Option<Server> {
             at("known").display()
         )
     };
+    let uri = format!("sftp://127.0.0.1:{}{}", gate.port(), files.display());
     Some(Server {
-        able: ABLE,
-        uri: format!("sftp://127.0.0.1:{}{}", gate.port(), files.display()),
-        keys: lines("user"),
         wrong: Some(lines("other")),
         files: Some(files),
-        gate,
-        children: vec![child],
-        folder,
+        ..server(uri, lines("user"), gate, running, folder)
     })
 }
 
 /// A name node and a data node of Hadoop in one process; the ports of both protocols.
-fn hadoop(folder: &Path) -> Option<(Child, [u16; 2])> {
-    let Some(jars) = installed("hadoop/jars") else {
-        tell("no Hadoop: scripts/stores.sh install, and TIDEMILL_STORES");
-        return None;
-    };
+fn hadoop(folder: &Path) -> Option<(Running, [u16; 2])> {
+    let jars = installed("Hadoop", "hadoop/jars")?;
     let (names, web) = (port(), port());
     let command = &mut Command::new("java");
     command
@@ -110,32 +115,28 @@ fn hadoop(folder: &Path) -> Option<(Child, [u16; 2])> {
         .args(["-nnport", &names.to_string(), "-httpport", &web.to_string()])
         .args(["-D", "dfs.ls.limit=100"]);
     let (log, up) = (folder.join("log"), folder.join("up"));
-    let child = start(command, &log);
+    let running = start(command, &log);
     wait("Hadoop is up", &log, || up.exists());
     said(Command::new("curl").args(["-sf", "-X", "PUT"]).arg(format!(
         "http://127.0.0.1:{web}/webhdfs/v1/data/run?op=MKDIRS&permission=755&user.name={}",
         user()
     )));
-    Some((child, [names, web]))
+    Some((running, [names, web]))
 }
 
 fn of_hadoop(web: bool) -> Option<Server> {
     let folder = tempfile::tempdir().unwrap();
-    let (child, ports) = hadoop(folder.path())?;
+    let (running, ports) = hadoop(folder.path())?;
     let gate = Gate::before(ports[usize::from(web)]);
     let scheme = if web { "webhdfs" } else { "hdfs" };
+    let uri = format!("{scheme}://127.0.0.1:{}/data/run", gate.port());
+    let keys = format!("username = \"{}\"\n", user());
     Some(Server {
         able: Able {
             tells_all: true,
             ..ABLE
         },
-        uri: format!("{scheme}://127.0.0.1:{}/data/run", gate.port()),
-        keys: format!("username = \"{}\"\n", user()),
-        wrong: None,
-        files: None,
-        gate,
-        children: vec![child],
-        folder,
+        ..server(uri, keys, gate, running, folder)
     })
 }
 
@@ -165,10 +166,7 @@ urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers
 
 /// Azurite, by the makers of Azure.
 pub(crate) fn azblob() -> Option<Server> {
-    let Some(program) = installed("npm/node_modules/.bin/azurite-blob") else {
-        tell("no Azurite: scripts/stores.sh install, and TIDEMILL_STORES");
-        return None;
-    };
+    let program = installed("Azurite", "npm/node_modules/.bin/azurite-blob")?;
     let folder = tempfile::tempdir().unwrap();
     let (listening, log) = (port(), folder.path().join("log"));
     let command = &mut Command::new(program);
@@ -177,13 +175,16 @@ pub(crate) fn azblob() -> Option<Server> {
         .args(["--blobHost", "127.0.0.1", "--blobPort"])
         .args([&listening.to_string(), "--location"])
         .arg(folder.path().join("data"));
-    let child = start(command, &log);
-    wait("Azurite listens", &log, || listens(listening));
+    let running = start_listening(command, listening, &log);
     let make = ["-c", MAKE_CONTAINER, &listening.to_string(), AZURITE_KEY];
     said(Command::new("python3").args(make));
     let gate = Gate::before(listening);
     let lines =
         |key: &str| format!("account_name = \"devstoreaccount1\"\naccount_key = \"{key}\"\n");
+    let uri = format!(
+        "azblob://data/run?endpoint=http://127.0.0.1:{}/devstoreaccount1",
+        gate.port()
+    );
     Some(Server {
         able: Able {
             tells_all: true,
@@ -191,25 +192,14 @@ pub(crate) fn azblob() -> Option<Server> {
             many: 5100,
             ..ABLE
         },
-        uri: format!(
-            "azblob://data/run?endpoint=http://127.0.0.1:{}/devstoreaccount1",
-            gate.port()
-        ),
-        keys: lines(AZURITE_KEY),
         wrong: Some(lines("aHVzaC1odXNo")),
-        files: None,
-        gate,
-        children: vec![child],
-        folder,
+        ..server(uri, lines(AZURITE_KEY), gate, running, folder)
     })
 }
 
 /// A server that does as Google's; it knows no keys.
 pub(crate) fn gcs() -> Option<Server> {
-    let Some(program) = installed("bin/fake-gcs-server") else {
-        tell("no fake-gcs-server: scripts/stores.sh install, and TIDEMILL_STORES");
-        return None;
-    };
+    let program = installed("fake-gcs-server", "bin/fake-gcs-server")?;
     let folder = tempfile::tempdir().unwrap();
     let (listening, log) = (port(), folder.path().join("log"));
     let gate = Gate::before(listening);
@@ -226,8 +216,7 @@ pub(crate) fn gcs() -> Option<Server> {
         ])
         .args(["-public-host", "127.0.0.1", "-external-url", &outside])
         .args(["-port", &listening.to_string(), "-log-level", "warn"]);
-    let child = start(command, &log);
-    wait("the server listens", &log, || listens(listening));
+    let running = start_listening(command, listening, &log);
     said(
         Command::new("curl")
             .args(["-sf", "-H", "content-type: application/json"])
@@ -236,6 +225,7 @@ pub(crate) fn gcs() -> Option<Server> {
                 "http://127.0.0.1:{listening}/storage/v1/b?project=p"
             )),
     );
+    let uri = format!("gs://data/run?endpoint={outside}");
     Some(Server {
         able: Able {
             tells_all: true,
@@ -243,22 +233,25 @@ pub(crate) fn gcs() -> Option<Server> {
             many: 1100,
             ..ABLE
         },
-        uri: format!("gs://data/run?endpoint={outside}"),
-        keys: String::new(),
-        wrong: None,
-        files: None,
-        gate,
-        children: vec![child],
-        folder,
+        ..server(uri, String::new(), gate, running, folder)
     })
+}
+
+/// A server of WebDAV that listens at a port, and knows one user.
+fn of_webdav(listening: u16, running: Running, files: PathBuf, folder: TempDir) -> Server {
+    let gate = Gate::before(listening);
+    let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
+    let uri = format!("webdav://127.0.0.1:{}/", gate.port());
+    Server {
+        wrong: Some(lines("hush-hush")),
+        files: Some(files),
+        ..server(uri, lines("good-good"), gate, running, folder)
+    }
 }
 
 /// A server of WebDAV that is written in Python.
 pub(crate) fn webdav() -> Option<Server> {
-    let Some(program) = installed("venv/bin/wsgidav") else {
-        tell("no wsgidav: scripts/stores.sh install, and TIDEMILL_STORES");
-        return None;
-    };
+    let program = installed("wsgidav", "venv/bin/wsgidav")?;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let files = at("files");
@@ -273,22 +266,14 @@ pub(crate) fn webdav() -> Option<Server> {
     );
     std::fs::write(at("settings.yaml"), settings).unwrap();
     let command = &mut Command::new(program);
-    let child = start(command.arg("-c").arg(at("settings.yaml")), &at("log"));
-    wait("wsgidav listens", &at("log"), || listens(listening));
-    let gate = Gate::before(listening);
-    let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
+    command.arg("-c").arg(at("settings.yaml"));
+    let running = start_listening(command, listening, &at("log"));
     Some(Server {
         able: Able {
             never_in_names: &[';', '#', '?'],
             ..ABLE
         },
-        uri: format!("webdav://127.0.0.1:{}/", gate.port()),
-        keys: lines("good-good"),
-        wrong: Some(lines("hush-hush")),
-        files: Some(files),
-        gate,
-        children: vec![child],
-        folder,
+        ..of_webdav(listening, running, files, folder)
     })
 }
 
@@ -333,21 +318,7 @@ pub(crate) fn apache() -> Option<Server> {
     );
     std::fs::write(at("settings"), settings).unwrap();
     let command = &mut Command::new(program);
-    let child = start(
-        command.args(["-D", "FOREGROUND", "-f"]).arg(at("settings")),
-        &at("log"),
-    );
-    wait("apache2 listens", &at("log"), || listens(listening));
-    let gate = Gate::before(listening);
-    let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
-    Some(Server {
-        able: ABLE,
-        uri: format!("webdav://127.0.0.1:{}/", gate.port()),
-        keys: lines("good-good"),
-        wrong: Some(lines("hush-hush")),
-        files: Some(files),
-        gate,
-        children: vec![child],
-        folder,
-    })
+    command.args(["-D", "FOREGROUND", "-f"]).arg(at("settings"));
+    let running = start_listening(command, listening, &at("log"));
+    Some(of_webdav(listening, running, files, folder))
 }

@@ -13,6 +13,7 @@ pub(crate) use kinds::gcs;
 pub(crate) use kinds::hdfs;
 pub(crate) use kinds::{apache, sftp, webdav, webhdfs};
 
+use crate::require::tell;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -50,24 +51,27 @@ pub(crate) struct Server {
     pub(crate) wrong: Option<String>,
     /// Where the server has the files, if it has them as files.
     pub(crate) files: Option<PathBuf>,
+    /// It ends before its folder does.
+    running: Running,
     folder: TempDir,
-    children: Vec<Child>,
 }
 
-impl Drop for Server {
+/// The program of a server, which ends with this.
+struct Running(Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            // Some take their own children along when they are asked to end, and only then.
-            let _ = kill_process(Pid::from_child(child), Signal::TERM);
-            for _ in 0..40 {
-                if child.try_wait().is_ok_and(|ended| ended.is_some()) {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(50));
+        let child = &mut self.0;
+        // Some take their own children along when they are asked to end, and only then.
+        let _ = kill_process(Pid::from_child(child), Signal::TERM);
+        for _ in 0..40 {
+            if child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                break;
             }
-            let _ = child.kill();
-            let _ = child.wait();
+            std::thread::sleep(Duration::from_millis(50));
         }
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -113,19 +117,32 @@ fn wait(what: &str, log: &Path, mut is: impl FnMut() -> bool) {
     }
 }
 
-fn start(command: &mut Command, log: &Path) -> Child {
+fn start(command: &mut Command, log: &Path) -> Running {
     let out = std::fs::File::create(log).unwrap();
     let errors = out.try_clone().unwrap();
     let command = command.stdin(Stdio::null()).stdout(out).stderr(errors);
-    command.spawn().unwrap()
+    Running(command.spawn().unwrap())
 }
 
-fn listens(port: u16) -> bool {
-    TcpStream::connect(("127.0.0.1", port)).is_ok()
+/// Starts what listens at a port, and waits until it does.
+fn start_listening(command: &mut Command, port: u16, log: &Path) -> Running {
+    let running = start(command, log);
+    let what = format!("{} listens", command.get_program().display());
+    wait(&what, log, || {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    running
 }
 
-/// Where servers are that are in no path.
-fn installed(path: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("TIDEMILL_STORES")?;
-    Some(Path::new(&folder).join(path)).filter(|path| path.exists())
+/// Where a server is that is in no path; it is told if it is not.
+fn installed(name: &str, path: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("TIDEMILL_STORES");
+    let path = folder.map(|folder| Path::new(&folder).join(path));
+    let found = path.filter(|path| path.exists());
+    if found.is_none() {
+        tell(&format!(
+            "no {name}: scripts/stores.sh install, and TIDEMILL_STORES"
+        ));
+    }
+    found
 }

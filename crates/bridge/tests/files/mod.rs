@@ -1,0 +1,35 @@
+//! Files of a store as tests make, write and read them.
+
+use bytes::Bytes;
+use tidemill_bridge::{Bridge, Error, Object};
+
+/// Bytes that repeat nowhere near.
+pub(crate) fn noise(count: usize, mut state: u64) -> Vec<u8> {
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(count).collect()
+}
+
+pub(crate) async fn write(bridge: &Bridge, path: &str, content: &[u8]) -> Result<Object, Error> {
+    let mut writer = bridge.write(path).await?;
+    for piece in content.chunks(4 << 20) {
+        if let Err(error) = writer.write(Bytes::copy_from_slice(piece)).await {
+            writer.abort().await;
+            return Err(error);
+        }
+    }
+    writer.finish().await
+}
+
+pub(crate) async fn read(bridge: &Bridge, object: &Object) -> Result<Vec<u8>, Error> {
+    let mut reader = bridge.read(object).await?;
+    let mut all = Vec::new();
+    while let Some(piece) = reader.next().await? {
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}

@@ -4,13 +4,15 @@
 use crate::array::{Array, Device, Options, Said, said, wait};
 use crate::outside::{elements, noise};
 use crate::packs::files_below;
-use crate::stand_in::StandIn;
+use crate::stand_in::{StandIn, Strike, Upload};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Files of a megabyte.
 const FILES: usize = 12;
 const BYTES: usize = 1_000_000;
+/// Questions that a drain of two files asks its store, at most.
+const STEPS_MAX: usize = 40;
 
 fn fill(folder: &Path) {
     std::fs::create_dir_all(folder).unwrap();
@@ -194,6 +196,66 @@ fn a_large_file_whose_upload_fails_leaves_no_half_and_goes_there_later() {
     wait("it has drained", || drained(&array, &["large"]));
     assert!(store.state().uploads.is_empty());
     array.sh("sha256sum --quiet -c sum");
+}
+
+/// An element is killed when it asks its store for the first thing, for the second and so on, before and after that is done, while a
+/// file is replaced and a large one goes there by parts.
+#[test]
+fn an_element_killed_at_each_step_of_a_drain_leaves_each_file_once_and_no_half() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    let Some(mut array) = burst(&uri, &[]) else {
+        return;
+    };
+    let theirs = Upload {
+        key: "top/d/large-1".into(),
+        begun: "2001-01-01T00:00:00.000Z".into(),
+        ..Upload::default()
+    };
+    store.state().uploads.insert("theirs".into(), theirs);
+    array.sh("mkdir d; echo first > d/same");
+    wait("the first version is there", || drained(&array, &["same"]));
+    let (mut steps, mut struck) = (0, true);
+    while struck {
+        assert!(steps < STEPS_MAX, "it does not end");
+        let (told, strikes) = std::sync::mpsc::channel();
+        store.state().strike = Some(Strike {
+            left: steps / 2,
+            done: steps % 2 == 1,
+            told,
+        });
+        let large = format!("large-{steps}");
+        array.sh(&format!(
+            "head -c 40000000 /dev/urandom > d/{large}; echo {steps} > d/same; (cd d; sha256sum {large} same) > sums"
+        ));
+        struck = false;
+        wait("all is there", || {
+            if strikes.try_recv().is_ok() {
+                struck = true;
+                array.restart_element(1, &["--outside", &uri, "--near", "1MiB"]);
+                array.wait_for_elements(2);
+            }
+            drained(&array, &["same", &large])
+        });
+        store.state().strike = None;
+        array.sh("cd d; sha256sum --quiet -c ../sums");
+        let state = store.state();
+        assert!(state.objects["top/d/same"].0 == format!("{steps}\n").into_bytes());
+        assert_eq!(state.objects[&format!("top/d/{large}")].0.len(), 40_000_000);
+        drop(state);
+        array.sh(&format!("rm d/{large}"));
+        wait("nothing else is left", || {
+            let state = store.state();
+            let names = state.objects.keys();
+            names.filter(|name| name.starts_with("top/d/")).count() == 1
+                && state.uploads.keys().eq(["theirs"])
+        });
+        steps += 1;
+    }
+    println!("{steps} steps");
+    assert!(steps > 16);
+    assert!(array.run(&["check"]).ok);
 }
 
 /// Keys that end while files are copied, and are good again.

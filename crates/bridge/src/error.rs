@@ -103,6 +103,10 @@ impl Error {
                 path: path.to_owned(),
                 what: "a link, or behind one",
             },
+            Errno::NOTDIR => Self::NoFile {
+                path: path.to_owned(),
+                what: "below a file",
+            },
             Errno::ACCESS | Errno::PERM => Self::Denied {
                 path: path.to_owned(),
                 reason: std::io::Error::from(errno).to_string(),

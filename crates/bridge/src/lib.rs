@@ -13,6 +13,7 @@ mod remote;
 mod sftp;
 mod store;
 mod tree;
+mod uploads;
 mod webhdfs;
 
 pub use error::Error;

@@ -3,6 +3,7 @@
 
 use crate::Error;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
 /// Longest scheme.
@@ -257,6 +258,20 @@ pub(crate) fn join(above: &str, name: &str) -> String {
 /// Whether it can be the name of a file elsewhere.
 pub(crate) fn is_name(name: &str) -> bool {
     checked(name).is_ok() && !name.contains('/')
+}
+
+/// As it is in an address; slashes stay.
+pub(crate) fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
+            byte if byte.is_ascii_alphanumeric() => out.push(byte.into()),
+            // Nothing fails that writes into a string.
+            byte => _ = write!(out, "%{byte:02X}"),
+        }
+    }
+    out
 }
 
 /// What a file is called while it is written, beside the name that it is to have.

@@ -3,6 +3,7 @@
 use crate::look::{Entry, Seen};
 use crate::place::{Kind, NAME_BYTES_MAX, Place, is_name};
 use crate::store::{Listed, Object, Over, SILENCE};
+use crate::uploads::Uploads;
 use crate::{Error, Keys};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
@@ -52,6 +53,8 @@ pub(crate) struct Remote {
     tags: Tags,
     /// It gives nothing of another object than the one that is asked for (`If-Match`). Of WebDAV and HTTP, servers do as they like.
     strict: bool,
+    /// What is left of writing files, in S3.
+    uploads: Option<Arc<Uploads>>,
 }
 
 pub(crate) struct Writer {
@@ -79,6 +82,21 @@ enum Condition<'a> {
 pub(crate) fn client() -> reqwest::Client {
     prepare();
     built()
+}
+
+/// The whole of an answer; nothing if it is longer than it may be.
+pub(crate) async fn whole(
+    mut answer: reqwest::Response,
+    most: u64,
+) -> reqwest::Result<Option<Bytes>> {
+    let mut all = BytesMut::new();
+    while let Some(more) = answer.chunk().await? {
+        if all.len() as u64 + more.len() as u64 > most {
+            return Ok(None);
+        }
+        all.extend_from_slice(&more);
+    }
+    Ok(Some(all.freeze()))
 }
 
 /// Where a host has no list of authorities, what needs none still works, and all others are not believed.
@@ -307,6 +325,7 @@ impl Remote {
                 _ => Tags::Strict,
             },
             strict: matches!(place.kind, Kind::S3 { .. } | Kind::Azblob { .. }),
+            uploads: Uploads::open(place, keys).map(Arc::new),
         })
     }
 
@@ -611,6 +630,19 @@ impl Remote {
         }
         let removed = self.operator.delete(path).await;
         removed.map_err(self.failed(path))
+    }
+
+    /// Whether a file whose writing does not end may leave something there.
+    pub(crate) fn leaves(&self) -> bool {
+        self.uploads.is_some()
+    }
+
+    /// Gives up what is left of writing a file that was begun since then.
+    pub(crate) async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+        match &self.uploads {
+            Some(uploads) => uploads.give_up(path, since, &self.keys).await,
+            None => Ok(()),
+        }
     }
 
     pub(crate) async fn check(&self) -> Result<(), Error> {

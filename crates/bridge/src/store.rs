@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
 /// Bytes of a file that are read at once.
@@ -288,6 +288,24 @@ impl Bridge {
             }
             Store::Remote(remote) => remote.remove(&path).await,
             Store::Tree(tree) => tree.remove(&path).await,
+        }
+    }
+
+    /// Whether a file whose writing does not end, as this process is killed, leaves something there that only [`Self::give_up`] finds.
+    #[must_use]
+    pub fn leaves(&self) -> bool {
+        matches!(&self.0, Store::Remote(remote) if remote.leaves())
+    }
+
+    /// Gives up what is left there of writing a file, if that was begun since then, by the clock of the store, and did not end. Who
+    /// writes it now is told that it failed.
+    ///
+    /// # Errors
+    /// If the store can't be asked, or does not do it.
+    pub async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+        match &self.0 {
+            Store::Remote(remote) => remote.give_up(checked(path)?, since).await,
+            Store::Folder(_) | Store::Tree(_) => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 //! new one has its name.
 
 use crate::look::Seen;
-use crate::place::join;
+use crate::place::{encoded, join};
 use crate::remote::client;
 use crate::store::{Object, SILENCE};
 use crate::tree::{Asked, Begun, Files, Name, Names, Root, Tree, Why, timely};
@@ -11,12 +11,13 @@ use bytes::Bytes;
 use futures_util::stream;
 use reqwest::{Body, Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+/// Longest answer that is not the bytes of a file: a folder has many names.
+const SAID_BYTES_MAX: u64 = 64 << 20;
 /// Pieces of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
 
@@ -31,19 +32,6 @@ struct Server {
 
 #[derive(Clone)]
 struct WebHdfs(Arc<Server>);
-
-fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'/' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
-            byte if byte.is_ascii_alphanumeric() => out.push(byte.into()),
-            // Nothing fails that writes into a string.
-            byte => _ = write!(out, "%{byte:02X}"),
-        }
-    }
-    out
-}
 
 pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> Tree {
     let who = match (keys.get("token"), keys.get("username")) {
@@ -105,19 +93,28 @@ impl WebHdfs {
             return Ok(answer);
         }
         let status = answer.status();
-        let said = self.whole(path, answer).await.unwrap_or_default();
+        let said = self.whole(path, answer, SAID_BYTES_MAX).await;
+        let said = said.unwrap_or_default();
         Err(self.refusal(path, status, &said))
     }
 
-    async fn whole(&self, path: &str, answer: Response) -> Result<Bytes, Why> {
-        let whole = tokio::time::timeout(SILENCE, answer.bytes()).await;
+    /// The whole of an answer that is no longer than it may be.
+    async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
+        let whole = crate::remote::whole(answer, most);
+        let whole = tokio::time::timeout(SILENCE, whole).await;
         let whole = whole.map_err(|_| Why::away(path, "no more of the answer in 60 s"))?;
-        whole.map_err(|error| self.away(path, error))
+        let whole = whole.map_err(|error| self.away(path, error))?;
+        whole.ok_or_else(|| {
+            Why::from(Error::Store {
+                path: path.to_owned(),
+                reason: "the server says more than it was asked for".into(),
+            })
+        })
     }
 
     async fn json(&self, path: &str, question: RequestBuilder) -> Result<Value, Why> {
         let answer = self.answer(path, question).await?;
-        let whole = self.whole(path, answer).await?;
+        let whole = self.whole(path, answer, SAID_BYTES_MAX).await?;
         serde_json::from_slice(&whole).map_err(|_| {
             Why::from(Error::Store {
                 path: path.to_owned(),
@@ -215,7 +212,7 @@ impl Files for WebHdfs {
             if length.is_some_and(|length| length > count) {
                 return Err(Error::Changed(path.to_owned()).into());
             }
-            let bytes = self.whole(path, answer).await?;
+            let bytes = self.whole(path, answer, count).await?;
             self.status(path).await?.still(object)?;
             Ok(bytes)
         })
@@ -243,7 +240,7 @@ impl Files for WebHdfs {
                 let sent = put.send().await;
                 let answer = sent.map_err(|error| server.away(&path, error))?;
                 let status = answer.status();
-                let said = server.whole(&path, answer).await?;
+                let said = server.whole(&path, answer, SAID_BYTES_MAX).await?;
                 match status {
                     StatusCode::CREATED => Ok(()),
                     _ => Err(server.refusal(&path, status, &said)),

@@ -6,9 +6,10 @@ mod stand_in;
 
 use bytes::Bytes;
 use files::{noise, read, write};
-use stand_in::{Fault, StandIn};
+use stand_in::{Fault, StandIn, Upload};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 use tidemill_bridge::{Bridge, Error, Keys, Listed, Place, Seen};
 
 const SECRET: &str = "hush-hush-hush";
@@ -143,6 +144,39 @@ async fn what_could_not_be_written_whole_is_not_seen_and_leaves_nothing() {
     let state = server.state();
     assert!(!state.objects.contains_key("d/other"));
     assert!(state.uploads.is_empty(), "{:?}", state.uploads.keys());
+}
+
+/// Others: of other names, or begun before.
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_of_a_file_that_did_not_end_are_given_up_and_no_others() {
+    let server = StandIn::start().await;
+    let bridge = open(&format!(
+        "s3://bucket/top?endpoint=http://{}",
+        server.address
+    ));
+    assert!(bridge.leaves());
+    let begin = |id: &str, key: &str, begun: &str| {
+        let upload = Upload {
+            key: key.into(),
+            begun: begun.into(),
+            ..Upload::default()
+        };
+        server.state().uploads.insert(id.into(), upload);
+    };
+    // 2026-05-01, midnight.
+    let since = UNIX_EPOCH + Duration::from_secs(1_777_593_600);
+    let (later, before) = ("2026-05-01T00:00:01.000Z", "2026-04-30T23:59:59Z");
+    begin("1", "top/ä b", later);
+    begin("2", "top/ä b", before);
+    begin("3", "top/ä bc", later);
+    begin("4", "top/ä b", later);
+    begin("5", "ä b", later);
+    bridge.give_up("ä b", since).await.unwrap();
+    assert!(server.state().uploads.keys().eq(["2", "3", "5"]));
+    bridge.give_up("nothing", since).await.unwrap();
+    server.state().deny = Some((403, "AccessDenied"));
+    let error = bridge.give_up("ä b", since).await.unwrap_err().to_string();
+    assert!(error.contains("AccessDenied"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

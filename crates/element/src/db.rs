@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
 /// Version of the schema (`PRAGMA user_version`).
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
@@ -24,7 +24,7 @@ const GROUP_MAX: usize = 2000;
 const READERS: usize = 2;
 
 /// Step `n` brings a database of version `n` to version `n + 1`.
-const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE, PACKS];
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE, PACKS, ATTEMPTS];
 
 const TABLES: &str = "
     CREATE TABLE object (
@@ -127,6 +127,20 @@ const PACKS: &str = "
         PRIMARY KEY (object, at)
     );
     CREATE INDEX recipe_pack ON recipe (pack);
+";
+
+const ATTEMPTS: &str = "
+    CREATE TABLE outside_attempt (
+        path TEXT NOT NULL,
+        object INTEGER NOT NULL,
+        since INTEGER NOT NULL,
+        again INTEGER NOT NULL DEFAULT 0,
+        size INTEGER,
+        tag TEXT,
+        checked INTEGER,
+        PRIMARY KEY (path, object)
+    ) WITHOUT ROWID;
+    CREATE INDEX outside_attempt_object ON outside_attempt (object);
 ";
 
 /// What is wrong with the database.

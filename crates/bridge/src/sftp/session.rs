@@ -240,8 +240,14 @@ impl Session {
     /// Asks for what nobody waits for.
     pub(super) fn tell(&self, packet: Packet) {
         if let Some((number, _)) = self.expect() {
-            // Where too much waits the server forgets it with the connection.
-            let _ = self.send.try_send(packet.sent(Some(number)));
+            let sent = self.send.try_send(packet.sent(Some(number)));
+            if let Err(TrySendError::Full(packet)) = sent
+                && let Ok(runtime) = Handle::try_current()
+            {
+                // It waits behind what waits already, and ends with the connection.
+                let send = self.send.clone();
+                runtime.spawn(async move { send.send(packet).await });
+            }
         }
     }
 }

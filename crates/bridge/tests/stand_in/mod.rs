@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,13 +17,31 @@ pub(crate) enum Fault {
     Cut,
 }
 
+/// A file that is put there by parts.
+#[derive(Debug, Default)]
+pub(crate) struct Upload {
+    pub(crate) key: String,
+    /// When it was begun, as S3 says it.
+    pub(crate) begun: String,
+    pub(crate) parts: BTreeMap<u32, Vec<u8>>,
+}
+
+/// Something happens when so many more questions have been asked.
+#[derive(Debug)]
+pub(crate) struct Strike {
+    pub(crate) left: usize,
+    /// What is asked then is done; in no case it is answered.
+    pub(crate) done: bool,
+    pub(crate) told: Sender<()>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Content by key, and how often any was written.
     pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
     writes: u64,
-    /// Parts by upload.
-    pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    /// By their ids.
+    pub(crate) uploads: BTreeMap<String, Upload>,
     /// For reads of content, one after the other.
     pub(crate) faults: VecDeque<Fault>,
     /// No part of this number is taken.
@@ -42,6 +61,7 @@ pub(crate) struct State {
     pub(crate) silent: bool,
     /// It takes what is put there, and does not say so.
     pub(crate) mute: bool,
+    pub(crate) strike: Option<Strike>,
 }
 
 #[derive(Clone, Debug)]
@@ -133,6 +153,15 @@ impl StandIn {
         while request.query.contains_key("list-type") && self.state().holds_lists() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        let struck = self.state().struck();
+        if let Some(strike) = struck {
+            if strike.done {
+                self.state().answer(&request);
+            }
+            // Who waits for it may have ended.
+            let _ = strike.told.send(());
+            std::future::pending::<()>().await;
+        }
         let denied = self.state().denial(&request);
         let reply = denied.unwrap_or_else(|| self.state().answer(&request));
         if self.state().mute && request.method == "PUT" {
@@ -213,6 +242,17 @@ impl State {
         self.lists_given.is_some_and(|given| self.lists >= given)
     }
 
+    fn struck(&mut self) -> Option<Strike> {
+        let strike = self.strike.as_mut()?;
+        match strike.left {
+            0 => self.strike.take(),
+            _ => {
+                strike.left -= 1;
+                None
+            }
+        }
+    }
+
     fn denial(&mut self, request: &Request) -> Option<Reply> {
         let (status, code) = self.deny.filter(|_| request.path.starts_with("/bucket"))?;
         self.denied += 1;
@@ -245,6 +285,7 @@ impl State {
         let upload = request.query.get("uploadId").cloned();
         match (request.method.as_str(), upload) {
             ("GET", _) if request.query.contains_key("list-type") => self.list(request),
+            ("GET", _) if request.query.contains_key("uploads") => self.list_uploads(request),
             ("GET" | "HEAD", _) => self.content(key, request),
             ("PUT", Some(upload)) => self.part(&upload, request),
             ("PUT", None) if request.headers.contains_key("x-amz-copy-source") => {
@@ -260,7 +301,9 @@ impl State {
                 done
             }
             ("POST", Some(upload)) => {
-                let parts = self.uploads.remove(&upload).unwrap_or_default();
+                let Some(Upload { parts, .. }) = self.uploads.remove(&upload) else {
+                    return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
+                };
                 let etag = self.put(key, parts.into_values().flatten().collect());
                 reply(
                     200,
@@ -272,7 +315,12 @@ impl State {
             ("POST", None) => {
                 self.writes += 1;
                 let upload = format!("u{}", self.writes);
-                self.uploads.insert(upload.clone(), BTreeMap::new());
+                let begun = Upload {
+                    key: key.to_owned(),
+                    begun: "2100-01-01T00:00:00.000Z".into(),
+                    ..Upload::default()
+                };
+                self.uploads.insert(upload.clone(), begun);
                 reply(
                     200,
                     format!(
@@ -320,7 +368,7 @@ impl State {
         if self.bad_part == Some(number) {
             return reply(400, "<Error><Code>InvalidPart</Code></Error>");
         }
-        let Some(parts) = self.uploads.get_mut(upload) else {
+        let Some(Upload { parts, .. }) = self.uploads.get_mut(upload) else {
             return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
         };
         parts.insert(number, request.body.clone());
@@ -374,6 +422,27 @@ impl State {
             Some(Fault::Cut) => Reply { cut: true, ..done },
             Some(Fault::Status(status)) => reply(status, "<Error><Code>SlowDown</Code></Error>"),
         }
+    }
+
+    /// One at a time.
+    fn list_uploads(&self, request: &Request) -> Reply {
+        let given = |name: &str| request.query.get(name).cloned().unwrap_or_default();
+        let (prefix, after) = (given("prefix"), given("upload-id-marker"));
+        let below =
+            |(id, upload): &(&String, &Upload)| **id > after && upload.key.starts_with(&prefix);
+        let mut left = self.uploads.iter().filter(below);
+        let mut body = String::from("<ListMultipartUploadsResult>");
+        if let Some((id, Upload { key, begun, .. })) = left.next() {
+            write!(body, "<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>{begun}</Initiated></Upload>
+                <NextKeyMarker>{key}</NextKeyMarker><NextUploadIdMarker>{id}</NextUploadIdMarker>").unwrap();
+        }
+        let more = left.next().is_some();
+        write!(
+            body,
+            "<IsTruncated>{more}</IsTruncated></ListMultipartUploadsResult>"
+        )
+        .unwrap();
+        reply(200, body)
     }
 
     /// A thousand at a time, as S3 does.

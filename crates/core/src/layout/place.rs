@@ -197,12 +197,14 @@ pub fn place_in_memory(here: &[ElementId], bytes: u64, rooms: &[Room]) -> Option
 }
 
 /// Chooses the element of the burst tier for a version of so many bytes: one of those `here`, on which whoever writes it can in
-/// place, else any; of these the one that has the most room. `None`: none of the tier is up.
+/// place, else any; of these one that is not in `apart`, which have other parts of the same file, and of these the one that has the most
+/// room. `None`: none of the tier is up.
 ///
 /// # Errors
 /// [`PlacementError::BurstFull`]: some are, and none has room.
 pub fn place_in_burst(
     here: &[ElementId],
+    apart: &[ElementId],
     bytes: u64,
     rooms: &[Room],
 ) -> Result<Option<ElementId>, PlacementError> {
@@ -214,6 +216,7 @@ pub fn place_in_burst(
     let best = able.max_by_key(|room| {
         (
             here.contains(&room.element),
+            !apart.contains(&room.element),
             room.free_bytes,
             std::cmp::Reverse(room.element),
         )
@@ -370,15 +373,21 @@ mod tests {
     #[test]
     fn the_burst_tier_takes_new_files_near_whoever_writes_them_and_nothing_else_goes_there() {
         let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
-        assert_eq!(place_in_burst(&[ElementId(0)], 0, &some), Ok(None));
+        assert_eq!(place_in_burst(&[ElementId(0)], &[], 0, &some), Ok(None));
         some[1].burst = true;
         some[2].burst = true;
         let placed = |here: &[u32], bytes, some: &[Room]| {
             let here: Vec<ElementId> = here.iter().copied().map(ElementId).collect();
-            place_in_burst(&here, bytes, some).map(|placed| placed.map(|element| element.0))
+            place_in_burst(&here, &[], bytes, some).map(|placed| placed.map(|element| element.0))
         };
         assert_eq!(placed(&[0, 1], 0, &some), Ok(Some(1)));
         assert_eq!(placed(&[0], 0, &some), Ok(Some(2)));
+        // Parts of a file are apart, but near whoever writes them.
+        let part = |here: &[ElementId], apart: &[ElementId]| place_in_burst(here, apart, 0, &some);
+        assert_eq!(part(&[], &[ElementId(2)]), Ok(Some(ElementId(1))));
+        let both = [ElementId(1), ElementId(2)];
+        assert_eq!(part(&[], &both), Ok(Some(ElementId(2))));
+        assert_eq!(part(&both[1..], &both[1..]), Ok(Some(ElementId(2))));
         assert_eq!(placed(&[1], 1 << 30, &some), Ok(Some(2)));
         assert_eq!(placed(&[1], 2 << 30, &some), Err(PlacementError::BurstFull));
         some[1].answers = false;

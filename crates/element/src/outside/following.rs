@@ -201,7 +201,7 @@ impl Follower {
             {
                 Ok(now) if now == held.placed => {}
                 Ok(_) | Err(Failure::Missing | Failure::Changed) => gone.push(held.object),
-                Err(Failure::Other(_)) => {}
+                Err(Failure::Silent | Failure::Other(_)) => {}
             }
         }
         if !gone.is_empty() {

@@ -14,12 +14,14 @@
 //! | module | |
 //! |---|---|
 //! | `packs` | files as chunks in packs |
+//! | `attempts` | what was begun to be written there |
 //! | `following` | folders of the array that have what is there |
 //! | `presence` | whether the store is there |
 //! | `reading` | bytes of what is not near |
 //! | `rows` | the table |
 //! | `settling` | how an object gets there, and what goes there without anybody waiting |
 
+mod attempts;
 mod following;
 pub mod packs;
 mod presence;
@@ -41,7 +43,7 @@ use packs::{Packing, Packs};
 use parking_lot::{Mutex, RwLock};
 use presence::Guarded;
 use reading::{Away, Reach, There};
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -108,6 +110,9 @@ pub enum Failure {
     /// It has another file of that name.
     #[error("it is another file now")]
     Changed,
+    /// It says nothing.
+    #[error("no answer in a minute")]
+    Silent,
     /// All else, for people.
     #[error("{0}")]
     Other(String),
@@ -138,6 +143,14 @@ pub trait Far: Debug + Send + Sync {
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
     /// Removes a file; it is no error if there is none.
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
+    /// Whether a file of that length may leave something there, if its writing does not end, that only [`Self::give_up`] finds.
+    fn leaves(&self, _size: u64) -> bool {
+        false
+    }
+    /// Gives up what is left of writing a file that was begun since then, by the store's clock, and did not end.
+    fn give_up<'a>(&'a self, _path: &'a str, _since: SystemTime) -> Asked<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// What was not there may be by now, as a file system that is mounted: it is opened anew.
     fn renew(&self) {}
 }
@@ -168,6 +181,8 @@ pub(crate) struct Outside {
     db: Db,
     known: Mutex<Here>,
     turns: Vec<Mutex<()>>,
+    /// Names of which something may be left, and that are worked on.
+    claimed: Mutex<HashSet<String>>,
     bound: RwLock<Vec<Bound>>,
 }
 
@@ -185,6 +200,8 @@ struct Here {
     near_bytes: u64,
     /// What has to be settled and nobody waits for.
     waiting: BTreeSet<ObjectId>,
+    /// What is on its way there, how often at once, and whether it was removed meanwhile.
+    going: HashMap<ObjectId, (usize, bool)>,
     /// Why nothing settles.
     trouble: String,
     /// Why something did not that somebody waited for, and when.
@@ -255,6 +272,7 @@ impl Outside {
             capacity_bytes: capacity_bytes.unwrap_or(CAPACITY_BYTES_DEFAULT),
             db,
             known: Mutex::new(known),
+            claimed: Mutex::default(),
             turns: (0..TURNS).map(|_| Mutex::default()).collect(),
             bound: RwLock::new(bound),
         };
@@ -379,6 +397,36 @@ impl Outside {
         });
         if refused.is_some() || settled.iter().any(Result::is_ok) {
             self.known.lock().refused = refused.map(|why| (why, Instant::now()));
+        }
+    }
+
+    /// Objects are on their way there. Who wants one that was removed has it again.
+    fn go(&self, objects: &[(ObjectId, Named)]) {
+        let mut known = self.known.lock();
+        for (object, _) in objects {
+            let (times, removed) = known.going.entry(*object).or_default();
+            (*times, *removed) = (*times + 1, false);
+        }
+    }
+
+    /// They are there, or not; what was removed meanwhile goes from there, too.
+    fn gone(&self, objects: &[(ObjectId, Named)]) {
+        for (object, _) in objects {
+            let mut known = self.known.lock();
+            let Some((times, removed)) = known.going.get_mut(object) else {
+                continue;
+            };
+            *times -= 1;
+            if *times > 0 {
+                continue;
+            }
+            let removed = *removed;
+            known.going.remove(object);
+            let far = removed && known.far.contains(object);
+            drop(known);
+            if far {
+                self.forget(*object);
+            }
         }
     }
 
@@ -512,7 +560,9 @@ impl Store for Outside {
     }
 
     fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
+        self.go(objects);
         let settled = self.settle_each(objects);
+        self.gone(objects);
         self.note_refused(&settled);
         settled
     }
@@ -599,6 +649,9 @@ impl Store for Outside {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         let near = self.near.remove(object)?;
+        if let Some((_, removed)) = self.known.lock().going.get_mut(&object) {
+            *removed = true;
+        }
         let far = self.is_far(object);
         if far {
             self.forget(object);

@@ -10,13 +10,15 @@ use crate::db::{Db, DbError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The mark.
 pub(super) const MARK: &str = ".tidemill-store";
 const TEXT: &str = "Elements of a Tidemill array have files here. A store without this file may be taken for one that is away.\n";
 /// A store that was found to be there is believed for so long by who writes.
 const BELIEVED: Duration = Duration::from_secs(2);
+/// Longest that a question may be without an answer.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Files that are looked for where there is no mark: the first and the last of those that are known.
 const LOOKED_FOR: u32 = 4;
 
@@ -71,10 +73,10 @@ impl Guarded {
 
     /// What is there, which is not where the store is only: that is asked for now.
     pub(super) async fn stat_surely(&self, path: &str) -> Result<Placed, Failure> {
-        match self.far.stat(path).await {
+        match timely(self.far.stat(path)).await {
             Err(Failure::Missing) => {
                 self.look().await?;
-                self.far.stat(path).await
+                timely(self.far.stat(path)).await
             }
             answer => answer,
         }
@@ -96,7 +98,7 @@ impl Guarded {
     }
 
     async fn has(&self, path: &str) -> Result<bool, Failure> {
-        match self.far.stat(path).await {
+        match timely(self.far.stat(path)).await {
             Ok(_) | Err(Failure::Changed) => Ok(true),
             Err(Failure::Missing) => Ok(false),
             Err(failure) => Err(failure),
@@ -137,12 +139,18 @@ impl Guarded {
     }
 }
 
+/// An answer, or none in a minute: stores try again and again by themselves.
+async fn timely<T>(asked: Asked<'_, T>) -> Result<T, Failure> {
+    let answer = tokio::time::timeout(SILENCE, asked).await;
+    answer.unwrap_or(Err(Failure::Silent))
+}
+
 impl Far for Guarded {
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
         Box::pin(async move {
-            let answer = self.far.stat(path).await;
+            let answer = timely(self.far.stat(path)).await;
             match self.again(&answer).await? {
-                true => self.far.stat(path).await,
+                true => timely(self.far.stat(path)).await,
                 false => answer,
             }
         })
@@ -150,9 +158,9 @@ impl Far for Guarded {
 
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes> {
         Box::pin(async move {
-            let answer = self.far.read(of, from, count).await;
+            let answer = timely(self.far.read(of, from, count)).await;
             match self.again(&answer).await? {
-                true => self.far.read(of, from, count).await,
+                true => timely(self.far.read(of, from, count)).await,
                 false => answer,
             }
         })
@@ -183,6 +191,14 @@ impl Far for Guarded {
             self.ready().await?;
             self.far.remove(path).await
         })
+    }
+
+    fn leaves(&self, size: u64) -> bool {
+        self.far.leaves(size)
+    }
+
+    fn give_up<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
+        self.far.give_up(path, since)
     }
 
     fn renew(&self) {

@@ -134,6 +134,9 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> R
         }
     };
     db.prepare_cached(forget)?.execute([&at.path])?;
+    if how == How::Put {
+        ended(db, &at.path, object)?;
+    }
     let sql = "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked)
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     db.prepare_cached(sql)?.execute(params![
@@ -188,5 +191,111 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
 pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
     db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone > 0")?
         .execute([object.0.cast_signed()])?;
+    Ok(())
+}
+
+/// An object that had a path has another one now, if it is still known.
+pub(super) fn aside(db: &Connection, object: ObjectId, at: &Placed) -> Result<bool> {
+    let sql = "UPDATE outside SET path = ?2, size = ?3, tag = ?4, checked = ?5, linked = 0 WHERE object = ?1";
+    let row = params![
+        object.0.cast_signed(),
+        at.path,
+        at.size.cast_signed(),
+        at.tag,
+        at.checked
+    ];
+    Ok(db.prepare_cached(sql)?.execute(row)? > 0)
+}
+
+/// Writing an object there is begun, since then in seconds.
+pub(super) fn attempt(db: &Connection, path: &str, object: ObjectId, since_s: i64) -> Result<()> {
+    let sql = "INSERT INTO outside_attempt (path, object, since) VALUES (?1, ?2, ?3)
+                   ON CONFLICT (path, object) DO UPDATE SET again = 1";
+    db.prepare_cached(sql)?
+        .execute(params![path, object.0.cast_signed(), since_s])?;
+    Ok(())
+}
+
+/// Whether it was begun before, too, and nobody knows how that ended.
+pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
+    let sql = "SELECT again FROM outside_attempt WHERE path = ?1 AND object = ?2";
+    let again = db
+        .prepare_cached(sql)?
+        .query_row(params![path, object.0.cast_signed()], |row| row.get(0));
+    Ok(again.optional()?.unwrap_or(false))
+}
+
+/// What is at that path is an object's that is elsewhere, too, and has to give way.
+pub(super) fn give_way(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
+    let sql = "UPDATE outside_attempt SET size = ?3, tag = ?4, checked = ?5 WHERE path = ?1 AND object = ?2";
+    db.prepare_cached(sql)?.execute(params![
+        at.path,
+        object.0.cast_signed(),
+        at.size.cast_signed(),
+        at.tag,
+        at.checked
+    ])?;
+    Ok(())
+}
+
+/// Whether what is at a path has to give way to whoever wants it.
+pub(super) fn gives_way(db: &Connection, at: &Placed) -> Result<bool> {
+    let sql = "SELECT 1 FROM outside_attempt WHERE path = ?1 AND size = ?2 AND tag = ?3";
+    db.prepare_cached(sql)?
+        .exists(params![at.path, at.size.cast_signed(), at.tag])
+}
+
+/// An object is there: of writing it nothing is left, if it was begun once.
+fn ended(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
+    let sql = "DELETE FROM outside_attempt WHERE path = ?1 AND object = ?2 AND again = 0";
+    db.prepare_cached(sql)?
+        .execute(params![path, object.0.cast_signed()])?;
+    Ok(())
+}
+
+/// Writing an object that has ended, or that nobody wants any more.
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) path: String,
+    pub(super) object: ObjectId,
+    pub(super) since_s: i64,
+    /// It was begun before, and nobody knows how that ended.
+    pub(super) again: bool,
+    /// How long it is, if it is there.
+    pub(super) size: Option<u64>,
+    /// What was there and had to give way.
+    pub(super) left: Option<Placed>,
+}
+
+/// Those of which something may be left: of what is there now, and of what is no object since then.
+pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
+    let sql = "SELECT path, size, tag, checked, object, since, again,
+                   (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
+                   FROM outside_attempt
+                   WHERE object IN (SELECT object FROM outside WHERE gone = 0)
+                   OR since < ?1 AND object NOT IN (SELECT id FROM object)";
+    db.prepare_cached(sql)?
+        .query_map([before_s], |row| {
+            let gives_way = row.get::<_, Option<String>>(2)?.is_some();
+            Ok(Attempt {
+                path: row.get(0)?,
+                object: object(row, 4)?,
+                since_s: row.get(5)?,
+                size: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
+                again: row.get(6)?,
+                left: if gives_way {
+                    Some(placed(row, 0)?)
+                } else {
+                    None
+                },
+            })
+        })?
+        .collect()
+}
+
+/// Nothing is left of it.
+pub(super) fn forget_attempt(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
+    db.prepare_cached("DELETE FROM outside_attempt WHERE path = ?1 AND object = ?2")?
+        .execute(params![path, object.0.cast_signed()])?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
@@ -62,6 +62,13 @@ pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
 /// Another name, of the object alone.
 fn beside(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
+}
+
+/// Names of an object that can't have the one that it is to have: the first that is free is taken.
+fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
+    let own = format!("{OWN}objects/{:016x}", object.0);
+    let fresh = format!("{own}-{:016x}", crate::task::now().0);
+    [beside(wanted, object), own, fresh]
 }
 
 /// The path and the object of such a name.
@@ -143,7 +150,47 @@ impl Outside {
         &self,
         objects: &[(ObjectId, Named)],
     ) -> Vec<Result<(), StoreError>> {
-        at_once(objects, |(object, named)| self.settle_one(*object, named))
+        let new = objects.iter().filter(|(object, _)| !self.is_far(*object));
+        let new = new.map(|(object, named)| (self.wanted(*object, named), *object));
+        let new: Vec<(String, ObjectId)> = new.collect();
+        if !new.is_empty()
+            && let Err(error) = self.attempt(new)
+        {
+            let failed = |_: &(ObjectId, Named)| {
+                Err(StoreError::Outside {
+                    path: self.uri.clone(),
+                    why: Failure::Other(error.to_string()),
+                })
+            };
+            return objects.iter().map(failed).collect();
+        }
+        let silent = AtomicBool::default();
+        at_once(objects, |(object, named)| {
+            if silent.load(Ordering::Relaxed) {
+                return Err(StoreError::Outside {
+                    path: named.path.clone(),
+                    why: Failure::Silent,
+                });
+            }
+            let settled = self.settle_one(*object, named);
+            let why = |error: &StoreError| {
+                matches!(
+                    error,
+                    StoreError::Outside {
+                        why: Failure::Silent,
+                        ..
+                    }
+                )
+            };
+            silent.fetch_or(settled.as_ref().is_err_and(why), Ordering::Relaxed);
+            settled
+        })
+    }
+
+    /// The name that an object is to have there.
+    fn wanted(&self, object: ObjectId, named: &Named) -> String {
+        let inside = self.inside(&named.path);
+        key(object, inside.as_deref().unwrap_or(&named.path), named.part)
     }
 
     /// Who has this works on a file of that name, and nobody else.
@@ -159,11 +206,10 @@ impl Outside {
             return Ok(());
         }
         let opened = self.near.open(object)?;
-        let inside = self.inside(&named.path);
-        let path = inside.as_deref().unwrap_or(&named.path);
-        let wanted = key(object, path, named.part);
+        let bound = self.inside(&named.path).is_some();
+        let wanted = self.wanted(object, named);
         let turn = self.turn(&wanted);
-        let placed = match self.place((object, inside.is_some()), wanted, &opened)? {
+        let placed = match self.place((object, bound), wanted, &opened)? {
             Place::Taken(placed) => placed,
             Place::Free(path, over, aside) => {
                 let placed = self.write((&path, over), &opened, named.hash)?;
@@ -197,8 +243,14 @@ impl Outside {
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
             Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing, None)),
+            // A folder, or below a file: nothing can be written there.
+            Err(Failure::Changed) => return self.elsewhere(object, &wanted, opened),
             Err(why) => return Err(failed(why)),
         };
+        let gives_way = self.db.read(|db| rows::gives_way(db, &now));
+        if gives_way.map_err(|error| self.failed(&error))? {
+            return Ok(Place::Free(wanted, Over::This(now), None));
+        }
         let ours = |held: &rows::Held| match held.how {
             How::Put => true,
             How::Followed => bound,
@@ -211,30 +263,96 @@ impl Outside {
         match held {
             Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now), None)),
             Some(held) if held.object != object => {
-                let other = held.object;
-                let aside = beside(&wanted, other);
-                let moved = self.reach.wait(far.also(&wanted, &aside)).map_err(failed)?;
-                if moved.size != now.size {
-                    return Err(failed(Failure::Changed));
-                }
-                let row = moved.clone();
-                let put = move |db: &rusqlite::Connection| rows::put(db, other, &row, How::Put);
-                let kept = self.db.write_blocking(true, put);
-                kept.map_err(|error| self.failed(&error))?;
-                Ok(Place::Free(wanted, Over::This(now), Some((other, moved))))
+                let (left, moved) = self.move_aside(held.object, &now, object)?;
+                Ok(Place::Free(
+                    wanted,
+                    Over::This(left),
+                    Some((held.object, moved)),
+                ))
             }
-            // It may have been written before this process was killed.
-            _ if self.is_same(&now, opened)? => Ok(Place::Taken(now)),
+            // It was written before this process was killed.
+            _ if self.is_again(&wanted, object)? && self.is_same(&now, opened)? => {
+                Ok(Place::Taken(now))
+            }
             _ => {
-                let other = beside(&wanted, object);
                 tracing::warn!(
                     path = wanted,
-                    other,
-                    "somebody else has a file of this name outside: it gets another one"
+                    "somebody else has a file of this name outside: ours gets another one"
                 );
-                Ok(Place::Free(other, Over::Anything, None))
+                self.elsewhere(object, &wanted, opened)
             }
         }
+    }
+
+    /// Gives what an object has at its name another name, so that the object in its place may have that. What still lies there and where
+    /// the other one is now.
+    fn move_aside(
+        &self,
+        object: ObjectId,
+        now: &Placed,
+        instead: ObjectId,
+    ) -> Result<(Placed, Placed), StoreError> {
+        let failed = |why| StoreError::Outside {
+            path: now.path.clone(),
+            why,
+        };
+        let far = &self.reach.far;
+        let mut names = names_of(object, &now.path).into_iter();
+        let aside = loop {
+            let Some(name) = names.next() else {
+                return Err(failed(Failure::Changed));
+            };
+            match self.reach.wait(far.stat(&name)) {
+                Err(Failure::Missing) => break name,
+                Ok(_) | Err(Failure::Changed) => {}
+                Err(why) => return Err(failed(why)),
+            }
+        };
+        let moved = self
+            .reach
+            .wait(far.also(&now.path, &aside))
+            .map_err(failed)?;
+        // In a folder another name changes what a file is told by.
+        let left = self.reach.wait(far.stat(&now.path)).map_err(failed)?;
+        if moved.size != now.size || left.size != now.size {
+            return Err(failed(Failure::Changed));
+        }
+        let (row, lies) = (moved.clone(), left.clone());
+        let note = move |db: &rusqlite::Connection| {
+            rows::give_way(db, instead, &lies)?;
+            rows::aside(db, object, &row)
+        };
+        let known = self.db.write_blocking(true, note);
+        if !known.map_err(|error| self.failed(&error))? {
+            // It is no object any more.
+            let removed = self.reach.wait(far.remove(&aside));
+            removed.map_err(failed)?;
+        }
+        Ok((left, moved))
+    }
+
+    /// Where an object can be whose name is taken, or can't be there.
+    fn elsewhere(
+        &self,
+        object: ObjectId,
+        wanted: &str,
+        opened: &Opened,
+    ) -> Result<Place, StoreError> {
+        let far = &self.reach.far;
+        for name in names_of(object, wanted) {
+            self.attempt(vec![(name.clone(), object)])?;
+            let again = self.is_again(&name, object)?;
+            match self.reach.wait(far.stat(&name)) {
+                Err(Failure::Missing) => return Ok(Place::Free(name, Over::Nothing, None)),
+                Ok(now) if again && self.is_same(&now, opened)? => return Ok(Place::Taken(now)),
+                Ok(_) | Err(Failure::Changed) => {}
+                Err(why) => return Err(StoreError::Outside { path: name, why }),
+            }
+        }
+        Err(StoreError::Outside {
+            path: wanted.to_owned(),
+            why: Failure::Changed,
+        })
     }
 
     /// In a folder, what was moved aside is told by another tag when it has lost its first name.
@@ -302,13 +420,18 @@ impl Outside {
                 (false, _) => Ok(Some(Bytes::from(piece))),
             }
         });
-        let written = self
-            .reach
-            .wait(self.reach.far.write(path, size, pieces, over));
-        written.map_err(|why| StoreError::Outside {
-            path: path.to_owned(),
-            why,
-        })
+        let far = &self.reach.far;
+        let write = || {
+            let written = self.reach.wait(far.write(path, size, pieces, over));
+            written.map_err(|why| StoreError::Outside {
+                path: path.to_owned(),
+                why,
+            })
+        };
+        match far.leaves(size) {
+            true => self.writing(path, write),
+            false => write(),
+        }
     }
 
     /// What is known of an object's file; `None`: the object is not kept, or not yet.
@@ -416,7 +539,7 @@ impl Outside {
         match self.reach.wait(far.stat(&placed.path)) {
             Ok(now) if now == *placed => self.reach.wait(far.remove(&placed.path)).is_ok(),
             Ok(_) | Err(Failure::Missing | Failure::Changed) => true,
-            Err(Failure::Other(_)) => false,
+            Err(Failure::Silent | Failure::Other(_)) => false,
         }
     }
 }
@@ -468,8 +591,12 @@ pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
         }
         let well = outside.settle_some();
         let removed = outside.remove_some();
+        let given_up = outside.tidy_attempts();
         let tidied = outside.tidy();
-        let (well, more) = (well && tidied.is_some(), removed || tidied == Some(true));
+        let (well, more) = (
+            well && given_up && tidied.is_some(),
+            removed || tidied == Some(true),
+        );
         pause = match (well, more) {
             (false, _) => PAUSE,
             (true, true) => Duration::ZERO,

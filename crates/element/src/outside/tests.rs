@@ -25,6 +25,10 @@ pub(super) struct Memory {
     pub(super) changes_left: Mutex<Option<u64>>,
     /// What somebody else puts there in the moment of the next write.
     rush: Mutex<Option<(String, Vec<u8>)>>,
+    /// What is there and no file.
+    folders: Mutex<Vec<String>>,
+    /// Nothing is written as long as somebody has this.
+    hold: Mutex<()>,
 }
 
 impl Memory {
@@ -55,6 +59,9 @@ impl Memory {
     pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
         if *self.away.lock() {
             return Err(Failure::Other("away".into()));
+        }
+        if self.folders.lock().iter().any(|folder| folder == path) {
+            return Err(Failure::Changed);
         }
         let files = self.files.lock();
         let (content, tag) = files.all.get(path).ok_or(Failure::Missing)?;
@@ -110,6 +117,7 @@ impl Far for Memory {
                     checked: true,
                 });
             }
+            let _hold = self.hold.lock();
             if let Some((path, content)) = self.rush.lock().take() {
                 self.put(&path, &content);
             }
@@ -301,7 +309,8 @@ fn what_a_process_that_was_killed_left_is_taken_up() {
     let bench = Bench::new();
     let store = bench.open(1 << 20);
     let one = bench.version(&store, 0x101, "/a", b"one");
-    // It was written, and nothing was kept of that.
+    // It was written, and nothing was kept of that but that it would be.
+    store.attempt(vec![("a".into(), one.0)]).unwrap();
     bench.far.put("a", b"one");
     drop(store);
     let store = bench.open(1 << 20);
@@ -539,4 +548,107 @@ fn a_store_that_is_only_read_is_not_written_to() {
     while store.remove_some() {}
     let files = bench.far.files.lock();
     assert_eq!(files.all.keys().collect::<Vec<_>>(), ["theirs"]);
+}
+
+/// Also if it is the same, or there is no other name for ours.
+#[test]
+fn what_others_have_put_there_is_never_taken_for_ours() {
+    let bench = Bench::new();
+    for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
+        bench.far.put(path, content.as_bytes());
+    }
+    bench.far.folders.lock().push("folder".into());
+    let store = bench.open(0);
+    let ours = [
+        bench.version(&store, 0x101, "/same", b""),
+        bench.version(&store, 0x102, "/two", b"ours"),
+        bench.version(&store, 0x103, "/folder", b"ours"),
+    ];
+    for one in &ours {
+        settle(&store, one).unwrap();
+    }
+    let theirs = ["same", "two", "two.0000000000000102"];
+    let mut names = bench.far.names();
+    names.retain(|name| !theirs.contains(&name.as_str()));
+    assert_eq!(
+        names,
+        [
+            ".tidemill-objects/0000000000000102",
+            "folder.0000000000000103",
+            "same.0000000000000101"
+        ]
+    );
+    assert!(store.tidy_attempts());
+    for (object, _) in &ours {
+        store.remove(*object).unwrap();
+    }
+    store.remove_some();
+    assert_eq!(bench.far.names(), theirs);
+    assert_eq!(bench.far.get("two.0000000000000102").unwrap().0, b"y");
+    let left = bench.db.read(|db| rows::attempts(db, i64::MAX)).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// The store refuses the new version after the earlier one was moved aside.
+#[test]
+fn a_version_takes_its_name_though_it_was_refused_at_first() {
+    let bench = Bench::new();
+    let store = bench.open(0);
+    let one = bench.version(&store, 0x101, "/a", b"one");
+    settle(&store, &one).unwrap();
+    let two = bench.version(&store, 0x102, "/a", b"two");
+    *bench.far.changes_left.lock() = Some(0);
+    assert!(settle(&store, &two).is_err());
+    *bench.far.changes_left.lock() = None;
+    drop(store);
+    let store = bench.open(0);
+    settle(&store, &two).unwrap();
+    assert_eq!(bench.far.names(), ["a", "a.0000000000000101"]);
+    assert_eq!(bench.far.get("a").unwrap().0, b"two");
+    assert_eq!(read(&store, one.0).unwrap(), b"one");
+    // One that never comes leaves nothing of what was to give way.
+    let three = bench.version(&store, 0x103, "/a", b"three");
+    *bench.far.changes_left.lock() = Some(0);
+    assert!(settle(&store, &three).is_err());
+    *bench.far.changes_left.lock() = None;
+    for (object, _) in [&one, &two, &three] {
+        store.remove(*object).unwrap();
+    }
+    let gone = |db: &rusqlite::Connection| {
+        db.execute("DELETE FROM object", [])?;
+        db.execute("UPDATE outside_attempt SET since = 0", [])
+            .map(drop)
+    };
+    bench.db.write_blocking(true, gone).unwrap();
+    assert!(store.tidy_attempts());
+    while store.remove_some() {}
+    assert!(bench.far.names().is_empty(), "{:?}", bench.far.names());
+}
+
+#[test]
+fn what_is_removed_while_it_goes_there_is_removed_there() {
+    for packing in [Packing::Files, Packing::Chunks { compress: false }] {
+        let bench = Bench::new();
+        let store = bench.open_as(1 << 20, packing);
+        let other = bench.version(&store, 0x100, "/other", b"other");
+        settle(&store, &other).unwrap();
+        let one = bench.version(&store, 0x101, "/a", b"one");
+        std::thread::scope(|scope| {
+            let held = bench.far.hold.lock();
+            let settling = scope.spawn(|| settle(&store, &one));
+            while !store.known.lock().going.contains_key(&one.0) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(store.remove(one.0).unwrap());
+            drop(held);
+            // Whoever wanted it there may be told either.
+            let _ = settling.join().unwrap();
+        });
+        while store.remove_some() {}
+        assert!(read(&store, one.0).is_err());
+        assert_eq!(store.told().files, 1);
+        assert!(packing != Packing::Files || bench.far.names() == ["other"]);
+        assert!(store.known.lock().going.is_empty());
+    }
 }

@@ -144,6 +144,7 @@ impl Tx<'_> {
         let promises = self.promises()?;
         let own = self.own(dir, &promises)?;
         let elements: Vec<ElementId> = here.here.iter().copied().map(ElementId).collect();
+        let apart: Vec<ElementId> = here.apart.iter().copied().map(ElementId).collect();
         let (mut within, mut beside) = (Vec::new(), Vec::new());
         let rooms = self.shared.rooms();
         for room in rooms.store.iter().filter(|room| room.burst) {
@@ -161,13 +162,13 @@ impl Tx<'_> {
                 ..*room
             });
         }
-        if let Ok(Some(element)) = place_in_burst(&elements, here.bytes, &within) {
+        if let Ok(Some(element)) = place_in_burst(&elements, &apart, here.bytes, &within) {
             if let Some(one) = taker(&own, element.0, here.bytes) {
                 self.take_up(one, here)?;
             }
             return Ok(Some(element));
         }
-        match place_in_burst(&elements, here.bytes, &beside) {
+        match place_in_burst(&elements, &apart, here.bytes, &beside) {
             Err(PlacementError::BurstFull) if self.shared.bursts.limits().pass => Ok(None),
             placed => Ok(placed?),
         }

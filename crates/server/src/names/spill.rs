@@ -18,6 +18,8 @@ use tidemill_wire::v1::{self, name_result::Result as Answer};
 pub(crate) struct Here<'a> {
     /// Elements of their host on which they can write in place, and leave if these are in memory and full.
     pub(crate) here: &'a [u32],
+    /// Elements that have other parts of the file.
+    pub(crate) apart: &'a [u32],
     /// Bytes that the version begins with.
     pub(crate) bytes: u64,
     /// The object that it is written to; 0 if that does not matter.
@@ -30,6 +32,7 @@ impl<'a> From<&'a v1::Create> for Here<'a> {
     fn from(op: &'a v1::Create) -> Self {
         Self {
             here: &op.here,
+            apart: &[],
             bytes: 0,
             object: op.object,
             linked: op.linked,
@@ -41,6 +44,7 @@ impl<'a> From<&'a v1::NewVersion> for Here<'a> {
     fn from(op: &'a v1::NewVersion) -> Self {
         Self {
             here: &op.here,
+            apart: &[],
             bytes: op.bytes,
             object: op.object,
             linked: op.linked,

@@ -188,8 +188,10 @@ impl Tx<'_> {
             })
         });
         let folder = self.folder_of(node.ino)?;
+        let apart = self.elements_of_parts(version)?;
         let here = Here {
             here: &op.here,
+            apart: &apart,
             object: op.object,
             ..Here::default()
         };
@@ -486,6 +488,14 @@ impl Tx<'_> {
                 parts::UNSEALED,
             ])?;
         Ok(())
+    }
+
+    /// Elements that have some of it.
+    fn elements_of_parts(&self, version: u64) -> Result<Vec<u32>, Fault> {
+        let sql = "SELECT DISTINCT element FROM part WHERE object = ?1 AND element >= 0";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let elements = statement.query_map([version.cast_signed()], |row| row.get(0))?;
+        Ok(elements.collect::<Result<_, _>>()?)
     }
 
     fn count_parts(&self, version: u64) -> Result<u32, Fault> {

@@ -12,7 +12,7 @@ use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
 /// The versions of an element's tables that this release reads.
-const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=4;
+const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=5;
 
 /// Kinds of object.
 const DATA: i64 = 0;

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 use tidemill_bridge::{Bridge, Error, Keys, Object, Place};
 use tidemill_element::outside::{
     Asked, Failure, Far, NEAR_BYTES_MAX_DEFAULT, Over, Pieces, Placed, Where,
@@ -220,6 +221,17 @@ impl Far for Outside {
                 Err(error) if !error.is_missing() => Err(failure(&error)),
                 _ => Ok(()),
             }
+        })
+    }
+
+    fn leaves(&self, size: u64) -> bool {
+        size > WHOLE_BYTES_MAX && self.0.leaves()
+    }
+
+    fn give_up<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
+        Box::pin(async move {
+            let given_up = self.0.give_up(path, since).await;
+            given_up.map_err(|error| failure(&error))
         })
     }
 

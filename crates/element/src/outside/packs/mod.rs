@@ -29,6 +29,8 @@ mod rows;
 pub(super) mod tests;
 mod tidying;
 
+pub(super) use packing::now_s;
+
 use super::Failure;
 use parking_lot::Mutex;
 use rows::PackId;

@@ -94,7 +94,7 @@ struct Recipe {
     hasher: blake3::Hasher,
 }
 
-pub(super) fn now_s() -> i64 {
+pub(in super::super) fn now_s() -> i64 {
     i64::try_from(now().0 / 1_000_000_000).unwrap_or(i64::MAX)
 }
 

@@ -1,0 +1,199 @@
+//! What is left in S3 of files whose writing did not end: their parts are kept, and paid for, until somebody gives the upload up.
+//! OpenDAL begins uploads and has no way to find them again.
+
+use crate::place::{Kind, Place, encoded, join};
+use crate::remote::{client, whole};
+use crate::store::SILENCE;
+use crate::{Error, Keys};
+use bytes::Bytes;
+use reqsign_aws_v4::{Credential, RequestSigner, StaticCredentialProvider};
+use reqsign_core::time::Timestamp;
+use reqsign_core::{Context, Signer};
+use reqwest::{Client, Method, StatusCode};
+use serde::Deserialize;
+use std::time::SystemTime;
+
+/// Pages of uploads of names that begin alike, 1000 on each.
+const PAGES_MAX: usize = 100;
+/// Longest page.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
+/// What a signature says that no body has.
+const UNSIGNED: (&str, &str) = ("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
+
+/// The uploads of a bucket.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    client: Client,
+    /// Of the bucket.
+    url: String,
+    /// What keys begin with there.
+    root: String,
+    signer: Option<Signer<Credential>>,
+}
+
+/// One that did not end, as S3 tells of it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Upload {
+    key: String,
+    upload_id: String,
+    initiated: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Page {
+    is_truncated: bool,
+    next_key_marker: String,
+    next_upload_id_marker: String,
+    #[serde(rename = "Upload")]
+    uploads: Vec<Upload>,
+}
+
+impl Upload {
+    /// Whether it was begun then or later. What says no time was.
+    fn is_since(&self, since: SystemTime) -> bool {
+        let begun = self.initiated.parse::<Timestamp>();
+        begun.is_ok_and(|begun| begun.as_system_time() >= since)
+    }
+}
+
+impl Uploads {
+    /// Of a place in S3.
+    pub(crate) fn open(place: &Place, keys: &Keys) -> Option<Self> {
+        let Kind::S3 {
+            bucket,
+            root,
+            endpoint,
+            region,
+        } = &place.kind
+        else {
+            return None;
+        };
+        let endpoint = match endpoint.as_deref().map(|given| given.trim_end_matches('/')) {
+            None => format!("https://s3.{region}.amazonaws.com"),
+            Some(given) if given.contains("://") => given.to_owned(),
+            Some(given) => format!("https://{given}"),
+        };
+        let known = keys.get("access_key_id").zip(keys.get("secret_access_key"));
+        let signer = known.map(|(id, secret)| {
+            let provider = StaticCredentialProvider::new(id, secret);
+            let provider = match keys.get("session_token") {
+                Some(token) => provider.with_session_token(token),
+                None => provider,
+            };
+            Signer::new(Context::new(), provider, RequestSigner::new("s3", region))
+        });
+        Some(Self {
+            client: client(),
+            url: format!("{endpoint}/{}", encoded(bucket)),
+            root: root
+                .split('/')
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join("/"),
+            signer,
+        })
+    }
+
+    /// Gives up all uploads of a file that were begun since then.
+    pub(crate) async fn give_up(
+        &self,
+        path: &str,
+        since: SystemTime,
+        keys: &Keys,
+    ) -> Result<(), Error> {
+        let key = join(&self.root, path);
+        let failed = |why: String| Error::Store {
+            path: path.to_owned(),
+            reason: keys.reason(&format!(
+                "uploads that did not end can't be given up: {why}"
+            )),
+        };
+        for upload in self.begun(&key).await.map_err(failed)? {
+            if upload.key == key && upload.is_since(since) {
+                let id = encoded(&upload.upload_id);
+                let target = format!("/{}?uploadId={id}", encoded(&key));
+                self.ask(Method::DELETE, &target).await.map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All uploads of names that begin so.
+    async fn begun(&self, prefix: &str) -> Result<Vec<Upload>, String> {
+        let (mut found, mut after) = (Vec::new(), String::new());
+        for _ in 0..PAGES_MAX {
+            let question = format!("?uploads=&prefix={}{after}", encoded(prefix));
+            let said = self.ask(Method::GET, &question).await?;
+            let text = String::from_utf8_lossy(&said);
+            let page: Page = quick_xml::de::from_str(&text).map_err(|error| error.to_string())?;
+            found.extend(page.uploads);
+            if !page.is_truncated {
+                return Ok(found);
+            }
+            let (key, id) = (page.next_key_marker, page.next_upload_id_marker);
+            after = format!(
+                "&key-marker={}&upload-id-marker={}",
+                encoded(&key),
+                encoded(&id)
+            );
+        }
+        Err(format!("there are more than {} of them", PAGES_MAX * 1000))
+    }
+
+    /// What is answered. What is to go may have gone.
+    async fn ask(&self, method: Method, target: &str) -> Result<Bytes, String> {
+        let is_end = method == Method::DELETE;
+        let asked = http::Request::builder()
+            .method(method)
+            .uri(format!("{}{target}", self.url))
+            .header(UNSIGNED.0, UNSIGNED.1);
+        let asked = asked.body(reqwest::Body::default());
+        let (mut head, body) = asked.map_err(|error| error.to_string())?.into_parts();
+        if let Some(signer) = &self.signer {
+            let signed = signer.sign(&mut head, None).await;
+            signed.map_err(|error| error.to_string())?;
+        }
+        let asked = http::Request::from_parts(head, body);
+        let asked = reqwest::Request::try_from(asked).map_err(|error| error.to_string())?;
+        let answered = async {
+            let answer = self.client.execute(asked).await?;
+            let status = answer.status();
+            Ok::<_, reqwest::Error>((status, whole(answer, PAGE_BYTES_MAX).await?))
+        };
+        let answered = tokio::time::timeout(SILENCE, answered).await;
+        let answered = answered.map_err(|_| "the store does not answer".to_owned())?;
+        let (status, said) = answered.map_err(|error| error.without_url().to_string())?;
+        let said = said.ok_or("the answer is too long")?;
+        match status.is_success() || (is_end && status == StatusCode::NOT_FOUND) {
+            true => Ok(said),
+            false => Err(format!("{status} {}", String::from_utf8_lossy(&said))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uploads_are_read_as_s3_tells_of_them() {
+        let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>
+            <ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Bucket>b</Bucket><KeyMarker/>
+            <NextKeyMarker>a&amp;b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker><IsTruncated>true</IsTruncated>
+            <Upload><Key>a</Key><UploadId>1</UploadId><Owner><ID>x</ID></Owner><Initiated>2026-11-10T20:48:33.000Z</Initiated></Upload>
+            <Upload><Key>a&amp;b</Key><UploadId>2</UploadId><Initiated>?</Initiated></Upload></ListMultipartUploadsResult>";
+        let page: Page = quick_xml::de::from_str(text).unwrap();
+        assert!(page.is_truncated && page.next_key_marker == "a&b");
+        let then = "2026-11-10T20:48:33Z".parse::<Timestamp>().unwrap();
+        let [first, second] = &page.uploads[..] else {
+            panic!("{page:?}");
+        };
+        let second_later = then.as_system_time() + std::time::Duration::from_secs(1);
+        assert!(first.is_since(then.as_system_time()) && !first.is_since(second_later));
+        assert!(!second.is_since(SystemTime::UNIX_EPOCH) && second.key == "a&b");
+        let empty: Page = quick_xml::de::from_str("<ListMultipartUploadsResult/>").unwrap();
+        assert!(!empty.is_truncated && empty.uploads.is_empty());
+    }
+}

@@ -300,34 +300,8 @@ impl State {
                 done.headers.push(("etag", etag));
                 done
             }
-            ("POST", Some(upload)) => {
-                let Some(Upload { parts, .. }) = self.uploads.remove(&upload) else {
-                    return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
-                };
-                let etag = self.put(key, parts.into_values().flatten().collect());
-                reply(
-                    200,
-                    format!(
-                        "<CompleteMultipartUploadResult><Bucket>bucket</Bucket><Key>{key}</Key><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
-                    ),
-                )
-            }
-            ("POST", None) => {
-                self.writes += 1;
-                let upload = format!("u{}", self.writes);
-                let begun = Upload {
-                    key: key.to_owned(),
-                    begun: "2100-01-01T00:00:00.000Z".into(),
-                    ..Upload::default()
-                };
-                self.uploads.insert(upload.clone(), begun);
-                reply(
-                    200,
-                    format!(
-                        "<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
-                    ),
-                )
-            }
+            ("POST", Some(upload)) => self.end_upload(&upload, key),
+            ("POST", None) => self.begin_upload(key),
             ("DELETE", Some(upload)) => {
                 self.uploads.remove(&upload);
                 reply(204, "")
@@ -338,6 +312,32 @@ impl State {
             }
             _ => reply(405, ""),
         }
+    }
+
+    fn begin_upload(&mut self, key: &str) -> Reply {
+        self.writes += 1;
+        let id = format!("u{}", self.writes);
+        let upload = Upload {
+            key: key.to_owned(),
+            begun: "2100-01-01T00:00:00.000Z".into(),
+            ..Upload::default()
+        };
+        self.uploads.insert(id.clone(), upload);
+        let text = format!(
+            "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
+        );
+        reply(200, text)
+    }
+
+    fn end_upload(&mut self, upload: &str, key: &str) -> Reply {
+        let Some(Upload { parts, .. }) = self.uploads.remove(upload) else {
+            return reply(404, "<Error><Code>NoSuchUpload</Code></Error>");
+        };
+        let etag = self.put(key, parts.into_values().flatten().collect());
+        let text = format!(
+            "<CompleteMultipartUploadResult><Bucket>bucket</Bucket><Key>{key}</Key><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+        );
+        reply(200, text)
     }
 
     /// Whether what is there may be written over.

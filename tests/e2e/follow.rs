@@ -316,6 +316,50 @@ fn a_file_of_several_mounts_is_read_while_they_write_it() {
     assert!(now.starts_with(b"one two three four five \0") && now.ends_with(b"\0end"));
 }
 
+/// A second writer joins while a file is read: what the first one writes from then on may lie anywhere in its object, and nobody gets it
+/// for the bytes that belong there.
+#[test]
+fn who_reads_gets_nothing_from_elsewhere_when_a_second_writer_joins() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
+    let (second, third) = (
+        OtherMount::start(&array, "b"),
+        OtherMount::start(&array, "c"),
+    );
+    let (head, first) = (4 << 20, 64 << 10);
+    let one = std::fs::File::create(array.at("w/f")).unwrap();
+    one.write_all_at(&vec![b'a'; head], 0).unwrap();
+    one.sync_all().unwrap();
+    // They have begun, and go no further before somebody takes what they give.
+    let path = second.path.join("w/f");
+    let mut readers = [
+        follow(&array, "/w/f"),
+        program(&format!("exec cat {}", path.display())),
+    ];
+    for reader in &mut readers {
+        next(reader, &"a".repeat(first));
+    }
+    let mut other = std::fs::File::options();
+    let other = other.write(true).open(third.path.join("w/f")).unwrap();
+    one.write_all_at(&[b'x'; 4096], 8 << 20).unwrap();
+    one.sync_all().unwrap();
+    for reader in &mut readers {
+        next(reader, &"a".repeat(head - first));
+    }
+    other.write_all_at(b"there", head as u64).unwrap();
+    for reader in &mut readers {
+        next(reader, "there");
+    }
+    drop((one, other));
+    let whole = format!("{}{}", "\0".repeat(head - 5), "x".repeat(4096));
+    for reader in readers {
+        let (rest, ok, complaint) = end(reader);
+        assert!(ok && rest == whole, "{} {complaint}", rest.len());
+    }
+}
+
 /// Who goes back in a file of several mounts makes it another one than was given, and that is said; the same bytes once more are not.
 #[test]
 fn what_several_mounts_write_over_is_told() {

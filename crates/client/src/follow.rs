@@ -3,6 +3,10 @@
 //! What a program writes in place passes nobody, so the object is looked at again and again, and the server is asked what became of it
 //! when nothing has come. Of what several mounts write, these are asked to make visible what they have written. What was handed on is
 //! compared with what was sealed in the end.
+//!
+//! The object of a file that one mount writes is the file only as long as no other mount has joined: from then on its bytes may lie
+//! anywhere in it. The server knows that before the first of these is written, so it is asked after such a read whether what was read
+//! is what it seemed to be.
 
 mod growing;
 
@@ -11,7 +15,7 @@ use crate::ranged::Ranged;
 use crate::striped::Parts;
 use crate::transfer::{PIECE_BYTES, Transfer};
 use bytes::Bytes;
-use growing::{At, Growing};
+use growing::{At, Growing, News};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
@@ -121,19 +125,17 @@ impl Transfer {
         let mut pause = PAUSE_MIN;
         while !version.is_sealed() {
             let before = read.bytes;
-            self.read_on(&version, &mut read, &mut piece).await?;
+            self.read_on(path, &mut version, &mut read, &mut piece)
+                .await?;
+            if version.is_sealed() {
+                break;
+            }
             pause = match read.bytes == before {
                 true => PAUSE_MAX.min(pause * 2),
                 false => PAUSE_MIN,
             };
             tokio::time::sleep(pause).await;
-            let Some(news) = self.look(&version.known()).await? else {
-                return Err(Error::GivenUp {
-                    path: path.to_owned(),
-                    bytes: read.bytes,
-                });
-            };
-            version.adopt(news)?;
+            version.adopt(self.news(&version, path, read.bytes).await?)?;
         }
         match version.parts() {
             Some(parts) => self.rest_of_parts(path, &version, parts, read, piece).await,
@@ -159,23 +161,42 @@ impl Transfer {
         }
     }
 
-    /// Hands on what has come of a version that is being written. What its elements do not give comes later.
+    /// What became of a version of which so many bytes were read.
+    async fn news(&self, version: &Growing, path: &str, bytes: u64) -> Result<News, Error> {
+        let news = self.look(&version.known()).await?;
+        news.ok_or_else(|| Error::GivenUp {
+            path: path.to_owned(),
+            bytes,
+        })
+    }
+
+    /// Hands on what has come of a version that is being written, until it is sealed. What its elements do not give comes later.
     async fn read_on(
         &self,
-        version: &Growing,
+        path: &str,
+        version: &mut Growing,
         read: &mut Read,
         piece: &mut impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        while let At::Object(remote, range) = version.at(read.bytes, GROWN_BYTES) {
+        while !version.is_sealed()
+            && let At::Object(remote, range) = version.at(read.bytes, GROWN_BYTES)
+        {
             let length = range.end - range.start;
-            match self.objects().read(&remote, range.start, length).await {
+            let bytes = match self.objects().read(&remote, range.start, length).await {
                 Ok(bytes) if bytes.is_empty() => break,
-                Ok(bytes) => read.hand_on((remote.object.0, range.start), bytes, piece)?,
+                Ok(bytes) => bytes,
                 Err(error) => {
                     tracing::debug!("a file that is written can't be read yet: {error}");
                     break;
                 }
+            };
+            if version.is_alone() {
+                version.adopt(self.news(version, path, read.bytes).await?)?;
+                if !version.is_one_object() {
+                    continue;
+                }
             }
+            read.hand_on((remote.object.0, range.start), bytes, piece)?;
         }
         Ok(())
     }
@@ -278,9 +299,10 @@ impl Following {
     ) -> Result<Option<Bytes>, Error> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (at, sealed) = {
+            let (at, alone, sealed) = {
                 let version = self.version.lock();
-                (version.at(offset, length), version.is_sealed())
+                let at = version.at(offset, length);
+                (at, version.is_alone(), version.is_sealed())
             };
             let objects = self.transfer.objects();
             let read = match at {
@@ -297,6 +319,13 @@ impl Following {
                 At::Away(element) => Err(Error::ElementDown(element)),
             };
             match read {
+                Ok(bytes) if alone && !bytes.is_empty() => {
+                    self.look(offset).await?;
+                    if self.version.lock().is_one_object() {
+                        return Ok(Some(bytes));
+                    }
+                    continue;
+                }
                 Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
                 Ok(_) => {}
                 // Its element comes back, or another right is needed.
@@ -307,14 +336,19 @@ impl Following {
             if !go_on() {
                 return Ok(None);
             }
-            let known = self.version.lock().known();
-            let Some(news) = self.transfer.look(&known).await? else {
-                return Err(Error::GivenUp {
-                    path: format!("file {}", known.ino),
-                    bytes: offset,
-                });
-            };
-            self.version.lock().adopt(news)?;
+            self.look(offset).await?;
         }
+    }
+
+    /// Learns what became of it, who has read it up to there.
+    async fn look(&self, offset: u64) -> Result<(), Error> {
+        let known = self.version.lock().known();
+        let Some(news) = self.transfer.look(&known).await? else {
+            return Err(Error::GivenUp {
+                path: format!("file {}", known.ino),
+                bytes: offset,
+            });
+        };
+        self.version.lock().adopt(news)
     }
 }

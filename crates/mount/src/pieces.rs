@@ -88,10 +88,20 @@ impl Log {
         }
     }
 
-    /// How many pieces are not told.
+    /// How many pieces the server may not have heard of.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.pending.count()
+        let told = self.told.iter().map(|(_, pieces)| pieces.count());
+        told.sum::<usize>() + self.pending.count()
+    }
+
+    /// Whether these bytes of the file would lie elsewhere in the part than in the file.
+    #[must_use]
+    pub fn moves(&self, range: &Range<u64>) -> bool {
+        match self.pending.covering(range) {
+            Some(piece) => piece.at.offset != piece.offset,
+            None => self.end != range.start,
+        }
     }
 
     /// Where in the part these bytes of the file are to be written, and whether [`Self::written`] is to be told of it.
@@ -177,7 +187,39 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
-    use super::Freshness;
+    use super::{Freshness, Log};
+
+    fn write(log: &mut Log, range: std::ops::Range<u64>) {
+        let (at, is_new) = log.place(&range);
+        if is_new {
+            log.written(&range, at).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_goes_on_at_the_end_lies_where_it_does_in_the_file() {
+        let mut log = Log::new(0, 100, 0);
+        assert!(log.moves(&(0..10)), "what the file has lies there already");
+        assert!(log.moves(&(110..120)));
+        assert!(!log.moves(&(100..110)));
+        write(&mut log, 100..110);
+        assert!(!log.moves(&(102..105)), "it is written over in its place");
+        assert!(!log.moves(&(110..120)) && log.moves(&(105..120)));
+        write(&mut log, 0..10);
+        assert!(log.moves(&(2..5)) && log.moves(&(110..120)));
+    }
+
+    #[test]
+    fn pieces_count_until_the_server_has_heard_of_them() {
+        let mut log = Log::new(1, 0, 0);
+        write(&mut log, 0..1);
+        write(&mut log, 5..6);
+        log.tell(None);
+        write(&mut log, 9..10);
+        assert_eq!(log.count(), 3);
+        log.heard(&log.told());
+        assert_eq!(log.count(), 1);
+    }
 
     #[test]
     fn who_reads_while_it_is_asked_asks_too() {

@@ -683,3 +683,202 @@ async fn wrong_rules_are_refused_and_tests_keep_nothing() {
         0
     );
 }
+
+const HOOK: &str = r#"
+name = "count"; workdir = "/w"; pattern = "in/*.dat"; depth = 1;
+hook = { map = "max"; reduce = "max"; output = "/w/out/r${round}.txt"; };
+"#;
+
+/// What clients see of the hook.
+async fn hook(client: &Client) -> v1::Hook {
+    let request = v1::ListRulesRequest {
+        credentials: Some(user(OWNER)),
+        name: "count".into(),
+    };
+    let mut rules = client.rules().list(request).await.unwrap().into_inner();
+    rules.rules.remove(0).hook.unwrap()
+}
+
+/// Waits until the last of so many rounds is in some state; gives it.
+async fn round(client: &Client, number: u64, state: &str) -> v1::HookRound {
+    loop {
+        let rounds = hook(client).await.rounds;
+        let last = rounds.into_iter().next();
+        if let Some(last) = last.filter(|last| last.round == number && last.state == state) {
+            return last;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Changes the server's tables.
+fn change(dir: &Path, sql: &str) {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    db.busy_timeout(Duration::from_secs(10)).unwrap();
+    db.execute(sql, []).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_at_the_end_of_a_chain_has_its_round_fail_until_it_is_retried() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    let text = HOOK.replace("out/r${round}.txt", "in/r${round}.dat");
+    add(&client, request(OWNER, &text)).await;
+    write_file(&client, "/w/in/a.dat", 7, OWNER).await;
+    let failed = round(&client, 2, "failed").await;
+    assert!(
+        failed.error.contains("/w/in/r1.dat was not mapped"),
+        "{}",
+        failed.error
+    );
+    assert_eq!((failed.files, failed.mapped), (1, 0));
+    assert_eq!(
+        states(&log(&client).await),
+        [("/w/in/a.dat", "done"), ("/w/in/r1.dat", "loop")]
+    );
+    // The file and its round.
+    assert_eq!(retry(&client, "").await, 2);
+    round(&client, 3, "failed").await;
+    // Those of an earlier server are of no round.
+    change(dir.path(), "UPDATE firing SET round = 0 WHERE state = 6");
+    change(dir.path(), "DELETE FROM round WHERE state = 4");
+    assert_eq!(retry(&client, "").await, 1);
+    round(&client, 4, "failed").await;
+    let rounds = hook(&client).await.rounds;
+    let done: Vec<_> = rounds
+        .iter()
+        .map(|round| (round.round, round.state.as_str(), round.mapped))
+        .collect();
+    assert_eq!(
+        done,
+        [
+            (4, "failed", 0),
+            (3, "done", 1),
+            (2, "done", 1),
+            (1, "done", 1)
+        ]
+    );
+    worker.abort();
+}
+
+/// The marker is before the files in the order of names, which are more than are looked at in one transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_has_all_files_of_a_folder_that_was_moved_with_its_marker() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_folders(dir.path()).await;
+    let worker = element.serve();
+    let text = HOOK
+        .replace("in/*.dat", "in/*/*.dat")
+        .replace("map =", "marker = \"in/*/DONE\"; map =");
+    add(&client, request(OWNER, &text)).await;
+    mkdir(&client, "/w/tmp/run").await;
+    write_file(&client, "/w/tmp/run/DONE", 0, OWNER).await;
+    for index in 0..230 {
+        write_file(&client, &format!("/w/tmp/run/step-{index}.dat"), 1, OWNER).await;
+    }
+    rename(&client, "/w/tmp/run", "/w/in/run").await;
+    let done = round(&client, 1, "done").await;
+    assert_eq!((done.files, done.mapped), (230, 230));
+    // A marker without files ends nothing.
+    write_file(&client, "/w/in/other/DONE", 0, OWNER).await;
+    write_file(&client, "/w/in/other/later.dat", 1, OWNER).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(hook(&client).await.rounds[0].state, "open");
+    worker.abort();
+}
+
+/// A mount's session, as long as its stream.
+async fn mount(client: &Client) -> (u64, tonic::Streaming<v1::Invalidation>) {
+    let watch = v1::WatchRequest::default();
+    let mut stream = client.names().watch(watch).await.unwrap().into_inner();
+    let session = stream.message().await.unwrap().unwrap().session;
+    (session, stream)
+}
+
+/// The mount has closed the file, and says nothing before that is sealed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_marker_waits_for_what_was_closed_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, element, client) = with_folders(dir.path()).await;
+    let text = HOOK.replace("map =", "marker = \"in/DONE\"; map =");
+    add(&client, request(OWNER, &text)).await;
+    let (session, stream) = mount(&client).await;
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: b"/w/in/step-8.dat".to_vec(),
+        kind: v1::Kind::File.into(),
+        mode: 0o600,
+        ino: ino.0,
+        object: object.0,
+        uid: OWNER,
+        gid: OWNER,
+        ..v1::Create::default()
+    };
+    let begin = v1::NameRequest {
+        credentials: Some(root()),
+        ops: vec![v1::NameOp {
+            op: Some(Op::Create(create)),
+        }],
+        session,
+        durable: false,
+    };
+    client.apply(begin).await.unwrap();
+    write_file(&client, "/w/in/step-7.dat", 1, OWNER).await;
+    write_file(&client, "/w/in/DONE", 0, OWNER).await;
+    let waits = async |client: &Client| {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let last = hook(client).await.rounds.remove(0);
+        let state = (last.round, last.state.as_str(), last.ended);
+        assert_eq!(state, (1, "open", 0));
+    };
+    waits(&client).await;
+    running.crash().await;
+    drop((stream, element));
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let worker = running.element(0).await.serve();
+    waits(&client).await;
+    let seal = v1::Seal {
+        ino: ino.0,
+        object: object.0,
+        size: 1,
+        ..v1::Seal::default()
+    };
+    client.one(&root(), Op::Seal(seal)).await.unwrap();
+    let done = round(&client, 1, "done").await;
+    assert_eq!((done.files, done.mapped), (2, 2));
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hook_that_waits_for_files_without_end_is_shown_and_begins_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, _element, client) = with_folders(dir.path()).await;
+    let text = HOOK.replace("map =", "on = \"write\"; map =");
+    add(&client, request(OWNER, &text)).await;
+    pause(&client, true).await;
+    for index in 0..17 {
+        assert!(!hook(&client).await.lags);
+        write_file(&client, &format!("/w/in/{index}.dat"), 1 << 61, OWNER).await;
+    }
+    let shown = hook(&client).await;
+    assert!(shown.lags && shown.lag_files == 17);
+    assert!(shown.lag_bytes > 1 << 62, "{}", shown.lag_bytes);
+    let status = client.array().status(v1::StatusRequest {}).await.unwrap();
+    assert_eq!(status.into_inner().hooks_behind.len(), 1);
+    // This one is queued when it is closed.
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: b"/w/in/begun.dat".to_vec(),
+        kind: v1::Kind::File.into(),
+        mode: 0o600,
+        ino: ino.0,
+        object: object.0,
+        uid: OWNER,
+        gid: OWNER,
+        ..v1::Create::default()
+    };
+    client.one(&root(), Op::Create(create)).await.unwrap();
+    assert_eq!(log(&client).await.len(), 17);
+}

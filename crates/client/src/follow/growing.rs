@@ -100,6 +100,16 @@ impl Growing {
         matches!(self.written, Written::Sealed(_))
     }
 
+    /// Whether one mount writes it, as far as is known: then its object is the file.
+    pub(super) fn is_alone(&self) -> bool {
+        matches!(self.written, Written::Alone)
+    }
+
+    /// Whether its object is the file, be it written still or sealed.
+    pub(super) fn is_one_object(&self) -> bool {
+        matches!(self.written, Written::Alone | Written::Sealed(None))
+    }
+
     pub(super) fn opened(&self) -> &v1::Opened {
         &self.opened
     }
@@ -112,9 +122,11 @@ impl Growing {
         }
     }
 
-    /// Takes over what is told of it.
+    /// Takes over what is told of it. An answer that was given before it was sealed may come after one that was given then.
     pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
+        let ended = matches!(self.written, Written::Sealed(_) | Written::Away(_));
         match news {
+            News::Open(_) | News::Published(_) if ended => {}
             News::Sealed(opened) => {
                 self.written = match reached(&opened) {
                     Ok(parts) => Written::Sealed(parts.map(Arc::new)),
@@ -270,5 +282,50 @@ impl Transfer {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(object: u64) -> v1::Opened {
+        v1::Opened {
+            object,
+            url: "http://there".into(),
+            ..v1::Opened::default()
+        }
+    }
+
+    fn shared() -> v1::Opened {
+        v1::Opened {
+            together: Some(v1::Together {
+                version: 9,
+                parts: vec![v1::LayoutPart {
+                    object: 5,
+                    ..v1::LayoutPart::default()
+                }],
+                ..v1::Together::default()
+            }),
+            ..opened(9)
+        }
+    }
+
+    #[test]
+    fn an_object_is_the_file_until_another_writer_comes_or_for_good() {
+        let mut version = Growing::new(2, opened(5)).unwrap();
+        version.adopt(News::Open(opened(5))).unwrap();
+        assert!(version.is_alone() && version.is_one_object());
+        version.adopt(News::Open(shared())).unwrap();
+        assert!(!version.is_alone() && !version.is_one_object());
+        // What was asked for before that says nothing else.
+        version.adopt(News::Open(opened(5))).unwrap();
+        assert!(!version.is_one_object());
+
+        let mut version = Growing::new(2, opened(5)).unwrap();
+        version.adopt(News::Sealed(opened(5))).unwrap();
+        assert!(!version.is_alone() && version.is_one_object());
+        version.adopt(News::Open(shared())).unwrap();
+        assert!(version.is_sealed() && version.is_one_object());
     }
 }

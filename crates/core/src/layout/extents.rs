@@ -7,6 +7,8 @@ use std::ops::Range;
 
 /// Most pieces of one version.
 pub const PIECES_MAX: usize = 1 << 20;
+/// Most pieces that a writer tells of with its last word, which is never refused.
+pub const UNTOLD_MAX: usize = 16_384;
 
 /// See the module. What no piece covers reads as zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

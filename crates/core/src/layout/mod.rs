@@ -11,7 +11,7 @@ mod stripes;
 #[cfg(test)]
 mod tests;
 
-pub use extents::{Extent, Extents, PIECES_MAX, decode_pieces, encode_pieces};
+pub use extents::{Extent, Extents, PIECES_MAX, UNTOLD_MAX, decode_pieces, encode_pieces};
 pub use place::{
     Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_burst, place_in_memory,
     place_stripes, to_wake,

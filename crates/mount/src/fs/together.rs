@@ -18,11 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::published::Visible;
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_core::layout::{Extent, Part, PartOf};
+use tidemill_core::layout::{Extent, Part, PartOf, UNTOLD_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Pieces that were written here and not told yet, before they are told without being asked for.
-const PENDING_MAX: usize = 16_384;
+/// Pieces that were written here and not heard of yet, before they are told without being asked for. Writes that are under way then
+/// may add some.
+const PENDING_MAX: usize = UNTOLD_MAX - 1024;
 
 /// See the module.
 #[derive(Debug)]
@@ -396,23 +397,26 @@ impl Together {
         if own.log.lock().count() >= PENDING_MAX {
             self.publish()?;
         }
-        // From now on bytes lie elsewhere in the object than in the file: as long as the server doesn't know that, it would
-        // seal them so if this mount died.
-        if self.version() == 0
-            && let Err(error) = self.publish()
-        {
-            tracing::debug!(
-                ino = self.ino,
-                "the server does not know yet that others may write, too: {error}"
-            );
-        }
+        // From now on bytes may lie elsewhere in the object than in the file. As long as the server doesn't know that, it would
+        // seal the object as the file if this mount died: only what goes on at the end of both is taken then.
+        let unheard = match self.version() {
+            0 => self.publish().err(),
+            _ => None,
+        };
+        let range = offset..end;
         let _turn = own.turn.read();
-        let (at, is_new) = own.log.lock().place(&(offset..end));
+        let (at, is_new) = {
+            let mut log = own.log.lock();
+            match unheard {
+                Some(error) if log.moves(&range) => return Err(error),
+                _ => log.place(&range),
+            }
+        };
         own.object.write(at, bytes)?;
         let mut log = own.log.lock();
         log.mtime = now_ns();
         if is_new {
-            let noted = log.written(&(offset..end), at);
+            let noted = log.written(&range, at);
             noted.map_err(|_| Errno::FBIG)?;
         }
         Ok(())

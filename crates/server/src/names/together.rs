@@ -11,8 +11,8 @@ use crate::rules::ends::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::layout::{
-    Extent, Extents, Layout, LayoutError, PIECES_MAX, Part, RESERVE_BYTES, Within, decode_pieces,
-    encode_pieces,
+    Extent, Extents, Layout, LayoutError, PIECES_MAX, Part, RESERVE_BYTES, UNTOLD_MAX, Within,
+    decode_pieces, encode_pieces,
 };
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
@@ -22,6 +22,11 @@ const PARTS_MAX: u32 = 4096;
 /// Pieces before they are put together, and that there may be then. So there is room for what is told with the last word of
 /// each writer, which is never refused.
 const PUBLISHED_MAX: usize = PIECES_MAX / 4;
+/// Most room that is kept for last words when another writer comes: a version may have far more writers at once, but all of them do not
+/// write everywhere.
+const LAST_WORDS_MAX: usize = PIECES_MAX / 2;
+/// What a piece adds at most: it may be put amid another.
+const ADDED_MAX: usize = 2;
 /// Publications before they are put together.
 const PUBLICATIONS_MAX: u32 = 4096;
 /// Largest file.
@@ -46,6 +51,22 @@ struct Whole {
     size: u64,
     mtime: i64,
     last: u64,
+}
+
+/// What was published of a version that several mounts write.
+#[derive(Clone, Copy, Debug, Default)]
+struct Published {
+    publications: u32,
+    /// Pieces that were put together, and others.
+    together: usize,
+    apart: usize,
+}
+
+impl Published {
+    /// Pieces that the version has at most if it is sealed as it is.
+    fn most(&self) -> usize {
+        self.together + ADDED_MAX * self.apart
+    }
 }
 
 /// Of a file that several mounts write: the version, its length and when it was changed last.
@@ -179,6 +200,7 @@ impl Tx<'_> {
         if count >= PARTS_MAX {
             return Err(Fault::Busy(self.called(node.ino)));
         }
+        self.need_room_for_pieces(version)?;
         let near = op.near.filter(|near| {
             let rooms = self.shared.rooms();
             let room = rooms.store.iter().find(|room| room.element.0 == *near);
@@ -382,24 +404,62 @@ impl Tx<'_> {
 
     /// Puts publications together once there are many.
     fn condense(&self, version: u64) -> Result<(), Fault> {
-        let sql = "SELECT count(*), coalesce(sum(count), 0) FROM publication WHERE version = ?1";
-        let mut statement = self.db.prepare_cached(sql)?;
-        let (publications, pieces): (u32, u32) = statement
-            .query_row([version.cast_signed()], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
-        if publications <= PUBLICATIONS_MAX && pieces as usize <= PUBLISHED_MAX {
+        let now = self.published_of(version)?;
+        if now.publications <= PUBLICATIONS_MAX && now.together + now.apart <= PUBLISHED_MAX {
             return Ok(());
         }
-        let merged = self.merged(version)?;
-        if merged.count() > PUBLISHED_MAX {
-            return Err(Fault::TooManyPieces(merged.count()));
+        match self.put_together(version)? {
+            count if count > PUBLISHED_MAX => Err(Fault::TooManyPieces(count)),
+            _ => Ok(()),
         }
+    }
+
+    /// Another writer may come only if there is room for what it and those that are there may tell with their last word: the version
+    /// could never be sealed otherwise.
+    fn need_room_for_pieces(&self, version: u64) -> Result<(), Fault> {
+        let sql = "SELECT count(*) FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let open: u32 = statement.query_row([version.cast_signed()], |row| row.get(0))?;
+        let words = ADDED_MAX * UNTOLD_MAX * (open as usize + 1);
+        let room = PIECES_MAX - words.min(LAST_WORDS_MAX);
+        let now = self.published_of(version)?;
+        if now.most() <= room {
+            return Ok(());
+        }
+        let count = match now.apart {
+            0 => now.together,
+            _ => self.put_together(version)?,
+        };
+        match count <= room {
+            true => Ok(()),
+            false => Err(Fault::TooManyPieces(count)),
+        }
+    }
+
+    fn published_of(&self, version: u64) -> Result<Published, Fault> {
+        let sql = "SELECT count(*), coalesce(sum(count) FILTER (WHERE complete), 0), coalesce(sum(count) FILTER (WHERE NOT complete), 0) \
+                   FROM publication WHERE version = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let published = statement.query_row([version.cast_signed()], |row| {
+            let count = |at| row.get::<_, u32>(at).map(|count| count as usize);
+            Ok(Published {
+                publications: row.get(0)?,
+                together: count(1)?,
+                apart: count(2)?,
+            })
+        })?;
+        Ok(published)
+    }
+
+    /// Puts publications together; gives how many pieces there are.
+    fn put_together(&self, version: u64) -> Result<usize, Fault> {
+        let merged = self.merged(version)?;
         let last = self.whole(version)?.last;
         self.forget_publications(version)?;
         let all: Vec<Extent> = merged.pieces().copied().collect();
         let size = i64::try_from(merged.size).unwrap_or(i64::MAX);
-        self.insert_publication(version, last, Some(size), true, &all)
+        self.insert_publication(version, last, Some(size), true, &all)?;
+        Ok(merged.count())
     }
 
     fn insert_publication(
@@ -721,16 +781,20 @@ mod tests {
             self.ask(session, Op::Publish(publish)).map(together)
         }
 
-        /// Session 6 writes, too; gives its object.
+        /// Another session writes, too; gives its object.
         fn join(&mut self, session: u64, ino: u64) -> (u64, v1::Together) {
+            self.try_join(session, ino).unwrap()
+        }
+
+        fn try_join(&mut self, session: u64, ino: u64) -> Result<(u64, v1::Together), Errno> {
             let object = self.object();
             let new = v1::NewVersion {
                 ino,
                 object,
                 ..v1::NewVersion::default()
             };
-            match self.ask(session, Op::NewVersion(new)).unwrap() {
-                Answer::Opened(opened) => (object, opened.together.unwrap()),
+            match self.ask(session, Op::NewVersion(new))? {
+                Answer::Opened(opened) => Ok((object, opened.together.unwrap())),
                 other => panic!("{other:?}"),
             }
         }
@@ -978,6 +1042,37 @@ mod tests {
             let here = layout.within(byte..byte + 1).next();
             assert_eq!(here.map(|piece| piece.at.offset), newest(byte), "{byte}");
         }
+    }
+
+    /// Each writer tells of as many pieces as it may with its last word, and is followed by another.
+    #[test]
+    fn who_opens_a_file_of_too_many_pieces_is_refused_and_the_others_can_seal_it() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(0), vec![]).unwrap();
+        let every_second = |first: u64, part: usize| {
+            let bytes = 0..UNTOLD_MAX as u64;
+            let pieces = bytes.map(|at| extent(2 * (first + at), 1, part, at));
+            vec![told(1, &pieces.collect::<Vec<_>>())]
+        };
+        let mut first = 0;
+        let refused = loop {
+            let (two, seen) = match bench.try_join(6, ino) {
+                Ok(joined) => joined,
+                Err(refused) => break refused,
+            };
+            let part = usize::try_from(seen.mine).unwrap();
+            let said = every_second(first, part);
+            bench.seal((6, ino, two), UNTOLD_MAX as u64, said).unwrap();
+            first += UNTOLD_MAX as u64;
+        };
+        assert_eq!(refused, Errno::FBIG);
+        let told = usize::try_from(first).unwrap();
+        assert!((PIECES_MAX / 2..PIECES_MAX).contains(&told), "{told}");
+        let said = every_second(first, 0);
+        let attr = bench.seal((5, ino, one), UNTOLD_MAX as u64, said).unwrap();
+        assert_eq!((attr.version, attr.writing), (1, false));
+        assert_eq!(bench.layout(&attr).count(), told + UNTOLD_MAX);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::ends::{GIVEN_UP, end, in_vain, set_free, settle};
 use super::held::Held;
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
-use super::{Kept, State, rounds, walk};
+use super::{Kept, State, markers, rounds, walk};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
@@ -146,6 +146,7 @@ impl Firer {
             driver: driver.clone(),
         };
         tokio::spawn(run(firer.clone()));
+        tokio::spawn(markers::run(firer.clone()));
         firer
     }
 

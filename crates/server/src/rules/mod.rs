@@ -2,13 +2,14 @@
 //!
 //! `queue` writes a row for each version that matches, in the transaction that makes it visible; `driver` turns rows into
 //! jobs, each with its rows in the transaction that keeps the job, so that a server that is killed at any moment fires each
-//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced, `held` what they are to map wait for the end of a burst; `store` has the tables; `service` answers clients.
+//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced, `markers` end rounds, `held` what they are to map wait for the end of a burst; `store` has the tables; `service` answers clients.
 
 pub(crate) mod driver;
 pub(crate) mod ends;
 mod folder;
 pub(crate) mod held;
 mod inside;
+mod markers;
 pub(crate) mod noted;
 mod pick;
 mod queue;
@@ -113,6 +114,7 @@ pub(crate) struct Rules {
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
     woken: Notify,
+    marked: Notify,
 }
 
 impl Rules {
@@ -183,5 +185,14 @@ impl Rules {
 
     pub(crate) async fn woken(&self) {
         self.woken.notified().await;
+    }
+
+    /// The same of whoever sees to markers of rounds: one has come.
+    fn wake_for_marker(&self) {
+        self.marked.notify_one();
+    }
+
+    async fn woken_for_marker(&self) {
+        self.marked.notified().await;
     }
 }

@@ -197,7 +197,7 @@ impl Tx<'_> {
             ended,
             error
         ])?;
-        if queued == 1 && state != State::Loop {
+        if queued == 1 {
             self.joins_round(kept, node.object)?;
         }
         if queued == 0 {

@@ -3,14 +3,14 @@
 
 use super::driver::Firer;
 use super::store::one;
-use super::{Kept, Rules, State};
+use super::{Kept, Rules, State, markers};
 use crate::clock;
 use crate::jobs::asked::Programs;
 use crate::jobs::store::state_number;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
 use crate::jobs::{Accepted, Incoming};
 use crate::names::Fault;
-use crate::names::node::{Caller, Node};
+use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use rusqlite::{Connection, params};
@@ -24,8 +24,8 @@ use tidemill_wire::v1;
 const SHOWN: u32 = 20;
 
 /// How far a round is, as it is stored.
-const OPEN: i64 = 0;
-const ENDING: i64 = 1;
+pub(super) const OPEN: i64 = 0;
+pub(super) const ENDING: i64 = 1;
 const REDUCING: i64 = 2;
 const DONE: i64 = 3;
 const FAILED: i64 = 4;
@@ -41,7 +41,7 @@ pub(super) struct Reduce {
     parts: Vec<(String, u64)>,
 }
 
-fn ends(kept: &Kept) -> Option<&Ends> {
+pub(super) fn ends(kept: &Kept) -> Option<&Ends> {
     kept.rule.hook.as_ref()?.rounds.as_ref()
 }
 
@@ -52,7 +52,8 @@ fn open_round(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
 
 /// Ends the open round of a hook, if there is one; gives its number.
 pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault> {
-    let sql = "UPDATE round SET state = ?2 WHERE state = ?3 AND rule = ?1 RETURNING round";
+    let sql =
+        "UPDATE round SET state = ?2, ended = 0 WHERE state = ?3 AND rule = ?1 RETURNING round";
     let key = params![rule.cast_signed(), ENDING, OPEN];
     let ended = one(db, sql, key, |row| row.get::<_, i64>(0))?;
     Ok(ended.map(i64::cast_unsigned))
@@ -65,17 +66,7 @@ impl Tx<'_> {
             return Ok(());
         };
         let rule = kept.id.cast_signed();
-        let round = match open_round(self.db, kept.id)? {
-            Some(round) => round,
-            None => {
-                let sql = "INSERT INTO round(rule, round, state, begun) \
-                           SELECT ?1, 1 + coalesce(max(round), 0), ?2, ?3 FROM round WHERE rule = ?1";
-                self.db
-                    .prepare_cached(sql)?
-                    .execute(params![rule, OPEN, self.now])?;
-                open_round(self.db, kept.id)?.unwrap_or(0)
-            }
-        };
+        let round = self.open_round(kept.id)?;
         let sql = "UPDATE firing SET round = ?3 WHERE rule = ?1 AND object = ?2";
         self.db
             .prepare_cached(sql)?
@@ -84,27 +75,33 @@ impl Tx<'_> {
             Ends::Files(files) => *files,
             Ends::Close | Ends::Marker(_) => MAX_ROUND,
         };
-        // What was removed or given up is no file of it.
-        let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND state < ?3";
-        let key = params![rule, round, State::Gone.number()];
+        // What was removed or given up is no file of it. One at the end of a chain is, and has it fail.
+        let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND (state < ?3 OR state = ?4)";
+        let (gone, looped) = (State::Gone.number(), State::Loop.number());
+        let key = params![rule, round, gone, looped];
         let files = one(self.db, sql, key, |row| row.get::<_, u32>(0))?;
         if files.unwrap_or(0) >= most {
+            let marked = markers::marked(self.db, kept.id)?.is_some();
             end_open(self.db, kept.id)?;
+            if marked {
+                // What was closed before its marker may still come.
+                self.mark(kept.id)?;
+            }
         }
         Ok(())
     }
 
-    /// A file has come, and may be what ends the round of a hook.
-    pub(super) fn marks(&self, kept: &Kept, node: &Node, path: &str) -> Result<(), Fault> {
-        let Some(Ends::Marker(marker)) = ends(kept) else {
-            return Ok(());
-        };
-        let below = kept.rule.below(path);
-        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, node)? {
-            end_open(self.db, kept.id)?;
-            self.shared.rules.wake();
+    /// The open round of a hook, which is begun if there is none.
+    pub(super) fn open_round(&self, rule: u64) -> Result<i64, Fault> {
+        if let Some(round) = open_round(self.db, rule)? {
+            return Ok(round);
         }
-        Ok(())
+        let sql = "INSERT INTO round(rule, round, state, begun) \
+                   SELECT ?1, 1 + coalesce(max(round), 0), ?2, ?3 FROM round WHERE rule = ?1";
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![rule.cast_signed(), OPEN, self.now])?;
+        Ok(open_round(self.db, rule)?.unwrap_or(0))
     }
 }
 
@@ -139,7 +136,7 @@ fn end_when_quiet(
     db: &Connection,
     shared: &Shared,
     kept: &Kept,
-    written: &mut Option<Vec<String>>,
+    written: &mut Option<Vec<(u64, String)>>,
 ) -> Result<(), Fault> {
     let Some(round) = open_round(db, kept.id)? else {
         return Ok(());
@@ -148,10 +145,10 @@ fn end_when_quiet(
         return Ok(());
     }
     if written.is_none() {
-        *written = Some(paths_written(db, shared)?);
+        *written = Some(files_written(db, shared)?);
     }
     let mut written = written.iter().flatten();
-    if !written.any(|path| kept.rule.matches(path)) {
+    if !written.any(|(_, path)| kept.rule.matches(path)) {
         end_open(db, kept.id)?;
     }
     Ok(())
@@ -165,8 +162,8 @@ fn is_open(db: &Connection, rule: u64, round: i64) -> Result<bool, Fault> {
         .exists(params![rule.cast_signed(), round])?)
 }
 
-/// Where the files are that somebody writes.
-fn paths_written(db: &Connection, shared: &Shared) -> Result<Vec<String>, Fault> {
+/// The files that somebody writes, and where they are.
+pub(super) fn files_written(db: &Connection, shared: &Shared) -> Result<Vec<(u64, String)>, Fault> {
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, 0);
     let mut statement = db.prepare_cached("SELECT DISTINCT ino FROM writing")?;
@@ -174,7 +171,8 @@ fn paths_written(db: &Connection, shared: &Shared) -> Result<Vec<String>, Fault>
     let mut paths = Vec::new();
     for ino in rows.collect::<Result<Vec<_>, _>>()? {
         let path = tx.path_of(ino)?;
-        paths.extend(path.and_then(|path| String::from_utf8(path).ok()));
+        let path = path.and_then(|path| String::from_utf8(path).ok());
+        paths.extend(path.map(|path| (ino, path)));
     }
     Ok(paths)
 }
@@ -301,6 +299,34 @@ fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Files that did not end well, all or those of a path, and are of no round, belong to the open one when they are tried again.
+pub(super) fn take_in(
+    db: &Connection,
+    shared: &Shared,
+    (rule, path): (u64, &str),
+    now: i64,
+) -> Result<(), Fault> {
+    let rules = shared.rules.all();
+    let Some(kept) = rules.iter().find(|kept| kept.id == rule) else {
+        return Ok(());
+    };
+    if ends(kept).is_none() {
+        return Ok(());
+    }
+    let sql = "SELECT object FROM firing WHERE rule = ?1 AND round = 0 AND state IN (?3, ?4) AND (?2 = '' OR path = ?2)";
+    let (failed, looped) = (State::Failed.number(), State::Loop.number());
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![rule.cast_signed(), path, failed, looped], |row| {
+        row.get::<_, i64>(0).map(i64::cast_unsigned)
+    })?;
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, now);
+    for object in rows.collect::<Result<Vec<_>, _>>()? {
+        tx.joins_round(kept, object)?;
+    }
+    Ok(())
+}
+
 /// Rounds whose files or whose reduce failed are tried again when all of them were seen to.
 pub(super) fn retry(db: &Connection, rule: u64) -> Result<u64, Fault> {
     let sql = "UPDATE round SET state = ?2, job = 0, ended = 0, error = '' WHERE rule = ?1 AND state = ?3";
@@ -385,10 +411,10 @@ fn begun(
     Ok(())
 }
 
-/// Versions of a hook that are sealed and wait to be mapped, and their bytes.
-pub(super) fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
-    let sql = "SELECT count(*), coalesce(sum(size), 0) FROM firing CROSS JOIN version ON version.object = firing.object \
-               WHERE rule = ?1 AND state <= ?2";
+/// Versions of a hook that are sealed and wait to be mapped, and their bytes; more than a file may have are as many as that.
+fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
+    let sql = "SELECT count(*), CAST(min(total(size), 9.2e18) AS INTEGER) FROM firing \
+               CROSS JOIN version ON version.object = firing.object WHERE rule = ?1 AND state <= ?2";
     let key = params![rule.cast_signed(), State::Running.number()];
     let read = |row: &rusqlite::Row<'_>| {
         let count = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
@@ -397,25 +423,35 @@ pub(super) fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
     Ok(one(db, sql, key, read)?.unwrap_or_default())
 }
 
-/// Whether maps of a hook lag behind: then files are mapped when they are closed.
+/// Whether maps of a hook lag behind: then files are mapped when they are closed. Whoever begins a file waits for this, so no more are
+/// counted than matter.
 pub(super) fn lags(db: &Connection, kept: &Kept) -> Result<bool, Fault> {
-    Ok(kept.rule.hook.is_some() && lag(db, kept.id)?.0 > LAG_FILES)
+    if kept.rule.hook.is_none() {
+        return Ok(false);
+    }
+    let sql = "SELECT count(*) FROM (SELECT 1 FROM firing CROSS JOIN version ON version.object = firing.object \
+               WHERE rule = ?1 AND state <= ?2 LIMIT ?3)";
+    let most = (LAG_FILES + 1).cast_signed();
+    let key = params![kept.id.cast_signed(), State::Running.number(), most];
+    let count: i64 = db.prepare_cached(sql)?.query_row(key, |row| row.get(0))?;
+    Ok(count == most)
 }
 
 /// Hooks whose maps lag behind.
 pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>, Fault> {
     let mut behind = Vec::new();
-    for kept in rules.all().iter().filter(|kept| kept.rule.hook.is_some()) {
-        let (files, bytes) = lag(db, kept.id)?;
-        if files > LAG_FILES {
-            let (name, uid) = (kept.rule.name.clone(), kept.owner.uid);
-            behind.push(v1::HookLag {
-                name,
-                uid,
-                files,
-                bytes,
-            });
+    for kept in rules.all().iter() {
+        if !lags(db, kept)? {
+            continue;
         }
+        let (files, bytes) = lag(db, kept.id)?;
+        let (name, uid) = (kept.rule.name.clone(), kept.owner.uid);
+        behind.push(v1::HookLag {
+            name,
+            uid,
+            files,
+            bytes,
+        });
     }
     Ok(behind)
 }
@@ -456,12 +492,12 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<Option<
 }
 
 fn rounds(db: &Connection, rule: u64) -> Result<Vec<v1::HookRound>, Fault> {
-    let sql = "SELECT round, state, job, begun, ended, error, \
+    let sql = "SELECT round, state, job, begun, iif(state = ?4, 0, ended), error, \
                (SELECT count(*) FROM firing WHERE firing.rule = ?1 AND firing.round = round.round AND firing.round != 0), \
                (SELECT count(*) FROM firing WHERE firing.rule = ?1 AND firing.round = round.round AND firing.round != 0 AND firing.state = ?3) \
                FROM round WHERE rule = ?1 ORDER BY round DESC LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let key = params![rule.cast_signed(), SHOWN, State::Done.number()];
+    let key = params![rule.cast_signed(), SHOWN, State::Done.number(), OPEN];
     let rows = statement.query_map(key, |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         let state = usize::try_from(row.get::<_, i64>(1)?).ok();

@@ -211,8 +211,8 @@ pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> 
 
 /// Queues again what did not end well, of a path or all; gives how many.
 pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
-    let now = clock::now_ns();
-    let retry = move |db: &Connection| store::retry(db, id, &path, now);
+    let (shared, now) = (names.shared().clone(), clock::now_ns());
+    let retry = move |db: &Connection| store::retry(db, &shared, (id, &path), now);
     let firings = names.database().write(retry).await?;
     names.shared().rules.wake();
     Ok(firings)

@@ -2,6 +2,7 @@
 
 use super::{Kept, State, folder, noted, rounds};
 use crate::jobs::store::{json, parse};
+use crate::names::shared::Shared;
 use crate::names::transaction::path_of;
 use crate::names::{Caller, Fault, ids};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -249,7 +250,13 @@ pub(super) fn log(
 }
 
 /// Queues firings of a rule again that did not end well, all or those of a path; gives how many.
-pub(super) fn retry(db: &Connection, rule: u64, path: &str, now: i64) -> Result<u64, Fault> {
+pub(super) fn retry(
+    db: &Connection,
+    shared: &Shared,
+    (rule, path): (u64, &str),
+    now: i64,
+) -> Result<u64, Fault> {
+    rounds::take_in(db, shared, (rule, path), now)?;
     // Of several versions of a path that failed the first is queued; the others come after it.
     let sql = "UPDATE firing SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
                WHERE rule = ?1 AND state IN (?6, ?7) AND (?2 = '' OR path = ?3)";

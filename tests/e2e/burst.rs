@@ -250,6 +250,100 @@ fn fsync_of_a_folder_that_says_so_waits_until_all_below_it_has_drained() {
     assert_eq!(elements(&array, "/d/late").len(), 2);
 }
 
+/// What was closed while its element was away is not sealed, and is waited for all the same.
+#[test]
+fn what_is_closed_and_not_sealed_has_not_drained() {
+    let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    let mut file = std::fs::File::create(array.at("d/f")).unwrap();
+    std::io::Write::write_all(&mut file, b"late").unwrap();
+    array.kill_element(2);
+    drop(file);
+    let mut sync = std::process::Command::new("sync");
+    let mut drain = array.tidemill();
+    drain.args(["drain", "/d", "--wait"]);
+    let mut waiting = [
+        sync.arg(array.at("d")).spawn().unwrap(),
+        drain.spawn().unwrap(),
+    ];
+    // The mount has been asked by then whether it is closed, and its seal waited for in vain.
+    std::thread::sleep(std::time::Duration::from_secs(20));
+    for one in &mut waiting {
+        assert!(one.try_wait().unwrap().is_none(), "it did not wait");
+    }
+    array.restart_element(2, &["--tier", "burst"]);
+    for one in &mut waiting {
+        assert!(one.wait().unwrap().success());
+    }
+    assert_eq!(elements(&array, "/d/f").len(), 2);
+    assert_eq!(array.sh("cat d/f"), "late");
+}
+
+/// A program that writes on below a folder holds up nobody who waits for what was closed there.
+#[test]
+fn what_is_closed_later_holds_up_nobody_who_waits_for_what_has_to_drain() {
+    let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    let script = "i=0; while [ ! -e stop ]; do i=$((i+1)); echo $i > d/$i; sleep 0.02; done";
+    let mut writer = std::process::Command::new("sh");
+    let mut writer = writer
+        .args(["-ec", script])
+        .current_dir(array.at(""))
+        .spawn()
+        .unwrap();
+    wait("it writes", || array.at("d/20").exists());
+    let synced = array.try_sh("timeout 170 sync d");
+    let stored = (1..20).all(|i| elements(&array, &format!("/d/{i}")).len() == 2);
+    let drained = array.try_sh(&format!(
+        "timeout 170 {:?} drain /d --wait",
+        array.tidemill()
+    ));
+    array.sh("touch stop");
+    assert!(writer.wait().unwrap().success());
+    assert!(synced.ok && stored, "{} {stored}", synced.err);
+    assert!(drained.ok, "{}{}", drained.out, drained.err);
+}
+
+/// What is lost where it was stored drains once more, so that it outlives the tier, too.
+#[test]
+fn what_is_stored_no_more_drains_once_more() {
+    let Some(mut array) = start(&[]) else {
+        return;
+    };
+    array.sh("echo kept > kept");
+    array.run(&["drain", "/kept", "--wait"]);
+    let first = elements(&array, "/kept")[1];
+    let other = 1 - first;
+    let index = |element: u64| usize::try_from(element).unwrap();
+    for element in [first, other] {
+        array.kill_element(index(element));
+        wait("it is known to be away", || {
+            array.json(&["status"])["elements"][index(element)]["up"] == false
+        });
+    }
+    let removed = array.run(&["element", "remove", &first.to_string(), "--lose"]);
+    assert!(removed.ok, "{}", removed.err);
+    let said = array.json(&["drain", "/kept"]);
+    assert_eq!(said["objects"], 1, "{said}");
+    array.restart_element(index(other), &[]);
+    let drained = array.run(&["drain", "/kept", "--wait"]);
+    assert!(drained.ok, "{}", drained.err);
+    assert!(elements(&array, "/kept").contains(&other));
+    array.kill_element(2);
+    wait("the tier is known to be away", || {
+        let status = array.json(&["status"]);
+        let mut elements = status["elements"].as_array().unwrap().iter();
+        elements.any(|one| one["element"] == 2 && one["up"] == false)
+    });
+    let removed = array.run(&["element", "remove", "2", "--lose"]);
+    assert!(removed.ok, "{}", removed.err);
+    assert_eq!(array.sh("cat kept").trim(), "kept");
+}
+
 /// What is stored gets copies in the tier when somebody asks for it, which go first when room is wanted.
 #[test]
 fn what_is_stored_comes_to_the_burst_tier_for_who_may_read_it() {

@@ -59,6 +59,8 @@ pub(crate) struct Short {
     path: String,
     /// What it is a part of.
     part: Option<PartOf>,
+    /// It is in the burst tier, and was stored elsewhere when that was looked at last.
+    drained: bool,
     /// It is no file's version any more.
     gone: bool,
     /// Elements whose stores are not to be written to by what has its path.
@@ -195,6 +197,8 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     };
     let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
                 UNION SELECT object FROM burst WHERE element = ?1 AND object > ?2 \
+                UNION SELECT burst.object FROM burst CROSS JOIN held ON held.object = burst.object \
+                WHERE held.element = ?1 AND burst.object > ?2 AND removed = 0 \
                 UNION SELECT object FROM held \
                 WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(held)?;
@@ -210,6 +214,9 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     let mut insert = db.prepare_cached(sql)?;
     for &object in &objects {
         insert.execute(params![object, now, CURRENT])?;
+        if !look.back {
+            burst::lost_elsewhere(db, object)?;
+        }
     }
     match objects.last() {
         Some(&last) if objects.len() as u64 >= u64::from(PAGE_MAX) => {
@@ -364,6 +371,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
             Ok(Short {
                 kept,
                 part: None,
+                drained: false,
                 not_written: Vec::new(),
                 gone: row.get(3)?,
                 ino: row.get::<_, i64>(4)?.cast_unsigned(),
@@ -379,6 +387,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         return Ok(Short::gone(object));
     };
     short.part = parts::part_of(db, object)?;
+    short.drained = !absent.bursts.is_empty() && burst::is_drained(db, object)?;
     short.not_written = bound::not_written(db, &short.path)?;
     let first = &mut short.kept.holders[0];
     first.1 = state_of_first(db, object, first.0.0)?;
@@ -443,6 +452,7 @@ impl Short {
             ino: 0,
             path: String::new(),
             part: None,
+            drained: false,
             gone: true,
             not_written: Vec::new(),
         }
@@ -463,6 +473,11 @@ impl Short {
     /// Whether nobody wants copies of it any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone
+    }
+
+    /// Whether it is not stored any more, beside the burst tier.
+    pub(crate) fn drains_again(&self) -> bool {
+        self.drained && !self.gone && !self.kept.is_stored()
     }
 
     /// What an element is to do that is to have a copy.

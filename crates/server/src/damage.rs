@@ -3,6 +3,7 @@
 
 use crate::copies::reprieve;
 use crate::jobs::store::json;
+use crate::names::burst;
 use crate::names::channels;
 use crate::names::copies::{CURRENT, look_again};
 use crate::names::shared::Shared;
@@ -36,6 +37,7 @@ pub(crate) fn found(
             tracing::error!(%element, "object {object} {what}: it is made anew of another copy, if there is one");
             shared.set_damage();
             look_again(db, object.0, now)?;
+            burst::lost_elsewhere(db, id)?;
             reprieve(db, object.0, (&shared.leaving, now))?;
         }
         count += u64::from(is(db, object.0, element.0)?);
@@ -70,6 +72,7 @@ pub(crate) fn forgotten(
     for &object in &lost {
         insert.execute(params![object, element, FORGOTTEN, now])?;
         look_again(db, object.cast_unsigned(), now)?;
+        burst::lost_elsewhere(db, object)?;
         reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
     let channels = channels::lose(db, element)?;

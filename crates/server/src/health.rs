@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::array::Array;
 use crate::clock;
+use crate::names::burst::sum_of;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT};
 use crate::names::holdings::objects_below;
@@ -200,8 +201,8 @@ fn counted(db: &Connection) -> Result<v1::HealthReply, Fault> {
             "SELECT (SELECT count(*) FROM copy WHERE state = {COMING}) + (SELECT count(*) FROM damage WHERE mending = 1)"
         ))?,
         bytes_left: count(&format!(
-            "SELECT coalesce(sum(size * max(copies - max({GOOD}, 0), 0)), 0) FROM short JOIN held USING (object) \
-             WHERE removed = 0 AND has < {COPIES_MAX}"
+            "SELECT {} FROM short JOIN held USING (object) WHERE removed = 0 AND has < {COPIES_MAX}",
+            sum_of(&format!("size * max(copies - max({GOOD}, 0), 0)"))
         ))?,
         ..v1::HealthReply::default()
     })

@@ -27,6 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a mount may take to let another one write what it writes. It is asked again while that waits.
 const SHARE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it takes until it is known of all of several files, at most: each of the first is told of by then.
+const ALL_PATIENCE: Duration = Duration::from_secs(16);
+/// Files that mounts are asked about at once.
+const ASKED_MAX: usize = 1024;
 /// The errno of a file that somebody else writes.
 const BUSY: i32 = Errno::TXTBSY.raw_os_error();
 /// Questions under way at once; who comes beyond is told to try again.
@@ -425,13 +429,29 @@ impl Recalls {
         self.settle_all(session, ino).await
     }
 
-    /// As [`Self::settle`], of several files, for who is no mount: what was closed a moment ago is sealed then.
-    pub(crate) async fn settle_files(&self, inodes: Vec<u64>) -> Result<(), Fault> {
-        let settled = inodes.into_iter().map(|ino| self.settle(0, ino));
-        for settled in join_all(settled).await {
-            settled?;
+    /// As [`Self::settle`], of several files, for who is no mount: what was closed a moment ago is sealed then. Gives those of
+    /// which nobody could say in time, so that they may be closed and not sealed.
+    pub(crate) async fn unsettled(&self, inodes: &[u64]) -> Result<Vec<u64>, Fault> {
+        let deadline = Instant::now() + ALL_PATIENCE;
+        let mut unknown = Vec::new();
+        for some in inodes.chunks(ASKED_MAX) {
+            let settled = join_all(some.iter().map(|&ino| self.settle(0, ino)));
+            let Ok(settled) = tokio::time::timeout_at(deadline, settled).await else {
+                unknown.extend(some);
+                continue;
+            };
+            for (&ino, settled) in some.iter().zip(settled) {
+                if settled? == Settled::Unknown {
+                    unknown.push(ino);
+                }
+            }
         }
-        Ok(())
+        Ok(unknown)
+    }
+
+    /// As [`Self::unsettled`], for who goes on in any case.
+    pub(crate) async fn settle_files(&self, inodes: Vec<u64>) -> Result<(), Fault> {
+        self.unsettled(&inodes).await.map(drop)
     }
 
     /// As [`Self::settle`], of all writers but the mount that asks.
@@ -621,4 +641,56 @@ fn written(results: &[v1::NameResult]) -> impl Iterator<Item = u64> {
             .map(|attr| attr.ino)
     };
     results.iter().filter_map(writing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Caller, SqliteNames, ids};
+    use crate::session::Sessions;
+    use tidemill_core::id::ElementId;
+
+    #[tokio::test(start_paused = true)]
+    async fn of_which_files_nobody_says_whether_they_are_closed_is_told_however_many_there_are() {
+        let count = 1030;
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        names.add_element(ElementId(3));
+        let reserved = names
+            .database()
+            .write(move |db| ids::reserve_for(db, &Caller::root(), count, count));
+        let (ino, object) = reserved.await.unwrap();
+        let inodes: Vec<u64> = (ino..ino + u64::from(count)).collect();
+        let create = |(ino, object): (&u64, u64)| v1::NameOp {
+            op: Some(Op::Create(v1::Create {
+                parent: 1,
+                name: ino.to_string().into_bytes(),
+                kind: v1::Kind::File.into(),
+                mode: 0o644,
+                ino: *ino,
+                object,
+                ..v1::Create::default()
+            })),
+        };
+        let mut ops: Vec<v1::NameOp> = inodes.iter().zip(object..).map(create).collect();
+        // The first is written by who is no mount, the others by one that says nothing.
+        for (session, ops) in [(5, ops.split_off(1)), (0, ops)] {
+            let request = Request {
+                caller: Caller::root(),
+                session,
+                ops,
+                ..Request::default()
+            };
+            let answers = names.apply(request).await.unwrap();
+            let opened = |one: &v1::NameResult| matches!(one.result, Some(Answer::Opened(_)));
+            assert!(answers.iter().all(opened), "{:?}", answers.last());
+        }
+        let names: Arc<dyn Names> = Arc::new(names);
+        let sessions = Sessions::new(Duration::from_secs(3600));
+        let recalls = Recalls::new(names.clone(), Locks::new(names, sessions).unwrap());
+        let begun = Instant::now();
+        assert_eq!(recalls.unsettled(&inodes).await.unwrap(), inodes[1..]);
+        // Who asks gives a request up after 20 s.
+        assert!(begun.elapsed() < PATIENCE + PATIENCE / 4);
+    }
 }

@@ -597,6 +597,52 @@ async fn a_copy_that_was_given_up_and_is_made_all_the_same_is_removed() {
     assert_eq!(new.removed().await, [object]);
 }
 
+/// Has what lies in the burst tier drained; gives how many objects have still to be.
+async fn staged(client: &Client, path: &str) -> u64 {
+    let request = v1::StageRequest {
+        credentials: Some(root()),
+        path: path.into(),
+        ..v1::StageRequest::default()
+    };
+    let staged = client.places().stage(request).await;
+    staged.unwrap().into_inner().objects
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_stored_on_an_element_that_is_gone_for_good_drains_once_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut dead = element(&client, 0, "a").await;
+    let status = v1::Element {
+        tier: tidemill_wire::convert::BURST.into(),
+        ..status(2)
+    };
+    let _tier = FakeElement::attach_as(&client, status, Vec::new()).await;
+    let (ino, object, _) = begun(&client, "/f", Some(2)).await.unwrap();
+    seal(&client, ino, object, "").await.unwrap();
+    assert_eq!(staged(&client, "/f").await, 1);
+    let sent = copy(&mut dead).await;
+    made(&mut dead, sent).await;
+    while staged(&client, "/f").await > 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut other = element(&client, 1, "b").await;
+    drop(dead);
+    while client.status().await.unwrap().elements[0].up {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(remove(&client, 0, true).await.unwrap(), 1);
+    assert_eq!(staged(&client, "/f").await, 1, "it is stored nowhere");
+    let sent = copy(&mut other).await;
+    made(&mut other, sent).await;
+    while staged(&client, "/f").await > 0 {
+        tokio::task::yield_now().await;
+    }
+    let both = json!([at(2, "burst"), at(1, "current")]);
+    assert_eq!(copies(&client, ino).await, both);
+}
+
 fn change(dir: &Path, sql: &str) {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
     db.execute(sql, []).unwrap();

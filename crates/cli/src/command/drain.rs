@@ -9,7 +9,7 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill drain /run/step-7.nc             begin, and say how much is still to be copied
-  tidemill drain /run --wait                until all below it is on elements that store
+  tidemill drain /run --wait                until all that was closed below it is on elements that store
   tidemill drain /run --free --wait         and gone from the burst tier
   tidemill --json drain /run | jq .bytes
 
@@ -53,10 +53,13 @@ pub(super) async fn ask(
     for path in paths {
         let path = files::path(path)?;
         let mut before = None;
+        // What is closed after it was asked for the first time is not waited for.
+        let mut until = 0;
         loop {
             let request = v1::StageRequest {
                 credentials: Some(credentials()),
                 path: path.clone().into_bytes(),
+                until,
                 ..request.clone()
             };
             let begun = Instant::now();
@@ -75,6 +78,7 @@ pub(super) async fn ask(
                 break;
             }
             before = Some(staged);
+            until = staged.until;
             tokio::time::sleep(PERIOD.max(begun.elapsed() * 10)).await;
         }
     }

@@ -9,8 +9,9 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// How long it is waited while nothing drains.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before it is asked again how far it is; longer if the answer takes long.
+/// Pause before it is asked again how far it is; longer if the answer takes long, up to the other.
 const DRAIN_PAUSE: Duration = Duration::from_millis(100);
+const DRAIN_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Fs {
     /// Makes everything that was acknowledged survive power loss; of a folder that says so, what is below it is to have drained from
@@ -27,14 +28,14 @@ impl Fs {
 
     /// Waits until all that was closed below a folder has drained.
     fn drained(&self, caller: Caller, ino: u64) -> Result<(), Error> {
-        let request = v1::StageRequest {
+        let mut request = v1::StageRequest {
             credentials: Some(credentials(caller)),
             folder: ino,
             ..v1::StageRequest::default()
         };
         let server = &self.backend.server;
-        let mut before = (0, 0);
-        let mut until = patience::now();
+        let mut least = (u64::MAX, u64::MAX);
+        let mut end = patience::now();
         loop {
             let asked = Instant::now();
             let staged = self.backend.ask_server(|| async {
@@ -42,22 +43,27 @@ impl Fs {
                 staged.map_err(|status| server.explain(status))
             })?;
             let staged = staged.into_inner();
-            let left = (staged.objects, staged.bytes);
             if staged.objects == 0 {
                 return Ok(());
             }
-            if left != before {
-                (before, until) = (left, patience::now() + DRAIN_PATIENCE);
-            } else if patience::now() >= until {
+            // What is closed from now on is not waited for.
+            if request.until != staged.until {
+                request.until = staged.until;
+                least = (u64::MAX, u64::MAX);
+            }
+            if staged.objects < least.0 || staged.bytes < least.1 {
+                least = (least.0.min(staged.objects), least.1.min(staged.bytes));
+                end = patience::now() + DRAIN_PATIENCE;
+            } else if patience::now() >= end {
                 tracing::warn!(
                     ino,
                     "a folder can't be synced: {} files in the burst tier don't drain",
-                    left.0
+                    staged.objects
                 );
                 return Err(Errno::IO.into());
             }
+            patience::sleep((asked.elapsed() * 10).clamp(DRAIN_PAUSE, DRAIN_PAUSE_MAX));
             patience::renew();
-            patience::sleep(DRAIN_PAUSE.max(asked.elapsed() * 10));
         }
     }
 }

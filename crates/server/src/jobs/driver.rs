@@ -359,6 +359,9 @@ impl Driver {
             if self.damaged.contains(&object) {
                 continue;
             }
+            if short.drains_again() {
+                steps.push(Step::DrainsAgain(object));
+            }
             match self.go_on_copying(&mut short, &sites, steps, outbox) {
                 Went::Found(found) => {
                     steps.push(Step::Copies { object, found });

@@ -70,6 +70,8 @@ pub(crate) enum Step {
     },
     /// What was found out of the copies of a version.
     Copies { object: ObjectId, found: Found },
+    /// What lies in the burst tier is not stored elsewhere any more.
+    DrainsAgain(ObjectId),
     /// What an element has is looked at: it is lost, or back.
     Look(Look),
     /// An element of the burst tier may hold too much.
@@ -206,6 +208,7 @@ impl Writer<'_> {
                 self.changes.extend(changed);
                 Ok(())
             }
+            Step::DrainsAgain(object) => burst::drains_again(self.db, object.0.cast_signed()),
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {
                 label,

@@ -2,6 +2,7 @@
 //! are when it is asked for.
 
 use crate::names::Fault;
+use crate::names::burst;
 use crate::names::copies::{CURRENT, REBALANCE, look_again, moves_at};
 use crate::names::shared::Shared;
 use rusqlite::{Connection, params};
@@ -105,11 +106,14 @@ impl Rebalance {
 
 /// Bytes of versions on each element, all copies counted.
 fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
-    let sql = "SELECT element, sum(size) FROM (\
-               SELECT element, size FROM held WHERE removed = 0 AND element >= 0 \
-               UNION ALL SELECT copy.element, held.size FROM copy \
-               CROSS JOIN held ON held.object = copy.object) GROUP BY element";
-    let mut statement = db.prepare_cached(sql)?;
+    let bytes = burst::sum_of("size");
+    let sql = format!(
+        "SELECT element, {bytes} FROM (\
+         SELECT element, size FROM held WHERE removed = 0 AND element >= 0 \
+         UNION ALL SELECT copy.element, held.size FROM copy \
+         CROSS JOIN held ON held.object = copy.object) GROUP BY element"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([], |row| {
         Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
     })?;

@@ -7,7 +7,7 @@ use crate::names::node::Node;
 use crate::names::parts;
 use crate::names::promises;
 use crate::names::transaction::Tx;
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Site;
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::Part;
@@ -16,8 +16,6 @@ use tidemill_wire::v1::{self, Kind};
 
 /// Files and folders of one request, at most: names can't be changed meanwhile.
 const BELOW_MAX: usize = 100_000;
-/// Files that mounts are asked about at once: others drain after they were sealed.
-const WRITTEN_MAX: usize = 1024;
 /// Rights to list a folder and to go through it.
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
@@ -107,6 +105,11 @@ enum Whose {
 
 /// Of a request, the files that it is about; or what they are called, if they are too many.
 fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, String>, Fault> {
+    if request.folder != 0 && (request.free || request.bring.is_some()) {
+        return Err(Fault::Malformed(
+            "a folder by its number is only waited for",
+        ));
+    }
     let (first, whose) = match (request.folder, &request.bring) {
         (0, None) => (tx.resolve(&request.path, true)?, Whose::Own),
         (0, Some(_)) => {
@@ -139,17 +142,39 @@ pub(crate) fn stage(
         Ok(files) => files,
         Err(path) => return Ok(Err(Refusal::TooMany(path, BELOW_MAX))),
     };
-    let mut reply = v1::StageReply::default();
+    let mut reply = v1::StageReply {
+        until: match request.until {
+            0 => tx.now,
+            until => until,
+        },
+        ..v1::StageReply::default()
+    };
     for file in files {
-        let objects = objects_of(tx, &file)?;
         reply.files += 1;
+        if request.until != 0 && sealed_at(tx, file.object)? > request.until {
+            continue;
+        }
+        let objects = objects_of(tx, &file)?;
         if objects.is_empty() {
             reply.unsealed += 1;
         }
         let objects: Vec<(u64, u64)> = objects.iter().map(|one| (one.object, one.size)).collect();
+        let before = reply.objects;
         tx.drain_now(&objects, request.free, &mut reply)?;
+        // Whatever the clock has said since: it is waited for.
+        if reply.objects > before {
+            reply.until = reply.until.max(sealed_at(tx, file.object)?);
+        }
     }
     Ok(Ok(reply))
+}
+
+/// When a version was sealed, by the server's clock; 0 if there is none.
+fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
+    let sql = "SELECT sealed_at FROM version WHERE object = ?1";
+    let mut statement = tx.db.prepare_cached(sql)?;
+    let found = statement.query_row([object.cast_signed()], |row| row.get(0));
+    Ok(found.optional()?.unwrap_or(0))
 }
 
 /// Has what is stored of a file, or of all below a folder, copied to an element of the burst tier.
@@ -170,18 +195,18 @@ pub(crate) fn bring(
         reply.unsealed += u64::from(objects.is_empty());
         for one in objects {
             if let Some(bytes) = tx.stays_in_burst(one.object)? {
-                bytes_there += bytes;
+                bytes_there = bytes_there.saturating_add(bytes);
                 continue;
             }
             reply.objects += 1;
-            reply.bytes += one.size;
+            reply.bytes = reply.bytes.saturating_add(one.size);
             if !tx.shared.is_up(one.first) {
                 reply.away = reply.away.max(one.first + 1);
             }
             match tx.comes_to_burst(one.object)? {
                 Some(element) => reply.element = element + 1,
                 None => {
-                    bytes_new += one.size;
+                    bytes_new = bytes_new.saturating_add(one.size);
                     new.push(one.object);
                 }
             }
@@ -247,7 +272,7 @@ pub(super) fn burst_site<'a>(
 pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64>, Fault> {
     let files = meant(tx, request)?.unwrap_or_default();
     let written = files.into_iter().filter(|file| file.writing != 0);
-    Ok(written.map(|file| file.ino).take(WRITTEN_MAX).collect())
+    Ok(written.map(|file| file.ino).collect())
 }
 
 /// The elements that are named, each once, if they are such as files can be moved to.

@@ -2,6 +2,7 @@
 
 use crate::jobs::outbox;
 use crate::names::Fault;
+use crate::names::burst;
 use crate::names::copies::{BURST, DRAIN, MOVE, STAGE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
@@ -127,8 +128,9 @@ pub(crate) fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
             bytes: 0,
         });
     }
-    let sql = "SELECT why, count(*), sum(size) FROM move GROUP BY why ORDER BY why";
-    let mut statement = db.prepare_cached(sql)?;
+    let bytes = burst::sum_of("size");
+    let sql = format!("SELECT why, count(*), {bytes} FROM move GROUP BY why ORDER BY why");
+    let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([], |row| {
         Ok(v1::Pending {
             why: word(row.get(0)?).into(),

@@ -312,8 +312,9 @@ pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault>
 
 fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault> {
     let element = drain.element;
-    let sql = "SELECT count(*), coalesce(sum(size), 0) FROM move WHERE source = ?1";
-    let mut statement = db.prepare_cached(sql)?;
+    let bytes = burst::sum_of("size");
+    let sql = format!("SELECT count(*), {bytes} FROM move WHERE source = ?1");
+    let mut statement = db.prepare_cached(&sql)?;
     (drain.files_left, drain.bytes_left) = statement.query_row([element], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok((number(0)?, number(1)?))
@@ -429,10 +430,14 @@ fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> 
 
 fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
     shared.leaving.set_removed(element);
-    let sql = "SELECT object FROM copy WHERE element = ?1";
+    // What others have, too, of which copies may be missing from now on.
+    let sql = "SELECT object FROM copy WHERE element = ?1 UNION SELECT burst.object FROM burst \
+               CROSS JOIN held ON held.object = burst.object \
+               WHERE held.element = ?1 AND burst.element != ?1 AND removed = 0";
     let mut statement = db.prepare_cached(sql)?;
-    let copies = statement.query_map([element], |row| row.get::<_, i64>(0))?;
-    for object in copies.collect::<Result<Vec<_>, _>>()? {
+    let others = statement.query_map([element], |row| row.get::<_, i64>(0))?;
+    let others = others.collect::<Result<Vec<_>, _>>()?;
+    for object in &others {
         look_again(db, object.cast_unsigned(), now)?;
     }
     // Of what only it has nothing is left.
@@ -443,6 +448,9 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
     store::forget(db, element)?;
     channels::lose(db, element)?;
     db.execute("INSERT INTO removed VALUES (?1, ?2)", params![element, now])?;
+    for object in others {
+        burst::lost_elsewhere(db, object)?;
+    }
     for sql in [
         "DELETE FROM copy WHERE element = ?1",
         "DELETE FROM drain WHERE element = ?1",

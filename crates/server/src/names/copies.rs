@@ -141,7 +141,7 @@ impl Tx<'_> {
             "DELETE FROM copy WHERE object = ?1",
             "DELETE FROM short WHERE object = ?1",
             "DELETE FROM move WHERE object = ?1",
-            "DELETE FROM burst WHERE object = ?1",
+            "DELETE FROM burst WHERE object = ?1 OR object IN (SELECT part FROM part WHERE object = ?1)",
         ] {
             self.db.prepare_cached(sql)?.execute([object])?;
         }

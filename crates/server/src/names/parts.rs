@@ -387,6 +387,7 @@ pub(crate) fn let_go(
             "DELETE FROM short WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM damage WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM move WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM burst WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM part WHERE object = ?1",
             "DELETE FROM publication WHERE version = ?1",
             "DELETE FROM layout WHERE object = ?1",

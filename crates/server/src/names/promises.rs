@@ -2,7 +2,7 @@
 //! for who may begin what is [`tidemill_core::promise`]. How much of it is used, and that it ends with its folder, the database
 //! itself keeps.
 
-use super::burst::{DUE, HEARD_NS, WAITS};
+use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;
 use super::node::Node;
 use super::spill::Here;
@@ -88,8 +88,10 @@ pub(crate) fn space(
     let sql = "SELECT count(*) FROM writing WHERE element = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let open: i64 = statement.query_row([element], |row| row.get(0))?;
-    let sql = "SELECT coalesce(sum(size), 0) FROM burst WHERE element = ?1 AND state IN (?2, ?3) AND at > ?4";
-    let mut statement = db.prepare_cached(sql)?;
+    let bytes = sum_of("size");
+    let sql =
+        format!("SELECT {bytes} FROM burst WHERE element = ?1 AND state IN (?2, ?3) AND at > ?4");
+    let mut statement = db.prepare_cached(&sql)?;
     let row = params![element, WAITS, DUE, now - HEARD_NS];
     let unheard: i64 = statement.query_row(row, |row| row.get(0))?;
     let within = of(promises, element).iter().map(|one| one.open).sum();

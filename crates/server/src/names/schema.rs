@@ -78,6 +78,7 @@ const MIGRATIONS: &[&str] = &[
     BRIDGES,
     PROMISES,
     FOLLOWED,
+    STAYED,
 ];
 
 const NAMES: &str = "
@@ -435,6 +436,19 @@ CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEX
 CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
 ";
 
+// What is in the burst tier of no version goes from its list. What closed files have of a promise stays an integer, however long
+// they are.
+const STAYED: &str = "
+DELETE FROM burst WHERE object NOT IN (SELECT object FROM held WHERE removed = 0);
+UPDATE promise SET used = CAST(min(used, 1 << 62) AS INTEGER);
+DROP TRIGGER promised_closed;
+CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
+  UPDATE promise SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE promise =
+    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
+  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
+END;
+";
+
 /// Sets a connection up for writing and brings the tables up to date.
 pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let at = |source| OpenError::Database {
@@ -572,5 +586,35 @@ mod tests {
                 });
             assert_eq!(result.ok(), (version == 5).then_some((7, None)));
         }
+    }
+
+    #[test]
+    fn what_stayed_in_the_burst_tier_of_versions_that_went_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("33.db");
+        let old = Connection::open(&path).unwrap();
+        for migration in &MIGRATIONS[..33] {
+            old.execute_batch(migration).unwrap();
+        }
+        old.pragma_update(None, "user_version", 33).unwrap();
+        // Two versions with a part each, of which one is gone, two that are one object, and what nobody knows.
+        let rows = "INSERT INTO version VALUES (10, 2, 1, 5, -1, 0, 0, 0, x'2f', 0, 1), (20, 3, 1, 5, -1, 0, 0, 0, x'2f', 1, 1),
+                      (30, 4, 1, 5, 2, 0, 0, 0, x'2f', 0, 1), (40, 5, 1, 5, 2, 0, 0, 0, x'2f', 1, 1);
+                    INSERT INTO part VALUES (10, 0, 11, 2, 5), (20, 0, 21, 2, 5);
+                    INSERT INTO burst SELECT value, 2, 5, 0, 2, 0 FROM json_each('[11, 21, 30, 40, 50]');
+                    INSERT INTO promise VALUES (1, 2, 2, 100, 1.5e19, 0, 0, 0, 9), (2, 2, 2, 100, 7, 0, 0, 0, 9)";
+        old.execute_batch(rows).unwrap();
+        drop(old);
+        let new = open_writer(&path).unwrap();
+        let numbers = |sql: &str| -> Vec<i64> {
+            let mut statement = new.prepare(sql).unwrap();
+            let rows = statement.query_map([], |row| row.get(0)).unwrap();
+            rows.map(Result::unwrap).collect()
+        };
+        assert_eq!(
+            numbers("SELECT object FROM burst ORDER BY object"),
+            [11, 30]
+        );
+        assert_eq!(numbers("SELECT used FROM promise"), [1 << 62, 7]);
     }
 }

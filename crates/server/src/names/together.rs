@@ -294,8 +294,11 @@ impl Tx<'_> {
 
     /// See [`v1::Pieces`].
     pub(crate) fn pieces(&self, op: &v1::Pieces) -> Result<Answer, Fault> {
-        let node = Node::get(self.db, op.ino)?;
         let mount = self.need_mount().is_ok();
+        let node = match mount {
+            true => Node::get(self.db, op.ino)?,
+            false => self.reach(op.ino)?,
+        };
         if !mount {
             self.need_read(&node)?;
         }
@@ -735,8 +738,12 @@ mod tests {
         }
 
         fn ask(&self, session: u64, op: Op) -> Result<Answer, Errno> {
+            self.ask_as(Caller::root(), session, op)
+        }
+
+        fn ask_as(&self, caller: Caller, session: u64, op: Op) -> Result<Answer, Errno> {
             let request = Request {
-                caller: Caller::root(),
+                caller,
                 session,
                 ops: vec![v1::NameOp { op: Some(op) }],
                 ..Request::default()
@@ -828,7 +835,10 @@ mod tests {
         }
 
         fn removed(&self) -> Vec<u64> {
-            let sql = "SELECT object FROM removal WHERE element >= 0 ORDER BY object";
+            self.objects("SELECT object FROM removal WHERE element >= 0 ORDER BY object")
+        }
+
+        fn objects(&self, sql: &str) -> Vec<u64> {
             let found = self.names.database().read(|db| {
                 let mut statement = db.prepare(sql)?;
                 let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
@@ -1073,6 +1083,85 @@ mod tests {
         let attr = bench.seal((5, ino, one), UNTOLD_MAX as u64, said).unwrap();
         assert_eq!((attr.version, attr.writing), (1, false));
         assert_eq!(bench.layout(&attr).count(), told + UNTOLD_MAX);
+    }
+
+    #[test]
+    fn what_several_wrote_in_the_burst_tier_leaves_nothing_there_when_it_goes() {
+        let tier = "SELECT object FROM burst ORDER BY object";
+        for again in [false, true] {
+            let mut bench = Bench::new();
+            let shared = bench.names.shared().clone();
+            shared.bursts.set([3].into());
+            shared.leaving.set_moving();
+            let (ino, one) = bench.create();
+            bench.publish((5, ino, one), Some(10), vec![]).unwrap();
+            let (two, _) = bench.join(6, ino);
+            bench.seal((5, ino, one), 10, vec![]).unwrap();
+            let over = vec![told(1, &[extent(10, 10, 1, 0)])];
+            bench.seal((6, ino, two), 10, over).unwrap();
+            assert_eq!(bench.objects(tier), [one, two]);
+            for session in [5, 6] {
+                shared.end_session(session);
+            }
+            if again {
+                let (three, new) = (bench.object(), v1::NewVersion::default());
+                let object = three;
+                let new = v1::NewVersion { ino, object, ..new };
+                bench.ask(5, Op::NewVersion(new)).unwrap();
+                bench.seal((5, ino, three), 4, vec![]).unwrap();
+                assert_eq!(bench.objects(tier), [three]);
+            } else {
+                let unlink = v1::Unlink {
+                    parent: 1,
+                    name: b"f".to_vec(),
+                    ..v1::Unlink::default()
+                };
+                bench.ask(5, Op::Unlink(unlink)).unwrap();
+                assert_eq!(bench.objects(tier), [0; 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn who_could_not_come_to_a_file_gets_none_of_its_pieces_by_its_number() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        let version = bench.publish((5, ino, one), Some(10), vec![]);
+        let version = version.unwrap().version;
+        let (two, _) = bench.join(6, ino);
+        let pieces = |bench: &Bench| {
+            let caller = Caller {
+                uid: 7,
+                gid: 7,
+                ..Caller::default()
+            };
+            let pieces = v1::Pieces {
+                ino,
+                version,
+                ..v1::Pieces::default()
+            };
+            bench.ask_as(caller, 0, Op::Pieces(pieces)).map(together)
+        };
+        let root = |bench: &Bench, mode| {
+            let chmod = v1::SetAttr {
+                ino: Inode::ROOT.0,
+                mode: Some(mode),
+                ..v1::SetAttr::default()
+            };
+            bench.ask(5, Op::SetAttr(chmod)).unwrap();
+        };
+        for sealed in [false, true] {
+            if sealed {
+                bench.seal((5, ino, one), 10, vec![]).unwrap();
+                let over = vec![told(1, &[extent(10, 10, 1, 0)])];
+                bench.seal((6, ino, two), 10, over).unwrap();
+            }
+            root(&bench, 0o700);
+            assert_eq!(pieces(&bench), Err(Errno::ACCESS), "sealed: {sealed}");
+            root(&bench, 0o711);
+            let told = pieces(&bench).unwrap();
+            assert_eq!(told.sealed.is_some(), sealed, "{told:?}");
+        }
     }
 
     #[test]

@@ -449,11 +449,6 @@ impl Recalls {
         Ok(unknown)
     }
 
-    /// As [`Self::unsettled`], for who goes on in any case.
-    pub(crate) async fn settle_files(&self, inodes: Vec<u64>) -> Result<(), Fault> {
-        self.unsettled(&inodes).await.map(drop)
-    }
-
     /// As [`Self::settle`], of all writers but the mount that asks.
     async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;

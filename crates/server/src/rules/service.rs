@@ -13,8 +13,6 @@ use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Files that mounts are asked about at once when a round ends: others are part of the next one.
-const SETTLED_MAX: u32 = 1024;
 /// Firings in one answer.
 const LOG_MAX: u32 = 10_000;
 
@@ -26,19 +24,28 @@ pub(crate) struct RuleService {
 }
 
 impl RuleService {
-    /// What mounts closed a moment ago is sealed before this returns.
-    async fn settle_what_was_closed(&self) -> Result<(), Status> {
-        let written = self.names().database().read(|db| {
-            let sql = "SELECT DISTINCT ino FROM writing WHERE session != 0 LIMIT ?1";
-            let mut statement = db.prepare_cached(sql)?;
-            let inodes = statement.query_map([SETTLED_MAX], |row| {
-                row.get::<_, i64>(0).map(i64::cast_unsigned)
-            })?;
-            Ok(inodes.collect::<Result<Vec<_>, _>>()?)
-        });
-        let written = written.map_err(|fault| refused(&fault))?;
-        let settled = self.firer.recalls.settle_files(written).await;
-        settled.map_err(|fault| refused(&fault))
+    /// What mounts closed a moment ago of the files of a hook is sealed before this returns.
+    async fn settle_what_was_closed(&self, kept: &Kept) -> Result<(), Status> {
+        let shared = self.names().shared();
+        let written = self
+            .names()
+            .database()
+            .read(|db| rounds::files_written(db, shared));
+        let mut written = written.map_err(|fault| refused(&fault))?;
+        written.retain(|(_, path)| kept.rule.matches(path));
+        let inodes: Vec<u64> = written.iter().map(|(ino, _)| *ino).collect();
+        let unsettled = self.firer.recalls.unsettled(&inodes).await;
+        let unsettled = unsettled.map_err(|fault| refused(&fault))?;
+        let first = written.iter().find(|(ino, _)| unsettled.contains(ino));
+        match first {
+            None => Ok(()),
+            Some((_, path)) => Err(Status::unavailable(format!(
+                "{} files of hook {} may be closed and are not sealed yet, such as {path}: their mounts or elements do not answer; \
+                 try again, see `tidemill status`",
+                unsettled.len(),
+                kept.rule.name
+            ))),
+        }
     }
 
     fn names(&self) -> &Arc<SqliteNames> {
@@ -420,7 +427,7 @@ impl v1::rules_server::Rules for RuleService {
                 "{name} reduces nothing, so it has no rounds"
             )));
         }
-        self.settle_what_was_closed().await?;
+        self.settle_what_was_closed(&kept).await?;
         let ended = end_round(self.names(), id).await;
         let ended = ended.map_err(|fault| refused(&fault))?;
         let round = ended.ok_or_else(|| {

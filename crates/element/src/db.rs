@@ -20,6 +20,9 @@ pub const SCHEMA_VERSION: u32 = 5;
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
 
+/// Prepared statements kept per connection.
+const STATEMENTS_MAX: usize = 256;
+
 /// Read connections; a reader beyond them waits.
 const READERS: usize = 2;
 
@@ -429,7 +432,9 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     // The log's blocks are kept, see `reserve`: the last connection would remove it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    connection.set_prepared_statement_cache_capacity(64);
+    // Statements are prepared once, whatever is bound to them: what is to use a partial index says so with literals.
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
 }
 

@@ -7,6 +7,7 @@ use crate::time;
 use parking_lot::Mutex;
 use prost::Message as _;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,7 +105,11 @@ pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Byt
 impl Element {
     pub(crate) fn new(id: u32, cores: u32) -> Self {
         let connection = Connection::open_in_memory().expect("SQLite works in memory");
-        connection.set_prepared_statement_cache_capacity(64);
+        connection.set_prepared_statement_cache_capacity(256);
+        let stable = DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG;
+        connection
+            .set_db_config(stable, true)
+            .expect("SQLite knows it");
         Self {
             id,
             cores,

@@ -113,7 +113,7 @@ pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
 /// Some versions whose headers are to be read, as many of each user.
 pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> {
     let mut users: Vec<i64> = Vec::new();
-    let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND uid > ?2";
+    let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND state <= 1 AND uid > ?2";
     let mut statement = db.prepare_cached(sql)?;
     while users.len() < count {
         let last = users.last().copied().unwrap_or(-1);
@@ -123,8 +123,7 @@ pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> 
         }
     }
     let each = count.div_ceil(users.len().max(1));
-    let sql =
-        "SELECT object, ino FROM header WHERE state = ?1 AND uid = ?2 ORDER BY object LIMIT ?3";
+    let sql = "SELECT object, ino FROM header WHERE state = ?1 AND state <= 1 AND uid = ?2 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let mut all = Vec::new();
     for uid in users {
@@ -144,7 +143,7 @@ pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> 
 
 /// Whether some headers could not be read for now; some of them are queued again.
 pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
-    let sql = "UPDATE header SET state = ?1 WHERE object IN (SELECT object FROM header WHERE state = ?2 LIMIT ?3)";
+    let sql = "UPDATE header SET state = ?1 WHERE object IN (SELECT object FROM header WHERE state = ?2 AND state <= 1 LIMIT ?3)";
     let count = db
         .prepare_cached(sql)?
         .execute([QUEUED, LATER, AGAIN_MAX])?;

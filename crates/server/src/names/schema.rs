@@ -1,6 +1,7 @@
 //! The server's database: its tables and the numbered migrations that make them. Field by field in
 //! `docs/formats-server.md`.
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use std::path::Path;
 
@@ -459,7 +460,7 @@ pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Op
     connection
         .busy_timeout(std::time::Duration::from_secs(5))
         .map_err(at)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    keep_statements(connection).map_err(at)?;
     connection
         .pragma_update(None, "journal_mode", "WAL")
         .map_err(at)?;
@@ -505,6 +506,14 @@ fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), O
     Ok(())
 }
 
+/// Statements are prepared once. SQLite would prepare one anew whenever it is used, for a plan that goes by the values that are bound
+/// (`sqlite3_expired` after `clear_bindings`): what is to use a partial index has to say so with literals.
+fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    Ok(())
+}
+
 /// Opens the database for reading only.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
     let at = |source| OpenError::Database {
@@ -513,7 +522,7 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
     };
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(at)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    keep_statements(&connection).map_err(at)?;
     connection
         .pragma_update(None, "cache_size", -32768)
         .map_err(at)?;

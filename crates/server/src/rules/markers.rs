@@ -49,13 +49,14 @@ impl Tx<'_> {
 
 /// Whether the marker of the open round of a hook has come; gives the number of that.
 pub(super) fn marked(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
-    let sql = "SELECT round FROM round WHERE state = ?2 AND rule = ?1 AND ended != 0";
+    let sql =
+        "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
 /// Hooks whose open round has its marker.
 fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
-    let sql = "SELECT rule FROM round WHERE state = ?1 AND ended != 0";
+    let sql = "SELECT rule FROM round WHERE state = ?1 AND state <= 2 AND ended != 0";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([OPEN], |row| row.get::<_, i64>(0))?;
     let rules = rows.map(|rule| rule.map(i64::cast_unsigned));

@@ -46,14 +46,13 @@ pub(super) fn ends(kept: &Kept) -> Option<&Ends> {
 }
 
 fn open_round(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
-    let sql = "SELECT round FROM round WHERE state = ?2 AND rule = ?1";
+    let sql = "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1";
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
 /// Ends the open round of a hook, if there is one; gives its number.
 pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault> {
-    let sql =
-        "UPDATE round SET state = ?2, ended = 0 WHERE state = ?3 AND rule = ?1 RETURNING round";
+    let sql = "UPDATE round SET state = ?2, ended = 0 WHERE state = ?3 AND state <= 2 AND rule = ?1 RETURNING round";
     let key = params![rule.cast_signed(), ENDING, OPEN];
     let ended = one(db, sql, key, |row| row.get::<_, i64>(0))?;
     Ok(ended.map(i64::cast_unsigned))
@@ -179,7 +178,8 @@ pub(super) fn files_written(db: &Connection, shared: &Shared) -> Result<Vec<(u64
 
 /// The next round of a hook that has ended and whose files were all seen to.
 fn due(db: &Connection, kept: &Arc<Kept>, now: i64) -> Result<Option<Reduce>, Fault> {
-    let sql = "SELECT round FROM round WHERE state = ?2 AND rule = ?1 ORDER BY round";
+    let sql =
+        "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1 ORDER BY round";
     let mut statement = db.prepare_cached(sql)?;
     let key = params![kept.id.cast_signed(), ENDING];
     let rounds = statement.query_map(key, |row| row.get::<_, i64>(0))?;
@@ -270,7 +270,7 @@ fn ended(
 /// Notes how jobs that reduce have ended. What was reduced is not kept.
 fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     let sql = "SELECT round.rule, round.round, task.state, task.error FROM round LEFT JOIN job ON job.job = round.job \
-               LEFT JOIN task ON task.job = round.job WHERE round.state = ?1 AND job.state IS NOT ?2";
+               LEFT JOIN task ON task.job = round.job WHERE round.state = ?1 AND round.state <= 2 AND job.state IS NOT ?2";
     let running = state_number(v1::State::Running);
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![REDUCING, running], |row| {

@@ -215,7 +215,7 @@ impl FakeElement {
     }
 
     async fn hear(&mut self) -> Option<To> {
-        let message = self.stream.message().await.unwrap();
+        let message = within(self.stream.message()).await.unwrap();
         self.take(message.expect("the server ended the stream"))
             .await
     }
@@ -478,6 +478,13 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
+/// What comes, which is not waited for without end.
+async fn within<T>(what: impl Future<Output = T>) -> T {
+    let patience = std::time::Duration::from_secs(60);
+    let came = tokio::time::timeout(patience, what).await;
+    came.expect("nothing has come in a minute")
+}
+
 /// Waits until a job has ended; gives it with its tasks.
 pub async fn ended(client: &Client, job: u64) -> v1::Job {
     let get = v1::GetJobRequest {
@@ -485,7 +492,7 @@ pub async fn ended(client: &Client, job: u64) -> v1::Job {
         job,
     };
     let mut events = client.jobs().watch(get.clone()).await.unwrap().into_inner();
-    while events.message().await.unwrap().is_some() {}
+    while within(events.message()).await.unwrap().is_some() {}
     client.jobs().get(get).await.unwrap().into_inner()
 }
 

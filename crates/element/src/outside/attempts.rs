@@ -6,6 +6,7 @@
 
 use super::packs::now_s;
 use super::rows::{self, Attempt};
+use super::settling::is_own;
 use super::{Failure, Far as _, Outside, Placed};
 use crate::store::StoreError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -35,7 +36,15 @@ impl Outside {
 
     /// Objects are about to be written under these names.
     pub(super) fn attempt(&self, all: Vec<(String, ObjectId)>) -> Result<(), StoreError> {
-        let since_s = now_s() - CLOCKS_S;
+        self.attempt_since(all, now_s() - CLOCKS_S)
+    }
+
+    /// An object that is there is about to get another name. If it is no object any more it does not become one again.
+    pub(super) fn attempt_aside(&self, path: &str, object: ObjectId) -> Result<(), StoreError> {
+        self.attempt_since(vec![(path.to_owned(), object)], 0)
+    }
+
+    fn attempt_since(&self, all: Vec<(String, ObjectId)>, since_s: i64) -> Result<(), StoreError> {
         let attempt = move |db: &rusqlite::Connection| {
             all.iter()
                 .try_for_each(|(path, object)| rows::attempt(db, path, *object, since_s))
@@ -50,7 +59,13 @@ impl Outside {
         again.map_err(|error| self.failed(&error))
     }
 
-    /// Writes a file of which something may be left.
+    /// Whether an object was begun to be written under that name.
+    pub(super) fn has_attempt(&self, path: &str, object: ObjectId) -> Result<bool, StoreError> {
+        let known = self.db.read(|db| rows::has_attempt(db, path, object));
+        known.map_err(|error| self.failed(&error))
+    }
+
+    /// Works on a name that nobody else works on meanwhile, and of which something may be left.
     pub(super) fn writing<T>(&self, path: &str, write: impl FnOnce() -> T) -> T {
         let _claim = loop {
             match self.claim(path) {
@@ -90,6 +105,14 @@ impl Outside {
         }
         if let Some(left) = attempt.left.as_ref().filter(|_| attempt.size.is_none()) {
             self.remove_left(left)?;
+        }
+        if is_own(&attempt.path, attempt.object) {
+            let held = self.db.read(|db| rows::at(db, &attempt.path));
+            let held = held.map_err(|error| Failure::Other(error.to_string()))?;
+            if held.is_empty() {
+                // It was put there, and is not what the object has.
+                self.reach.wait(far.remove(&attempt.path))?;
+            }
         }
         let (path, object) = (attempt.path.clone(), attempt.object);
         let forget = move |db: &rusqlite::Connection| rows::forget_attempt(db, &path, object);

@@ -225,6 +225,12 @@ pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<boo
     Ok(again.optional()?.unwrap_or(false))
 }
 
+/// Whether it was begun.
+pub(super) fn has_attempt(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
+    db.prepare_cached("SELECT 1 FROM outside_attempt WHERE path = ?1 AND object = ?2")?
+        .exists(params![path, object.0.cast_signed()])
+}
+
 /// What is at that path is an object's that is elsewhere, too, and has to give way.
 pub(super) fn give_way(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
     let sql = "UPDATE outside_attempt SET size = ?3, tag = ?4, checked = ?5 WHERE path = ?1 AND object = ?2";

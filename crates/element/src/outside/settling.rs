@@ -71,6 +71,12 @@ fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
     [beside(wanted, object), own, fresh]
 }
 
+/// Whether that is a name that only this object gets.
+pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
+    let beside = beside_what(path).is_some_and(|(_, other)| other == object);
+    beside || path.starts_with(OWN)
+}
+
 /// The path and the object of such a name.
 pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
     let (path, number) = path.rsplit_once('.')?;
@@ -304,13 +310,29 @@ impl Outside {
             };
             match self.reach.wait(far.stat(&name)) {
                 Err(Failure::Missing) => break name,
+                Ok(_) if self.has_attempt(&name, object)? => break name,
                 Ok(_) | Err(Failure::Changed) => {}
                 Err(why) => return Err(failed(why)),
             }
         };
+        self.writing(&aside, || self.move_to(&aside, (object, now), instead))
+    }
+
+    fn move_to(
+        &self,
+        aside: &str,
+        (object, now): (ObjectId, &Placed),
+        instead: ObjectId,
+    ) -> Result<(Placed, Placed), StoreError> {
+        let failed = |why| StoreError::Outside {
+            path: now.path.clone(),
+            why,
+        };
+        let far = &self.reach.far;
+        self.attempt_aside(aside, object)?;
         let moved = self
             .reach
-            .wait(far.also(&now.path, &aside))
+            .wait(far.also(&now.path, aside))
             .map_err(failed)?;
         // In a folder another name changes what a file is told by.
         let left = self.reach.wait(far.stat(&now.path)).map_err(failed)?;
@@ -325,7 +347,7 @@ impl Outside {
         let known = self.db.write_blocking(true, note);
         if !known.map_err(|error| self.failed(&error))? {
             // It is no object any more.
-            let removed = self.reach.wait(far.remove(&aside));
+            let removed = self.reach.wait(far.remove(aside));
             removed.map_err(failed)?;
         }
         Ok((left, moved))
@@ -340,11 +362,13 @@ impl Outside {
     ) -> Result<Place, StoreError> {
         let far = &self.reach.far;
         for name in names_of(object, wanted) {
-            self.attempt(vec![(name.clone(), object)])?;
-            let again = self.is_again(&name, object)?;
+            let known = self.has_attempt(&name, object)?;
             match self.reach.wait(far.stat(&name)) {
-                Err(Failure::Missing) => return Ok(Place::Free(name, Over::Nothing, None)),
-                Ok(now) if again && self.is_same(&now, opened)? => return Ok(Place::Taken(now)),
+                Err(Failure::Missing) => {
+                    self.attempt(vec![(name.clone(), object)])?;
+                    return Ok(Place::Free(name, Over::Nothing, None));
+                }
+                Ok(now) if known && self.is_same(&now, opened)? => return Ok(Place::Taken(now)),
                 Ok(_) | Err(Failure::Changed) => {}
                 Err(why) => return Err(StoreError::Outside { path: name, why }),
             }

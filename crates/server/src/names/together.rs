@@ -1054,35 +1054,33 @@ mod tests {
         }
     }
 
-    /// Each writer tells of as many pieces as it may with its last word, and is followed by another.
+    /// Each writer tells of as many pieces as it may with its last word, all amid others, and is followed by another.
     #[test]
     fn who_opens_a_file_of_too_many_pieces_is_refused_and_the_others_can_seal_it() {
+        const WORD: u64 = UNTOLD_MAX as u64;
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
-        bench.publish((5, ino, one), Some(0), vec![]).unwrap();
-        let every_second = |first: u64, part: usize| {
-            let bytes = 0..UNTOLD_MAX as u64;
-            let pieces = bytes.map(|at| extent(2 * (first + at), 1, part, at));
-            vec![told(1, &pieces.collect::<Vec<_>>())]
+        let base = 4 * PIECES_MAX as u64;
+        bench.publish((5, ino, one), Some(base), vec![]).unwrap();
+        let every_second = |writer: u64, part: usize, from: u64| {
+            let piece = |at| extent(2 * (writer * WORD + at) + 1, 1, part, from + at);
+            vec![told(1, &(0..WORD).map(piece).collect::<Vec<_>>())]
         };
-        let mut first = 0;
+        let mut writers = 0;
         let refused = loop {
             let (two, seen) = match bench.try_join(6, ino) {
                 Ok(joined) => joined,
                 Err(refused) => break refused,
             };
-            let part = usize::try_from(seen.mine).unwrap();
-            let said = every_second(first, part);
-            bench.seal((6, ino, two), UNTOLD_MAX as u64, said).unwrap();
-            first += UNTOLD_MAX as u64;
+            let said = every_second(writers, usize::try_from(seen.mine).unwrap(), 0);
+            bench.seal((6, ino, two), WORD, said).unwrap();
+            writers += 1;
         };
-        assert_eq!(refused, Errno::FBIG);
-        let told = usize::try_from(first).unwrap();
-        assert!((PIECES_MAX / 2..PIECES_MAX).contains(&told), "{told}");
-        let said = every_second(first, 0);
-        let attr = bench.seal((5, ino, one), UNTOLD_MAX as u64, said).unwrap();
+        assert_eq!((refused, writers), (Errno::FBIG, 30));
+        let said = every_second(writers, 0, base);
+        let attr = bench.seal((5, ino, one), base + WORD, said).unwrap();
         assert_eq!((attr.version, attr.writing), (1, false));
-        assert_eq!(bench.layout(&attr).count(), told + UNTOLD_MAX);
+        assert_eq!(bench.layout(&attr).count(), 2 * 31 * UNTOLD_MAX + 1);
     }
 
     #[test]

@@ -417,14 +417,18 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     }
     let staged = staged(&moves, &short.kept.holders);
     short.kept.target = short.kept.target.or(staged);
-    let mut going =
-        db.prepare_cached("SELECT element FROM removal WHERE object = ?1 AND element >= 0")?;
-    let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
-    for element in going.collect::<Result<Vec<u32>, _>>()? {
-        let going = (ElementId(element), CopyState::Going);
-        short.kept.holders.push(going);
-    }
+    let going = going(db, object)?.into_iter();
+    let going = going.map(|element| (ElementId(element), CopyState::Going));
+    short.kept.holders.extend(going);
     Ok(short)
+}
+
+/// Elements that are about to remove an object.
+fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
+    let sql = "SELECT element FROM removal WHERE object = ?1 AND element >= 0";
+    let mut statement = db.prepare_cached(sql)?;
+    let going = statement.query_map([object.cast_signed()], |row| row.get(0))?;
+    Ok(going.collect::<Result<_, _>>()?)
 }
 
 /// The element that is to have a copy because somebody wants one there, if it has none.

@@ -99,7 +99,7 @@ def drain(array, options, count, size):
             made(folder, count, size)
             os.sync()
             if side == "ours":
-                took = timed(lambda: array.tidemill("drain", "/d", "--free", "--wait"))
+                took = timed(lambda: array.tidemill("drain", "/d", "--wait"))
                 stored = os.path.join(array.store.folder, "bucket", "array", "d")
             else:
                 took = timed(lambda: copied(array.store, folder, "store:bucket/peer"))

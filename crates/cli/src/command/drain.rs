@@ -16,8 +16,10 @@ const EXAMPLES: &str = "Examples:
 Files drain by themselves some time after they were closed (--drain-after of `tidemill server`); this is for those who don't wait
 for that. It goes on after a restart of the server. What is being written for the first time does not drain before it is closed.";
 
-/// Pause before it is asked again how far it is; longer if the answer takes long.
+/// How often it is told how far it is, and longest pause before it is asked again.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Shortest pause.
+const SHORTEST: Duration = Duration::from_millis(25);
 
 /// Copy files from the burst tier to elements that store, now
 #[derive(Debug, clap::Args)]
@@ -52,7 +54,7 @@ pub(super) async fn ask(
     let server = context.connect().await?;
     for path in paths {
         let path = files::path(path)?;
-        let mut before = None;
+        let (mut before, started, mut told) = (None, Instant::now(), None::<Instant>);
         // What is closed after it was asked for the first time is not waited for.
         let mut until = 0;
         loop {
@@ -67,19 +69,24 @@ pub(super) async fn ask(
             let staged = staged
                 .map_err(|status| server.explain(status))?
                 .into_inner();
-            if before != Some(staged) {
+            let done = !wait || staged.objects + staged.held == 0;
+            let news = before != Some(staged);
+            if news && (done || told.is_none_or(|told| told.elapsed() >= PERIOD)) {
+                told = Some(Instant::now());
+                before = Some(staged);
                 context.output.step(&StagedView {
                     path: path.clone(),
                     brings: request.bring.is_some(),
                     staged,
                 })?;
             }
-            if !wait || staged.objects + staged.held == 0 {
+            if done {
                 break;
             }
-            before = Some(staged);
             until = staged.until;
-            tokio::time::sleep(PERIOD.max(begun.elapsed() * 10)).await;
+            // What is over soon is not waited for much longer than it takes.
+            let pause = (started.elapsed() / 20).clamp(SHORTEST, PERIOD);
+            tokio::time::sleep(pause.max(begun.elapsed() * 10)).await;
         }
     }
     Ok(())

@@ -61,9 +61,9 @@ unit:
 	scripts/test.sh $(WHOLE)
 	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test ends --test jobs --test posix --test serving
 
-# Each test has an array of its own, and waits much: two at once take less than half the time of one after the other.
+# Each test has an array of its own, and waits much: with two at once two cores are idle for most of the time.
 e2e:
-	scripts/test.sh $(WHOLE) --test e2e -- --test-threads=2
+	scripts/test.sh $(WHOLE) --test e2e -- --test-threads=4
 
 # Processes killed, stopped and restarted at random, in short; longer by hand, with another seed. After `e2e`, which builds.
 faults:

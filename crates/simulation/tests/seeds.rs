@@ -1,12 +1,15 @@
 //! The seeds of `seeds.txt`: some that are run always, and those that once showed a defect.
 
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
 /// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, and words for what
 /// else there is.
-fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
+fn parse(line: &str) -> Option<(Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
     let mut options = Options::default();
     let mut words = line.split_whitespace();
@@ -43,10 +46,16 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
     let text = std::fs::read_to_string(SEEDS).unwrap();
     let lines: Vec<_> = text.lines().filter_map(parse).collect();
     assert!(!lines.is_empty());
-    let (mut jobs, mut outputs) = (0, 0);
-    for (seeds, options) in lines {
-        for seed in seeds {
-            match run(seed, &options) {
+    let each = |(seeds, options): &(Range<u64>, Options)| {
+        let options = options.clone();
+        seeds.clone().map(move |seed| (seed, options.clone()))
+    };
+    let all: Vec<(u64, Options)> = lines.iter().flat_map(each).collect();
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let (mut jobs, mut outputs) = (0, 0);
+        while let Some((seed, options)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match run(*seed, options) {
                 Ok(summary) => {
                     jobs += summary.jobs;
                     outputs += summary.outputs;
@@ -54,7 +63,17 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
                 Err(defect) => panic!("{defect}"),
             }
         }
-    }
+        (jobs, outputs)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let (jobs, outputs) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let ran = threads.into_iter().map(|thread| match thread.join() {
+            Ok(ran) => ran,
+            Err(defect) => std::panic::resume_unwind(defect),
+        });
+        ran.fold((0, 0), |sum, ran| (sum.0 + ran.0, sum.1 + ran.1))
+    });
     // Scripts that the array refuses would show nothing.
     assert!(
         jobs > 1000 && outputs > 1000,

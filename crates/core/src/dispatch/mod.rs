@@ -99,7 +99,7 @@ pub const ERRANDS_MAX: usize = 4;
 /// Copies that an element may be making or have before it: so many of any length,
 pub const COPY_LABELS_MIN: usize = 3;
 /// so many of small objects, which are made many at once,
-pub const COPY_LABELS_MAX: usize = 256;
+pub const COPY_LABELS_MAX: usize = 512;
 /// and no more than these while they have so many bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.

@@ -56,8 +56,8 @@ class Store:
 class Local(local_array.Array):
     """An element of the burst tier, and one whose files are in the store, each by its name or in packs."""
 
-    def __init__(self, packing="files", **more):
-        self.packing = packing
+    def __init__(self, packing="files", near=(), **more):
+        self.packing, self.near = packing, near
         super().__init__(**more)
 
     def _start_all(self, elements, cores, mount):
@@ -69,7 +69,7 @@ class Local(local_array.Array):
         super()._start_all(elements, cores, mount)
 
     def _start(self, name, *args):
-        more = {"server": ("--drain-after", "1h"), "element0": ("--tier", "burst"), "element1": (*self.outside, "--near", "1MiB")}
+        more = {"server": ("--drain-after", "1h"), "element0": ("--tier", "burst"), "element1": (*self.outside, *self.near)}
         super()._start(name, *args, *more.get(name, ()))
 
     @undisturbed()
@@ -157,6 +157,7 @@ def main():
     with Local(elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
         drain(array, options, options.size_mib // 16, 16 * MIB)
         drain(array, options, options.small_mib * 16, 64 << 10)
+    with Local(near=("--near", "1MiB"), elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
         reads(array, options)
     with Local("dedup | zstd", elements=2, mount=True, folder=options.folder, binary=options.binary) as array:
         drain(array, options, options.small_mib * 16, 64 << 10)

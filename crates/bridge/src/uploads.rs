@@ -11,6 +11,7 @@ use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Signer};
 use reqwest::{Client, Method, StatusCode};
 use serde::Deserialize;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 /// Pages of uploads of names that begin alike, 1000 on each.
@@ -23,7 +24,8 @@ const UNSIGNED: (&str, &str) = ("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
 /// The uploads of a bucket.
 #[derive(Debug)]
 pub(crate) struct Uploads {
-    client: Client,
+    /// Made when it is needed first, which is seldom.
+    client: OnceLock<Client>,
     /// Of the bucket.
     url: String,
     /// What keys begin with there.
@@ -85,7 +87,7 @@ impl Uploads {
             Signer::new(Context::new(), provider, RequestSigner::new("s3", region))
         });
         Some(Self {
-            client: client(),
+            client: OnceLock::new(),
             url: format!("{endpoint}/{}", encoded(bucket)),
             root: root
                 .split('/')
@@ -158,7 +160,8 @@ impl Uploads {
         let asked = http::Request::from_parts(head, body);
         let asked = reqwest::Request::try_from(asked).map_err(|error| error.to_string())?;
         let answered = async {
-            let answer = self.client.execute(asked).await?;
+            let asked = self.client.get_or_init(client).execute(asked);
+            let answer = asked.await?;
             let status = answer.status();
             Ok::<_, reqwest::Error>((status, whole(answer, PAGE_BYTES_MAX).await?))
         };

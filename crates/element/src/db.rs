@@ -141,6 +141,7 @@ const ATTEMPTS: &str = "
         size INTEGER,
         tag TEXT,
         checked INTEGER,
+        aside INTEGER,
         PRIMARY KEY (path, object)
     ) WITHOUT ROWID;
     CREATE INDEX outside_attempt_object ON outside_attempt (object);
@@ -432,10 +433,18 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     // The log's blocks are kept, see `reserve`: the last connection would remove it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    // Statements are prepared once, whatever is bound to them: what is to use a partial index says so with literals.
+    keep_statements(&connection)?;
+    Ok(connection)
+}
+
+/// Statements are prepared once, whatever is bound to them: what is to use a partial index says so with literals.
+///
+/// # Errors
+/// If SQLite does not know that.
+pub fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    Ok(connection)
+    Ok(())
 }
 
 fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {

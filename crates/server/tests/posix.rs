@@ -578,7 +578,7 @@ async fn a_listing_goes_on_where_it_stopped() {
 /// Sealed objects need an element to be on; a tree of its own has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
-    use crate::array::{Running, file_op, root, stat, write_file};
+    use crate::array::{Running, file_op, mount, root, stat, write_file};
     use rustix::io::Errno;
     use tidemill_client::Server as Client;
     use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -628,14 +628,6 @@ mod versions {
             mtime: 0,
             ..v1::Seal::default()
         })
-    }
-
-    /// A mount: its session, as long as its stream.
-    async fn mount(client: &Client) -> (u64, tonic::Streaming<v1::Invalidation>) {
-        let watch = v1::WatchRequest::default();
-        let mut stream = client.names().watch(watch).await.unwrap().into_inner();
-        let session = stream.message().await.unwrap().unwrap().session;
-        (session, stream)
     }
 
     #[tokio::test(flavor = "multi_thread")]

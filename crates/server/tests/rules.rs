@@ -3,7 +3,7 @@
 
 mod array;
 
-use array::{FakeElement, Running, failure, job, root, stat, success, user, write_file};
+use array::{FakeElement, Running, failure, job, mount, root, stat, success, user, write_file};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -786,14 +786,6 @@ async fn a_round_has_all_files_of_a_folder_that_was_moved_with_its_marker() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(hook(&client).await.rounds[0].state, "open");
     worker.abort();
-}
-
-/// A mount's session, as long as its stream.
-async fn mount(client: &Client) -> (u64, tonic::Streaming<v1::Invalidation>) {
-    let watch = v1::WatchRequest::default();
-    let mut stream = client.names().watch(watch).await.unwrap().into_inner();
-    let session = stream.message().await.unwrap().unwrap().session;
-    (session, stream)
 }
 
 /// The mount has closed the file, and says nothing before that is sealed.

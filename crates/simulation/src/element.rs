@@ -7,7 +7,6 @@ use crate::time;
 use parking_lot::Mutex;
 use prost::Message as _;
 use rusqlite::Connection;
-use rusqlite::config::DbConfig;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use tidemill_core::label::{
     Analysis, FailureKind, Kernel, Label, Lane, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::resources::{LIGHT_MAX, Ledger, Offers};
-use tidemill_element::db::{Db, Writer};
+use tidemill_element::db::{self, Db, Writer};
 use tidemill_element::flash_model::FlashModel;
 use tidemill_element::labels::{Labels, Live, failed};
 use tidemill_element::notes;
@@ -105,11 +104,7 @@ pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Byt
 impl Element {
     pub(crate) fn new(id: u32, cores: u32) -> Self {
         let connection = Connection::open_in_memory().expect("SQLite works in memory");
-        connection.set_prepared_statement_cache_capacity(256);
-        let stable = DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG;
-        connection
-            .set_db_config(stable, true)
-            .expect("SQLite knows it");
+        db::keep_statements(&connection).expect("SQLite knows them");
         Self {
             id,
             cores,

@@ -105,6 +105,8 @@ impl Outside {
         }
         if let Some(left) = attempt.left.as_ref().filter(|_| attempt.size.is_none()) {
             self.remove_left(left)?;
+            self.look_aside(&attempt.path)
+                .map_err(|error| Failure::Other(error.to_string()))?;
         }
         if is_own(&attempt.path, attempt.object) {
             let held = self.db.read(|db| rows::at(db, &attempt.path));

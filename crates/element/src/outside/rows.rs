@@ -150,11 +150,13 @@ pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> R
     Ok(())
 }
 
-/// What is at a path is told by another tag now.
+/// What was moved aside is told by this tag from now on.
 pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
     let sql = "UPDATE outside SET tag = ?3 WHERE object = ?1 AND path = ?2";
     db.prepare_cached(sql)?
         .execute(params![object.0.cast_signed(), at.path, at.tag])?;
+    db.prepare_cached("UPDATE outside_attempt SET aside = NULL WHERE aside = ?1")?
+        .execute([object.0.cast_signed()])?;
     Ok(())
 }
 
@@ -231,15 +233,20 @@ pub(super) fn has_attempt(db: &Connection, path: &str, object: ObjectId) -> Resu
         .exists(params![path, object.0.cast_signed()])
 }
 
-/// What is at that path is an object's that is elsewhere, too, and has to give way.
-pub(super) fn give_way(db: &Connection, object: ObjectId, at: &Placed) -> Result<()> {
-    let sql = "UPDATE outside_attempt SET size = ?3, tag = ?4, checked = ?5 WHERE path = ?1 AND object = ?2";
+/// What is at that path is that of one object, which has another name, too, and has to give way to another.
+pub(super) fn give_way(
+    db: &Connection,
+    (aside, object): (ObjectId, ObjectId),
+    at: &Placed,
+) -> Result<()> {
+    let sql = "UPDATE outside_attempt SET size = ?3, tag = ?4, checked = ?5, aside = ?6 WHERE path = ?1 AND object = ?2";
     db.prepare_cached(sql)?.execute(params![
         at.path,
         object.0.cast_signed(),
         at.size.cast_signed(),
         at.tag,
-        at.checked
+        at.checked,
+        aside.0.cast_signed()
     ])?;
     Ok(())
 }
@@ -249,6 +256,14 @@ pub(super) fn gives_way(db: &Connection, at: &Placed) -> Result<bool> {
     let sql = "SELECT 1 FROM outside_attempt WHERE path = ?1 AND size = ?2 AND tag = ?3";
     db.prepare_cached(sql)?
         .exists(params![at.path, at.size.cast_signed(), at.tag])
+}
+
+/// Objects that were at a path before, and are elsewhere now.
+pub(super) fn moved_aside(db: &Connection, path: &str) -> Result<Vec<ObjectId>> {
+    let sql = "SELECT DISTINCT aside FROM outside_attempt WHERE path = ?1 AND aside IS NOT NULL";
+    db.prepare_cached(sql)?
+        .query_map([path], |row| object(row, 0))?
+        .collect()
 }
 
 /// An object is there: of writing it nothing is left, if it was begun once.
@@ -278,7 +293,7 @@ pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
     let sql = "SELECT path, size, tag, checked, object, since, again,
                    (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
                    FROM outside_attempt
-                   WHERE object IN (SELECT object FROM outside WHERE gone = 0)
+                   WHERE EXISTS (SELECT 1 FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
                    OR since < ?1 AND object NOT IN (SELECT id FROM object)";
     db.prepare_cached(sql)?
         .query_map([before_s], |row| {
@@ -289,11 +304,7 @@ pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
                 since_s: row.get(5)?,
                 size: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
                 again: row.get(6)?,
-                left: if gives_way {
-                    Some(placed(row, 0)?)
-                } else {
-                    None
-                },
+                left: gives_way.then(|| placed(row, 0)).transpose()?,
             })
         })?
         .collect()

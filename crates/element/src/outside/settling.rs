@@ -36,8 +36,8 @@ pub(super) const OWN: &str = ".tidemill-";
 
 /// Where an object may be put.
 enum Place {
-    /// There, in place of that, which was moved aside if it is a version that somebody has.
-    Free(String, Over, Option<(ObjectId, Placed)>),
+    /// There, in place of that.
+    Free(String, Over),
     /// It is there.
     Taken(Placed),
 }
@@ -64,9 +64,17 @@ fn beside(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
 }
 
+/// Why something could not be done with what is there.
+fn failed_at(path: &str) -> impl Fn(Failure) -> StoreError {
+    move |why| StoreError::Outside {
+        path: path.to_owned(),
+        why,
+    }
+}
+
 /// Names of an object that can't have the one that it is to have: the first that is free is taken.
 fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
-    let own = format!("{OWN}objects/{:016x}", object.0);
+    let own = key(object, "", false);
     let fresh = format!("{own}-{:016x}", crate::task::now().0);
     [beside(wanted, object), own, fresh]
 }
@@ -74,7 +82,7 @@ fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
 /// Whether that is a name that only this object gets.
 pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
     let beside = beside_what(path).is_some_and(|(_, other)| other == object);
-    beside || path.starts_with(OWN)
+    beside || path.starts_with(&key(object, "", false))
 }
 
 /// The path and the object of such a name.
@@ -101,12 +109,9 @@ impl Outside {
 
     /// Makes an object of what is outside already.
     pub(super) fn link_to(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
-        let at = |why| StoreError::Outside {
-            path: path.to_owned(),
-            why,
-        };
         self.writable(object)?;
-        let placed = self.reach.wait(self.reach.far.stat(path)).map_err(at)?;
+        let placed = self.reach.wait(self.reach.far.stat(path));
+        let placed = placed.map_err(failed_at(path))?;
         let size = placed.size;
         self.keep(object, placed, How::Linked)?;
         // Whoever opened it for writing may have begun it.
@@ -157,46 +162,33 @@ impl Outside {
         objects: &[(ObjectId, Named)],
     ) -> Vec<Result<(), StoreError>> {
         let new = objects.iter().filter(|(object, _)| !self.is_far(*object));
-        let new = new.map(|(object, named)| (self.wanted(*object, named), *object));
+        let new = new.map(|(object, named)| (self.wanted(*object, named).0, *object));
         let new: Vec<(String, ObjectId)> = new.collect();
         if !new.is_empty()
             && let Err(error) = self.attempt(new)
         {
-            let failed = |_: &(ObjectId, Named)| {
-                Err(StoreError::Outside {
-                    path: self.uri.clone(),
-                    why: Failure::Other(error.to_string()),
-                })
-            };
-            return objects.iter().map(failed).collect();
+            let failed = failed_at(&self.uri);
+            let why = || Failure::Other(error.to_string());
+            return objects.iter().map(|_| Err(failed(why()))).collect();
         }
         let silent = AtomicBool::default();
         at_once(objects, |(object, named)| {
             if silent.load(Ordering::Relaxed) {
-                return Err(StoreError::Outside {
-                    path: named.path.clone(),
-                    why: Failure::Silent,
-                });
+                return Err(failed_at(&named.path)(Failure::Silent));
             }
             let settled = self.settle_one(*object, named);
-            let why = |error: &StoreError| {
-                matches!(
-                    error,
-                    StoreError::Outside {
-                        why: Failure::Silent,
-                        ..
-                    }
-                )
-            };
-            silent.fetch_or(settled.as_ref().is_err_and(why), Ordering::Relaxed);
+            if let Err(StoreError::Outside { why, .. }) = &settled {
+                silent.fetch_or(*why == Failure::Silent, Ordering::Relaxed);
+            }
             settled
         })
     }
 
-    /// The name that an object is to have there.
-    fn wanted(&self, object: ObjectId, named: &Named) -> String {
+    /// The name that an object is to have there, and whether it is in a folder that has what is there.
+    fn wanted(&self, object: ObjectId, named: &Named) -> (String, bool) {
         let inside = self.inside(&named.path);
-        key(object, inside.as_deref().unwrap_or(&named.path), named.part)
+        let path = inside.as_deref().unwrap_or(&named.path);
+        (key(object, path, named.part), inside.is_some())
     }
 
     /// Who has this works on a file of that name, and nobody else.
@@ -212,19 +204,13 @@ impl Outside {
             return Ok(());
         }
         let opened = self.near.open(object)?;
-        let bound = self.inside(&named.path).is_some();
-        let wanted = self.wanted(object, named);
+        let (wanted, bound) = self.wanted(object, named);
         let turn = self.turn(&wanted);
         let placed = match self.place((object, bound), wanted, &opened)? {
             Place::Taken(placed) => placed,
-            Place::Free(path, over, aside) => {
-                let placed = self.write((&path, over), &opened, named.hash)?;
-                if let Some((other, aside)) = aside {
-                    self.look_aside(other, &aside)?;
-                }
-                placed
-            }
+            Place::Free(path, over) => self.write((&path, over), &opened, named.hash)?,
         };
+        self.look_aside(&placed.path)?;
         self.keep(object, placed, How::Put)?;
         drop(turn);
         self.make_room();
@@ -239,23 +225,19 @@ impl Outside {
         wanted: String,
         opened: &Opened,
     ) -> Result<Place, StoreError> {
-        let failed = |why| StoreError::Outside {
-            path: wanted.clone(),
-            why,
-        };
         let far = &self.reach.far;
         let held = self.db.read(|db| rows::at(db, &wanted));
         let held = held.map_err(|error| self.failed(&error))?;
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
-            Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing, None)),
+            Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing)),
             // A folder, or below a file: nothing can be written there.
             Err(Failure::Changed) => return self.elsewhere(object, &wanted, opened),
-            Err(why) => return Err(failed(why)),
+            Err(why) => return Err(failed_at(&wanted)(why)),
         };
         let gives_way = self.db.read(|db| rows::gives_way(db, &now));
         if gives_way.map_err(|error| self.failed(&error))? {
-            return Ok(Place::Free(wanted, Over::This(now), None));
+            return Ok(Place::Free(wanted, Over::This(now)));
         }
         let ours = |held: &rows::Held| match held.how {
             How::Put => true,
@@ -267,14 +249,10 @@ impl Outside {
             .filter(ours)
             .find(|held| held.placed == now);
         match held {
-            Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now), None)),
+            Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now))),
             Some(held) if held.object != object => {
-                let (left, moved) = self.move_aside(held.object, &now, object)?;
-                Ok(Place::Free(
-                    wanted,
-                    Over::This(left),
-                    Some((held.object, moved)),
-                ))
+                let left = self.move_aside(held.object, &now, object)?;
+                Ok(Place::Free(wanted, Over::This(left)))
             }
             // It was written before this process was killed.
             _ if self.is_again(&wanted, object)? && self.is_same(&now, opened)? => {
@@ -290,18 +268,14 @@ impl Outside {
         }
     }
 
-    /// Gives what an object has at its name another name, so that the object in its place may have that. What still lies there and where
-    /// the other one is now.
+    /// Gives what an object has at its name another name, so that the object in its place may have that. What still lies there.
     fn move_aside(
         &self,
         object: ObjectId,
         now: &Placed,
         instead: ObjectId,
-    ) -> Result<(Placed, Placed), StoreError> {
-        let failed = |why| StoreError::Outside {
-            path: now.path.clone(),
-            why,
-        };
+    ) -> Result<Placed, StoreError> {
+        let failed = failed_at(&now.path);
         let far = &self.reach.far;
         let mut names = names_of(object, &now.path).into_iter();
         let aside = loop {
@@ -323,26 +297,21 @@ impl Outside {
         aside: &str,
         (object, now): (ObjectId, &Placed),
         instead: ObjectId,
-    ) -> Result<(Placed, Placed), StoreError> {
-        let failed = |why| StoreError::Outside {
-            path: now.path.clone(),
-            why,
-        };
+    ) -> Result<Placed, StoreError> {
+        let failed = failed_at(&now.path);
         let far = &self.reach.far;
         self.attempt_aside(aside, object)?;
-        let moved = self
-            .reach
-            .wait(far.also(&now.path, aside))
-            .map_err(failed)?;
+        let moved = self.reach.wait(far.also(&now.path, aside));
+        let moved = moved.map_err(&failed)?;
         // In a folder another name changes what a file is told by.
-        let left = self.reach.wait(far.stat(&now.path)).map_err(failed)?;
+        let left = self.reach.wait(far.stat(&now.path)).map_err(&failed)?;
         if moved.size != now.size || left.size != now.size {
             return Err(failed(Failure::Changed));
         }
-        let (row, lies) = (moved.clone(), left.clone());
+        let lies = left.clone();
         let note = move |db: &rusqlite::Connection| {
-            rows::give_way(db, instead, &lies)?;
-            rows::aside(db, object, &row)
+            rows::give_way(db, (object, instead), &lies)?;
+            rows::aside(db, object, &moved)
         };
         let known = self.db.write_blocking(true, note);
         if !known.map_err(|error| self.failed(&error))? {
@@ -350,7 +319,7 @@ impl Outside {
             let removed = self.reach.wait(far.remove(aside));
             removed.map_err(failed)?;
         }
-        Ok((left, moved))
+        Ok(left)
     }
 
     /// Where an object can be whose name is taken, or can't be there.
@@ -366,30 +335,32 @@ impl Outside {
             match self.reach.wait(far.stat(&name)) {
                 Err(Failure::Missing) => {
                     self.attempt(vec![(name.clone(), object)])?;
-                    return Ok(Place::Free(name, Over::Nothing, None));
+                    return Ok(Place::Free(name, Over::Nothing));
                 }
                 Ok(now) if known && self.is_same(&now, opened)? => return Ok(Place::Taken(now)),
                 Ok(_) | Err(Failure::Changed) => {}
-                Err(why) => return Err(StoreError::Outside { path: name, why }),
+                Err(why) => return Err(failed_at(&name)(why)),
             }
         }
-        Err(StoreError::Outside {
-            path: wanted.to_owned(),
-            why: Failure::Changed,
-        })
+        Err(failed_at(wanted)(Failure::Changed))
     }
 
     /// In a folder, what was moved aside is told by another tag when it has lost its first name.
-    fn look_aside(&self, object: ObjectId, aside: &Placed) -> Result<(), StoreError> {
-        let now = self.reach.wait(self.reach.far.stat(&aside.path));
-        match now {
-            Ok(now) if now != *aside && now.size == aside.size => {
+    pub(super) fn look_aside(&self, path: &str) -> Result<(), StoreError> {
+        let moved = self.db.read(|db| rows::moved_aside(db, path));
+        for object in moved.map_err(|error| self.failed(&error))? {
+            let Some(aside) = self.placed(object)?.map(|there| there.placed) else {
+                continue;
+            };
+            if let Ok(now) = self.reach.wait(self.reach.far.stat(&aside.path))
+                && now.size == aside.size
+            {
                 let retag = move |db: &rusqlite::Connection| rows::retag(db, object, &now);
-                let kept = self.db.write_blocking(true, retag);
-                kept.map_err(|error| self.failed(&error))
+                let looked = self.db.write_blocking(true, retag);
+                looked.map_err(|error| self.failed(&error))?;
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Whether a file outside has the bytes of an object.
@@ -447,10 +418,7 @@ impl Outside {
         let far = &self.reach.far;
         let write = || {
             let written = self.reach.wait(far.write(path, size, pieces, over));
-            written.map_err(|why| StoreError::Outside {
-                path: path.to_owned(),
-                why,
-            })
+            written.map_err(failed_at(path))
         };
         match far.leaves(size) {
             true => self.writing(path, write),

@@ -29,6 +29,8 @@ pub(super) struct Memory {
     folders: Mutex<Vec<String>>,
     /// Nothing is written as long as somebody has this.
     hold: Mutex<()>,
+    /// As in a folder: a second name is told by another tag when the first has gone. Both, if so.
+    linked: Mutex<Option<Vec<(String, String)>>>,
 }
 
 impl Memory {
@@ -53,6 +55,25 @@ impl Memory {
             size: content.len() as u64,
             tag: tag.to_string(),
             checked: true,
+        }
+    }
+
+    /// A name is another file's now, or nobody's.
+    fn unlink(&self, path: &str) {
+        let mut linked = self.linked.lock();
+        let lost = linked
+            .iter_mut()
+            .flatten()
+            .filter(|(first, _)| first == path);
+        let lost: Vec<String> = lost.map(|(_, second)| second.clone()).collect();
+        linked
+            .iter_mut()
+            .for_each(|all| all.retain(|(first, _)| first != path));
+        drop(linked);
+        for second in lost {
+            if let Ok((content, _)) = self.get(&second) {
+                self.put(&second, &content);
+            }
         }
     }
 
@@ -138,9 +159,13 @@ impl Far for Memory {
                 }
             }
             self.may_change()?;
-            match *self.away.lock() {
+            let away = *self.away.lock();
+            match away {
                 true => Err(Failure::Other("away".into())),
-                false => Ok(self.put(path, &all)),
+                false => {
+                    self.unlink(path);
+                    Ok(self.put(path, &all))
+                }
             }
         })
     }
@@ -148,6 +173,9 @@ impl Far for Memory {
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed> {
         Box::pin(async move {
             let (content, _) = self.get(path)?;
+            if let Some(linked) = &mut *self.linked.lock() {
+                linked.push((path.to_owned(), other.to_owned()));
+            }
             Ok(self.put(other, &content))
         })
     }
@@ -155,6 +183,7 @@ impl Far for Memory {
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()> {
         Box::pin(async move {
             self.may_change()?;
+            self.unlink(path);
             self.files.lock().all.remove(path);
             Ok(())
         })
@@ -593,6 +622,7 @@ fn what_others_have_put_there_is_never_taken_for_ours() {
 #[test]
 fn a_version_takes_its_name_though_it_was_refused_at_first() {
     let bench = Bench::new();
+    *bench.far.linked.lock() = Some(Vec::new());
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a", b"one");
     settle(&store, &one).unwrap();
@@ -606,14 +636,13 @@ fn a_version_takes_its_name_though_it_was_refused_at_first() {
     assert_eq!(bench.far.names(), ["a", "a.0000000000000101"]);
     assert_eq!(bench.far.get("a").unwrap().0, b"two");
     assert_eq!(read(&store, one.0).unwrap(), b"one");
+    assert!(matches!(store.vouch(one.0), Some(Ok(()))));
     // One that never comes leaves nothing of what was to give way.
     let three = bench.version(&store, 0x103, "/a", b"three");
     *bench.far.changes_left.lock() = Some(0);
     assert!(settle(&store, &three).is_err());
     *bench.far.changes_left.lock() = None;
-    for (object, _) in [&one, &two, &three] {
-        store.remove(*object).unwrap();
-    }
+    store.remove(three.0).unwrap();
     let gone = |db: &rusqlite::Connection| {
         db.execute("DELETE FROM object", [])?;
         db.execute("UPDATE outside_attempt SET since = 0", [])
@@ -621,6 +650,12 @@ fn a_version_takes_its_name_though_it_was_refused_at_first() {
     };
     bench.db.write_blocking(true, gone).unwrap();
     assert!(store.tidy_attempts());
+    assert!(!bench.far.names().contains(&"a".to_owned()));
+    for (object, content) in [(one.0, "one"), (two.0, "two")] {
+        assert!(matches!(store.vouch(object), Some(Ok(()))));
+        assert_eq!(read(&store, object).unwrap(), content.as_bytes());
+        store.remove(object).unwrap();
+    }
     while store.remove_some() {}
     assert!(bench.far.names().is_empty(), "{:?}", bench.far.names());
 }

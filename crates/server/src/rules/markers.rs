@@ -10,8 +10,6 @@ use crate::names::Fault;
 use crate::names::node::Node;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
-use crate::recall::Settled;
-use futures_util::future::join_all;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,8 +18,6 @@ use tokio::task::JoinSet;
 
 /// Pause before it is looked again whether a round can end.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Files that mounts are asked about at once.
-const ASKED_MAX: usize = 1024;
 
 impl Tx<'_> {
     /// A file has come, and may be what ends the round of a hook.
@@ -157,13 +153,8 @@ impl Firer {
         if before.walks {
             return Ok(false);
         }
-        for some in before.written.chunks(ASKED_MAX) {
-            let settled = some.iter().map(|&ino| self.recalls.settle(0, ino));
-            for settled in join_all(settled).await {
-                if settled? == Settled::Unknown {
-                    return Ok(false);
-                }
-            }
+        if !self.recalls.unsettled(&before.written).await?.is_empty() {
+            return Ok(false);
         }
         let id = (rule, before.round);
         self.names

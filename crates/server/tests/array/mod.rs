@@ -478,6 +478,14 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
+/// A mount: its session, as long as its stream.
+pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
+    let watch = v1::WatchRequest::default();
+    let mut stream = client.names().watch(watch).await.unwrap().into_inner();
+    let session = stream.message().await.unwrap().unwrap().session;
+    (session, stream)
+}
+
 /// What comes, which is not waited for without end.
 async fn within<T>(what: impl Future<Output = T>) -> T {
     let patience = std::time::Duration::from_secs(60);

@@ -179,6 +179,33 @@ impl Uploads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn an_answer_without_end_is_not_kept_in_memory() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let says = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = [0; 4096];
+            assert!(stream.read(&mut asked).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            let mut said = 0;
+            while stream.write_all(&[b' '; 1 << 16]).await.is_ok() {
+                said += 1_u64 << 16;
+            }
+            said
+        });
+        let place = Place::parse(&format!("s3://bucket?endpoint=http://{address}")).unwrap();
+        let keys = Keys::default();
+        let uploads = Uploads::open(&place, &keys).unwrap();
+        let given_up = uploads.give_up("a", SystemTime::UNIX_EPOCH, &keys);
+        let error = given_up.await.unwrap_err().to_string();
+        assert!(error.contains("too long"), "{error}");
+        drop(uploads);
+        assert!(says.await.unwrap() < 4 * PAGE_BYTES_MAX);
+    }
 
     #[test]
     fn uploads_are_read_as_s3_tells_of_them() {

@@ -179,6 +179,15 @@ async fn uploads_of_a_file_that_did_not_end_are_given_up_and_no_others() {
     assert!(error.contains("AccessDenied"), "{error}");
 }
 
+/// There is something, and it is no file.
+async fn below_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), "a").unwrap();
+    let bridge = open_folder(folder.path());
+    let below = bridge.stat("a/b").await.unwrap_err();
+    assert!(matches!(below, Error::NoFile { .. }), "{below}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_names_are_listed_by_pages_and_those_of_no_file_are_passed_by() {
     let server = StandIn::start().await;
@@ -200,6 +209,7 @@ async fn many_names_are_listed_by_pages_and_those_of_no_file_are_passed_by() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_is_not_left_by_links_dots_or_pipes() {
+    below_a_file().await;
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("secret"), "s").unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -825,6 +825,14 @@ async fn a_marker_waits_for_what_was_closed_before_it() {
         assert_eq!(state, (1, "open", 0));
     };
     waits(&client).await;
+    let end = v1::RuleRequest {
+        credentials: Some(root()),
+        name: "count".into(),
+    };
+    let refused = client.rules().end_round(end).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+    assert!(refused.message().contains("/w/in/step-8.dat"), "{refused}");
+    waits(&client).await;
     running.crash().await;
     drop((stream, element));
     let running = Running::start(dir.path()).await;

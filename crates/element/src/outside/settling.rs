@@ -19,7 +19,7 @@ use tidemill_core::id::ObjectId;
 /// Bytes read at once.
 const PIECE_BYTES: usize = 8 << 20;
 /// Objects that are on their way at once.
-const AT_ONCE: usize = 8;
+pub(super) const AT_ONCE: usize = 8;
 /// Files that are removed before it is looked again what there is to do.
 const GONE_MAX: u32 = 256;
 /// Objects that are looked at before it is looked again what there is to do.

@@ -27,6 +27,8 @@ pub(super) struct Memory {
     rush: Mutex<Option<(String, Vec<u8>)>>,
     /// What is there and no file.
     folders: Mutex<Vec<String>>,
+    /// It takes questions, so many up to now, and says nothing.
+    silent: Mutex<Option<usize>>,
     /// Nothing is written as long as somebody has this.
     hold: Mutex<()>,
     /// As in a folder: a second name is told by another tag when the first has gone. Both, if so.
@@ -105,7 +107,13 @@ impl Memory {
 
 impl Far for Memory {
     fn stat<'a>(&'a self, path: &'a str) -> Asked<'a, Placed> {
-        Box::pin(async move { self.get(path).map(|(_, placed)| placed) })
+        Box::pin(async move {
+            let asked = self.silent.lock().as_mut().map(|asked| *asked += 1);
+            if asked.is_some() {
+                std::future::pending::<()>().await;
+            }
+            self.get(path).map(|(_, placed)| placed)
+        })
     }
 
     fn read<'a>(&'a self, of: &'a Placed, from: u64, count: u64) -> Asked<'a, Bytes> {
@@ -686,4 +694,28 @@ fn what_is_removed_while_it_goes_there_is_removed_there() {
         assert!(packing != Packing::Files || bench.far.names() == ["other"]);
         assert!(store.known.lock().going.is_empty());
     }
+}
+
+/// It is told after a minute, however many files wait: no more are asked for than at once. All go there when it speaks again.
+#[test]
+fn a_store_that_says_nothing_is_told_and_does_not_hold_up_each_file() {
+    let bench = Bench::new();
+    let store = bench.open(1 << 20);
+    let files: Vec<_> = (0..40_u64)
+        .map(|id| bench.version(&store, 0x100 + id, &format!("/{id}"), b"one"))
+        .collect();
+    *bench.far.silent.lock() = Some(0);
+    let silent = |settled: &Result<(), StoreError>| {
+        let silent = Failure::Silent;
+        matches!(settled, Err(StoreError::Outside { why, .. }) if *why == silent)
+    };
+    assert!(store.settle(&files).iter().all(silent));
+    let asked = bench.far.silent.lock().take();
+    assert!(
+        asked.is_some_and(|asked| asked <= settling::AT_ONCE),
+        "{asked:?}"
+    );
+    assert!(store.trouble().contains("no answer"), "{}", store.trouble());
+    assert!(store.settle(&files).iter().all(Result::is_ok));
+    assert_eq!(bench.far.names().len(), 40);
 }

@@ -535,6 +535,29 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rusqlite::StatementStatus;
+
+    #[test]
+    fn statements_are_prepared_once_whatever_is_bound() {
+        let db = Connection::open_in_memory().unwrap();
+        keep_statements(&db).unwrap();
+        db.execute_batch("CREATE TABLE t(a INTEGER, b INTEGER, c INTEGER); CREATE INDEX t_a ON t(a) WHERE b <= 1; CREATE INDEX t_c ON t(c)")
+            .unwrap();
+        for round in 0..5_i64 {
+            for sql in [
+                "SELECT a FROM t WHERE c = ?1 AND b = ?2",
+                "SELECT a FROM t WHERE b = ?2 AND b <= 1 AND a = ?1",
+            ] {
+                let mut statement = db.prepare_cached(sql).unwrap();
+                assert!(!statement.exists([round, 7 * round]).unwrap());
+                assert_eq!(statement.get_status(StatementStatus::RePrepare), 0, "{sql}");
+            }
+        }
+        // Literals have it use the partial index.
+        let plan = "EXPLAIN QUERY PLAN SELECT a FROM t WHERE b = ?2 AND b <= 1 AND a = ?1";
+        let plan: String = db.query_row(plan, [0, 0], |row| row.get(3)).unwrap();
+        assert!(plan.contains("t_a"), "{plan}");
+    }
 
     #[test]
     fn tables_of_every_earlier_version_are_brought_up_to_date() {

@@ -495,10 +495,11 @@ pub(super) fn places(db: &Connection, node: &Node) -> Result<Vec<(u64, i64)>, Fa
 mod tests {
     use super::*;
     use crate::copies::{self, Losses};
+    use crate::names::quota::used;
     use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
     use crate::{clock, damage, moves};
     use std::time::Duration;
-    use tidemill_core::id::{ElementId, ObjectId};
+    use tidemill_core::id::{ElementId, Inode, ObjectId};
     use tidemill_core::label::Damaged;
     use tidemill_wire::v1::name_op::Op;
 
@@ -675,6 +676,7 @@ mod tests {
                 drained(db, object.cast_signed())?;
             }
             assert_eq!((tx.may_go(3)?, tx.coming_to_burst(4)?), (MOST, MOST));
+            assert_eq!(used(db, Inode::ROOT.0)?.0, MOST);
             moves::labels::pending(db)
         });
         let bytes: Vec<u64> = counted.unwrap().iter().map(|one| one.bytes).collect();

@@ -1,6 +1,7 @@
 //! What files in a [room](super::rooms) may take together. Closed versions are counted; how long one may become that is begun is
 //! told to whoever writes it.
 
+use super::burst::sum_of;
 use super::fault::Fault;
 use super::node::Node;
 use super::transaction::{DEPTH_MAX, Tx};
@@ -120,11 +121,15 @@ impl Tx<'_> {
 
 /// Bytes and number of the files below a folder, and with the bytes what the channels of a room may hold.
 pub(super) fn used(db: &Connection, folder: u64) -> Result<(u64, u64), Fault> {
-    let sql = "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
-               CROSS JOIN dirent ON dirent.parent = below.ino) \
-               SELECT coalesce(sum(size), 0) + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE room = ?1), count(*) FROM below CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2";
+    let bytes = sum_of("size");
+    let sql = format!(
+        "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
+         CROSS JOIN dirent ON dirent.parent = below.ino) \
+         SELECT {bytes} + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE room = ?1), count(*) FROM below \
+         CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2"
+    );
     let row = params![folder.cast_signed(), Kind::File as i32];
     let number = |row: &rusqlite::Row<'_>, at| row.get::<_, i64>(at).map(i64::cast_unsigned);
-    let mut statement = db.prepare_cached(sql)?;
+    let mut statement = db.prepare_cached(&sql)?;
     Ok(statement.query_row(row, |row| Ok((number(row, 0)?, number(row, 1)?)))?)
 }

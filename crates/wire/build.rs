@@ -1,10 +1,16 @@
-//! Compiles the protobuf services without `protoc`.
+//! Compiles the protobuf services without `protoc`, and tables of their messages and calls.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     // What users' own agents serve, with bounds of its own.
     let files = protox::compile(["proto/labels.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(files)?;
     let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
+    let folder = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(folder.join("shape.rs"), shape(&files)?)?;
     tonic_prost_build::configure()
         .codec_path("crate::bounded::Bounded")
         // In order, so that the same message always has the same bytes.
@@ -12,4 +18,64 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .btree_map("environment")
         .compile_fds(files)?;
     Ok(())
+}
+
+/// The tables `MESSAGES` and `METHODS`; see `src/shape.rs`.
+fn shape(
+    files: &tonic_prost_build::FileDescriptorSet,
+) -> Result<String, Box<dyn std::error::Error>> {
+    const TYPE_MESSAGE: i32 = 11;
+    const TYPE_STRING: i32 = 9;
+    const TYPE_BYTES: i32 = 12;
+    const REPEATED: i32 = 3;
+    let mut messages = BTreeMap::new();
+    let mut methods = String::new();
+    let short = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+    for file in &files.file {
+        let package = file.package();
+        for message in &file.message_type {
+            messages.insert(message.name().to_owned(), message);
+            for nested in &message.nested_type {
+                messages.insert(nested.name().to_owned(), nested);
+            }
+        }
+        for service in &file.service {
+            for method in &service.method {
+                let path = format!("/{package}.{}/{}", service.name(), method.name());
+                let request = short(method.input_type());
+                let streams = method.client_streaming();
+                write!(
+                    methods,
+                    "Method {{ path: {path:?}, request: {request:?}, streams: {streams} }},"
+                )?;
+            }
+        }
+    }
+    let numbers: BTreeMap<&String, usize> = messages.keys().zip(0..).collect();
+    let mut text = String::from("pub(crate) static MESSAGES: &[(&str, &[Field])] = &[");
+    for (name, message) in &messages {
+        write!(text, "({name:?}, &[")?;
+        for field in &message.field {
+            let kind = match field.r#type.unwrap_or_default() {
+                TYPE_MESSAGE => {
+                    let of = numbers.get(&short(field.type_name()));
+                    format!("Kind::Message({})", of.ok_or("a type of another file")?)
+                }
+                TYPE_STRING | TYPE_BYTES => "Kind::Bytes".into(),
+                _ if field.label.unwrap_or_default() == REPEATED => "Kind::Numbers".into(),
+                _ => "Kind::Number".into(),
+            };
+            write!(
+                text,
+                "Field {{ number: {}, kind: {kind} }},",
+                field.number()
+            )?;
+        }
+        text.push_str("]),");
+    }
+    write!(
+        text,
+        "];\npub(crate) static METHODS: &[Method] = &[{methods}];"
+    )?;
+    Ok(text)
 }

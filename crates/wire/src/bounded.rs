@@ -1,9 +1,12 @@
-//! How much a request to the namespace may be, seen from its bytes before anything is made of them.
+//! How much a request may be, seen from its bytes before anything is made of them.
 //!
 //! Decoded, an operation weighs some hundred bytes, and two bytes are one: without this, a message that is allowed by
-//! its length would take a hundred times that. All other messages weigh about as much decoded as encoded, or come from
-//! parts of the array only.
+//! its length would take a hundred times that. So the elements of each request are counted first. Answers, and what
+//! elements and mounts send in streams, come from parts of the array only, as do requests that are longer than those of
+//! a user.
 
+use crate::USER_MESSAGE_BYTES_MAX;
+use crate::shape::{self, Field, Kind};
 use crate::v1::NameRequest;
 use prost::Message;
 use std::any::TypeId;
@@ -14,6 +17,14 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 /// Operations in one request.
 pub const OPS_MAX: usize = 10_000;
+
+/// Elements of one request: fields and packed numbers count as one, messages as [`MESSAGE`]. A request to the namespace may
+/// have more, as many operations have.
+pub const ELEMENTS_MAX: u64 = 200_000;
+const NAME_ELEMENTS_MAX: u64 = 1_000_000;
+const MESSAGE: u64 = 4;
+/// Messages within each other.
+const DEPTH_MAX: u32 = 16;
 
 /// Longest encoded [`Credentials`](crate::v1::Credentials): as many groups as Linux lets anybody have, and some.
 const CREDENTIALS_BYTES_MAX: usize = 512 << 10;
@@ -33,6 +44,9 @@ pub enum Excess {
     /// Too many groups, or nonsense in their place.
     #[error("the credentials of a request are longer than those of anybody")]
     Credentials,
+    /// Too many elements of other kinds.
+    #[error("a request has too many elements: send several")]
+    Elements,
     /// No message at all.
     #[error("a message is no request")]
     Nonsense,
@@ -42,7 +56,63 @@ pub enum Excess {
 ///
 /// # Errors
 /// If it is too much, or none.
-pub fn check(mut bytes: &[u8]) -> Result<(), Excess> {
+pub fn check(bytes: &[u8]) -> Result<(), Excess> {
+    check_operations(bytes)?;
+    let fields = shape::fields("NameRequest").unwrap_or_default();
+    weigh(bytes, fields, NAME_ELEMENTS_MAX)
+}
+
+/// Looks over the encoding of a request with these fields. What is no message is left to the decoder.
+///
+/// # Errors
+/// If it has more elements.
+fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), Excess> {
+    if bytes.len() > USER_MESSAGE_BYTES_MAX {
+        return Ok(());
+    }
+    let mut left = max;
+    match count(bytes, fields, 0, &mut left) {
+        Err(Excess::Nonsense) => Ok(()),
+        counted => counted,
+    }
+}
+
+fn count(mut bytes: &[u8], fields: &[Field], depth: u32, left: &mut u64) -> Result<(), Excess> {
+    if depth > DEPTH_MAX {
+        return Err(Excess::Elements);
+    }
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes)?;
+        let (number, delimited) = (key >> 3, key & 7 == 2);
+        let length = match key & 7 {
+            0 => varint(&mut bytes).map(|_| 0)?,
+            1 => 8,
+            2 => usize::try_from(varint(&mut bytes)?).map_err(|_| Excess::Nonsense)?,
+            3 | 4 => 0,
+            5 => 4,
+            _ => return Err(Excess::Nonsense),
+        };
+        let (inner, rest) = bytes.split_at_checked(length).ok_or(Excess::Nonsense)?;
+        bytes = rest;
+        let field = fields
+            .iter()
+            .find(|field| u64::from(field.number) == number);
+        let cost = match field.map(|field| field.kind) {
+            Some(Kind::Message(of)) if delimited => {
+                count(inner, shape::fields_at(of), depth + 1, left)?;
+                MESSAGE
+            }
+            Some(Kind::Numbers) if delimited => {
+                inner.iter().map(|byte| u64::from(*byte < 0x80)).sum()
+            }
+            _ => 1,
+        };
+        *left = left.checked_sub(cost).ok_or(Excess::Elements)?;
+    }
+    Ok(())
+}
+
+fn check_operations(mut bytes: &[u8]) -> Result<(), Excess> {
     let (mut ops, mut others) = (0, 0);
     while !bytes.is_empty() {
         let key = varint(&mut bytes)?;
@@ -83,7 +153,7 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Excess> {
     Err(Excess::Nonsense)
 }
 
-/// The protobuf codec of all services, which looks over a [`NameRequest`] before it decodes it.
+/// The protobuf codec of all services, which looks over a request before it decodes it.
 #[derive(Clone, Debug)]
 pub struct Bounded<T, U>(PhantomData<(T, U)>);
 
@@ -108,13 +178,21 @@ where
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder(ProstCodec::<T, U>::default().decoder())
+        BoundedDecoder(ProstCodec::<T, U>::default().decoder(), request::<U>())
     }
 }
 
 /// See [`Bounded`].
 #[derive(Clone, Debug)]
-pub struct BoundedDecoder<U>(ProstDecoder<U>);
+pub struct BoundedDecoder<U>(ProstDecoder<U>, Option<&'static [Field]>);
+
+/// The fields of a message that is the request of a call, unless calls have any number of them.
+fn request<U: 'static>() -> Option<&'static [Field]> {
+    let name = std::any::type_name::<U>().rsplit("::").next()?;
+    let mut calls = shape::methods().iter();
+    let is_one = calls.any(|call| call.request == name && !call.streams);
+    is_one.then(|| shape::fields(name)).flatten()
+}
 
 impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
     type Item = U;
@@ -122,10 +200,15 @@ impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         use prost::bytes::Buf;
-        if TypeId::of::<U>() == TypeId::of::<NameRequest>() {
-            // A message comes in one piece.
-            check(buffer.chunk()).map_err(|excess| Status::invalid_argument(excess.to_string()))?;
-        }
+        // A message comes in one piece.
+        let bytes = buffer.chunk();
+        let checked = if TypeId::of::<U>() == TypeId::of::<NameRequest>() {
+            check(bytes)
+        } else {
+            self.1
+                .map_or(Ok(()), |fields| weigh(bytes, fields, ELEMENTS_MAX))
+        };
+        checked.map_err(|excess| Status::invalid_argument(excess.to_string()))?;
         self.0.decode(buffer)
     }
 }
@@ -179,6 +262,63 @@ mod tests {
             assert_eq!(check(bytes), Err(Excess::Nonsense), "{bytes:?}");
         }
         assert_eq!(check(&[0xff; 30]), Err(Excess::Nonsense));
+    }
+
+    fn check_as<U: 'static>(bytes: &[u8]) -> Result<(), Excess> {
+        weigh(bytes, super::request::<U>().unwrap(), ELEMENTS_MAX)
+    }
+
+    #[test]
+    fn repeated_elements_of_other_requests_are_bounded() {
+        use crate::v1::{
+            DeleteJobsRequest, FromElement, LineageReply, LineageRequest, LineageSearch,
+        };
+        let annotations = |count| {
+            let request = LineageRequest {
+                search: Some(LineageSearch {
+                    annotations: vec![crate::v1::AnnotationSearch::default(); count],
+                    ..LineageSearch::default()
+                }),
+                ..LineageRequest::default()
+            };
+            request.encode_to_vec()
+        };
+        assert_eq!(check_as::<LineageRequest>(&annotations(10_000)), Ok(()));
+        let many = annotations(1 << 20);
+        assert_eq!(check_as::<LineageRequest>(&many), Err(Excess::Elements));
+        let jobs = |count| {
+            let request = DeleteJobsRequest {
+                jobs: vec![7; count],
+                ..DeleteJobsRequest::default()
+            };
+            request.encode_to_vec()
+        };
+        assert_eq!(check_as::<DeleteJobsRequest>(&jobs(100_000)), Ok(()));
+        let many = jobs(1_700_000);
+        assert_eq!(check_as::<DeleteJobsRequest>(&many), Err(Excess::Elements));
+        // In a request to the namespace, too.
+        let told = crate::v1::Publish {
+            told: vec![crate::v1::Told::default(); 1 << 20],
+            ..crate::v1::Publish::default()
+        };
+        let request = NameRequest {
+            ops: vec![NameOp {
+                op: Some(Op::Publish(told)),
+            }],
+            ..NameRequest::default()
+        };
+        assert_eq!(check(&request.encode_to_vec()), Err(Excess::Elements));
+        // Answers and streams are not looked over.
+        let replies = super::request::<LineageReply>().is_some();
+        assert!(!replies && super::request::<FromElement>().is_none());
+    }
+
+    #[test]
+    fn every_call_has_a_known_request() {
+        assert!(shape::methods().len() > 60);
+        for call in shape::methods() {
+            assert!(shape::fields(call.request).is_some(), "{call:?}");
+        }
     }
 
     proptest! {

@@ -11,6 +11,7 @@ pub mod copies;
 pub mod lineage;
 pub mod local;
 pub mod route;
+pub mod shape;
 
 /// Version of the control protocol. Peers of different versions refuse each other. One of version 5 would run a task without
 /// what it needs and finds around it, and take a folder for a file; one of version 6 would run one over all of a file of which it is to read a part. One of

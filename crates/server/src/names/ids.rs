@@ -3,12 +3,18 @@
 use super::fault::Fault;
 use super::node::Caller;
 use super::transaction::Tx;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
 use tidemill_core::id::Inode;
 
 /// Ids of one kind in one reservation.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
+/// Blocks of unused ids that an untrusted user may have; of more, those that are older than a day go, a few at a time,
+/// and of many more the oldest.
+const BLOCKS_EACH: i64 = 1024;
+const BLOCKS_EACH_MAX: i64 = 4096;
+const FORGOTTEN: i64 = 16;
+const KEPT_NS: i64 = 24 * 3600 * 1_000_000_000;
 
 /// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); gives the first.
 pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
@@ -39,21 +45,79 @@ pub(crate) fn reserve_for(
     }
     let inode = reserve(db, "inode", u64::from(inodes))?;
     let object = reserve(db, "object", u64::from(objects.max(1)))?;
-    if !caller.trusted {
-        let row = params![
-            object.cast_signed(),
-            objects,
-            inode.cast_signed(),
-            inodes,
-            caller.uid
-        ];
-        db.prepare_cached("INSERT INTO reservation VALUES (?1, ?2, ?3, ?4, ?5)")?
-            .execute(row)?;
+    if !caller.trusted && inodes + objects > 0 {
+        let block = Block {
+            objects: object..object + u64::from(objects),
+            inodes: inode..inode + u64::from(inodes),
+        };
+        block.note(db, caller.uid, crate::clock::now_ns())?;
     }
     Ok((inode, object))
 }
 
+/// Ids that an untrusted client has just reserved.
+struct Block {
+    objects: Range<u64>,
+    inodes: Range<u64>,
+}
+
+impl Block {
+    /// Keeps the block, as a part of the user's last one if it follows that.
+    fn note(&self, db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
+        forget_old(db, uid, now)?;
+        let (object, inode) = (self.objects.start.cast_signed(), self.inodes.start);
+        let objects = self.objects.end.saturating_sub(self.objects.start);
+        let inodes = self.inodes.end.saturating_sub(self.inodes.start);
+        let (objects, inodes) = (objects.cast_signed(), inodes.cast_signed());
+        let sql = "UPDATE reservation SET objects = objects + ?4, inodes = inodes + ?5, left = left + ?4 + ?5, at = ?6 \
+                   WHERE first_object = (SELECT max(first_object) FROM reservation WHERE uid = ?1) \
+                   AND first_object + objects = ?2 AND first_inode + inodes = ?3";
+        let row = params![uid, object, inode.cast_signed(), objects, inodes, now];
+        if db.prepare_cached(sql)?.execute(row)? > 0 {
+            return Ok(());
+        }
+        let sql = "INSERT INTO reservation(uid, first_object, first_inode, objects, inodes, left, at) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?4 + ?5, ?6)";
+        db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+}
+
+/// Makes room for one more block of a user: the oldest go.
+fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT count(*) FROM reservation WHERE uid = ?1";
+    let count: i64 = db.prepare_cached(sql)?.query_row([uid], |row| row.get(0))?;
+    if count < BLOCKS_EACH {
+        return Ok(());
+    }
+    let sql = "DELETE FROM reservation WHERE first_object IN (SELECT first_object FROM reservation WHERE uid = ?1 \
+               ORDER BY first_object LIMIT ?2) AND (at < ?3 OR ?4)";
+    let row = params![uid, FORGOTTEN, now - KEPT_NS, count >= BLOCKS_EACH_MAX];
+    db.prepare_cached(sql)?.execute(row)?;
+    Ok(())
+}
+
 impl Tx<'_> {
+    /// Whether the caller has reserved an id of this kind; takes note that it is used.
+    fn use_reserved(&self, kind: &str, id: u64) -> Result<bool, Fault> {
+        let sql = format!(
+            "SELECT first_object, left FROM (SELECT first_object, left, first_{kind} + {kind}s AS end FROM reservation \
+             WHERE uid = ?1 AND first_{kind} <= ?2 AND {kind}s > 0 ORDER BY first_{kind} DESC LIMIT 1) WHERE ?2 < end"
+        );
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let row = params![self.caller.uid, id.cast_signed()];
+        let found = self.db.prepare_cached(&sql)?.query_row(row, read);
+        let Some((block, left)): Option<(i64, i64)> = found.optional()? else {
+            return Ok(false);
+        };
+        let sql = match left {
+            ..=1 => "DELETE FROM reservation WHERE first_object = ?1",
+            _ => "UPDATE reservation SET left = left - 1 WHERE first_object = ?1",
+        };
+        self.db.prepare_cached(sql)?.execute([block])?;
+        Ok(true)
+    }
+
     /// The inode id of a request, if the client may use it; a new one if it has none.
     pub(crate) fn checked_inode(&self, ino: u64) -> Result<u64, Fault> {
         if ino == 0 {
@@ -62,11 +126,7 @@ impl Tx<'_> {
         let fine = if self.caller.trusted {
             ino > Inode::ROOT.0 && ino < self.next_id("inode")?
         } else {
-            let sql = "SELECT 1 FROM reservation WHERE uid = ?1 AND ?2 >= first_inode \
-                       AND ?2 < first_inode + inodes";
-            self.db
-                .prepare_cached(sql)?
-                .exists(params![self.caller.uid, ino.cast_signed()])?
+            self.use_reserved("inode", ino)?
         };
         let used = self
             .db
@@ -88,11 +148,7 @@ impl Tx<'_> {
         let fine = if self.caller.trusted {
             object != 0 && object < self.next_id("object")?
         } else {
-            let sql = "SELECT 1 FROM reservation WHERE uid = ?1 AND ?2 >= first_object \
-                       AND ?2 < first_object + objects";
-            self.db
-                .prepare_cached(sql)?
-                .exists(params![self.caller.uid, object.cast_signed()])?
+            self.use_reserved("object", object)?
         };
         if !fine {
             return Err(Fault::Malformed(
@@ -120,5 +176,116 @@ impl Tx<'_> {
         Ok(statement
             .query_row([kind], |row| row.get::<_, i64>(0))?
             .cast_unsigned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Request, SqliteNames};
+    use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+    fn names() -> (tempfile::TempDir, SqliteNames) {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (7, 7)).unwrap();
+        (folder, names)
+    }
+
+    fn user(uid: u32) -> Caller {
+        Caller {
+            uid,
+            gid: uid,
+            ..Caller::default()
+        }
+    }
+
+    /// The blocks of a user: first object, objects, inodes and how many are left.
+    fn blocks(names: &SqliteNames, uid: u32) -> Vec<(u64, i64, i64, i64)> {
+        let read = |db: &Connection| {
+            let sql = "SELECT first_object, objects, inodes, left FROM reservation WHERE uid = ?1 ORDER BY first_object";
+            let mut statement = db.prepare(sql)?;
+            let rows = statement.query_map([uid], |row| {
+                let first: i64 = row.get(0)?;
+                Ok((first.cast_unsigned(), row.get(1)?, row.get(2)?, row.get(3)?))
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        };
+        names.database().read(read).unwrap()
+    }
+
+    fn reserved(names: &SqliteNames, uid: u32, (inodes, objects): (u32, u32)) -> (u64, u64) {
+        let reserve = move |db: &Connection| reserve_for(db, &user(uid), inodes, objects);
+        names.database().write_blocking(reserve).unwrap()
+    }
+
+    fn make(names: &SqliteNames, uid: u32, ino: u64) -> Answer {
+        let folder = v1::Create {
+            parent: 1,
+            name: ino.to_string().into_bytes(),
+            kind: v1::Kind::Directory.into(),
+            mode: 0o755,
+            ino,
+            ..v1::Create::default()
+        };
+        let request = Request {
+            caller: user(uid),
+            ops: vec![v1::NameOp {
+                op: Some(Op::Create(folder)),
+            }],
+            ..Request::default()
+        };
+        let mut results = crate::names::Names::apply_blocking(names, request).unwrap();
+        results.remove(0).result.unwrap()
+    }
+
+    #[test]
+    fn reservations_that_touch_are_one_and_go_when_used_up() {
+        let (_folder, names) = names();
+        let (ino, object) = reserved(&names, 7, (1, 1));
+        for _ in 0..1000 {
+            reserved(&names, 7, (1, 1));
+        }
+        assert_eq!(blocks(&names, 7), [(object, 1001, 1001, 2002)]);
+        // Another user's ids are not this one's.
+        assert!(matches!(make(&names, 8, ino), Answer::Error(_)));
+        assert!(matches!(make(&names, 7, ino), Answer::Entry(_)));
+        assert!(matches!(make(&names, 7, ino + 1001), Answer::Error(_)));
+        assert_eq!(blocks(&names, 7), [(object, 1001, 1001, 2001)]);
+        // A block without objects follows, and is the last that does.
+        let first = reserved(&names, 7, (2, 0)).0;
+        reserved(&names, 7, (0, 0));
+        let second = reserved(&names, 7, (1, 0)).0;
+        for ino in [first, first + 1, second] {
+            assert!(matches!(make(&names, 7, ino), Answer::Entry(_)), "{ino}");
+        }
+        assert_eq!(blocks(&names, 7), [(object, 1001, 1003, 2001)]);
+    }
+
+    #[test]
+    fn reservations_of_a_user_are_bounded() {
+        let (_folder, names) = names();
+        let first = reserved(&names, 9, (1, 1));
+        let reserve = |db: &Connection| {
+            for _ in 0..2 * BLOCKS_EACH_MAX {
+                reserve_for(db, &user(7), 1, 0)?;
+            }
+            reserve_for(db, &user(7), 1, 0)
+        };
+        let (last, _) = names.database().write_blocking(reserve).unwrap();
+        assert!(blocks(&names, 7).len() <= usize::try_from(BLOCKS_EACH_MAX).unwrap());
+        assert!(matches!(make(&names, 7, last), Answer::Entry(_)));
+        assert!(matches!(make(&names, 7, last - 1), Answer::Entry(_)));
+        // Those of others stay.
+        assert_eq!(blocks(&names, 9), [(first.1, 1, 1, 2)]);
+        // Older than a day, more than a user has usually: they go.
+        let age = |db: &Connection| Ok(db.execute("UPDATE reservation SET at = 0", [])?);
+        names.database().write_blocking(age).unwrap();
+        for _ in 0..BLOCKS_EACH_MAX {
+            reserved(&names, 7, (1, 0));
+            if blocks(&names, 7).len() <= usize::try_from(BLOCKS_EACH).unwrap() {
+                return;
+            }
+        }
+        panic!("{} blocks stay", blocks(&names, 7).len());
     }
 }

@@ -80,6 +80,7 @@ const MIGRATIONS: &[&str] = &[
     PROMISES,
     FOLLOWED,
     STAYED,
+    RESERVED,
 ];
 
 const NAMES: &str = "
@@ -448,6 +449,15 @@ CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
     (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
   UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
 END;
+";
+
+// When a block of ids was reserved, and how many of its inodes and objects are not used yet.
+const RESERVED: &str = "
+ALTER TABLE reservation ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE reservation ADD COLUMN left INTEGER NOT NULL DEFAULT 0;
+UPDATE reservation SET at = CAST(strftime('%s', 'now') AS INTEGER) * 1000000000, left = objects + inodes;
+CREATE INDEX reservation_object ON reservation(uid, first_object);
+CREATE INDEX reservation_inode ON reservation(uid, first_inode);
 ";
 
 /// Sets a connection up for writing and brings the tables up to date.

@@ -5,6 +5,8 @@ use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, rounds, store, walk}
 use crate::access::Access;
 use crate::bound;
 use crate::clock;
+use crate::names::sight::Sight;
+use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use rusqlite::Connection;
@@ -25,7 +27,7 @@ pub(crate) struct RuleService {
 
 impl RuleService {
     /// What mounts closed a moment ago of the files of a hook is sealed before this returns.
-    async fn settle_what_was_closed(&self, kept: &Kept) -> Result<(), Status> {
+    async fn settle_what_was_closed(&self, caller: &Caller, kept: &Kept) -> Result<(), Status> {
         let shared = self.names().shared();
         let written = self
             .names()
@@ -36,16 +38,35 @@ impl RuleService {
         let inodes: Vec<u64> = written.iter().map(|(ino, _)| *ino).collect();
         let unsettled = self.firer.recalls.unsettled(&inodes).await;
         let unsettled = unsettled.map_err(|fault| refused(&fault))?;
-        let first = written.iter().find(|(ino, _)| unsettled.contains(ino));
-        match first {
-            None => Ok(()),
-            Some((_, path)) => Err(Status::unavailable(format!(
-                "{} files of hook {} may be closed and are not sealed yet, such as {path}: their mounts or elements do not answer; \
-                 try again, see `tidemill status`",
-                unsettled.len(),
-                kept.rule.name
-            ))),
+        written.retain(|(ino, _)| unsettled.contains(ino));
+        if written.is_empty() {
+            return Ok(());
         }
+        let such = match self.readable(caller, &written)? {
+            Some(path) => format!(", such as {path}"),
+            None => String::new(),
+        };
+        Err(Status::unavailable(format!(
+            "{} files of hook {} may be closed and are not sealed yet{such}: their mounts or elements do not answer; \
+             try again, see `tidemill status`",
+            unsettled.len(),
+            kept.rule.name
+        )))
+    }
+
+    /// The path of the first of some files that the caller may read.
+    fn readable(&self, caller: &Caller, files: &[(u64, String)]) -> Result<Option<String>, Status> {
+        let mut viewer = caller.clone();
+        if viewer.checked {
+            // A mount's kernel knows the groups and has not told them.
+            viewer.groups = self.access.groups_of(viewer.uid);
+        }
+        let names = self.names();
+        let first = names.database().read(|db| {
+            let tx = Tx::new(db, names.shared(), &viewer, 0, clock::now_ns());
+            readable(&tx, &viewer, files)
+        });
+        first.map_err(|fault| refused(&fault))
     }
 
     fn names(&self) -> &Arc<SqliteNames> {
@@ -171,6 +192,21 @@ impl RuleService {
         let put = put(self.names(), kept, before, request.existing).await;
         self.again(put.map_err(|fault| refused(&fault))?)
     }
+}
+
+/// See [`RuleService::readable`].
+fn readable(
+    tx: &Tx<'_>,
+    viewer: &Caller,
+    files: &[(u64, String)],
+) -> Result<Option<String>, Fault> {
+    let mut sight = Sight::new(tx, viewer);
+    for (ino, path) in files {
+        if sight.file(*ino)?.is_some_and(|seen| seen.allowed) {
+            return Ok(Some(path.clone()));
+        }
+    }
+    Ok(None)
 }
 
 /// Writes, and has all rules read anew in the same breath.
@@ -427,7 +463,7 @@ impl v1::rules_server::Rules for RuleService {
                 "{name} reduces nothing, so it has no rounds"
             )));
         }
-        self.settle_what_was_closed(&kept).await?;
+        self.settle_what_was_closed(&caller, &kept).await?;
         let ended = end_round(self.names(), id).await;
         let ended = ended.map_err(|fault| refused(&fault))?;
         let round = ended.ok_or_else(|| {

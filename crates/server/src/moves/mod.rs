@@ -125,6 +125,15 @@ pub(crate) enum Refusal {
         "users may be promised {max} bytes of element {element} together (--reserve-max of the server), and {bytes} are more"
     )]
     BeyondShare { element: u32, bytes: u64, max: u64 },
+    #[error(
+        "one user may be promised {max} bytes of element {element} for more than 7 days, and was promised {promised}: \
+         ask for less, or for a shorter time"
+    )]
+    Long {
+        element: u32,
+        max: u64,
+        promised: u64,
+    },
     #[error("{0} is no folder: room is promised for files below one")]
     NoFolder(String),
     #[error("a promise of {0} can't be: give a size, and a time up to 366 days")]

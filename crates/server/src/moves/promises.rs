@@ -22,6 +22,9 @@ const EACH_MAX: u64 = 64;
 /// How long one lasts if nobody says, and at most.
 const LASTS_NS: i64 = 24 * 3600 * 1_000_000_000;
 const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
+/// One user's promises of an element that last for longer come to this part of what users may be promised at most.
+const LONG_NS: i64 = 7 * LASTS_NS;
+const LONG_PART: u64 = 4;
 /// How often it is looked for those that end.
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -32,6 +35,8 @@ struct Asked<'a> {
     bytes: u64,
     promises: &'a [Promised],
     bounded: bool,
+    /// It lasts for long.
+    long: bool,
 }
 
 /// Promises room for what will be written below a folder.
@@ -68,6 +73,7 @@ pub(crate) fn reserve(
         bytes: request.bytes,
         promises: &promises,
         bounded: !tx.caller.above(),
+        long: lasts > LONG_NS,
     };
     let mut refused = None;
     for site in tier {
@@ -126,6 +132,28 @@ fn candidates<'a>(
     }
 }
 
+/// Refuses a user more than a part of the users' share for long.
+fn too_long(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>, capacity: u64) -> Option<Refusal> {
+    if !asked.bounded || !asked.long {
+        return None;
+    }
+    let element = site.element.0;
+    let percent = u128::from(tx.shared.bursts.limits().reserve);
+    let share = u64::try_from(u128::from(capacity) * percent / 100).unwrap_or(u64::MAX);
+    let max = share / LONG_PART;
+    let own = asked.promises.iter().filter(|one| {
+        let own = one.bounded && one.element == element && one.uid == tx.caller.uid;
+        own && one.until.saturating_sub(tx.now) > LONG_NS
+    });
+    let promised: u64 = own.map(|one| one.promise.bytes).sum();
+    let fits = promised.saturating_add(asked.bytes) <= max;
+    (!fits).then_some(Refusal::Long {
+        element,
+        max,
+        promised,
+    })
+}
+
 /// Whether an element can keep a promise.
 fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
     let (element, bytes) = (site.element.0, asked.bytes);
@@ -158,6 +186,9 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
                 promised,
             }));
         }
+    }
+    if let Some(refusal) = too_long(tx, site, asked, capacity) {
+        return Ok(Err(refusal));
     }
     let at = (element, site.free_bytes);
     let space = promises::space(tx.db, at, (asked.promises, tx.now))?;

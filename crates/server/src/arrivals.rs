@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::clock;
 use crate::names::arrivals::{self, ANSWER_MAX, Cursor, Page};
+use crate::names::budget::Shares;
 use crate::names::changes::Changes;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, SqliteNames};
@@ -14,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::rule::Pattern;
 use tidemill_wire::v1;
+use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -24,6 +25,10 @@ use tonic::{Request, Response, Status};
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Those who wait at once.
 const WAITING_MAX: usize = 1024;
+/// Of them those of one user.
+const WAITING_EACH_MAX: usize = 256;
+/// Pages of history that one call looks through: a client goes on with the cursor that it is given.
+const PAGES_MAX: usize = 64;
 /// Rows that are looked at at once for those who wait.
 const ROWS: i64 = 4096;
 const MICROSECOND_NS: i64 = 1000;
@@ -34,7 +39,7 @@ pub(crate) struct ArrivalService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     feed: Arc<Feed>,
-    room: Arc<Semaphore>,
+    room: Arc<Shares>,
 }
 
 /// All who wait.
@@ -140,7 +145,7 @@ impl ArrivalService {
             names: names.clone(),
             access: access.clone(),
             feed: Arc::default(),
-            room: Arc::new(Semaphore::new(WAITING_MAX)),
+            room: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
 
@@ -164,7 +169,7 @@ impl ArrivalService {
         Ok(Some(cursor))
     }
 
-    /// What came, from the cursor on to the first arrivals or to the end.
+    /// What came, from the cursor on to the first arrivals, to the end or to as much as one call looks through.
     async fn look(
         &self,
         caller: &Caller,
@@ -172,16 +177,17 @@ impl ArrivalService {
         since: Cursor,
         limit: usize,
     ) -> Result<Page, Status> {
-        let mut since = since;
+        let (mut since, mut pages) = (since, 0);
         loop {
             let names = &self.names;
             let look = |db: &Connection| {
                 let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
                 tx.arrivals(pattern, &since, limit)
             };
-            let page = names.database().read(look);
+            let page = names.database().read_for(caller, look).await;
             let page = page.map_err(|fault| refused(&fault))?;
-            if page.missed || !page.arrivals.is_empty() || !page.more {
+            pages += 1;
+            if page.missed || !page.arrivals.is_empty() || !page.more || pages == PAGES_MAX {
                 return Ok(page);
             }
             since = page.cursor;
@@ -200,7 +206,7 @@ impl ArrivalService {
         let mut since = since;
         loop {
             let page = self.look(caller, pattern, since, limit).await?;
-            if page.missed || !page.arrivals.is_empty() {
+            if page.missed || !page.arrivals.is_empty() || page.more {
                 return Ok(page);
             }
             let heard = tokio::time::timeout_at(until, waiter.bell.notified()).await;
@@ -233,9 +239,9 @@ impl v1::arrivals_server::Arrivals for ArrivalService {
                 ..v1::ArrivalsReply::default()
             }));
         };
-        let Ok(_room) = self.room.try_acquire() else {
+        let Some(_room) = self.room.enter(caller.uid) else {
             return Err(Status::resource_exhausted(format!(
-                "{WAITING_MAX} wait for what comes, as many as may: try again later"
+                "too many calls wait for arrivals: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
             )));
         };
         let limit = usize::try_from(request.limit).unwrap_or(ANSWER_MAX);

@@ -50,10 +50,11 @@ impl v1::lineage_server::Lineage for LineageService {
         }
         let question = request.into_inner();
         let names = self.names.clone();
+        let share = names.database().turn(&caller).await;
         // A large graph takes a while to read.
         let answer = tokio::task::spawn_blocking(move || {
-            names.database().read(|db| {
-                let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns());
+            names.database().read_with(share.as_ref(), |db| {
+                let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns()).bounded();
                 query(&tx, &viewer, &question)
             })
         });

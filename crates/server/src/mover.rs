@@ -167,12 +167,17 @@ impl Mover {
     }
 
     /// Files that are being written, or were closed and are not sealed yet, of a file or of all below a folder.
-    fn written(&self, caller: &Caller, request: &v1::StageRequest) -> Result<Vec<u64>, Status> {
+    async fn written(
+        &self,
+        caller: &Caller,
+        request: &v1::StageRequest,
+    ) -> Result<Vec<u64>, Status> {
         let now = clock::now_ns();
-        let written = self.database.read(|db| {
+        let read = |db: &Connection| {
             let tx = Tx::new(db, &self.shared, caller, 0, now);
             files::written(&tx, request)
-        });
+        };
+        let written = self.database.read_for(caller, read).await;
         written.map_err(|fault| refused(&fault))
     }
 
@@ -223,10 +228,11 @@ impl Mover {
     }
 
     /// The caller's promises.
-    fn promises(&self, caller: &Caller) -> Result<Vec<v1::Promise>, Status> {
+    async fn promises(&self, caller: &Caller) -> Result<Vec<v1::Promise>, Status> {
         let now = clock::now_ns();
         let list = |db: &Connection| promises::list(&Tx::new(db, &self.shared, caller, 0, now));
-        self.database.read(list).map_err(|fault| refused(&fault))
+        let listed = self.database.read_for(caller, list).await;
+        listed.map_err(|fault| refused(&fault))
     }
 
     /// Has files moved from full elements to empty ones.
@@ -323,6 +329,7 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::MoveReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
+        let _share = self.mover.database.writes().take(&caller).await;
         let moved = self.mover.move_files(caller, request.into_inner()).await?;
         Ok(Response::new(moved))
     }
@@ -337,10 +344,11 @@ impl v1::places_server::Places for PlaceService {
         let mut unknown = 0;
         // What was closed a moment ago is what is to be drained. Who says until when has asked for that before.
         if request.until == 0 {
-            let written = self.mover.written(&caller, &request)?;
+            let written = self.mover.written(&caller, &request).await?;
             let unsettled = self.recalls.unsettled(&written).await;
             unknown = unsettled.map_err(|fault| refused(&fault))?.len() as u64;
         }
+        let _share = self.mover.database.writes().take(&caller).await;
         let mut staged = self.mover.stage(caller, request).await?;
         if unknown > 0 {
             staged.objects = staged.objects.saturating_add(unknown);
@@ -355,6 +363,7 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::Promise>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
+        let _share = self.mover.database.writes().take(&caller).await;
         let promise = self.mover.reserve(caller, request.into_inner()).await?;
         Ok(Response::new(promise))
     }
@@ -365,6 +374,7 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::PromisesReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
+        let _share = self.mover.database.writes().take(&caller).await;
         let promises = self.mover.release(caller, request.into_inner()).await?;
         Ok(Response::new(v1::PromisesReply { promises }))
     }
@@ -375,7 +385,7 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::PromisesReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let promises = self.mover.promises(&caller)?;
+        let promises = self.mover.promises(&caller).await?;
         Ok(Response::new(v1::PromisesReply { promises }))
     }
 

@@ -18,6 +18,7 @@ use query::Query;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_client::turns::Turns;
 use tidemill_core::find;
 use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
@@ -31,8 +32,9 @@ const LOOKED_AT_MAX: usize = 10_000;
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// A query that takes longer is ended.
 const QUERY_MAX: Duration = Duration::from_secs(20);
-/// Searches at once: each has a reading connection, of which there are four.
+/// Searches at once: each has a reading connection, of which there are few. Of them those of one user.
 const AT_ONCE: usize = 2;
+const AT_ONCE_EACH: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Headers that are to be read are counted so far.
 const UNREAD_MAX: i64 = 100_000;
@@ -43,6 +45,7 @@ pub(crate) struct FindService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     turns: Arc<Semaphore>,
+    of_each: Arc<Turns>,
 }
 
 impl FindService {
@@ -53,6 +56,7 @@ impl FindService {
             names: names.clone(),
             access: access.clone(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
+            of_each: Arc::new(Turns::with_patience(AT_ONCE_EACH, PATIENCE)),
         }
     }
 }
@@ -74,17 +78,25 @@ impl v1::find_server::Find for FindService {
         let asked = request.into_inner();
         let expr = find::read(&asked.expression);
         let expr = expr.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let own = match viewer.trusted && viewer.uid == 0 {
+            true => None,
+            false => {
+                let own = self.of_each.take(viewer.uid).await;
+                Some(own.map_err(|busy| Status::resource_exhausted(busy.to_string()))?)
+            }
+        };
         let turn = tokio::time::timeout(PATIENCE, self.turns.clone().acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok);
         let turn =
             turn.ok_or_else(|| Status::resource_exhausted("others search: try again later"))?;
         let names = self.names.clone();
+        let share = names.database().turn(&viewer).await;
         let (interrupts, interrupt) = tokio::sync::oneshot::channel();
         let answer = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            names.database().read(|db| {
+            let (_own, _turn) = (own, turn);
+            names.database().read_with(share.as_ref(), |db| {
                 let _ = interrupts.send(db.get_interrupt_handle());
-                let tx = Tx::new(db, names.shared(), &viewer, 0, clock::now_ns());
+                let tx = Tx::new(db, names.shared(), &viewer, 0, clock::now_ns()).bounded();
                 answer(&tx, &viewer, &expr, &asked)
             })
         });

@@ -41,6 +41,24 @@ pub(crate) fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Ve
     Ok(jobs.collect::<Result<_, _>>()?)
 }
 
+/// Owners of jobs, in the order of the jobs, and whether they still run; `None` for those that do not exist.
+pub(crate) fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>, Fault> {
+    let asked: Vec<String> = jobs
+        .iter()
+        .map(|job| job.cast_signed().to_string())
+        .collect();
+    let sql = "SELECT uid, state NOT IN (?2, ?3, ?4) FROM json_each(?1) LEFT JOIN job ON job.job = json_each.value AND deleted = 0 \
+               ORDER BY json_each.key";
+    let mut statement = db.prepare_cached(sql)?;
+    let [done, failed, cancelled] = [State::Done, State::Failed, State::Cancelled].map(i32::from);
+    let row = params![format!("[{}]", asked.join(",")), done, failed, cancelled];
+    let rows = statement.query_map(row, |row| {
+        let (uid, running): (Option<u32>, Option<bool>) = (row.get(0)?, row.get(1)?);
+        Ok(uid.zip(running))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 /// Deletes jobs that have ended; gives those that were still there.
 pub(crate) async fn delete(database: &Database, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
     let mut deleted = Vec::new();

@@ -28,6 +28,8 @@ const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
 const LOGS_MAX: u32 = 64;
 /// How long the driver of jobs is waited for when a job is planned.
 const PLAN_WAIT: Duration = Duration::from_secs(10);
+/// Jobs that one request deletes by their numbers.
+const DELETED_MAX: usize = 10_000;
 /// Jobs in one list.
 const JOBS_MAX: u32 = 10_000;
 
@@ -92,33 +94,31 @@ impl JobService {
     }
 
     /// The job, if the caller may see it.
-    fn own<T>(
+    async fn own<T: Sync>(
         &self,
         request: &Request<T>,
         credentials: Option<&v1::Credentials>,
         id: u64,
     ) -> Result<v1::Job, Status> {
         let caller = self.access.caller(request, credentials)?;
-        let job = self
-            .names
-            .database()
-            .read(|db| view::job(db, id))
-            .map_err(|fault| refused(&fault))?;
-        let job = job.ok_or_else(|| {
-            Status::not_found(format!("there is no job {id}; see `tidemill jobs`"))
-        })?;
+        let database = self.names.database();
+        let job = database.read_for(&caller, |db| view::job(db, id)).await;
+        let job = job.map_err(|fault| refused(&fault))?;
+        let job = job.ok_or_else(|| unknown(id))?;
         if may_see(&caller, &job) {
             Ok(job)
         } else {
-            Err(Status::permission_denied(format!(
-                "job {id} belongs to user {}",
-                job.uid
-            )))
+            Err(not_yours(id, job.uid))
         }
     }
 
-    fn event(&self, job: u64, after: i64) -> Result<(v1::JobEvent, i64), Fault> {
-        self.names.database().read(|db| {
+    async fn event(
+        &self,
+        caller: &Caller,
+        job: u64,
+        after: i64,
+    ) -> Result<(v1::JobEvent, i64), Fault> {
+        let read = |db: &rusqlite::Connection| {
             let (changed, last) = view::tasks(db, job, after)?;
             Ok((
                 v1::JobEvent {
@@ -127,7 +127,8 @@ impl JobService {
                 },
                 last,
             ))
-        })
+        };
+        self.names.database().read_for(caller, read).await
     }
 }
 
@@ -163,6 +164,28 @@ fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
 
 fn may_see(caller: &Caller, job: &v1::Job) -> bool {
     caller.uid == 0 || caller.uid == job.uid
+}
+
+fn unknown(job: u64) -> Status {
+    Status::not_found(format!("there is no job {job}; see `tidemill jobs`"))
+}
+
+fn not_yours(job: u64, uid: u32) -> Status {
+    Status::permission_denied(format!("job {job} belongs to user {uid}"))
+}
+
+/// Refuses to delete what is not the caller's, or has not ended.
+fn may_delete(caller: &Caller, job: u64, found: Option<(u32, bool)>) -> Result<(), Status> {
+    let (uid, running) = found.ok_or_else(|| unknown(job))?;
+    if caller.uid != 0 && caller.uid != uid {
+        return Err(not_yours(job, uid));
+    }
+    if running {
+        return Err(Status::failed_precondition(format!(
+            "job {job} has not ended; wait for it (`tidemill watch {job}`) or end it (`tidemill cancel {job}`)"
+        )));
+    }
+    Ok(())
 }
 
 fn ended(job: &v1::Job) -> bool {
@@ -257,11 +280,9 @@ impl v1::jobs_server::Jobs for JobService {
             states,
             name,
         };
-        let jobs = self
-            .names
-            .database()
-            .read(|db| view::jobs(db, &wanted))
-            .map_err(|fault| refused(&fault))?;
+        let database = self.names.database();
+        let jobs = database.read_for(&caller, |db| view::jobs(db, &wanted));
+        let jobs = jobs.await.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::ListJobsReply { jobs }))
     }
 
@@ -272,19 +293,27 @@ impl v1::jobs_server::Jobs for JobService {
         let message = request.get_ref();
         let caller = self.access.caller(&request, message.credentials.as_ref())?;
         let mut jobs = message.jobs.clone();
-        for &job in &jobs {
-            let job = self.own(&request, message.credentials.as_ref(), job)?;
-            if !ended(&job) {
-                let id = job.job;
-                return Err(Status::failed_precondition(format!(
-                    "job {id} has not ended; wait for it (`tidemill watch {id}`) or end it (`tidemill cancel {id}`)"
-                )));
-            }
+        jobs.sort_unstable();
+        jobs.dedup();
+        if jobs.len() > DELETED_MAX {
+            return Err(Status::invalid_argument(format!(
+                "{} jobs are too many for one request: delete at most {DELETED_MAX} at once",
+                jobs.len()
+            )));
         }
         let before = message.ended_before;
         let database = self.names.database();
-        let ended = database.read(|db| finished::ended(db, Some(caller.uid), before));
-        jobs.extend(ended.map_err(|fault| refused(&fault))?);
+        let states = database.read_for(&caller, |db| {
+            Ok((
+                finished::states(db, &jobs)?,
+                finished::ended(db, Some(caller.uid), before)?,
+            ))
+        });
+        let (states, ended) = states.await.map_err(|fault| refused(&fault))?;
+        for (&job, state) in jobs.iter().zip(states) {
+            may_delete(&caller, job, state)?;
+        }
+        jobs.extend(ended);
         jobs.sort_unstable();
         jobs.dedup();
         let deleted = finished::delete(database, jobs).await;
@@ -294,12 +323,13 @@ impl v1::jobs_server::Jobs for JobService {
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
         let message = request.get_ref();
-        let mut job = self.own(&request, message.credentials.as_ref(), message.job)?;
-        let tasks = self
-            .names
-            .database()
-            .read(|db| view::tasks(db, job.job, -1));
-        job.tasks = tasks.map_err(|fault| refused(&fault))?.0;
+        let mut job = self
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?;
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
+        let database = self.names.database();
+        let tasks = database.read_for(&caller, |db| view::tasks(db, job.job, -1));
+        job.tasks = tasks.await.map_err(|fault| refused(&fault))?.0;
         Ok(Response::new(job))
     }
 
@@ -308,8 +338,10 @@ impl v1::jobs_server::Jobs for JobService {
     async fn watch(&self, request: Request<v1::GetJobRequest>) -> Result<Response<Events>, Status> {
         let message = request.get_ref();
         let id = self
-            .own(&request, message.credentials.as_ref(), message.job)?
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?
             .job;
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let service = self.clone();
         let mut changes = self.signals.changes.subscribe();
@@ -318,8 +350,8 @@ impl v1::jobs_server::Jobs for JobService {
             let mut period = WATCH_PERIOD_FIRST;
             loop {
                 changes.borrow_and_update();
-                let event = service.event(id, after).map_err(|fault| refused(&fault));
-                let (mut event, last) = match event {
+                let event = service.event(&caller, id, after).await;
+                let (mut event, last) = match event.map_err(|fault| refused(&fault)) {
                     Ok(event) => event,
                     Err(status) => {
                         let _ = sender.send(Err(status)).await;
@@ -355,7 +387,9 @@ impl v1::jobs_server::Jobs for JobService {
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::Job>, Status> {
         let message = request.get_ref();
-        let mut job = self.own(&request, message.credentials.as_ref(), message.job)?;
+        let mut job = self
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?;
         let mut changes = self.signals.changes.subscribe();
         if !ended(&job) {
             self.tell(Incoming::Cancel(JobId(job.job)))?;
@@ -365,7 +399,8 @@ impl v1::jobs_server::Jobs for JobService {
                 .changed()
                 .await
                 .map_err(|_| refused(&Fault::Closed))?;
-            job = self.own(&request, request.get_ref().credentials.as_ref(), job.job)?;
+            let credentials = request.get_ref().credentials.as_ref();
+            job = self.own(&request, credentials, job.job).await?;
         }
         Ok(Response::new(job))
     }
@@ -376,11 +411,14 @@ impl v1::jobs_server::Jobs for JobService {
     ) -> Result<Response<v1::ExplainReply>, Status> {
         let message = request.get_ref();
         let job = self
-            .own(&request, message.credentials.as_ref(), message.job)?
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?
             .job;
-        let decisions = self.names.database().read(|db| view::decisions(db, job));
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
+        let database = self.names.database();
+        let decisions = database.read_for(&caller, |db| view::decisions(db, job));
         Ok(Response::new(v1::ExplainReply {
-            decisions: decisions.map_err(|fault| refused(&fault))?,
+            decisions: decisions.await.map_err(|fault| refused(&fault))?,
         }))
     }
 
@@ -389,7 +427,9 @@ impl v1::jobs_server::Jobs for JobService {
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::JobTrace>, Status> {
         let message = request.get_ref();
-        let job = self.own(&request, message.credentials.as_ref(), message.job)?;
+        let job = self
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?;
         if job.state != i32::from(State::Done) {
             let state = State::try_from(job.state).unwrap_or(State::Unspecified);
             return Err(Status::failed_precondition(format!(
@@ -398,9 +438,14 @@ impl v1::jobs_server::Jobs for JobService {
                 state_name(state)
             )));
         }
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
         let names = self.names.clone();
+        let share = names.database().turn(&caller).await;
         // A large job takes a while to read.
-        let read = move || names.database().read(|db| trace::trace(db, job));
+        let read = move || {
+            let database = names.database();
+            database.read_with(share.as_ref(), |db| trace::trace(db, job))
+        };
         let trace = tokio::task::spawn_blocking(read).await;
         let trace = trace.map_err(|_| refused(&Fault::Closed))?;
         Ok(Response::new(trace.map_err(|fault| refused(&fault))?))
@@ -411,17 +456,18 @@ impl v1::jobs_server::Jobs for JobService {
     async fn logs(&self, request: Request<v1::GetJobRequest>) -> Result<Response<Logs>, Status> {
         let message = request.get_ref();
         let job = self
-            .own(&request, message.credentials.as_ref(), message.job)?
+            .own(&request, message.credentials.as_ref(), message.job)
+            .await?
             .job;
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
         let names = self.names.clone();
         tokio::spawn(async move {
             let mut after = 0;
             loop {
-                let logs = names
-                    .database()
-                    .read(|db| view::logs(db, job, after, LOGS_MAX));
-                let logs = match logs {
+                let database = names.database();
+                let logs = database.read_for(&caller, |db| view::logs(db, job, after, LOGS_MAX));
+                let logs = match logs.await {
                     Ok(logs) if logs.is_empty() => return,
                     Ok(logs) => logs,
                     Err(fault) => {

@@ -11,6 +11,7 @@ use crate::array::Array;
 use crate::bound;
 use crate::clock;
 use crate::files::stream::Elements;
+use crate::names::budget::{Budget, Share};
 use crate::names::claims::{Claim, Claims};
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids, parts};
@@ -388,10 +389,13 @@ async fn resolved(
     owner: Owner,
     issued: Issued,
 ) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
-    let look = || {
+    let look = |share: Option<Share>| {
         let mut issued = issued.clone();
         let read = |db: &rusqlite::Connection| {
-            let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+            let mut tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+            if caller.uid != 0 {
+                tx.budget = Budget::of_script();
+            }
             let seen = Seen {
                 tx: &tx,
                 places,
@@ -399,11 +403,12 @@ async fn resolved(
                 writing: RefCell::default(),
             };
             let resolved = look_around(job, &seen, owner, &mut issued);
+            tx.budget.look_up(1)?;
             Ok((resolved, seen.writing.take()))
         };
-        aside(|| names.database().read(read))
+        aside(|| names.database().read_with(share.as_ref(), read))
     };
-    let (resolved, writing) = look()?;
+    let (resolved, writing) = look(names.database().turn(caller).await)?;
     let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
     let mut ended = false;
     let mut unknown = Vec::new();
@@ -418,7 +423,7 @@ async fn resolved(
         return Ok(Err(unknown));
     }
     if ended {
-        return Ok(look()?.0);
+        return Ok(look(names.database().turn(caller).await)?.0);
     }
     Ok(resolved)
 }

@@ -3,6 +3,7 @@
 use super::fault::Fault;
 use super::together;
 use super::transaction::Tx;
+use prost::Message;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Whether the operation changes nothing, so that a reading connection will do.
@@ -25,15 +26,17 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
 }
 
 impl Tx<'_> {
-    /// Carries out operations until one fails.
+    /// Carries out operations until one fails, or they are too much for one request.
     pub(crate) fn apply_all(
         &mut self,
         ops: &[v1::NameOp],
         reading: bool,
     ) -> Result<Vec<v1::NameResult>, Fault> {
-        let mut results = Vec::with_capacity(ops.len());
+        let mut results = Vec::new();
         for op in ops {
-            let result = if reading || only_reads(op) {
+            let result = if let Err(fault) = self.budget.next() {
+                Err(fault)
+            } else if reading || only_reads(op) {
                 self.apply(op)
             } else {
                 self.apply_whole(op)?
@@ -42,9 +45,11 @@ impl Tx<'_> {
             let mut answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
             self.show_together(&mut answer)?;
             self.show_places(&mut answer);
-            results.push(v1::NameResult {
+            let result = v1::NameResult {
                 result: Some(answer),
-            });
+            };
+            self.budget.answered(result.encoded_len());
+            results.push(result);
             if failed {
                 break;
             }

@@ -15,8 +15,9 @@ use tidemill_wire::v1;
 
 /// Channels of a room.
 const CHANNELS_EACH_MAX: u32 = 64;
-/// Channels of all rooms.
+/// Channels of all rooms, and of them those that one user made.
 const CHANNELS_MAX: u32 = 4096;
+const CHANNELS_OF_USER_MAX: u32 = 1024;
 /// An element has so much left beside a channel, for its database among others.
 const SPARE_BYTES: u64 = 16 << 20;
 
@@ -82,15 +83,18 @@ impl Tx<'_> {
         op: &v1::CreateChannelRequest,
         capacity: u64,
     ) -> Result<Option<Refusal>, Fault> {
-        let sql = "SELECT count(*), coalesce(sum(room = ?1), 0), coalesce(sum(room = ?1 AND name = ?2), 0) FROM channel";
-        let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-        let row = params![room.ino.cast_signed(), op.channel];
-        let (all, here, same): (u32, u32, u32) = self.db.query_row(sql, row, counts)?;
+        let sql = "SELECT count(*), coalesce(sum(room = ?1), 0), coalesce(sum(room = ?1 AND name = ?2), 0), \
+                   coalesce(sum(uid = ?3), 0) FROM channel";
+        let counts =
+            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+        let row = params![room.ino.cast_signed(), op.channel, self.caller.uid];
+        let (all, here, same, own): (u32, u32, u32, u32) = self.db.query_row(sql, row, counts)?;
         if same > 0 {
             let (room, channel) = (op.room.clone(), op.channel.clone());
             return Ok(Some(Refusal::ChannelExists(room, channel)));
         }
-        if all >= CHANNELS_MAX || here >= CHANNELS_EACH_MAX {
+        let own_max = self.caller.uid != 0 && own >= CHANNELS_OF_USER_MAX;
+        if all >= CHANNELS_MAX || here >= CHANNELS_EACH_MAX || own_max {
             return Ok(Some(Refusal::TooManyChannels));
         }
         let sql = "SELECT quota FROM room WHERE ino = ?1";

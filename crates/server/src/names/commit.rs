@@ -5,7 +5,9 @@
 //! commit itself fails nobody's work is kept, each caller is told why, and the next commit is tried as if nothing
 //! had been.
 
+use super::budget::{Share, Shares, in_place};
 use super::fault::Fault;
+use super::node::Caller;
 use super::schema::{self, OpenError};
 use crate::clock;
 use parking_lot::Mutex;
@@ -23,8 +25,14 @@ const BATCH_MAX: usize = 512;
 const BATCH_TIME_MAX: Duration = Duration::from_millis(4);
 /// Work that may wait for the writer; more makes callers wait.
 const QUEUE_MAX: usize = 8192;
-/// Reading connections.
-const READERS: usize = 4;
+/// Reading connections. Ordinary users have all but the first, and one user these many.
+const READERS: usize = 6;
+const READERS_EACH: usize = 2;
+/// A statement of an ordinary user that reads for longer is ended; it is looked at the clock after so many steps.
+const USER_READ_MAX: Duration = Duration::from_secs(30);
+const STEPS: i32 = 100_000;
+/// Pieces of work of one ordinary user that may wait for the writer.
+const WRITES_EACH_MAX: usize = 4;
 
 /// Why a transaction was not kept; told to all who had work in it.
 type Cause = Arc<rusqlite::Error>;
@@ -124,6 +132,9 @@ pub(crate) struct Database {
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
+    /// What users read and write at once.
+    reads: Arc<Shares>,
+    writes: Arc<Shares>,
     /// All is done on the caller's thread, by one connection.
     alone: bool,
 }
@@ -184,6 +195,8 @@ impl Database {
             writing,
             waiting,
             trouble,
+            reads: Shares::new(READERS - 1, READERS_EACH),
+            writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: false,
         };
         Ok((database, done))
@@ -217,6 +230,8 @@ impl Database {
             writing,
             waiting: Arc::default(),
             trouble,
+            reads: Shares::new(READERS - 1, READERS_EACH),
+            writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: true,
         };
         Ok((database, done))
@@ -333,13 +348,82 @@ impl Database {
             let transaction = writing.connection.transaction()?;
             return work(&transaction);
         }
-        let start = self
-            .next_reader
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let start = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let free = (0..READERS).find_map(|i| self.readers[(start + i) % READERS].try_lock());
-        let mut connection = free.unwrap_or_else(|| self.readers[start % READERS].lock());
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
-        work(&transaction)
+        // No user has the first.
+        let wait = || match self.reads.any() {
+            true => self.readers[0].lock(),
+            false => self.readers[start % READERS].lock(),
+        };
+        view(&mut free.unwrap_or_else(wait), work)
+    }
+
+    /// As [`Self::read`], of what a caller asked for: an ordinary user waits for a turn first, and what takes long
+    /// does not hold up other tasks.
+    pub(crate) async fn read_for<T>(
+        &self,
+        caller: &Caller,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        match self.turn(caller).await {
+            None => self.read(work),
+            share => in_place(|| self.read_with(share.as_ref(), work)),
+        }
+    }
+
+    /// Waits for a turn to read; parts of the array need none.
+    pub(crate) async fn turn(&self, caller: &Caller) -> Option<Share> {
+        match self.alone {
+            true => None,
+            false => self.reads.take(caller).await,
+        }
+    }
+
+    /// As [`Self::read`], within a turn of a user.
+    pub(crate) fn read_with<T>(
+        &self,
+        share: Option<&Share>,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        match share {
+            None => self.read(work),
+            Some(_) => self.read_of_user(work),
+        }
+    }
+
+    /// As [`Self::read_for`], for threads outside the runtime.
+    pub(crate) fn read_for_blocking<T>(
+        &self,
+        caller: &Caller,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let share = match self.alone {
+            true => None,
+            false => self.reads.take_blocking(caller),
+        };
+        self.read_with(share.as_ref(), work)
+    }
+
+    fn read_of_user<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let start = self.next_reader.fetch_add(1, Ordering::Relaxed) % READERS;
+        let others = &self.readers[1..];
+        let at = |i| &others[(start + i) % others.len()];
+        let free = (0..others.len()).find_map(|i| at(i).try_lock());
+        let mut connection = free.unwrap_or_else(|| at(0).lock());
+        let until = Instant::now() + USER_READ_MAX;
+        let over = move || Instant::now() >= until;
+        connection.progress_handler(STEPS, Some(over))?;
+        let read = view(&mut connection, work);
+        connection.progress_handler(0, None::<fn() -> bool>)?;
+        read.map_err(Fault::unless_interrupted)
+    }
+
+    /// Turns in the queue of the writer.
+    pub(crate) fn writes(&self) -> &Arc<Shares> {
+        &self.writes
     }
 
     /// Why the last change could not be kept, until one can.
@@ -362,6 +446,15 @@ impl Drop for Database {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Runs `work` within one view of the database.
+fn view<T>(
+    connection: &mut Connection,
+    work: impl FnOnce(&Connection) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
+    work(&transaction)
 }
 
 /// Does `first` in a transaction of its own; from then on only what the writer commits is kept, see [`guard`].

@@ -156,6 +156,9 @@ pub enum Fault {
         "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
     )]
     Damaged(String),
+    /// More work than one request may be.
+    #[error("this is too much for one request: ask for the rest again, in smaller requests")]
+    TooMuch,
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Closed,
@@ -201,7 +204,7 @@ impl Fault {
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,
             Self::AttributeTooLong(_) => Errno::TOOBIG,
             Self::Placement(PlacementError::Full(_) | PlacementError::AllFull) => Errno::NOSPC,
-            Self::Placement(PlacementError::BurstFull) => Errno::AGAIN,
+            Self::Placement(PlacementError::BurstFull) | Self::TooMuch => Errno::AGAIN,
             Self::Placement(_) => Errno::HOSTUNREACH,
             _ if self.is_full() => Errno::NOSPC,
             Self::Database(_)
@@ -210,6 +213,18 @@ impl Fault {
             | Self::Damaged(_)
             | Self::DamagedFile(..)
             | Self::Closed => Errno::IO,
+        }
+    }
+
+    /// The same, but that a statement took too long is the request's fault.
+    pub(crate) fn unless_interrupted(self) -> Self {
+        match self {
+            Self::Database(error)
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::OperationInterrupted) =>
+            {
+                Self::TooMuch
+            }
+            other => other,
         }
     }
 

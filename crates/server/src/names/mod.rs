@@ -7,6 +7,7 @@
 mod apply;
 pub(crate) mod arrivals;
 pub(crate) mod attribute;
+pub(crate) mod budget;
 pub(crate) mod burst;
 pub(crate) mod changes;
 pub(crate) mod channels;

@@ -67,7 +67,7 @@ pub(crate) enum Refusal {
         "no element that is up has {0} bytes for a channel, and 16 MiB beside them: `tidemill status`"
     )]
     NoElement(u64),
-    #[error("a room has 64 channels at most, and an array 4096: remove some")]
+    #[error("a room has 64 channels at most, an array 4096, and 1024 of one user: remove some")]
     TooManyChannels,
     #[error(
         "quotas of your rooms may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"

@@ -126,17 +126,55 @@ impl SqliteNames {
 
     /// Carries out a request that changes nothing; gives it back if it does, or if a user may have been lent what an
     /// end of their rights beside it did not find: among the changes it can't be overtaken by one.
-    fn apply_reads(&self, request: Request) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
+    async fn apply_reads(
+        &self,
+        request: Request,
+    ) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
         if !request.ops.iter().all(only_reads) {
             return Ok(Err(request));
         }
-        let (session, now) = (request.session, clock::now_ns());
         let changes = self.shared.lent().changes();
-        let results = self.database.read(|db| {
-            Tx::new(db, &self.shared, &request.caller, session, now).apply_all(&request.ops, true)
-        })?;
-        let overtaken = !request.caller.trusted && self.shared.lent().changes() != changes;
-        Ok(if overtaken { Err(request) } else { Ok(results) })
+        let read = self.reads(&request);
+        let results = self.database.read_for(&request.caller, read).await?;
+        Ok(self.unless_overtaken(changes, request, results))
+    }
+
+    /// As [`Self::apply_reads`], for threads outside the runtime.
+    fn apply_reads_blocking(
+        &self,
+        request: Request,
+    ) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
+        if !request.ops.iter().all(only_reads) {
+            return Ok(Err(request));
+        }
+        let changes = self.shared.lent().changes();
+        let read = self.reads(&request);
+        let results = self.database.read_for_blocking(&request.caller, read)?;
+        Ok(self.unless_overtaken(changes, request, results))
+    }
+
+    /// A request that changes nothing, to be carried out in one view of the database.
+    fn reads(
+        &self,
+        request: &Request,
+    ) -> impl FnOnce(&Connection) -> Result<Vec<v1::NameResult>, Fault> {
+        move |db| {
+            let (session, now) = (request.session, clock::now_ns());
+            let tx = Tx::new(db, &self.shared, &request.caller, session, now);
+            tx.bounded().apply_all(&request.ops, true)
+        }
+    }
+
+    fn unless_overtaken(
+        &self,
+        changes: u64,
+        request: Request,
+        results: Vec<v1::NameResult>,
+    ) -> Result<Vec<v1::NameResult>, Request> {
+        if !request.caller.trusted && self.shared.lent().changes() != changes {
+            return Err(request);
+        }
+        Ok(results)
     }
 
     /// Tells watchers what was changed. Who asked for more than could be had believes that nothing was, so it is told
@@ -166,7 +204,8 @@ impl SqliteNames {
     {
         let (shared, session) = (self.shared.clone(), request.session);
         move |db| {
-            let mut tx = Tx::new(db, &shared, &request.caller, session, clock::now_ns());
+            let now = clock::now_ns();
+            let mut tx = Tx::new(db, &shared, &request.caller, session, now).bounded();
             let results = tx.apply_all(&request.ops, false)?;
             let changes = tx.changes;
             Ok((results, Changed { session, changes }))
@@ -204,15 +243,17 @@ pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
 impl Names for SqliteNames {
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
         Box::pin(async move {
-            let request = match self.apply_reads(request)? {
+            let request = match self.apply_reads(request).await? {
                 Ok(results) => return Ok(results),
                 Err(request) => request,
             };
             let durable = request.durable;
+            let share = self.database.writes().take(&request.caller).await;
             let work = self.writes(request);
             let names = self.clone();
             // Whoever asked may go away before it is committed; watchers are told all the same.
             let told = tokio::spawn(async move {
+                let _share = share;
                 names.told(names.database.write_durable(durable, work).await?)
             });
             told.await.unwrap_or(Err(Fault::Closed))
@@ -220,11 +261,12 @@ impl Names for SqliteNames {
     }
 
     fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
-        let request = match self.apply_reads(request)? {
+        let request = match self.apply_reads_blocking(request)? {
             Ok(results) => return Ok(results),
             Err(request) => request,
         };
         let durable = request.durable;
+        let _share = self.database.writes().take_blocking(&request.caller);
         let work = self.writes(request);
         self.told(self.database.write_here(durable, work)?)
     }
@@ -235,10 +277,14 @@ impl Names for SqliteNames {
         inodes: u32,
         objects: u32,
     ) -> Answered<'_, Result<(u64, u64), Fault>> {
-        Box::pin(
-            self.database
-                .write(move |db| ids::reserve_for(db, &caller, inodes, objects)),
-        )
+        Box::pin(async move {
+            let share = self.database.writes().take(&caller).await;
+            let work = move |db: &Connection| {
+                let _share = share;
+                ids::reserve_for(db, &caller, inodes, objects)
+            };
+            self.database.write(work).await
+        })
     }
 
     fn changes(&self) -> Changes {

@@ -1,5 +1,6 @@
 //! What every namespace operation is given: the database, who asks, and where changes are noted.
 
+use super::budget::{Budget, COMPONENT, UPWARDS};
 use super::fault::Fault;
 use super::node::{Caller, Node, READ, SEARCH, WRITE};
 use super::shared::Shared;
@@ -45,6 +46,8 @@ pub(crate) struct Tx<'a> {
     /// The server's clock, nanoseconds since the Unix epoch.
     pub(crate) now: i64,
     pub(crate) changes: Vec<Change>,
+    /// What the request may still cost.
+    pub(crate) budget: Budget,
 }
 
 /// A name for people.
@@ -89,7 +92,14 @@ impl<'a> Tx<'a> {
             session,
             now,
             changes: Vec::new(),
+            budget: Budget::unbounded(),
         }
+    }
+
+    /// The same with the bounds of a caller's request.
+    pub(crate) fn bounded(mut self) -> Self {
+        self.budget = Budget::of(self.caller);
+        self
     }
 
     /// The server's clock, unless the client says when.
@@ -148,6 +158,7 @@ impl<'a> Tx<'a> {
     fn may_walk_to(&self, dir: u64) -> Result<bool, Fault> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
+            self.budget.look_up(UPWARDS)?;
             let node = Node::get(self.db, at)?;
             if !self.caller.may(&node, SEARCH) {
                 return Ok(false);
@@ -207,6 +218,7 @@ impl<'a> Tx<'a> {
         let mut node = Node::get(self.db, Inode::ROOT.0)?;
         let mut links = 0;
         while let Some(name) = todo.pop() {
+            self.budget.look_up(COMPONENT)?;
             if !node.is_dir() {
                 return Err(Fault::NotDirectory(shown(path)));
             }
@@ -258,6 +270,7 @@ impl<'a> Tx<'a> {
         let mut at = dir.ino;
         let mut parent = dir.parent;
         for _ in 0..DEPTH_MAX {
+            self.budget.look_up(1)?;
             let mut statement = self
                 .db
                 .prepare_cached("SELECT value FROM xattr WHERE ino = ?1 AND name = ?2")?;

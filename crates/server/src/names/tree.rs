@@ -9,8 +9,9 @@ use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Names a file may have.
 const LINKS_MAX: u32 = 65_000;
-/// Entries in one answer to a listing.
+/// Entries in one answer to a listing, and bytes of their names and targets after which it ends.
 const ENTRIES_MAX: u32 = 4096;
+const ENTRIES_BYTES_MAX: usize = 2 << 20;
 
 impl Tx<'_> {
     pub(crate) fn lookup(&self, op: &v1::Lookup) -> Result<Answer, Fault> {
@@ -54,9 +55,16 @@ impl Tx<'_> {
                 Ok(Node::from_row(row)?.entry(&name))
             },
         )?;
-        let mut entries = rows.collect::<Result<Vec<_>, _>>()?;
-        let end = entries.len() <= limit as usize;
-        entries.truncate(limit as usize);
+        let (mut entries, mut bytes, mut end) = (Vec::new(), 0, true);
+        for entry in rows {
+            let entry: v1::Entry = entry?;
+            if entries.len() == limit as usize || bytes >= ENTRIES_BYTES_MAX {
+                end = false;
+                break;
+            }
+            bytes += entry.name.len() + entry.target.len();
+            entries.push(entry);
+        }
         Ok(Answer::Entries(v1::Entries { entries, end }))
     }
 

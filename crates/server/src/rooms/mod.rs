@@ -6,6 +6,7 @@ mod waits;
 use crate::access::Access;
 use crate::array::Array;
 use crate::clock;
+use crate::names::budget::Shares;
 use crate::names::rooms::{Done, Found, Refusal, SILENCE};
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Changed, Fault, SqliteNames};
@@ -14,7 +15,6 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use waits::{Key, Waits};
@@ -27,6 +27,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Those who wait for a file at once.
 const WAITING_MAX: usize = 4096;
+/// Of them those of one user.
+const WAITING_EACH_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -34,7 +36,7 @@ pub(crate) struct RoomService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     waits: Arc<Waits>,
-    room: Arc<Semaphore>,
+    room: Arc<Shares>,
     array: Arc<Array>,
 }
 
@@ -68,7 +70,7 @@ impl RoomService {
             names: names.clone(),
             access: access.clone(),
             waits: Arc::default(),
-            room: Arc::new(Semaphore::new(WAITING_MAX)),
+            room: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
 
@@ -87,12 +89,13 @@ impl RoomService {
         Response::new(channel)
     }
 
-    fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<Found, Status> {
+    async fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<Found, Status> {
         let names = &self.names;
         let look = |db: &Connection| {
-            Tx::new(db, names.shared(), caller, 0, clock::now_ns()).look_for(path)
+            let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+            tx.bounded().look_for(path)
         };
-        let found = names.database().read(look);
+        let found = names.database().read_for(caller, look).await;
         match found.map_err(|fault| refused(&fault))? {
             Found::Other => Err(Status::failed_precondition(format!(
                 "{} is no file",
@@ -104,7 +107,7 @@ impl RoomService {
 
     /// The file, when it has a version that is closed.
     async fn awaited(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Status> {
-        if let Found::File(attr) = self.look_for(caller, path)? {
+        if let Found::File(attr) = self.look_for(caller, path).await? {
             return Ok(attr);
         }
         let waiter = self.waits.enter(&self.names);
@@ -118,7 +121,7 @@ impl RoomService {
             // What is committed from here on is heard.
             rings.as_mut().enable();
             moved.as_mut().enable();
-            match self.look_for(caller, path)? {
+            match self.look_for(caller, path).await? {
                 Found::File(attr) => return Ok(attr),
                 // What it is waited for by now.
                 now if now != found => found = now,
@@ -138,8 +141,10 @@ pub(crate) async fn write<T: Send + 'static>(
     work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
     let (shared, names) = (names.shared().clone(), names.clone());
+    let share = names.database().writes().take(&caller).await;
     let work = move |db: &Connection| {
-        let mut tx = Tx::new(db, &shared, &caller, 0, clock::now_ns());
+        let _share = share;
+        let mut tx = Tx::new(db, &shared, &caller, 0, clock::now_ns()).bounded();
         let done = work(&mut tx)?;
         Ok((done, tx.changes))
     };
@@ -175,7 +180,7 @@ impl v1::rooms_server::Rooms for RoomService {
         let caller = self.access.caller(&request, credentials)?;
         let (names, now) = (&self.names, clock::now_ns());
         let shown = |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).rooms_shown();
-        let rooms = names.database().read(shown);
+        let rooms = names.database().read_for(&caller, shown).await;
         let rooms = rooms.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::ListRoomsReply { rooms }))
     }
@@ -236,7 +241,7 @@ impl v1::rooms_server::Rooms for RoomService {
         let (names, now, name) = (&self.names, clock::now_ns(), &request.get_ref().name);
         let shown =
             |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).channels_shown(name);
-        let channels = names.database().read(shown);
+        let channels = names.database().read_for(&caller, shown).await;
         let channels = channels.map_err(|fault| refused(&fault))??;
         Ok(Response::new(v1::ChannelsReply { channels }))
     }
@@ -272,9 +277,9 @@ impl v1::rooms_server::Rooms for RoomService {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
         let v1::WaitForFileRequest { path, wait_ns, .. } = request.into_inner();
-        let Ok(_room) = self.room.try_acquire() else {
+        let Some(_room) = self.room.enter(caller.uid) else {
             return Err(Status::resource_exhausted(format!(
-                "{WAITING_MAX} files are waited for, as many as may be: try again later"
+                "too many files are waited for: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
             )));
         };
         let until = Instant::now() + Duration::from_nanos(wait_ns).min(WAIT_MAX);

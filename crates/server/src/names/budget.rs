@@ -1,0 +1,456 @@
+//! Bounds of the work of one request, and shares of users in the database.
+//!
+//! An ordinary user may ask for anything within rights, in requests of their own making. A [`Budget`] ends a request
+//! that looks up or answers too much; the operations before that have their results. [`Shares`] keep one user's
+//! requests from taking all connections.
+
+use super::fault::Fault;
+use super::node::Caller;
+use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_wire::MESSAGE_BYTES_MAX;
+use tokio::sync::Notify;
+
+/// Encoded bytes of results after which no further operation of a user's request is carried out.
+pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// The same for parts of the array: a longer message could not be delivered.
+const TRUSTED_ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (4 << 20);
+/// Cost of the look-ups of one request.
+const LOOK_UPS_MAX: u64 = 1_000_000;
+/// The same of one job script.
+const SCRIPT_LOOK_UPS_MAX: u64 = 100_000_000;
+/// Cost of one component of a path: 100 000 of them fit into a request.
+pub(crate) const COMPONENT: u64 = 10;
+/// Cost of one directory on the way from an inode up to the root.
+pub(crate) const UPWARDS: u64 = 2;
+/// No further operation of a user's request is begun after this time. The cost of look-ups ends requests long before,
+/// unless the machine is very busy.
+const TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What is left for one request.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    bytes: Cell<usize>,
+    look_ups: Cell<u64>,
+    until: Option<Instant>,
+}
+
+impl Budget {
+    /// Budget of a request of this caller.
+    pub(crate) fn of(caller: &Caller) -> Self {
+        if caller.trusted {
+            return Self {
+                bytes: Cell::new(TRUSTED_ANSWER_BYTES_MAX),
+                ..Self::unbounded()
+            };
+        }
+        Self {
+            bytes: Cell::new(ANSWER_BYTES_MAX),
+            look_ups: Cell::new(LOOK_UPS_MAX),
+            until: Some(Instant::now() + TIME_MAX),
+        }
+    }
+
+    /// Budget of work of the server itself, which has bounds of its own.
+    pub(crate) fn unbounded() -> Self {
+        Self {
+            bytes: Cell::new(usize::MAX),
+            look_ups: Cell::new(u64::MAX),
+            until: None,
+        }
+    }
+
+    /// Budget of a user's job script, which may name a million files.
+    pub(crate) fn of_script() -> Self {
+        Self {
+            look_ups: Cell::new(SCRIPT_LOOK_UPS_MAX),
+            ..Self::unbounded()
+        }
+    }
+
+    /// Takes note of a look-up. Once one was too much, all are.
+    ///
+    /// # Errors
+    /// If the request has used up its look-ups.
+    pub(crate) fn look_up(&self, cost: u64) -> Result<(), Fault> {
+        let left = self.look_ups.get().saturating_sub(cost);
+        self.look_ups.set(left);
+        if left == 0 {
+            Err(Fault::TooMuch)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Takes note of the bytes of a result.
+    pub(crate) fn answered(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get().saturating_sub(bytes));
+    }
+
+    /// Whether another operation may be carried out.
+    ///
+    /// # Errors
+    /// If the request has used up its bytes or its time.
+    pub(crate) fn next(&self) -> Result<(), Fault> {
+        let over = self.until.is_some_and(|until| Instant::now() >= until);
+        if over || self.bytes.get() == 0 {
+            return Err(Fault::TooMuch);
+        }
+        Ok(())
+    }
+}
+
+/// Turns of ordinary users: so many for all of them together, and so many for each.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    all_max: usize,
+    each_max: usize,
+    taken: Mutex<Taken>,
+    /// For threads outside the runtime.
+    freed: Condvar,
+    /// For tasks.
+    told: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    each: HashMap<u32, usize>,
+}
+
+/// A turn, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    shares: Arc<Shares>,
+    uid: u32,
+}
+
+impl Shares {
+    pub(crate) fn new(all_max: usize, each_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            all_max,
+            each_max,
+            taken: Mutex::default(),
+            freed: Condvar::new(),
+            told: Notify::new(),
+        })
+    }
+
+    /// Waits for a turn of the caller; parts of the array need none.
+    pub(crate) async fn take(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
+        if caller.trusted {
+            return None;
+        }
+        loop {
+            let told = self.told.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if let Some(share) = self.try_take(&mut self.taken.lock(), caller.uid) {
+                return Some(share);
+            }
+            told.await;
+        }
+    }
+
+    /// The same for threads outside the runtime.
+    pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
+        if caller.trusted {
+            return None;
+        }
+        let mut taken = self.taken.lock();
+        loop {
+            if let Some(share) = self.try_take(&mut taken, caller.uid) {
+                return Some(share);
+            }
+            self.freed.wait(&mut taken);
+        }
+    }
+
+    /// Takes a turn of a user at once, if there is one. Root has as many as there are.
+    pub(crate) fn enter(self: &Arc<Self>, uid: u32) -> Option<Share> {
+        let mut taken = self.taken.lock();
+        if uid == 0 && taken.all < self.all_max {
+            return Some(self.add(&mut taken, uid));
+        }
+        self.try_take(&mut taken, uid)
+    }
+
+    fn try_take(self: &Arc<Self>, taken: &mut Taken, uid: u32) -> Option<Share> {
+        let own = taken.each.get(&uid).copied().unwrap_or(0);
+        if taken.all >= self.all_max || own >= self.each_max {
+            return None;
+        }
+        Some(self.add(taken, uid))
+    }
+
+    fn add(self: &Arc<Self>, taken: &mut Taken, uid: u32) -> Share {
+        taken.all += 1;
+        *taken.each.entry(uid).or_default() += 1;
+        let shares = self.clone();
+        Share { shares, uid }
+    }
+
+    /// Whether any user has a turn.
+    pub(crate) fn any(&self) -> bool {
+        self.taken.lock().all > 0
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = self.shares.taken.lock();
+        taken.all -= 1;
+        let own = taken.each.get(&self.uid).copied().unwrap_or(1) - 1;
+        if own == 0 {
+            taken.each.remove(&self.uid);
+        } else {
+            taken.each.insert(self.uid, own);
+        }
+        drop(taken);
+        self.shares.freed.notify_all();
+        self.shares.told.notify_waiters();
+    }
+}
+
+/// Does work that takes a while on this thread, and lets other tasks of the thread go on elsewhere.
+pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::names::{Names, Request, SqliteNames, ids};
+    use prost::Message;
+    use rustix::io::Errno;
+    use std::sync::mpsc;
+    use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
+
+    fn user(uid: u32) -> Caller {
+        Caller {
+            uid,
+            ..Caller::default()
+        }
+    }
+
+    fn names() -> (tempfile::TempDir, SqliteNames) {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (7, 7)).unwrap();
+        (folder, names)
+    }
+
+    fn apply(names: &SqliteNames, caller: Caller, ops: Vec<Op>) -> Vec<v1::NameResult> {
+        let ops = ops.into_iter().map(|op| v1::NameOp { op: Some(op) });
+        let request = Request {
+            caller,
+            ops: ops.collect(),
+            ..Request::default()
+        };
+        names.apply_blocking(request).unwrap()
+    }
+
+    /// Links in the root with these names and targets.
+    fn link_all(names: &SqliteNames, links: &[(String, String)]) {
+        let count = u32::try_from(links.len()).unwrap();
+        let reserve = move |db: &_| ids::reserve_for(db, &Caller::root(), count, 0);
+        let (first, _) = names.database().write_blocking(reserve).unwrap();
+        let link = |(ino, (name, target)): (u64, &(String, String))| {
+            Op::Create(v1::Create {
+                parent: 1,
+                name: name.as_bytes().to_vec(),
+                target: target.as_bytes().to_vec(),
+                kind: Kind::Symlink.into(),
+                ino,
+                ..v1::Create::default()
+            })
+        };
+        let made = apply(
+            names,
+            Caller::root(),
+            (first..).zip(links).map(link).collect(),
+        );
+        let is_made = |one: &v1::NameResult| matches!(one.result, Some(Answer::Entry(_)));
+        assert!(made.len() == links.len() && made.iter().all(is_made));
+    }
+
+    fn is_too_much(result: &v1::NameResult) -> bool {
+        matches!(&result.result, Some(Answer::Error(error)) if error.errno == Errno::AGAIN.raw_os_error())
+    }
+
+    #[test]
+    fn answers_to_one_request_are_bounded_and_pages_give_all() {
+        let (_folder, names) = names();
+        let target = "x/".repeat(2000);
+        let links: Vec<_> = (0..1500)
+            .map(|number| (format!("{number:0200}"), target.clone()))
+            .collect();
+        link_all(&names, &links);
+        let list = |after: &[u8]| {
+            Op::ReadDir(v1::ReadDir {
+                ino: 1,
+                after: after.to_vec(),
+                limit: 4096,
+            })
+        };
+        let results = apply(&names, user(7), vec![list(b""); 2000]);
+        let bytes: usize = results.iter().map(Message::encoded_len).sum();
+        assert!(bytes <= ANSWER_BYTES_MAX + (4 << 20), "{bytes}");
+        let (last, before) = results.split_last().unwrap();
+        assert!(is_too_much(last) && !before.is_empty());
+        assert!(!before.iter().any(is_too_much));
+        // All of it comes page by page.
+        let (mut found, mut after) = (Vec::new(), Vec::new());
+        loop {
+            let page = apply(&names, user(7), vec![list(&after)]).remove(0);
+            assert!(page.encoded_len() < 4 << 20);
+            let Some(Answer::Entries(page)) = page.result else {
+                panic!("no page")
+            };
+            after = page.entries.last().unwrap().name.clone();
+            found.extend(page.entries);
+            if page.end {
+                break;
+            }
+        }
+        found.retain(|entry| !entry.target.is_empty());
+        assert_eq!(found.len(), links.len());
+    }
+
+    #[test]
+    fn look_ups_of_one_request_are_bounded() {
+        let (_folder, names) = names();
+        // Each link goes to the next, 800 steps later.
+        let links: Vec<_> = (0..20)
+            .map(|number| match number {
+                19 => ("L19".to_owned(), "/".to_owned()),
+                _ => (
+                    format!("L{number}"),
+                    format!("{}L{}", "./".repeat(800), number + 1),
+                ),
+            })
+            .collect();
+        link_all(&names, &links);
+        let resolve = Op::Resolve(v1::Resolve {
+            path: b"/L0".to_vec(),
+            follow: true,
+            advise: false,
+        });
+        // One alone is fine, and so is another request.
+        for _ in 0..2 {
+            let one = apply(&names, user(7), vec![resolve.clone()]);
+            assert!(matches!(one[0].result, Some(Answer::Entry(_))), "{one:?}");
+        }
+        let results = apply(&names, user(7), vec![resolve.clone(); 10_000]);
+        assert!(results.len() < 10 && is_too_much(results.last().unwrap()));
+        // With changes among them what was done before stays.
+        let folder = Op::Create(v1::Create {
+            parent: 1,
+            name: b"kept".to_vec(),
+            kind: Kind::Directory.into(),
+            ..v1::Create::default()
+        });
+        let mut ops = vec![resolve.clone(); 10_000];
+        ops.insert(0, folder);
+        let results = apply(&names, user(7), ops);
+        assert!(is_too_much(results.last().unwrap()));
+        let found = Op::Resolve(v1::Resolve {
+            path: b"/kept".to_vec(),
+            ..v1::Resolve::default()
+        });
+        let found = apply(&names, Caller::root(), vec![found]);
+        assert!(
+            matches!(found[0].result, Some(Answer::Entry(_))),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn readers_are_left_for_other_users_and_the_array() {
+        let (_folder, names) = names();
+        let database = names.database().clone();
+        let (began, begun) = mpsc::channel();
+        let hold = |uid: u32| {
+            let (database, began) = (database.clone(), began.clone());
+            let (end, ended) = mpsc::channel::<()>();
+            let thread = std::thread::spawn(move || {
+                let read = database.read_for_blocking(&user(uid), |_| {
+                    began.send(uid).unwrap();
+                    let _ = ended.recv();
+                    Ok(())
+                });
+                read.unwrap();
+            });
+            (end, thread)
+        };
+        // A user asks for more readers than there are.
+        let greedy: Vec<_> = (0..8).map(|_| hold(7)).collect();
+        for _ in 0..2 {
+            assert_eq!(begun.recv().unwrap(), 7);
+        }
+        let other = hold(8);
+        assert_eq!(begun.recv().unwrap(), 8);
+        database.read(|_| Ok(())).unwrap();
+        assert!(begun.try_recv().is_err());
+        let (ends, threads): (Vec<_>, Vec<_>) = greedy.into_iter().chain([other]).unzip();
+        drop(ends);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn budget_ends_look_ups_and_answers_of_users_only() {
+        let budget = Budget::of(&user(7));
+        for _ in 1..LOOK_UPS_MAX / COMPONENT {
+            budget.look_up(COMPONENT).unwrap();
+        }
+        assert!(matches!(budget.look_up(COMPONENT), Err(Fault::TooMuch)));
+        budget.next().unwrap();
+        budget.answered(ANSWER_BYTES_MAX);
+        assert!(matches!(budget.next(), Err(Fault::TooMuch)));
+        let root = Budget::of(&Caller::root());
+        root.look_up(100 * LOOK_UPS_MAX).unwrap();
+        root.answered(ANSWER_BYTES_MAX);
+        root.next().unwrap();
+        root.answered(TRUSTED_ANSWER_BYTES_MAX);
+        root.next().unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn one_user_never_has_all_shares() {
+        let shares = Shares::new(3, 2);
+        let first = shares.take(&user(7)).await;
+        let second = shares.take_blocking(&user(7));
+        assert!(shares.try_take(&mut shares.taken.lock(), 7).is_none());
+        let other = shares.take(&user(8)).await;
+        // All are taken; parts of the array ask for none.
+        assert!(shares.try_take(&mut shares.taken.lock(), 9).is_none());
+        assert!(shares.take(&Caller::root()).await.is_none() && shares.any());
+        let waits = tokio::spawn({
+            let shares = shares.clone();
+            async move { shares.take(&user(9)).await.is_some() }
+        });
+        let blocks = std::thread::spawn({
+            let shares = shares.clone();
+            move || shares.take_blocking(&user(7)).is_some()
+        });
+        drop((first, second));
+        assert!(waits.await.unwrap());
+        assert!(blocks.join().unwrap());
+        drop(other);
+        assert!(!shares.any());
+        let own: Vec<_> = (0..3).map_while(|_| shares.enter(7)).collect();
+        assert_eq!(own.len(), 2);
+        drop(own);
+        let root: Vec<_> = (0..4).map_while(|_| shares.enter(0)).collect();
+        assert_eq!(root.len(), 3);
+    }
+}

@@ -2,6 +2,8 @@
 //!
 //! All calls may wait for the element.
 
+mod state;
+
 use super::backend::Backend;
 use super::object::Stat;
 use super::patience;
@@ -9,26 +11,13 @@ use super::right::Right;
 use crate::error::Error;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::VecDeque;
+use state::{Piece, Sent, State};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_client::objects::Remote as Address;
 use tidemill_core::id::ObjectId;
 use tokio::sync::Notify;
-
-/// Largest piece that is asked for or sent at once.
-const PIECE_BYTES_MAX: u64 = 4 << 20;
-/// First piece of a read that looks sequential.
-const PIECE_BYTES_MIN: u64 = 512 << 10;
-/// Piece of a read that looks random.
-const RANDOM_BYTES: u64 = 64 << 10;
-/// Pieces kept for one object.
-const PIECES_MAX: usize = 6;
-/// Pieces on their way to the element at once.
-const IN_FLIGHT_MAX: usize = 3;
-/// How far from the expected place a read still counts as sequential: the kernel reads ahead out of order.
-const SLACK_BYTES: u64 = 1 << 20;
 
 /// An object on another host.
 #[derive(Debug)]
@@ -37,54 +26,16 @@ pub(crate) struct Remote {
     element: u32,
     right: Arc<Right>,
     out: Arc<Out>,
-    reading: Mutex<Reading>,
 }
 
-/// What is on its way to the element. Nobody holds the lock while waiting for it.
+/// What is on its way. Nobody holds the lock while waiting for it.
 #[derive(Debug)]
 struct Out {
-    writing: Mutex<Writing>,
-    /// Signalled when something arrived or failed.
+    state: Mutex<State>,
+    /// Signalled when something arrived at the element or failed.
     changed: Condvar,
     /// The same, for async code.
     settled: Notify,
-}
-
-#[derive(Debug)]
-struct Writing {
-    size: u64,
-    mtime: i64,
-    start: u64,
-    buffer: Vec<u8>,
-    in_flight: Vec<InFlight>,
-    next: u64,
-    /// An operation has waited in vain since anything arrived: others are told so without another wait.
-    stalled: bool,
-    /// The first failure: later calls repeat it, since bytes were lost.
-    failed: Option<i32>,
-}
-
-/// A piece that is sent until it has arrived, however long its element is away.
-#[derive(Debug)]
-struct InFlight {
-    start: u64,
-    end: u64,
-    number: u64,
-}
-
-#[derive(Debug, Default)]
-struct Reading {
-    pieces: VecDeque<Arc<Piece>>,
-    expected: u64,
-    window: u64,
-}
-
-#[derive(Debug)]
-struct Piece {
-    start: u64,
-    end: u64,
-    data: Mutex<Option<Result<Bytes, i32>>>,
-    ready: Condvar,
 }
 
 /// Now, in nanoseconds since the Unix epoch.
@@ -101,105 +52,94 @@ impl Remote {
             element,
             right,
             out: Arc::new(Out {
-                writing: Mutex::new(Writing {
-                    size,
-                    mtime: now_ns(),
-                    start: 0,
-                    buffer: Vec::new(),
-                    in_flight: Vec::new(),
-                    next: 0,
-                    stalled: false,
-                    failed: None,
-                }),
+                state: Mutex::new(State::new(size, now_ns())),
                 changed: Condvar::new(),
                 settled: Notify::new(),
             }),
-            reading: Mutex::default(),
         }
     }
 
     /// It begins with that many bytes, which were last changed at `mtime`.
     pub(crate) fn begin_at(&self, size: u64, mtime: i64) {
-        let mut writing = self.out.writing.lock();
-        (writing.size, writing.mtime) = (size, mtime);
+        let mut state = self.out.state.lock();
+        (state.size, state.mtime) = (size, mtime);
     }
 
     /// Somebody else has written that much of it.
     pub(crate) fn grow(&self, size: u64) {
-        let mut writing = self.out.writing.lock();
-        writing.size = writing.size.max(size);
+        let mut state = self.out.state.lock();
+        state.size = state.size.max(size);
     }
 
     pub(crate) fn stat(&self) -> Stat {
-        let writing = self.out.writing.lock();
+        let state = self.out.state.lock();
         Stat {
-            size: writing.size,
-            mtime: writing.mtime,
-            blocks: writing.size.div_ceil(512),
+            size: state.size,
+            mtime: state.mtime,
+            blocks: state.size.div_ceil(512),
         }
     }
 
     pub(crate) fn set_mtime(&self, mtime: i64) {
-        self.out.writing.lock().mtime = mtime;
+        self.out.state.lock().mtime = mtime;
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let mut writing = self.out.writing.lock();
+        let mut state = self.out.state.lock();
         loop {
-            writing.check()?;
-            if writing.take(offset, bytes) {
+            check(&state)?;
+            if state.take(offset, bytes) {
                 break;
             }
-            self.send(&mut writing)?;
+            self.send(&mut state)?;
         }
-        writing.size = writing.size.max(offset + bytes.len() as u64);
-        writing.mtime = now_ns();
-        drop(writing);
-        self.reading.lock().pieces.clear();
+        state.mtime = now_ns();
         Ok(())
     }
 
     /// Sends what is buffered, without waiting for its arrival. May let go of the lock.
-    fn send(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), Error> {
-        while !writing.buffer.is_empty() {
-            writing.check()?;
-            if writing.has_room() {
-                self.dispatch(writing);
+    fn send(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
+        while !state.is_sent() {
+            check(state)?;
+            if state.has_room() {
+                self.dispatch(state);
             } else {
-                self.wait(writing)?;
+                self.wait(state)?;
             }
         }
         Ok(())
     }
 
     /// Waits for something to arrive, as long as the operation has time.
-    fn wait(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), Error> {
-        let before = writing.in_flight.len();
+    fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
+        let before = state.on_their_way();
         let began = patience::now();
         let in_vain =
-            writing.stalled || { patience::wait(&self.out.changed, writing, patience::deadline()) };
+            state.stalled || { patience::wait(&self.out.changed, state, patience::deadline()) };
         if in_vain {
-            writing.stalled |= (patience::now() - began) > patience::PATIENCE / 2;
+            state.stalled |= (patience::now() - began) > patience::PATIENCE / 2;
             // Nothing is lost: what is on its way goes on trying.
             return Err(rustix::io::Errno::HOSTUNREACH.into());
         }
-        if writing.in_flight.len() < before {
+        if state.on_their_way() < before {
             patience::renew();
         }
         Ok(())
     }
 
     /// Sends the buffer.
-    fn dispatch(&self, writing: &mut Writing) {
-        let buffer = Bytes::from(std::mem::take(&mut writing.buffer));
-        let (start, end) = (writing.start, writing.start + buffer.len() as u64);
-        let number = writing.enter(start, end);
+    fn dispatch(&self, state: &mut State) {
+        let Sent {
+            number,
+            start,
+            bytes,
+        } = state.dispatch();
         let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
         let out = self.out.clone();
         self.backend.runtime.spawn(async move {
             let objects = &backend.objects;
             let write = |address| {
-                let piece = buffer.clone();
+                let piece = bytes.clone();
                 async move { objects.write(&address, start, piece).await }
             };
             let outcome = right.ask(&backend, None, write).await;
@@ -212,20 +152,20 @@ impl Remote {
 
     /// Sends what is buffered, if that can go now.
     pub(crate) fn begin_flush(&self) {
-        let mut writing = self.out.writing.lock();
-        if !writing.buffer.is_empty() && writing.has_room() {
-            self.dispatch(&mut writing);
+        let mut state = self.out.state.lock();
+        if !state.is_sent() && state.has_room() {
+            self.dispatch(&mut state);
         }
     }
 
     /// Sends what is buffered and waits until it has arrived, as long as the operation has time.
     pub(crate) fn flush(&self) -> Result<(), Error> {
-        let mut writing = self.out.writing.lock();
-        self.send(&mut writing)?;
-        while !writing.in_flight.is_empty() {
-            self.wait(&mut writing)?;
+        let mut state = self.out.state.lock();
+        self.send(&mut state)?;
+        while state.on_their_way() > 0 {
+            self.wait(&mut state)?;
         }
-        writing.check()
+        check(&state)
     }
 
     /// As [`Self::flush`], for as long as the mount lives.
@@ -236,12 +176,12 @@ impl Remote {
             // Before the look, so that no arrival can fall between.
             arrived.as_mut().enable();
             {
-                let mut writing = self.out.writing.lock();
-                writing.check()?;
-                if !writing.buffer.is_empty() && writing.has_room() {
-                    self.dispatch(&mut writing);
+                let mut state = self.out.state.lock();
+                check(&state)?;
+                if !state.is_sent() && state.has_room() {
+                    self.dispatch(&mut state);
                 }
-                if writing.buffer.is_empty() && writing.in_flight.is_empty() {
+                if state.is_clean() {
                     return Ok(());
                 }
             }
@@ -269,27 +209,26 @@ impl Remote {
 
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
         let number = {
-            let mut writing = self.out.writing.lock();
-            self.send(&mut writing)?;
-            while !writing.in_flight.is_empty() {
-                self.wait(&mut writing)?;
+            let mut state = self.out.state.lock();
+            self.send(&mut state)?;
+            while state.on_their_way() > 0 {
+                self.wait(&mut state)?;
             }
-            writing.check()?;
+            check(&state)?;
             // What is written meanwhile goes after it.
-            writing.enter(0, u64::MAX)
+            state.enter(0, u64::MAX)
         };
         let objects = &self.backend.objects;
         let truncate = |address| async move { objects.truncate(&address, size).await };
         let outcome = self.ask_now(truncate);
         {
-            let mut writing = self.out.writing.lock();
+            let mut state = self.out.state.lock();
             if outcome.is_ok() {
-                writing.size = size;
-                writing.mtime = now_ns();
+                state.size = size;
+                state.mtime = now_ns();
             }
         }
         self.out.arrived(number, None);
-        self.reading.lock().pieces.clear();
         outcome
     }
 
@@ -323,121 +262,83 @@ impl Remote {
         let allocate =
             |address| async move { objects.allocate(&address, (offset, length), mode).await };
         let size = self.ask_now(allocate)?;
-        let mut writing = self.out.writing.lock();
+        let mut state = self.out.state.lock();
         // The element may not have been sent the last bytes: they are a hole.
-        writing.size = writing.size.max(size);
-        writing.mtime = now_ns();
-        drop(writing);
-        self.reading.lock().pieces.clear();
+        state.size = state.size.max(size);
+        state.mtime = now_ns();
+        // Pieces may have been asked for before.
+        state.forget();
         Ok(())
     }
 
     pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
-        let size = {
-            let writing = self.out.writing.lock();
-            let pending = !writing.buffer.is_empty() || !writing.in_flight.is_empty();
-            drop(writing);
-            if pending {
-                self.flush()?;
-            }
-            self.out.writing.lock().size
-        };
-        let end = offset.saturating_add(length as u64).min(size);
+        let mut state = self.all_arrived()?;
+        let end = offset.saturating_add(length as u64).min(state.size);
         let mut out = Vec::with_capacity(length);
         let mut at = offset;
-        while at < end {
-            let piece = self.piece(at, end, size);
-            let data = piece.wait().inspect_err(|_| self.forget())?;
-            let skip = usize::try_from(at - piece.start).unwrap_or(usize::MAX);
-            let take = usize::try_from(end.min(piece.end) - at).unwrap_or(0);
-            let held = data.get(skip..data.len().min(skip.saturating_add(take)));
-            let held = held.unwrap_or_default();
-            out.extend_from_slice(held);
-            // The object's last bytes may never have been written: they are a hole.
-            out.resize(out.len() + take - held.len(), 0);
-            at += take as u64;
+        // The object may be cut meanwhile.
+        loop {
+            let end = end.min(state.size);
+            if at >= end {
+                break;
+            }
+            let (piece, asked) = state.piece(at, end);
+            drop(state);
+            self.ask(asked);
+            let data = wait_for(&piece).inspect_err(|_| self.forget())?;
+            at = piece.append(&data, (at, end), &mut out);
+            state = self.out.state.lock();
         }
         Ok(out)
     }
 
+    /// The state, once what was written until now has arrived, as long as the operation has time.
+    fn all_arrived(&self) -> Result<MutexGuard<'_, State>, Error> {
+        let mut state = self.out.state.lock();
+        if !state.is_clean() {
+            self.send(&mut state)?;
+            let mark = state.mark();
+            while !state.settled(mark) {
+                self.wait(&mut state)?;
+            }
+            check(&state)?;
+        }
+        Ok(state)
+    }
+
     /// Asks for bytes that are about to be read.
     pub(crate) fn ask_for(&self, range: Range<u64>) {
-        let size = {
-            let writing = self.out.writing.lock();
-            if !writing.buffer.is_empty() || !writing.in_flight.is_empty() {
-                return;
-            }
-            writing.size
-        };
-        let end = range.end.min(size);
-        if range.start < end {
-            self.piece(range.start, end, size);
+        let mut state = self.out.state.lock();
+        let end = range.end.min(state.size);
+        if state.is_clean() && range.start < end {
+            let (_, asked) = state.piece(range.start, end);
+            drop(state);
+            self.ask(asked);
         }
     }
 
-    /// The piece that holds `at`, asked for if need be; asks ahead for the next if reads look sequential.
-    fn piece(&self, at: u64, end: u64, size: u64) -> Arc<Piece> {
-        let mut reading = self.reading.lock();
-        let sequential = at.abs_diff(reading.expected) <= SLACK_BYTES;
-        reading.expected = end;
-        let held = reading.pieces.iter().find(|p| p.start <= at && at < p.end);
-        let piece = if let Some(piece) = held {
-            piece.clone()
-        } else {
-            reading.window = if sequential {
-                (reading.window * 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
-            } else {
-                RANDOM_BYTES
-            };
-            let length = reading.window.max(end - at).min(size - at);
-            self.ask(&mut reading, at, length)
-        };
-        let next = piece.end;
-        if sequential
-            && next < size
-            && !reading
-                .pieces
-                .iter()
-                .any(|p| p.start <= next && next < p.end)
-        {
-            reading.window = (reading.window * 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
-            let length = reading.window.min(size - next);
-            self.ask(&mut reading, next, length);
-        }
-        piece
-    }
-
-    fn ask(&self, reading: &mut Reading, start: u64, length: u64) -> Arc<Piece> {
-        let piece = Arc::new(Piece {
-            start,
-            end: start + length,
-            data: Mutex::new(None),
-            ready: Condvar::new(),
-        });
-        reading.pieces.push_back(piece.clone());
-        if reading.pieces.len() > PIECES_MAX {
-            reading.pieces.pop_front();
-        }
-        let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
-        let asked = piece.clone();
-        let until = Some(patience::deadline());
-        self.backend.runtime.spawn(async move {
-            let objects = &backend.objects;
-            let read = |address| async move { objects.read(&address, start, length).await };
-            let answer = right.ask(&backend, until, read).await;
-            let answer = answer.map_err(|error| {
-                tracing::warn!(element, "a read failed: {error}");
-                error.errno()
+    /// Asks the element for pieces.
+    fn ask(&self, pieces: Vec<Arc<Piece>>) {
+        for piece in pieces {
+            let (backend, right, element) =
+                (self.backend.clone(), self.right.clone(), self.element);
+            let until = Some(patience::deadline());
+            self.backend.runtime.spawn(async move {
+                let (objects, start, length) =
+                    (&backend.objects, piece.start, piece.end - piece.start);
+                let read = |address| async move { objects.read(&address, start, length).await };
+                let answer = right.ask(&backend, until, read).await;
+                piece.answer(answer.map_err(|error| {
+                    tracing::warn!(element, "a read failed: {error}");
+                    error.errno()
+                }));
             });
-            *asked.data.lock() = Some(answer);
-            asked.ready.notify_all();
-        });
-        piece
+        }
     }
 
     /// Forgets pieces: they are asked for again when they are read.
     pub(crate) fn forget(&self) {
-        self.reading.lock().pieces.clear();
+        self.out.state.lock().forget();
     }
 }
 
@@ -452,77 +353,33 @@ impl Drop for Remote {
 impl Out {
     /// A piece is where it belongs, or never will be.
     fn arrived(&self, number: u64, failed: Option<i32>) {
-        let mut writing = self.writing.lock();
-        writing.in_flight.retain(|piece| piece.number != number);
-        writing.stalled = false;
-        writing.failed = writing.failed.or(failed);
-        drop(writing);
+        self.state.lock().arrived(number, failed);
         self.changed.notify_all();
         self.settled.notify_waiters();
     }
 }
 
-impl Writing {
-    /// Takes bytes into the buffer, if they belong to what is there.
-    fn take(&mut self, offset: u64, bytes: &[u8]) -> bool {
-        if self.buffer.is_empty() {
-            self.start = offset;
-        }
-        let (end, buffered) = (
-            offset + bytes.len() as u64,
-            self.start + self.buffer.len() as u64,
-        );
-        if offset >= self.start && end <= buffered {
-            let at = usize::try_from(offset - self.start).unwrap_or(0);
-            self.buffer[at..at + bytes.len()].copy_from_slice(bytes);
-            return true;
-        }
-        let small = (self.buffer.len() + bytes.len()) as u64 <= PIECE_BYTES_MAX;
-        if offset != buffered || !(small || self.buffer.is_empty()) {
-            return false;
-        }
-        self.buffer.extend_from_slice(bytes);
-        true
-    }
-
-    /// Whether the buffer may be sent now: pieces of the same bytes go one after the other.
-    fn has_room(&self) -> bool {
-        let (start, end) = (self.start, self.start + self.buffer.len() as u64);
-        let overlaps = |piece: &InFlight| piece.start < end && start < piece.end;
-        self.in_flight.len() < IN_FLIGHT_MAX && !self.in_flight.iter().any(overlaps)
-    }
-
-    /// Notes that something is on its way; gives its number.
-    fn enter(&mut self, start: u64, end: u64) -> u64 {
-        let number = self.next;
-        self.next += 1;
-        self.in_flight.push(InFlight { start, end, number });
-        number
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        match self.failed {
-            Some(errno) => Err(rustix::io::Errno::from_raw_os_error(errno).into()),
-            None => Ok(()),
-        }
+fn check(state: &State) -> Result<(), Error> {
+    match state.failed {
+        Some(errno) => Err(rustix::io::Errno::from_raw_os_error(errno).into()),
+        None => Ok(()),
     }
 }
 
-impl Piece {
-    fn wait(&self) -> Result<Bytes, Error> {
-        let mut data = self.data.lock();
-        loop {
-            match &*data {
-                Some(Ok(bytes)) => return Ok(bytes.clone()),
-                Some(Err(errno)) => {
-                    return Err(rustix::io::Errno::from_raw_os_error(*errno).into());
+/// The bytes of a piece that was asked for.
+fn wait_for(piece: &Piece) -> Result<Bytes, Error> {
+    let mut data = piece.data.lock();
+    loop {
+        match &*data {
+            Some(Ok(bytes)) => return Ok(bytes.clone()),
+            Some(Err(errno)) => {
+                return Err(rustix::io::Errno::from_raw_os_error(*errno).into());
+            }
+            None => {
+                if patience::wait(&piece.ready, &mut data, patience::deadline()) {
+                    return Err(rustix::io::Errno::HOSTUNREACH.into());
                 }
-                None => {
-                    if patience::wait(&self.ready, &mut data, patience::deadline()) {
-                        return Err(rustix::io::Errno::HOSTUNREACH.into());
-                    }
-                    patience::renew();
-                }
+                patience::renew();
             }
         }
     }

@@ -1,0 +1,254 @@
+//! The bytes of an object on another host that are on their way: written bytes to the element, read bytes from it.
+//!
+//! Neither clock nor network, and all of it behind one lock, so that a read knows of every write before it. The rules:
+//!
+//! - A read first waits for the writes that were there when it began ([`State::mark`], [`State::settled`]).
+//! - A piece is asked for under the lock. When a write arrives or fails, pieces of the same bytes are forgotten: they may
+//!   have been asked for before.
+//!
+//! So a read that begins after a write finds no piece that was asked for before the write arrived.
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Largest piece that is asked for or sent at once.
+pub(super) const PIECE_BYTES_MAX: u64 = 4 << 20;
+/// First piece of a read that looks sequential.
+const PIECE_BYTES_MIN: u64 = 512 << 10;
+/// Piece of a read that looks random.
+const RANDOM_BYTES: u64 = 64 << 10;
+/// Pieces kept for one object.
+const PIECES_MAX: usize = 6;
+/// Pieces on their way to the element at once.
+const IN_FLIGHT_MAX: usize = 3;
+/// How far from the expected place a read still counts as sequential: the kernel reads ahead out of order.
+const SLACK_BYTES: u64 = 1 << 20;
+
+/// What is known of the object, and what is on its way.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) size: u64,
+    pub(super) mtime: i64,
+    start: u64,
+    buffer: Vec<u8>,
+    in_flight: Vec<InFlight>,
+    next: u64,
+    /// An operation has waited in vain since anything arrived: others are told so without another wait.
+    pub(super) stalled: bool,
+    /// The first failure: later calls repeat it, since bytes were lost.
+    pub(super) failed: Option<i32>,
+    pieces: VecDeque<Arc<Piece>>,
+    expected: u64,
+    window: u64,
+}
+
+/// A piece that is sent until it has arrived, however long its element is away.
+#[derive(Debug)]
+struct InFlight {
+    start: u64,
+    end: u64,
+    number: u64,
+}
+
+/// Written bytes that are to be sent.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) number: u64,
+    pub(super) start: u64,
+    pub(super) bytes: Bytes,
+}
+
+/// Bytes that the element is asked for.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) data: Mutex<Option<Result<Bytes, i32>>>,
+    pub(super) ready: Condvar,
+}
+
+impl State {
+    pub(super) fn new(size: u64, mtime: i64) -> Self {
+        Self {
+            size,
+            mtime,
+            start: 0,
+            buffer: Vec::new(),
+            in_flight: Vec::new(),
+            next: 0,
+            stalled: false,
+            failed: None,
+            pieces: VecDeque::new(),
+            expected: 0,
+            window: 0,
+        }
+    }
+
+    /// Takes bytes into the buffer, if they belong to what is there.
+    pub(super) fn take(&mut self, offset: u64, bytes: &[u8]) -> bool {
+        if self.buffer.is_empty() {
+            self.start = offset;
+        }
+        let (end, buffered) = (
+            offset + bytes.len() as u64,
+            self.start + self.buffer.len() as u64,
+        );
+        if offset >= self.start && end <= buffered {
+            let at = usize::try_from(offset - self.start).unwrap_or(0);
+            self.buffer[at..at + bytes.len()].copy_from_slice(bytes);
+            self.size = self.size.max(end);
+            return true;
+        }
+        let small = (self.buffer.len() + bytes.len()) as u64 <= PIECE_BYTES_MAX;
+        if offset != buffered || !(small || self.buffer.is_empty()) {
+            return false;
+        }
+        self.buffer.extend_from_slice(bytes);
+        self.size = self.size.max(end);
+        true
+    }
+
+    /// Whether nothing waits to be sent.
+    pub(super) fn is_sent(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Whether all that was written is where it belongs.
+    pub(super) fn is_clean(&self) -> bool {
+        self.is_sent() && self.in_flight.is_empty()
+    }
+
+    /// How many pieces are on their way to the element.
+    pub(super) fn on_their_way(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether the buffer may be sent now: pieces of the same bytes go one after the other.
+    pub(super) fn has_room(&self) -> bool {
+        let (start, end) = (self.start, self.start + self.buffer.len() as u64);
+        self.in_flight.len() < IN_FLIGHT_MAX
+            && !self.in_flight.iter().any(|piece| piece.meets(start, end))
+    }
+
+    /// The buffer, to be sent now.
+    pub(super) fn dispatch(&mut self) -> Sent {
+        let bytes = Bytes::from(std::mem::take(&mut self.buffer));
+        let start = self.start;
+        let number = self.enter(start, start + bytes.len() as u64);
+        Sent {
+            number,
+            start,
+            bytes,
+        }
+    }
+
+    /// Notes that something is on its way; gives its number.
+    pub(super) fn enter(&mut self, start: u64, end: u64) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.in_flight.push(InFlight { start, end, number });
+        number
+    }
+
+    /// What is on its way with this number is where it belongs, or never will be.
+    pub(super) fn arrived(&mut self, number: u64, failed: Option<i32>) {
+        if let Some(at) = self.in_flight.iter().position(|one| one.number == number) {
+            let arrived = self.in_flight.remove(at);
+            self.pieces
+                .retain(|piece| !arrived.meets(piece.start, piece.end));
+        }
+        self.stalled = false;
+        self.failed = self.failed.or(failed);
+    }
+
+    /// What has been sent until now, for [`Self::settled`].
+    pub(super) fn mark(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether all that had been sent at that mark has arrived.
+    pub(super) fn settled(&self, mark: u64) -> bool {
+        self.in_flight.iter().all(|one| one.number >= mark)
+    }
+
+    /// The piece that holds `at`, and pieces that the element is to be asked for now: this one if it was not, and the next
+    /// if reads look sequential. `at` and `end` lie within the object.
+    pub(super) fn piece(&mut self, at: u64, end: u64) -> (Arc<Piece>, Vec<Arc<Piece>>) {
+        let mut asked = Vec::new();
+        let sequential = at.abs_diff(self.expected) <= SLACK_BYTES;
+        self.expected = end;
+        let piece = if let Some(piece) = self.held(at) {
+            piece
+        } else {
+            self.window = if sequential {
+                (self.window * 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
+            } else {
+                RANDOM_BYTES
+            };
+            let piece = self.ask(at, self.window.max(end - at));
+            asked.push(piece.clone());
+            piece
+        };
+        let next = piece.end;
+        if sequential && next < self.size && self.held(next).is_none() {
+            self.window = (self.window * 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+            asked.push(self.ask(next, self.window));
+        }
+        (piece, asked)
+    }
+
+    fn held(&self, at: u64) -> Option<Arc<Piece>> {
+        let held = self.pieces.iter().find(|p| p.start <= at && at < p.end);
+        held.cloned()
+    }
+
+    fn ask(&mut self, start: u64, length: u64) -> Arc<Piece> {
+        let piece = Arc::new(Piece {
+            start,
+            end: start + length.min(self.size - start),
+            data: Mutex::new(None),
+            ready: Condvar::new(),
+        });
+        self.pieces.push_back(piece.clone());
+        if self.pieces.len() > PIECES_MAX {
+            self.pieces.pop_front();
+        }
+        piece
+    }
+
+    /// Forgets pieces: they are asked for again when they are read.
+    pub(super) fn forget(&mut self) {
+        self.pieces.clear();
+    }
+}
+
+impl InFlight {
+    fn meets(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+impl Piece {
+    /// The element has answered.
+    pub(super) fn answer(&self, answer: Result<Bytes, i32>) {
+        *self.data.lock() = Some(answer);
+        self.ready.notify_all();
+    }
+
+    /// Appends what these bytes hold from `at` to `end`; gives where they end.
+    pub(super) fn append(&self, data: &Bytes, (at, end): (u64, u64), out: &mut Vec<u8>) -> u64 {
+        let skip = usize::try_from(at - self.start).unwrap_or(usize::MAX);
+        let take = usize::try_from(end.min(self.end) - at).unwrap_or(0);
+        let held = data.get(skip..data.len().min(skip.saturating_add(take)));
+        let held = held.unwrap_or_default();
+        out.extend_from_slice(held);
+        // The object's last bytes may never have been written: they are a hole.
+        out.resize(out.len() + take - held.len(), 0);
+        at + take as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;

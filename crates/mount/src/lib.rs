@@ -8,6 +8,7 @@
 pub mod error;
 mod fs;
 mod fuse;
+mod guard;
 pub mod mountpoint;
 pub mod pieces;
 pub mod preload;

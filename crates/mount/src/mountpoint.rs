@@ -7,6 +7,7 @@
 //! taken away by others. An orderly end takes the flag back, so that the folder can be removed.
 
 use crate::error::Error;
+use crate::guard::{self, Guard};
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -196,6 +197,24 @@ pub fn give_back(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Ends the kernel's connection of what an array has mounted there: for a mount whose process was killed and can't end,
+/// as one of its threads waits for a program that waits for it.
+///
+/// # Errors
+/// If nothing of an array is mounted there, or the system refuses.
+pub fn abort(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let path = std::path::absolute(parent)?.canonicalize()?.join(name);
+    let top = mounts_at(&path)?.pop().filter(Mounted::is_tidemill);
+    let Some(top) = top else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    guard::abort(&guard::connection(&top.id.1)?);
+    Ok(())
+}
+
 /// Takes away dead mounts of arrays; gives what is mounted then.
 fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     for _ in 0..DEAD_MAX {
@@ -365,6 +384,16 @@ impl Own {
     /// Its mountpoint.
     pub(crate) fn path(&self) -> &Path {
         &self.bare.path
+    }
+
+    /// Starts the process that ends the mount's connection if this process is killed.
+    pub(crate) fn guarded(&self) -> Option<Guard> {
+        let (mounted, _) = self.mounted.as_ref()?;
+        let guard = Guard::start(&mounted.id.1);
+        let why = |error: &io::Error| {
+            tracing::debug!("nobody ends the mount's connection if it is killed: {error}");
+        };
+        guard.inspect_err(why).ok()
     }
 
     /// Unmounts it and lets the folder be removed; if somebody else has unmounted it, the folder stays protected.

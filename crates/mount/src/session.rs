@@ -7,6 +7,7 @@ use crate::fs::bridged::Bridged;
 use crate::fs::unsealed::Standing;
 use crate::fs::watch::{Kernel, Notices};
 use crate::fuse::{Adapter, Caches};
+use crate::guard::Guard;
 use crate::mountpoint::{Bare, Own, SOURCE};
 use crate::stores::Stores;
 use fuser::{BackgroundSession, MountOption, SessionACL};
@@ -51,6 +52,9 @@ pub struct Config {
     pub stores: Option<Arc<dyn Stores>>,
     /// How long a store may take for one answer.
     pub bridge_timeout: Duration,
+    /// Whether the mount ends with its process, however that ends: a small process of its own sees to it. For a process
+    /// that has no files of its own mounts open.
+    pub guarded: bool,
 }
 
 impl Config {
@@ -66,6 +70,7 @@ impl Config {
             attr_ttl: Duration::from_secs(60),
             stores: None,
             bridge_timeout: Duration::from_secs(30),
+            guarded: false,
         }
     }
 }
@@ -76,6 +81,7 @@ pub struct Session {
     fs: Arc<Fs>,
     fuse: Option<BackgroundSession>,
     mounted: Own,
+    guard: Option<Guard>,
     /// Somebody else has unmounted it.
     gone: bool,
     runtime: Runtime,
@@ -105,6 +111,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     )
     .map_err(at)?;
     let mounted = Own::new(bare).map_err(at)?;
+    let guard = config.guarded.then(|| mounted.guarded()).flatten();
     // Nothing else sets it.
     let _ = caches.0.set(fuse.notifier());
     let fuse = fuse.spawn().map_err(at)?;
@@ -112,6 +119,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         fs,
         fuse: Some(fuse),
         mounted,
+        guard,
         gone: false,
         runtime,
     })
@@ -266,6 +274,10 @@ impl Session {
         };
         let detached = self.detach(fuse);
         let sealed = finish(&self.fs);
+        if let Some(guard) = &self.guard {
+            // Programs that use it still get an error, instead of waiting for threads that end.
+            guard.abort();
+        }
         let at = |source| Error::Mount {
             path: self.mountpoint().display().to_string(),
             source,

@@ -71,6 +71,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if let Some(seconds) = args.bridge_timeout.or(file.bridge_timeout) {
         config.bridge_timeout = Duration::from_secs(seconds.max(1));
     }
+    config.guarded = true;
     config.stores = Some(Arc::new(bridges::Bridges::default()));
     // The mount has threads of its own and blocks until it ends.
     let served = tokio::task::spawn_blocking(move || {

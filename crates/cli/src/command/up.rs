@@ -410,7 +410,14 @@ impl Up<'_> {
 
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {
         let array = &self.context.array;
-        if process::running(&array.pid_file("mount")).is_none() {
+        let mut running = process::running(&array.pid_file("mount"));
+        if running.as_ref().is_some_and(|running| running.ending) {
+            if let Err(error) = mountpoint::abort(path) {
+                tracing::debug!("what the killed mount has left can't be ended: {error}");
+            }
+            running = process::running(&array.pid_file("mount"));
+        }
+        if running.is_none() {
             if mountpoint::is_there(path) {
                 mountpoint::check(path)?;
             }

@@ -1,0 +1,213 @@
+//! Ends the kernel's connection of a mount whose process can't end by itself.
+//!
+//! A thread that tells the kernel of a change may wait in the kernel for a folder's lock. A program that holds the lock
+//! waits for an answer of the mount. If the threads that answer are killed, neither ends: the waiting thread keeps
+//! `/dev/fuse` open. The kernel ends such a connection if somebody writes to its file `abort`.
+//!
+//! The mount writes there at its end. If the mount is killed, a small process of its own does: a shell that has opened
+//! nothing but that file and a pipe. The other end of the pipe belongs to one thread of the mount, which has a table of
+//! open files of its own, so that the pipe is closed however long other threads wait.
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::thread::UnshareFlags;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+
+/// Folder of the kernel's connections, if it is mounted.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// Aborts the connection at standard output, unless a line arrives before the end of standard input.
+const SCRIPT: &str = "trap '' HUP INT QUIT TERM; read -r over || echo 1";
+/// Name of the shell among processes.
+const NAME: &str = "tidemill-mount-guard";
+/// Last of the standard streams.
+const STANDARD: RawFd = 2;
+
+/// Opens the file that ends the connection of the mount with this device number, such as `0:98`.
+pub(crate) fn connection(device: &str) -> io::Result<File> {
+    let number = device.strip_prefix("0:").and_then(|n| n.parse().ok());
+    let number: u32 = number.ok_or(io::ErrorKind::InvalidInput)?;
+    let shared = format!("{CONNECTIONS}/{number}/abort");
+    let open = |folder: BorrowedFd<'_>, path: &str| {
+        openat(
+            folder,
+            path,
+            OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    };
+    let file = open(CWD, &shared).or_else(|_| {
+        let folder = private_connections()?;
+        open(folder.as_fd(), &format!("{number}/abort"))
+    })?;
+    Ok(file.into())
+}
+
+/// Mounts the folder of connections where no other process sees it.
+fn private_connections() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::empty(),
+    )
+}
+
+/// Ends the connection.
+pub(crate) fn abort(mut connection: &File) {
+    if let Err(error) = connection.write_all(b"1") {
+        tracing::debug!("the kernel's connection can't be ended: {error}");
+    }
+}
+
+/// Process that ends the connection of this process's mount when this process is killed; it ends with the guard.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    connection: Arc<File>,
+    /// Dropped at the end: nothing is ever sent.
+    _alive: mpsc::Sender<()>,
+}
+
+impl Guard {
+    /// Starts the process, for the mount with this device number.
+    ///
+    /// # Errors
+    /// If this user may not end the connection, or there is no shell.
+    pub(crate) fn start(device: &str) -> io::Result<Self> {
+        Self::of(Arc::new(connection(device)?))
+    }
+
+    fn of(connection: Arc<File>) -> io::Result<Self> {
+        let (alive, ended) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let held = connection.clone();
+        std::thread::Builder::new()
+            .name("mount-guard".into())
+            .spawn(move || watch(&held, &tell, &ended))?;
+        // The thread answers, or ends.
+        told.recv().map_err(io::Error::other)??;
+        Ok(Self {
+            connection,
+            _alive: alive,
+        })
+    }
+
+    /// Ends the connection now.
+    pub(crate) fn abort(&self) {
+        abort(&self.connection);
+    }
+}
+
+/// Starts the process and lets it go when `ended` is disconnected. Its pipe is closed when this thread ends for any reason.
+fn watch(connection: &File, tell: &mpsc::Sender<io::Result<()>>, ended: &mpsc::Receiver<()>) {
+    let (mut child, mut pipe) = match started(connection) {
+        Ok(started) => started,
+        Err(error) => {
+            // The other side waits for it.
+            let _ = tell.send(Err(error));
+            return;
+        }
+    };
+    let _ = tell.send(Ok(()));
+    // Nothing is sent: this is the end.
+    let _ = ended.recv();
+    // If the process was killed, there is nobody to be told.
+    let _ = pipe.write_all(b"over\n");
+    let _ = child.wait();
+}
+
+/// Starts the process from this thread, which has no other open files afterwards.
+fn started(connection: &File) -> io::Result<(Child, io::PipeWriter)> {
+    own_table()?;
+    close_all_but(connection.as_raw_fd())?;
+    let (reader, writer) = io::pipe()?;
+    let child = Command::new("/bin/sh")
+        .args(["-c", SCRIPT, NAME])
+        .env_clear()
+        .current_dir("/")
+        .process_group(0)
+        .stdin(reader)
+        .stdout(connection.try_clone()?)
+        .stderr(Stdio::null())
+        .spawn()?;
+    Ok((child, writer))
+}
+
+/// Gives this thread a table of open files of its own, a copy.
+#[expect(
+    deprecated,
+    reason = "the one that replaces it is unsafe, as a thread could lose the files of others"
+)]
+fn own_table() -> io::Result<()> {
+    Ok(rustix::thread::unshare(UnshareFlags::FILES)?)
+}
+
+/// Closes what this thread has open, but for this file and the standard streams; the thread has a table of its own.
+fn close_all_but(kept: RawFd) -> io::Result<()> {
+    let mut open: Vec<RawFd> = Vec::new();
+    for entry in std::fs::read_dir("/proc/thread-self/fd")? {
+        let name = entry?.file_name();
+        open.extend(name.to_str().and_then(|name| name.parse::<RawFd>().ok()));
+    }
+    for file in open {
+        if file > STANDARD && file != kept {
+            // The folder that was read is closed already.
+            let _ = nix::unistd::close(file);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Starts the process from a thread that dies or says that it is over; gives what stands in the file.
+    fn written(killed: bool) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let connection = file.as_file().try_clone().unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut child, mut pipe) = started(&connection).unwrap();
+            let process = Path::new("/proc").join(child.id().to_string());
+            assert_eq!(process.join("cwd").read_link().unwrap(), Path::new("/"));
+            assert_eq!(process.join("fd").read_dir().unwrap().count(), 3);
+            if !killed {
+                pipe.write_all(b"over\n").unwrap();
+            }
+            drop(pipe);
+            child.wait().unwrap();
+        });
+        thread.join().unwrap();
+        std::fs::read_to_string(file.path()).unwrap()
+    }
+
+    #[test]
+    fn guard_ends_the_connection_of_a_killed_mount_only() {
+        assert_eq!(written(true), "1\n");
+        assert_eq!(written(false), "");
+    }
+
+    #[test]
+    fn guard_leaves_open_files_of_other_threads_alone() {
+        let kept = tempfile::NamedTempFile::new().unwrap();
+        let (file, path) = tempfile::NamedTempFile::new().unwrap().into_parts();
+        let guard = Guard::of(Arc::new(file)).unwrap();
+        (&mut kept.as_file()).write_all(b"there").unwrap();
+        drop(guard);
+        assert_eq!(std::fs::read(kept.path()).unwrap(), b"there");
+        assert_eq!(std::fs::read(path).unwrap(), b"");
+    }
+
+    #[test]
+    fn connection_needs_a_device_number() {
+        assert!(connection("8:1").is_err());
+        assert!(connection("0:x").is_err());
+        assert!(connection("").is_err());
+    }
+}

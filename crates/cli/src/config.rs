@@ -207,6 +207,8 @@ pub(crate) struct Mount {
     pub(crate) allow_other: Option<bool>,
     pub(crate) attr_ttl: Option<u64>,
     pub(crate) bridge_timeout: Option<u64>,
+    pub(crate) patience: Option<u64>,
+    pub(crate) hard: Option<bool>,
 }
 
 /// What elements draw and what energy costs, which no machine tells by itself.

@@ -90,6 +90,10 @@ impl Error {
     pub fn errno(&self) -> i32 {
         match self {
             Self::System(errno) => errno.raw_os_error(),
+            // What was waited for in vain, as a hard mount would go on to do.
+            Self::Client(tidemill_client::Error::Unreachable { .. }) => {
+                Errno::TIMEDOUT.raw_os_error()
+            }
             Self::Client(error) => error.errno(),
             Self::File(source) | Self::Mount { source, .. } => {
                 source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())

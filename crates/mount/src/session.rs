@@ -52,6 +52,9 @@ pub struct Config {
     pub stores: Option<Arc<dyn Stores>>,
     /// How long a store may take for one answer.
     pub bridge_timeout: Duration,
+    /// How long an operation waits for a server or an element that is away; `None`: without end. All mounts of a process wait
+    /// as the last of them says.
+    pub patience: Option<Duration>,
     /// Whether the mount ends with its process, however that ends: a small process of its own sees to it. For a process
     /// that has no files of its own mounts open.
     pub guarded: bool,
@@ -70,6 +73,7 @@ impl Config {
             attr_ttl: Duration::from_secs(60),
             stores: None,
             bridge_timeout: Duration::from_secs(30),
+            patience: Some(crate::fs::patience::PATIENCE),
             guarded: false,
         }
     }
@@ -96,6 +100,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         path: config.mountpoint.display().to_string(),
         source,
     };
+    crate::fs::patience::set(config.patience);
     let bare = Bare::open(&config.mountpoint)?;
     let caches = Caches::default();
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;

@@ -42,6 +42,12 @@ pub(crate) struct Args {
     /// Seconds that a store of `/bridges` may take for one answer [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_BRIDGE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
     bridge_timeout: Option<u64>,
+    /// Seconds that a call waits for a server or an element that is away; then it fails with ETIMEDOUT or EHOSTUNREACH [default: 30]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = clap::value_parser!(u64).range(1..))]
+    patience: Option<u64>,
+    /// Let calls wait without end, until the program is ended [default: false]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_HARD", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    hard: Option<bool>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -70,6 +76,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
     if let Some(seconds) = args.bridge_timeout.or(file.bridge_timeout) {
         config.bridge_timeout = Duration::from_secs(seconds.max(1));
+    }
+    if let Some(seconds) = args.patience.or(file.patience) {
+        config.patience = Some(Duration::from_secs(seconds.max(1)));
+    }
+    if args.hard.or(file.hard).unwrap_or(false) {
+        config.patience = None;
     }
     config.guarded = true;
     config.stores = Some(Arc::new(bridges::Bridges::default()));

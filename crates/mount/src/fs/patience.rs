@@ -12,8 +12,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an operation waits in all for a server or an element that is away.
+/// How long an operation waits in all for a server or an element that is away, if nothing else is set.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// As good as without end.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// The first pause before something is tried again; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -23,6 +25,8 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Threads of a busy host wake up late, too.
 const LATE: Duration = Duration::from_secs(2);
 
+/// How long an operation of this process waits, in milliseconds.
+static SET_MS: AtomicU64 = AtomicU64::new(30_000);
 /// Nanoseconds that were not lived through: every operation reads it.
 static MISSED: AtomicU64 = AtomicU64::new(0);
 /// Until when that is known.
@@ -39,6 +43,21 @@ impl Drop for Before {
     fn drop(&mut self) {
         DEADLINE.set(self.0);
     }
+}
+
+/// Sets how long operations of this process wait; `None`: without end.
+pub(crate) fn set(patience: Option<Duration>) {
+    let millis = u64::try_from(bounded(patience).as_millis()).unwrap_or(u64::MAX);
+    SET_MS.store(millis, Ordering::Relaxed);
+}
+
+fn bounded(patience: Option<Duration>) -> Duration {
+    patience.map_or(FOREVER, |patience| patience.min(FOREVER))
+}
+
+/// How long an operation waits in all for a server or an element that is away.
+pub(crate) fn limit() -> Duration {
+    Duration::from_millis(SET_MS.load(Ordering::Relaxed))
 }
 
 /// The time, less what was not lived through.
@@ -123,9 +142,9 @@ pub(crate) async fn within<T>(until: Instant, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Serves an operation on this thread; all of its waits end [`PATIENCE`] from now.
+/// Serves an operation on this thread; all of its waits end [`limit`] from now.
 pub(crate) fn serve<T>(operation: impl FnOnce() -> T) -> T {
-    until(now() + PATIENCE, operation)
+    until(now() + limit(), operation)
 }
 
 /// Does a part of an operation that may take no longer than that.
@@ -139,15 +158,15 @@ pub(crate) fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
     part()
 }
 
-/// When the waiting of this thread's operation ends; what no operation asked for waits [`PATIENCE`] from now.
+/// When the waiting of this thread's operation ends; what no operation asked for waits [`limit`] from now.
 pub(crate) fn deadline() -> Instant {
-    DEADLINE.get().unwrap_or_else(|| now() + PATIENCE)
+    DEADLINE.get().unwrap_or_else(|| now() + limit())
 }
 
 /// Bytes were moved: what is waited for is there, and a long copy is no wait.
 pub(crate) fn renew() {
     if DEADLINE.get().is_some() {
-        DEADLINE.set(Some(now() + PATIENCE));
+        DEADLINE.set(Some(now() + limit()));
     }
 }
 
@@ -195,6 +214,15 @@ mod tests {
             outer
         });
         assert!(deadline() >= outer);
+    }
+
+    #[test]
+    fn patience_without_end_is_a_deadline_far_away() {
+        assert_eq!(limit(), PATIENCE);
+        assert_eq!(bounded(Some(PATIENCE)), PATIENCE);
+        assert_eq!(bounded(Some(Duration::MAX)), FOREVER);
+        let far = now() + bounded(None);
+        assert!(real(far) >= far && far > now() + FOREVER / 2);
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl Remote {
         let in_vain =
             state.stalled || { patience::wait(&self.out.changed, state, patience::deadline()) };
         if in_vain {
-            state.stalled |= (patience::now() - began) > patience::PATIENCE / 2;
+            state.stalled |= (patience::now() - began) > patience::limit() / 2;
             // Nothing is lost: what is on its way goes on trying.
             return Err(rustix::io::Errno::HOSTUNREACH.into());
         }

@@ -8,6 +8,8 @@ use tidemill_wire::v1::Kind;
 
 /// Size of a block in `stat`.
 const BLOCK_BYTES: u32 = 4096;
+/// Nanoseconds of one second.
+const SECOND_NS: i128 = 1_000_000_000;
 
 pub(super) fn caller(request: &Request) -> Caller {
     Caller {
@@ -68,7 +70,8 @@ fn system_time(nanos: i64) -> SystemTime {
     }
 }
 
-/// Nanoseconds since the Unix epoch.
+/// Nanoseconds since the Unix epoch. Of a time before that, which the kernel gives as whole seconds back and a fraction
+/// forward, `fuser` adds the fraction to the way back.
 pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
     let time = match time {
         TimeOrNow::SpecificTime(time) => time,
@@ -76,7 +79,14 @@ pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
     };
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |n| -n),
+        Err(before) => {
+            let (back, fraction) = (
+                before.duration().as_secs(),
+                before.duration().subsec_nanos(),
+            );
+            let nanos = i128::from(fraction) - i128::from(back) * SECOND_NS;
+            i64::try_from(nanos).unwrap_or(i64::MIN)
+        }
     }
 }
 
@@ -84,13 +94,32 @@ pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
 mod tests {
     use super::*;
 
+    /// As `fuser` gives what the kernel says.
+    fn from_kernel(seconds: i64, nanos: u32) -> TimeOrNow {
+        let distance = Duration::new(seconds.unsigned_abs(), nanos);
+        TimeOrNow::SpecificTime(if seconds >= 0 {
+            UNIX_EPOCH + distance
+        } else {
+            UNIX_EPOCH - distance
+        })
+    }
+
     #[test]
     fn times_before_and_after_the_epoch_survive() {
-        for nanos in [0, 1, -1, 1_700_000_000_123_456_789, -1_000_000_001] {
+        for nanos in [0, 1, 1_700_000_000_123_456_789] {
             assert_eq!(
                 nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))),
                 nanos
             );
         }
+        for nanos in [-1, -250_000_000, -1_000_000_000, -1_000_000_001, i64::MIN] {
+            let (seconds, rest) = (
+                nanos.div_euclid(1_000_000_000),
+                nanos.rem_euclid(1_000_000_000),
+            );
+            let told = from_kernel(seconds, u32::try_from(rest).unwrap());
+            assert_eq!(nanoseconds(told), nanos);
+        }
+        assert_eq!(nanoseconds(from_kernel(-1 << 40, 0)), i64::MIN);
     }
 }

@@ -281,6 +281,23 @@ fn an_unchanged_file_stays_its_version() {
     });
 }
 
+#[test]
+fn mtime_stays_for_an_open_without_a_write_right_after_a_close() {
+    both(|_, mounted| {
+        for round in 0..5 {
+            let path = mounted.join(format!("f{round}"));
+            fs::write(&path, "text").unwrap();
+            let before = fs::metadata(&path).unwrap().modified().unwrap();
+            drop(OpenOptions::new().append(true).open(&path).unwrap());
+            assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+            soon("the open for writing ended", || {
+                OpenOptions::new().append(true).open(&path).is_ok()
+            });
+            assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        }
+    });
+}
+
 /// A file is updated in place as far as its users can see.
 #[test]
 fn files_are_updated() {

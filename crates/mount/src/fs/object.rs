@@ -1,6 +1,6 @@
 //! The bytes of one object as open files use them: an object file opened in place, or one on another host.
 
-use super::remote::Remote;
+use super::remote::{Remote, now_ns};
 use super::right::Right;
 use super::spill::Memory;
 use super::striped::Striped;
@@ -9,7 +9,7 @@ use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, Timespec};
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,6 +17,19 @@ use tidemill_client::object_file;
 
 /// Nanoseconds of one second.
 const SECOND_NS: i64 = 1_000_000_000;
+/// An mtime younger than this can't tell whether bytes in memory were written to.
+const MTIME_GRAIN_NS: i64 = SECOND_NS;
+
+fn nanoseconds(seconds: i64, nanos: i64) -> i64 {
+    seconds.saturating_mul(SECOND_NS).saturating_add(nanos)
+}
+
+/// Whether a file's mtime, which was just set to this, tells of every write from now on. A write sets it to the time at
+/// which the file was changed last, or a later one of the same clock.
+fn tells_writes(stat: &Metadata, mtime: i64) -> bool {
+    let set = nanoseconds(stat.mtime(), stat.mtime_nsec());
+    set == mtime && nanoseconds(stat.ctime(), stat.ctime_nsec()) > mtime
+}
 
 /// An object that is open in this mount; shared by all that have it open.
 #[derive(Debug)]
@@ -283,7 +296,7 @@ impl Object {
                 let stat = file.metadata()?;
                 Ok(Stat {
                     size: stat.len(),
-                    mtime: stat.mtime() * SECOND_NS + stat.mtime_nsec(),
+                    mtime: nanoseconds(stat.mtime(), stat.mtime_nsec()),
                     blocks: stat.blocks(),
                 })
             }
@@ -292,6 +305,22 @@ impl Object {
             Data::Together(together) => Ok(together.stat()),
             Data::Memory(memory) => memory.stat(),
             Data::Nothing => Ok(Stat::default()),
+        }
+    }
+
+    /// Whether every write from now on changes the mtime, which was just set to this.
+    pub(crate) fn tells_writes(&self, mtime: i64) -> bool {
+        match &self.data {
+            Data::Local(file) => file.metadata().is_ok_and(|stat| tells_writes(&stat, mtime)),
+            // This process sets it.
+            Data::Remote(_) => now_ns() > mtime,
+            Data::Striped(striped) => {
+                let mut parts = striped.parts().iter();
+                parts.all(|part| part.tells_writes(mtime))
+            }
+            Data::Together(_) | Data::Memory(_) | Data::Nothing => {
+                now_ns() - mtime > MTIME_GRAIN_NS
+            }
         }
     }
 
@@ -399,5 +428,29 @@ impl Object {
             return Err(Errno::OPNOTSUPP.into());
         };
         Ok(object_file::copy_data(source, target, from, to)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtime_tells_of_writes_once_the_clock_has_passed_it() {
+        let file = tempfile::tempfile().unwrap();
+        let object = Object::new(1, 1, Data::Local(Arc::new(file)), Right::none(1, 1));
+        let changed = |mtime| {
+            object.set_mtime(mtime).unwrap();
+            object.tells_writes(mtime)
+        };
+        assert!(changed(1_000_000_000));
+        assert!(changed(-250_000_000));
+        assert!(!changed(now_ns() + 3600 * SECOND_NS));
+        let Data::Local(file) = &object.data else {
+            unreachable!()
+        };
+        let stat = file.metadata().unwrap();
+        let now = nanoseconds(stat.ctime(), stat.ctime_nsec());
+        assert!(!tells_writes(&stat, now), "it is not set to that");
     }
 }

@@ -35,8 +35,6 @@ const PASS_AGAIN: Duration = Duration::from_secs(1);
 const BUSY_WAITERS_MAX: usize = 32;
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
-/// An mtime younger than this can't tell whether a copy was written to: clocks of file systems are coarse.
-const MTIME_GRAIN_NS: i64 = 1_000_000_000;
 
 /// A version that was begun and that nobody writes yet.
 pub(super) struct Begun {
@@ -641,11 +639,10 @@ impl Fs {
             object = same;
             taken = Some(reader);
         }
-        let whole = keep >= base.size && base.object != 0;
-        let old = now_ns() - base.mtime > MTIME_GRAIN_NS;
-        let untouched = (whole && old).then_some(base.mtime);
-        if let Some(mtime) = untouched {
-            object.set_mtime(mtime)?;
+        let mut untouched = None;
+        if keep >= base.size && base.object != 0 {
+            object.set_mtime(base.mtime)?;
+            untouched = Some(base.mtime).filter(|&mtime| object.tells_writes(mtime));
         }
         Ok(Begun {
             object: Arc::new(object),

@@ -157,6 +157,11 @@ impl Inner {
                     self.fs.not_direct();
                     return Ok(None);
                 }
+                // It lies on a file system that itself lies on others, unlike those of other elements.
+                Err(error) if is_stacked(&error) && !backings.by_inode.contains_key(&number) => {
+                    tracing::debug!("a file is read and written through the mount: {error}");
+                    return Ok(None);
+                }
                 Err(error) => return Err(error.into()),
             },
         };
@@ -244,6 +249,14 @@ impl Inner {
     pub(super) fn release(&self, handle: u64) {
         self.backings.lock().take_back(handle);
     }
+}
+
+/// Whether the kernel can't read and write just this file by itself.
+fn is_stacked(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ELOOP | libc::EOPNOTSUPP | libc::ENOSYS)
+    )
 }
 
 /// Which file it is. One that is to be written and is sealed is not given to the kernel.

@@ -84,7 +84,19 @@ impl Foreground {
             // Fails only for a leader of a group, which then has a session of its own by other means.
             let _ = rustix::process::setsid();
         }
+        open_many_files();
         self.pid_file.as_deref().map(write_pid_file).transpose()
+    }
+}
+
+/// Lets this process have as many files open as it may: a mount has one for each file that programs have open, a server one
+/// for each connection.
+fn open_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("no more files than before can be open at once: {error}");
     }
 }
 

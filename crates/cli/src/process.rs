@@ -334,6 +334,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn open_files_are_bounded_by_the_hard_limit_alone() {
+        use rustix::process::{Resource, getrlimit};
+        open_many_files();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
+    }
+
+    #[test]
     fn a_process_is_known_by_pid_and_start() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.pid");

@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats stores
+.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats stores writers
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -79,6 +79,10 @@ nats:
 # Bridges to stores of all kinds, by real servers; not in CI but for SFTP. `scripts/stores.sh install` gets them.
 stores:
 	scripts/stores.sh test
+
+# Random files of netCDF4, h5py, zarr and xarray, which PYTHON must have, reduced and compared with numpy; not in CI. After `e2e`, which builds.
+writers:
+	$(or $(PYTHON),python3) tests/writers.py target/debug/tidemill $(or $(CASES),1000) $(or $(SEED),1)
 
 # About ten minutes on a quiet machine. Peers that are not installed are left out, and said to be.
 bench: build

@@ -115,7 +115,9 @@ def numbers(operation, values, axes, ddof):
     if operation == "count":
         return count.ravel().tolist()
     if operation == "sum":
-        return np.asarray(np.ma.filled(wide, 0).sum(axis=axes)).ravel().tolist()
+        # Of integers exactly, where numpy's wrap.
+        filled = np.ma.filled(wide, 0)
+        return np.asarray(filled.astype(object).sum(axis=axes) if whole else filled.sum(axis=axes), dtype=object if whole else None).ravel().tolist()
     real = values.astype("f8")
     if operation.startswith("histogram"):
         return histogram(real, axes, *operation.split(":")[1:])
@@ -171,7 +173,8 @@ def alike(ours, theirs, values):
     if ours is None or theirs is None:
         return ours is None and (theirs is None or math.isnan(theirs))
     if isinstance(theirs, int):
-        return ours == theirs
+        # Beyond 64 bits they are text.
+        return int(ours) == theirs
     # numpy's own sums are in pairs: both are this near to the exact one.
     scale = max(abs(theirs), float(np.ma.abs(values).astype("f8").max()) if values.count() else 0)
     return ours == theirs or math.isclose(ours, theirs, rel_tol=1e-12, abs_tol=1e-12 * scale * max(1, values.count() ** 0.5))

@@ -106,7 +106,7 @@ fn look(header: &Header, store: Store<'_>, size: u64) {
             assert!(piece.within.iter().zip(&piece.shape).all(|(range, size)| range.end <= *size));
             assert!(piece.span.is_none_or(|span| span.offset + span.size <= size));
         }
-        let _ = variable.meaning();
+        let _ = variable.meaning(header.format);
         if let Ok(Some(units)) = Units::of(variable) {
             let _ = (units.date(1e5), units.span("1990-01", "1999-12"));
         }

@@ -344,7 +344,7 @@ fn place(
 }
 
 /// What the netCDF library writes where nothing was written.
-fn default_fill(data_type: &DataType) -> Option<Vec<u8>> {
+pub(crate) fn default_fill(data_type: &DataType) -> Option<Vec<u8>> {
     const FLOAT: f32 = 9.969_21e36;
     Some(match (&data_type.kind, data_type.size) {
         (Kind::Int, 1) => vec![0x81],

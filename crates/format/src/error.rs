@@ -61,6 +61,16 @@ pub enum Error {
         /// What it uses.
         what: String,
     },
+    /// An attribute about missing values, valid ones or packing that has no certain reading.
+    #[error("{variable}: attribute {attribute}: {why}")]
+    Attribute {
+        /// The variable.
+        variable: String,
+        /// The attribute, by name.
+        attribute: String,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
     /// A name that the file does not have.
     #[error("no variable {name}; there are {}", .there.join(", "))]
     NoVariable {

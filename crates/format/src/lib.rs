@@ -8,6 +8,7 @@
 mod bytes;
 mod error;
 mod folder;
+mod meaning;
 mod model;
 mod select;
 
@@ -23,9 +24,10 @@ pub mod zip;
 pub use bytes::Bytes;
 pub use error::{Error, Result};
 pub use folder::Folder;
+pub use meaning::{Meaning, Number};
 pub use model::{
     ATTRIBUTE_BYTES_MAX, Attribute, Chunk, Chunked, DataType, Dimension, Filter, Format, Group,
-    Header, Index, Kind, Meaning, Member, NAMES_MAX, Order, RANK_MAX, Storage, Value, Variable,
+    Header, Index, Kind, Member, NAMES_MAX, Order, RANK_MAX, Storage, Value, Variable,
 };
 pub use select::{Piece, Pieces, Range, Span, Store, pieces};
 

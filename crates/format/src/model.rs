@@ -334,25 +334,6 @@ pub struct Chunk {
     pub mask: u32,
 }
 
-/// What a variable's attributes say about its values.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Meaning {
-    /// `_FillValue`, or FITS's `BLANK`.
-    pub fill_value: Option<f64>,
-    /// `missing_value`: one or several.
-    pub missing_value: Vec<f64>,
-    /// `valid_min`, or the first of `valid_range`.
-    pub valid_min: Option<f64>,
-    /// `valid_max`, or the second of `valid_range`.
-    pub valid_max: Option<f64>,
-    /// `scale_factor`, or FITS's `BSCALE`.
-    pub scale_factor: Option<f64>,
-    /// `add_offset`, or FITS's `BZERO`.
-    pub add_offset: Option<f64>,
-    /// `_Unsigned = "true"`: a signed integer is to be read as an unsigned one.
-    pub unsigned: bool,
-}
-
 impl DataType {
     /// Its name, as numpy has it where it has one.
     pub fn name(&self) -> String {
@@ -405,24 +386,6 @@ impl Variable {
         match self.attribute(name) {
             Some(Value::Text(text)) => Some(text),
             _ => None,
-        }
-    }
-
-    /// What its attributes say about its values.
-    pub fn meaning(&self) -> Meaning {
-        let all = |name| self.attribute(name).map(Value::numbers).unwrap_or_default();
-        let one = |name| all(name).first().copied();
-        let range = all("valid_range");
-        Meaning {
-            fill_value: one("_FillValue").or(one("BLANK")),
-            missing_value: all("missing_value"),
-            valid_min: one("valid_min").or(range.first().copied()),
-            valid_max: one("valid_max").or(range.get(1).copied()),
-            scale_factor: one("scale_factor").or(one("BSCALE")),
-            add_offset: one("add_offset").or(one("BZERO")),
-            unsigned: self
-                .text("_Unsigned")
-                .is_some_and(|text| text.eq_ignore_ascii_case("true")),
         }
     }
 
@@ -490,7 +453,7 @@ pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
     }
 }
 
-fn unsigned(word: &[u8], order: Order) -> u64 {
+pub(crate) fn unsigned(word: &[u8], order: Order) -> u64 {
     let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
     match order {
         Order::Little => word.iter().rev().fold(0, join),
@@ -498,49 +461,85 @@ fn unsigned(word: &[u8], order: Order) -> u64 {
     }
 }
 
-fn signed(word: &[u8], order: Order) -> i64 {
+pub(crate) fn signed(word: &[u8], order: Order) -> i64 {
     let unused = 64 - 8 * word.len();
     (unsigned(word, order) << unused).cast_signed() >> unused
 }
 
-/// An element as a Zarr's `fill_value` says it; none if it says nothing, or nothing that the type has.
-pub(crate) fn fill_of(data_type: &DataType, json: Option<&serde_json::Value>) -> Option<Vec<u8>> {
-    use serde_json::Value as Json;
-    let json = json.filter(|json| !json.is_null())?;
-    let size = data_type.size as usize;
-    let float = || match json.as_str() {
-        Some("NaN") => Some(f64::NAN),
-        Some("Infinity") => Some(f64::INFINITY),
-        Some("-Infinity") => Some(f64::NEG_INFINITY),
-        _ => json.as_f64(),
+/// An element as a Zarr's `fill_value` says it; none if it says nothing, or the type has no numbers.
+///
+/// # Errors
+/// Why it is no value of the type.
+pub(crate) fn fill_of(
+    data_type: &DataType,
+    json: Option<&serde_json::Value>,
+) -> std::result::Result<Option<Vec<u8>>, String> {
+    let Some(json) = json.filter(|json| !json.is_null()) else {
+        return Ok(None);
     };
-    let hexadecimal = json
-        .as_str()
-        .and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
-    let little = match (&data_type.kind, json) {
-        (Kind::Float, _) if hexadecimal.is_some() => hexadecimal?.to_le_bytes().to_vec(),
+    let little = match data_type.kind {
+        Kind::Float => float_of(data_type.size, json),
+        Kind::Int | Kind::Uint | Kind::Bool => whole_of(data_type, json),
+        _ => return Ok(None),
+    };
+    let mut bytes = little.ok_or_else(|| {
+        format!(
+            "chunks that nobody wrote have the fill_value {json}, which is no {}",
+            data_type.name()
+        )
+    })?;
+    if data_type.order == Order::Big {
+        bytes.reverse();
+    }
+    Ok(Some(bytes))
+}
+
+/// A float of so many bytes, the lowest first. None of two bytes is read.
+fn float_of(size: u32, json: &serde_json::Value) -> Option<Vec<u8>> {
+    let text = json.as_str();
+    if let Some(digits) = text.and_then(|text| text.strip_prefix("0x")) {
+        let bits = u64::from_str_radix(digits, 16).ok();
+        let bits = bits.filter(|_| digits.len() == 2 * size as usize)?;
+        return bits.to_le_bytes().get(..size as usize).map(<[u8]>::to_vec);
+    }
+    let real = match text {
+        Some("NaN") => f64::NAN,
+        Some("Infinity") => f64::INFINITY,
+        Some("-Infinity") => f64::NEG_INFINITY,
+        _ => zarr::real(json)?,
+    };
+    match size {
+        2 => Some(vec![0; 2]),
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the value of a type of this size"
         )]
-        (Kind::Float, _) if size == 4 => (float()? as f32).to_le_bytes().to_vec(),
-        (Kind::Float, _) if size == 8 => float()?.to_le_bytes().to_vec(),
-        (Kind::Bool, Json::Bool(yes)) => vec![u8::from(*yes)],
-        (Kind::Int | Kind::Uint | Kind::Bool, _) => match (json.as_i64(), json.as_u64()) {
-            (Some(number), _) => number.to_le_bytes().to_vec(),
-            (None, Some(number)) => number.to_le_bytes().to_vec(),
-            // numcodecs writes numbers of floating point for integers, too.
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a whole number is one, whatever it was written as"
-            )]
-            _ => (json.as_f64()? as i64).to_le_bytes().to_vec(),
-        },
-        _ => return None,
-    };
-    let mut bytes = little.get(..size)?.to_vec();
-    if data_type.order == Order::Big {
-        bytes.reverse();
+        4 => Some((real as f32).to_le_bytes().to_vec()),
+        8 => Some(real.to_le_bytes().to_vec()),
+        _ => None,
     }
-    Some(bytes)
+}
+
+/// An integer of the type, the lowest byte first.
+fn whole_of(data_type: &DataType, json: &serde_json::Value) -> Option<Vec<u8>> {
+    use serde_json::Value as Json;
+    let number = match json {
+        Json::Bool(yes) => i128::from(*yes),
+        // Of times.
+        Json::String(text) if text == "NaT" => i64::MIN.into(),
+        _ => match (json.as_i64(), json.as_u64()) {
+            (Some(number), _) => number.into(),
+            (None, Some(number)) => number.into(),
+            // numcodecs writes numbers of floating point for integers, too.
+            #[expect(clippy::cast_possible_truncation, reason = "it is whole")]
+            _ => json.as_f64().filter(|real| real.fract() == 0.0)? as i128,
+        },
+    };
+    let all = 1_i128 << (8 * data_type.size.min(8));
+    let inside = match data_type.kind {
+        Kind::Int => (-all / 2..all / 2).contains(&number),
+        _ => (0..all).contains(&number),
+    };
+    let bytes = number.to_le_bytes();
+    inside.then(|| bytes[..data_type.size as usize].to_vec())
 }

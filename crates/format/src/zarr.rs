@@ -13,9 +13,10 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
-use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX};
+use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, fill_of};
 use crate::{
-    Attribute, Dimension, Error, Folder, Format, Group, Header, Result, Span, Value, Variable,
+    Attribute, DataType, Dimension, Error, Folder, Format, Group, Header, Result, Span, Storage,
+    Value, Variable,
 };
 
 /// Files that say what a folder holds. Each of the first four makes it a Zarr.
@@ -147,7 +148,11 @@ impl Reader<'_> {
         })?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
         self.folder.read_at(path, 0, &mut bytes).map_err(failed)?;
-        let json = serde_json::from_slice(&bytes);
+        // Python's writers have numbers that JSON has not.
+        let json = serde_json::from_slice(&bytes).or_else(|error| {
+            let found = with_texts(&bytes).ok_or(error)?;
+            serde_json::from_slice(&found)
+        });
         json.map(Some).map_err(|error| Error::Metadata {
             file: path.into(),
             why: error.to_string(),
@@ -197,6 +202,48 @@ impl Reader<'_> {
     }
 }
 
+/// Begins a text that stands for a number which JSON has not.
+const NUMBER: char = '\0';
+
+/// The same JSON with `NaN`, `Infinity` and `-Infinity` as texts; none if there are none of these.
+fn with_texts(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (mut out, mut at, mut inside, mut found) = (Vec::new(), 0, false, false);
+    while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+        let words = [&b"NaN"[..], b"Infinity", b"-Infinity"];
+        let word = words
+            .into_iter()
+            .find(|word| !inside && rest.starts_with(word));
+        if let Some(word) = word {
+            out.extend(b"\"\\u0000");
+            out.extend(word);
+            out.push(b'"');
+            at += word.len();
+            found = true;
+            continue;
+        }
+        let taken = if inside && rest[0] == b'\\' {
+            2.min(rest.len())
+        } else {
+            1
+        };
+        inside ^= rest[0] == b'"';
+        out.extend(&rest[..taken]);
+        at += taken;
+    }
+    found.then_some(out)
+}
+
+/// A number, also one that JSON has not.
+pub(crate) fn real(json: &Json) -> Option<f64> {
+    let text = json.as_str().and_then(|text| text.strip_prefix(NUMBER));
+    match text {
+        Some("NaN") => Some(f64::NAN),
+        Some("Infinity") => Some(f64::INFINITY),
+        Some("-Infinity") => Some(f64::NEG_INFINITY),
+        _ => json.as_f64(),
+    }
+}
+
 fn joined(path: &str, name: &str) -> String {
     if path.is_empty() {
         name.into()
@@ -243,6 +290,14 @@ impl Said<'_> {
     }
 }
 
+/// An element that was never written, or why that can't be known.
+fn filled(data_type: &DataType, json: &Map<String, Json>) -> (Option<Vec<u8>>, Option<Storage>) {
+    match fill_of(data_type, json.get("fill_value")) {
+        Ok(fill) => (fill, None),
+        Err(why) => (None, Some(Storage::Elsewhere(why))),
+    }
+}
+
 /// The dimensions of an array: of these sizes, and with these names as far as there are some.
 fn dimensions(sizes: Vec<u64>, names: Option<&Vec<Json>>) -> Vec<Dimension> {
     let name = |position: usize| names?.get(position)?.as_str();
@@ -278,7 +333,7 @@ fn value(json: &Json) -> Value {
     if let Some(numbers) = list.iter().map(Json::as_u64).collect() {
         return Value::Uint(numbers);
     }
-    if let Some(numbers) = list.iter().map(Json::as_f64).collect() {
+    if let Some(numbers) = list.iter().map(real).collect() {
         return Value::Float(numbers);
     }
     let texts: Option<Vec<String>> = list
@@ -437,5 +492,69 @@ impl<'a> Lookup<'a> {
             source,
         })?;
         Ok(Some(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kind, Order};
+
+    fn data_type(kind: Kind, size: u32) -> DataType {
+        DataType {
+            kind,
+            size,
+            order: Order::Little,
+        }
+    }
+
+    #[test]
+    fn numbers_that_json_has_not_are_read() {
+        let text = br#"{"a": NaN, "b": [1, -Infinity], "c": "NaN, \"Infinity", "d": Infinity}"#;
+        let found: Json = serde_json::from_slice(&with_texts(text).unwrap()).unwrap();
+        assert!(matches!(value(&found["a"]), Value::Float(all) if all[0].is_nan()));
+        assert_eq!(
+            value(&found["b"]),
+            Value::Float(vec![1.0, f64::NEG_INFINITY])
+        );
+        assert_eq!(value(&found["c"]), Value::Text("NaN, \"Infinity".into()));
+        assert_eq!(value(&found["d"]), Value::Float(vec![f64::INFINITY]));
+        assert_eq!(with_texts(br#"{"a": "NaN"}"#), None);
+        assert_eq!(value(&Json::from("NaN")), Value::Text("NaN".into()));
+    }
+
+    #[test]
+    fn fill_values_are_of_the_type_or_refused() {
+        let float = data_type(Kind::Float, 4);
+        let (int, byte) = (data_type(Kind::Int, 8), data_type(Kind::Uint, 1));
+        for (of, text, expected) in [
+            (&float, r#""0x3f800000""#, &1_f32.to_le_bytes()[..]),
+            (&float, r#""-Infinity""#, &f32::NEG_INFINITY.to_le_bytes()),
+            (&float, "-9999", &(-9999_f32).to_le_bytes()),
+            (&int, "9223372036854775807", &i64::MAX.to_le_bytes()),
+            (&int, "\"NaT\"", &i64::MIN.to_le_bytes()),
+            (&byte, "255", &[255]),
+            (&byte, "7.0", &[7]),
+        ] {
+            let json = serde_json::from_str(text).unwrap();
+            assert_eq!(
+                fill_of(of, Some(&json)),
+                Ok(Some(expected.to_vec())),
+                "{text}"
+            );
+        }
+        for (of, text) in [
+            (&float, r#""0x3f80""#),
+            (&float, r#""none""#),
+            (&int, "1.5"),
+            (&int, r#""NaN""#),
+            (&int, "1e300"),
+            (&byte, "-1"),
+            (&byte, "256"),
+        ] {
+            let json = serde_json::from_str(text).unwrap();
+            fill_of(of, Some(&json)).unwrap_err();
+        }
+        assert_eq!(fill_of(&int, Some(&Json::Null)), Ok(None));
     }
 }

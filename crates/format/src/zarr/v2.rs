@@ -2,10 +2,8 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, attributes, dimensions, joined};
-use crate::{
-    Chunked, DataType, Error, Filter, Kind, Member, Order, Result, Storage, Variable, model,
-};
+use super::{Index, Node, Reader, Said, attributes, dimensions, filled, joined};
+use crate::{Chunked, DataType, Error, Filter, Kind, Member, Order, Result, Storage, Variable};
 
 type Object = Map<String, Json>;
 
@@ -91,21 +89,22 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
         scalar: "0".into(),
         shard: None,
     };
+    let (fill, unreadable) = filled(&data_type, json);
     Ok(Node::Array(Box::new(Variable {
         path: path.into(),
         dimensions: dimensions(sizes, names),
-        fill: model::fill_of(&data_type, json.get("fill_value")),
+        fill,
         data_type,
         attributes: attributes(
             attributes_said
                 .map(|all| Json::Object(all.clone()))
                 .as_ref(),
         ),
-        storage: Storage::Chunked(Chunked {
+        storage: unreadable.unwrap_or(Storage::Chunked(Chunked {
             shape,
             filters,
             index: super::super::Index::Zarr(index),
-        }),
+        })),
     })))
 }
 

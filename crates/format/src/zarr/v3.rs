@@ -2,10 +2,8 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, Shard, attributes, dimensions, joined, v2};
-use crate::{
-    Chunked, DataType, Error, Filter, Kind, Order, RANK_MAX, Result, Storage, Variable, model,
-};
+use super::{Index, Node, Reader, Said, Shard, attributes, dimensions, filled, joined, v2};
+use crate::{Chunked, DataType, Error, Filter, Kind, Order, RANK_MAX, Result, Storage, Variable};
 
 type Object = Map<String, Json>;
 
@@ -64,6 +62,10 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
             limit: RANK_MAX as u64,
         });
     }
+    let transformers = json.get("storage_transformers").and_then(Json::as_array);
+    if transformers.is_some_and(|all| !all.is_empty()) {
+        return Err(said.wrong("storage_transformers, of which none is known"));
+    }
     let configuration = |name: &str| json.get(name).and_then(|part| part.get("configuration"));
     let grid = json
         .get("chunk_grid")
@@ -90,17 +92,18 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
         codec(said, json, rank, &mut data_type, &mut filters)?;
     }
     let names = json.get("dimension_names").and_then(Json::as_array);
+    let (fill, unreadable) = filled(&data_type, json);
     Ok(Node::Array(Box::new(Variable {
         path: path.into(),
         dimensions: dimensions(sizes, names),
-        fill: model::fill_of(&data_type, json.get("fill_value")),
+        fill,
         data_type,
         attributes: attributes(json.get("attributes")),
-        storage: Storage::Chunked(Chunked {
+        storage: unreadable.unwrap_or(Storage::Chunked(Chunked {
             shape,
             filters,
             index: super::super::Index::Zarr(index(path, said, shard)?),
-        }),
+        })),
     })))
 }
 

@@ -118,6 +118,21 @@ impl Summed for f64 {
     }
 }
 
+/// A product, and what is lost in it.
+#[inline(always)]
+fn product(a: f64, b: f64) -> Compensated {
+    let product = a * b;
+    let lost = a.mul_add(b, -product);
+    (product, if lost.is_finite() { lost } else { 0.0 })
+}
+
+/// A sum that goes on, with what is lost.
+#[inline(always)]
+fn plus((sum, lost): Compensated, (value, below): Compensated) -> Compensated {
+    let (sum, more) = two_sum(sum, value);
+    (sum, lost + (more + below))
+}
+
 /// What is known of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Found<T: Summed> {
@@ -235,7 +250,7 @@ pub(super) struct Cells<T: Summed> {
     pub(super) sums: Vec<T::Total>,
     /// Of weighted values.
     pub(super) weighted: Vec<Compensated>,
-    pub(super) weights: Vec<f64>,
+    pub(super) weights: Vec<Compensated>,
     pub(super) lows: Vec<T>,
     pub(super) highs: Vec<T>,
     pub(super) moments: Vec<(f64, f64)>,
@@ -295,9 +310,8 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
             let sums = &mut cells.weighted[first..first + count_of];
             for ((value, all), sum) in values().zip(weights).zip(sums) {
                 if keeps(value) {
-                    *all += weight;
-                    let (total, more) = two_sum(sum.0, weight * value.to_f64());
-                    *sum = (total, sum.1 + more);
+                    *all = plus(*all, (weight, 0.0));
+                    *sum = plus(*sum, product(weight, value.to_f64()));
                 }
             }
         }
@@ -408,10 +422,9 @@ impl<T: Summed> Cells<T> {
             (*low, *high) = (found.low.smaller(*low), found.high.larger(*high));
         }
         if weighted {
-            self.weights[cell] += weight * count(found.count);
-            let own = self.weighted[cell];
-            let (sum, more) = two_sum(own.0, weight * real);
-            self.weighted[cell] = (sum, own.1 + more);
+            let weights = product(weight, count(found.count));
+            self.weights[cell] = plus(self.weights[cell], weights);
+            self.weighted[cell] = plus(self.weighted[cell], product(weight, real));
         }
         self.counts[cell] += found.count;
     }

@@ -1,6 +1,6 @@
 //! Types and filters of a variable as they are decoded here.
 
-use tidemill_format::{DataType, Filter, Kind, Meaning, Order, Storage, Variable};
+use tidemill_format::{DataType, Filter, Kind, Meaning, Number, Order, Storage, Variable};
 
 use super::error::{Error, Result};
 use crate::array::{Codec, Dtype, Literal};
@@ -15,6 +15,7 @@ pub(super) struct Coding {
     pub(super) fill: Vec<u8>,
 }
 
+/// `unsigned`: whether integers are read as unsigned ([`Meaning::unsigned`]).
 pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<Coding> {
     let unsupported = |what: String| Error::Unsupported {
         file: file.into(),
@@ -54,9 +55,8 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
 }
 
 fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
-    let unsigned = match data_type.kind {
-        Kind::Int => unsigned,
-        Kind::Uint | Kind::Bool => true,
+    match data_type.kind {
+        Kind::Int | Kind::Uint | Kind::Bool => {}
         Kind::Float => {
             return match data_type.size {
                 4 => Some(Dtype::Float32),
@@ -65,7 +65,7 @@ fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
             };
         }
         _ => return None,
-    };
+    }
     Some(match (data_type.size, unsigned) {
         (1, false) => Dtype::Int8,
         (2, false) => Dtype::Int16,
@@ -91,61 +91,22 @@ fn name(filter: &Filter) -> String {
     }
 }
 
-/// Which values of a variable do not count: what its attributes say, and in netCDF also what nobody wrote (types of one byte apart).
-pub(super) fn keep(meaning: &Meaning, coding: &Coding, netcdf: bool) -> super::Keep {
-    let literal = |value: f64| Literal::Float(as_unsigned(value, coding.dtype));
-    let mut missing: Vec<Literal> = meaning
-        .fill_value
-        .iter()
-        .chain(&meaning.missing_value)
-        .map(|value| literal(*value))
-        .collect();
-    if netcdf && meaning.fill_value.is_none() && coding.dtype.size() > 1 {
-        missing.extend(written_never(coding));
-    }
-    let mut distinct: Vec<Literal> = Vec::new();
-    for value in missing {
-        if !distinct.contains(&value) {
-            distinct.push(value);
-        }
-    }
+/// Which values of a variable do not count, as its attributes say.
+pub(super) fn keep(meaning: &Meaning) -> super::Keep {
     super::Keep {
-        missing: distinct,
-        least: meaning.valid_min.map(literal),
-        most: meaning.valid_max.map(literal),
+        missing: meaning.missing.iter().map(literal).collect(),
+        least: meaning.valid_min.as_ref().map(literal),
+        most: meaning.valid_max.as_ref().map(literal),
     }
 }
 
-/// The number of an attribute that was written as a signed integer, of a variable that is read as unsigned.
-fn as_unsigned(value: f64, dtype: Dtype) -> f64 {
-    let bits = match dtype {
-        Dtype::Uint8 => 8,
-        Dtype::Uint16 => 16,
-        Dtype::Uint32 => 32,
-        Dtype::Uint64 => 64,
-        _ => return value,
-    };
-    if value < 0.0 {
-        value + 2_f64.powi(bits)
-    } else {
-        value
+fn literal(number: &Number) -> Literal {
+    match *number {
+        Number::Real(real) => Literal::Float(real),
+        Number::Whole(whole) => match (i64::try_from(whole), u64::try_from(whole)) {
+            (Ok(whole), _) => Literal::Int(whole),
+            (_, Ok(whole)) => Literal::Uint(whole),
+            _ => Literal::Float(number.real()),
+        },
     }
-}
-
-fn written_never(coding: &Coding) -> Option<Literal> {
-    use crate::array::with_type;
-    use crate::loops::number::Number;
-    let mut bytes = coding.fill.clone();
-    if coding.big_endian {
-        bytes.reverse();
-    }
-    with_type!(coding.dtype, T => {
-        let value = T::read(&bytes);
-        if T::INTEGER {
-            let text = value.text();
-            text.parse().map(Literal::Int).or_else(|_| text.parse().map(Literal::Uint)).ok()
-        } else {
-            Some(Literal::Float(value.to_f64()))
-        }
-    })
 }

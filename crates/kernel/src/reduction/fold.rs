@@ -5,6 +5,7 @@ use super::counted::Counters;
 use super::state::{Numbers, State, Sums, as_usize};
 use super::task::{Item, Keep, Target, Task};
 use crate::array::codec::{self, Decoder};
+use crate::array::pass::two_sum;
 use crate::array::values::{BLOCK, Values};
 use crate::array::{ArrayError, Codec, DIMENSIONS_MAX, Literal, RAW_BYTES_MAX, with_type};
 use crate::loops::number::Number;
@@ -364,7 +365,7 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
             counts: vec![0; cells],
             sums: vec![T::Total::default(); all(wants.sum && !weighted)],
             weighted: vec![(0.0, 0.0); all(weighted)],
-            weights: vec![0.0; all(weighted)],
+            weights: vec![(0.0, 0.0); all(weighted)],
             lows: vec![T::HIGHEST; all(wants.extremes)],
             highs: vec![T::LOWEST; all(wants.extremes)],
             moments: vec![(0.0, 0.0); all(wants.moments)],
@@ -499,6 +500,8 @@ impl<T: Summed> Sink for Typed<T> {
             }
         };
         let extremes = [numbers(lows), numbers(highs)];
+        let rounded = weights.iter().map(|(sum, lost)| two_sum(*sum, *lost));
+        let (weights, weights_lost): (Vec<f64>, Vec<f64>) = rounded.unzip();
         let sums = match (weights.is_empty(), sums.is_empty()) {
             (false, _) => Sums::Real(weighted),
             (_, false) => T::sums(sums),
@@ -512,6 +515,7 @@ impl<T: Summed> Sink for Typed<T> {
             extremes,
             moments,
             weights,
+            weights_lost,
             counters: counters.map_or_else(Vec::new, |counters| counters.counts),
         }
     }

@@ -7,14 +7,14 @@ use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Format, Header, Piece, Range, Span, Store, Variable, pieces};
 
 use super::error::{Error, Result};
-use super::filters::coding;
+use super::filters::{coding, keep};
 use super::pass::Pass;
 use super::plan::{FilePlan, Input, plan};
 use super::query::Query;
 use super::state::{State, Sums, as_usize, real, total};
 use super::table::Table;
 use super::task::{Target, Task, Wants};
-use super::{Folding, Keep, PIECE_BYTES, STATE_BYTES_MAX, around, item};
+use super::{Folding, PIECE_BYTES, STATE_BYTES_MAX, around, item};
 use crate::array::{ArrayError, RAW_BYTES_MAX};
 use crate::reducing::Piece as Stored;
 
@@ -222,7 +222,8 @@ fn read(input: Input<'_>, span: &Span, into: &mut Vec<u8>) -> Result<()> {
 /// # Errors
 /// If they can't be read.
 pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
-    let meaning = variable.meaning();
+    let meaning = variable.meaning(input.header.format);
+    let meaning = meaning.map_err(|source| Error::of(input.name, source))?;
     let coding = coding(input.name, variable, meaning.unsigned)?;
     let selection: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
     let task = Task {
@@ -231,7 +232,7 @@ pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
         filters: coding.filters,
         order: coding.order,
         fill: coding.fill,
-        keep: Keep::default(),
+        keep: keep(&meaning),
         wants: Wants {
             sum: true,
             ..Wants::default()

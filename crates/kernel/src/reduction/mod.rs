@@ -10,6 +10,8 @@ mod cells;
 mod chunk;
 mod counted;
 mod error;
+#[cfg(test)]
+mod exact;
 mod filters;
 mod fold;
 pub mod here;

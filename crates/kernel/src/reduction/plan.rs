@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::f64::consts::PI;
 
 use tidemill_format::time::Units;
-use tidemill_format::{Bytes, Format, Header, Range, Store, Variable};
+use tidemill_format::{Bytes, Header, Range, Store, Variable};
 
 use super::bins::{Binning, Wanted};
 use super::error::{Error, Result};
@@ -66,7 +66,6 @@ pub struct Plan {
     bins: Option<Wanted>,
     pub(super) axes: Vec<Axis>,
     whole: bool,
-    pub(super) unsigned: bool,
 }
 
 impl Plan {
@@ -285,7 +284,13 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     let along = along(query, &mut files)?;
     select(query, &mut files, along)?;
     let every = files.len();
-    files.retain(|file| file.selection.iter().all(|range| range.count() > 0));
+    let empty = files.iter().all(|file| file.variable.elements() == 0);
+    match empty {
+        true => check_empty(query, &files[0])?,
+        false => {
+            files.retain(|file| file.selection.iter().all(|range| range.count() > 0));
+        }
+    }
     if files.is_empty() {
         return Err(Error::Query(format!(
             "nothing of {} is selected in {every} files",
@@ -335,7 +340,24 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     for (file, targets) in files.iter_mut().zip(targets) {
         planned.push(of_file(query, file, targets)?);
     }
-    Ok(finished(query, planned, axes))
+    let mut plan = finished(query, planned, axes);
+    if empty && query.operation == Operation::Count {
+        plan.files.clear();
+    }
+    Ok(plan)
+}
+
+/// A variable of no values has a count of 0. What else there is of no values can be said only where values may follow.
+fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
+    let grows = |one: &tidemill_format::Dimension| one.size == 0 && one.unlimited;
+    if query.operation == Operation::Count || file.variable.dimensions.iter().any(grows) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        file: file.of.name.into(),
+        variable: file.variable.path.clone(),
+        what: "a null dataspace or a dimension of length 0, which has a count only".into(),
+    })
 }
 
 fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
@@ -680,9 +702,9 @@ fn groups(
 }
 
 fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<FilePlan> {
-    let meaning = file.variable.meaning();
+    let meaning = file.variable.meaning(file.of.header.format);
+    let meaning = meaning.map_err(|source| file.error(source))?;
     let coding = coding(file.of.name, file.variable, meaning.unsigned)?;
-    let netcdf = matches!(file.of.header.format, Format::Classic(_) | Format::Netcdf4);
     let weights = match &query.weights {
         None => None,
         Some(name) => {
@@ -707,7 +729,7 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
             Some((u32::try_from(dimension).unwrap_or(u32::MAX), weights))
         }
     };
-    let keep = keep(&meaning, &coding, netcdf);
+    let keep = keep(&meaning);
     let unpack = match (meaning.scale_factor, meaning.add_offset) {
         (None, None) => None,
         (scale, offset) => Some((scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
@@ -741,10 +763,6 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
     for file in files.iter_mut().filter(|file| !whole && !real(file)) {
         file.unpack.get_or_insert((1.0, 0.0));
     }
-    let unsigned = matches!(
-        files[0].task.dtype,
-        Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64
-    );
     Plan {
         operation: query.operation,
         variable: query.variable.trim_matches('/').to_owned(),
@@ -754,7 +772,6 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         bins: (query.operation == Operation::Histogram).then_some(query.bins),
         axes,
         whole,
-        unsigned,
         files,
     }
 }

@@ -22,6 +22,9 @@ pub struct State {
     pub(super) moments: Vec<(f64, f64)>,
     /// Sum of weights. Then `sums` are of weighted values.
     pub(super) weights: Vec<f64>,
+    /// What is lost in these, which is not sent.
+    #[serde(skip)]
+    pub(super) weights_lost: Vec<f64>,
     /// Counters, all of a cell side by side.
     pub(super) counters: Vec<u64>,
 }
@@ -85,6 +88,7 @@ impl State {
             extremes: [false, true].map(|largest| extreme(wants.extremes, largest)),
             moments: vec![(0.0, 0.0); if wants.moments { cells } else { 0 }],
             weights: vec![0.0; if weighted { cells } else { 0 }],
+            weights_lost: vec![0.0; if weighted { cells } else { 0 }],
             counters: Vec::new(),
             shape,
         }
@@ -197,7 +201,13 @@ impl State {
             }
         }
         if !self.weights.is_empty() {
-            pairs().for_each(|(to, from)| self.weights[to] += other.weights[from]);
+            self.weights_lost.resize(self.weights.len(), 0.0);
+            for (to, from) in pairs() {
+                let (sum, lost) = two_sum(self.weights[to], other.weights[from]);
+                let more = other.weights_lost.get(from).copied().unwrap_or(0.0);
+                self.weights[to] = sum;
+                self.weights_lost[to] += lost + more;
+            }
         }
         let per = other.counters.len() / other.counts.len();
         let counters = &mut self.counters[to * per..(to + row) * per];
@@ -210,15 +220,21 @@ impl State {
         Ok(())
     }
 
+    /// The sum of weights of a cell, if there are weights.
+    pub(super) fn weight(&self, cell: usize) -> Option<f64> {
+        let lost = self.weights_lost.get(cell).copied().unwrap_or(0.0);
+        self.weights.get(cell).map(|sum| total((*sum, lost)))
+    }
+
     /// The same of values that mean `scale` times what they are, and `offset` more.
     #[must_use]
     pub fn unpacked(mut self, scale: f64, offset: f64) -> Self {
-        let counts = &self.counts;
-        let many = |cell: usize| match self.weights.get(cell) {
-            Some(weight) => *weight,
-            None => count(counts[cell]),
+        let many = |cell: usize| {
+            self.weight(cell)
+                .unwrap_or_else(|| count(self.counts[cell]))
         };
-        let sum = |(cell, sum): (usize, f64)| two_sum(sum * scale, many(cell) * offset);
+        let many: Vec<f64> = (0..self.counts.len()).map(many).collect();
+        let sum = |(cell, sum): (usize, f64)| two_sum(sum * scale, many[cell] * offset);
         self.sums = match self.sums {
             Sums::None => Sums::None,
             Sums::Whole(sums) => {

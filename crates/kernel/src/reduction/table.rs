@@ -136,7 +136,6 @@ impl Plan {
             plan: self,
             state,
             ddof: self.ddof,
-            unsigned: self.unsigned,
         };
         let fields = match self.operation {
             Operation::Count => vec![of.counts()],
@@ -215,7 +214,6 @@ struct Finder<'a> {
     plan: &'a Plan,
     state: &'a State,
     ddof: u32,
-    unsigned: bool,
 }
 
 impl Finder<'_> {
@@ -259,31 +257,19 @@ impl Finder<'_> {
         self.plan.field("range", values)
     }
 
-    /// The sum of nothing is 0; one of integers wraps at 64 bits, as numpy's does.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "it wraps"
-    )]
+    /// The sum of nothing is 0; one of integers is exact, also beyond 64 bits.
     fn sum(&self) -> Field {
-        let wrapped = |sum: i128| {
-            if self.unsigned {
-                i128::from(sum as u64)
-            } else {
-                i128::from(sum as i64)
-            }
-        };
         let values = match &self.state.sums {
             Sums::None => Column::Real(self.each(|_, _| None)),
-            Sums::Whole(all) => Column::Whole(self.each(|cell, _| Some(wrapped(all[cell])))),
+            Sums::Whole(all) => Column::Whole(self.each(|cell, _| Some(all[cell]))),
             Sums::Real(all) => Column::Real(self.each(|cell, _| Some(total(all[cell])))),
         };
         self.plan.field("sum", values)
     }
 
     fn mean(&self) -> Field {
-        let many = |cell: usize, counted: u64| match self.state.weights.get(cell) {
-            Some(weight) => *weight,
+        let many = |cell: usize, counted: u64| match self.state.weight(cell) {
+            Some(weight) => weight,
             None => count(counted),
         };
         let sum = |cell: usize| match &self.state.sums {

@@ -60,8 +60,12 @@ impl Column {
         match self {
             Self::Whole(all) => match all[cell] {
                 None => Json::Null,
-                Some(one) => i64::try_from(one)
-                    .map_or_else(|_| json!(u64::try_from(one).ok()), |one| json!(one)),
+                // Beyond 64 bits they are text, as readers would round them.
+                Some(one) => match (i64::try_from(one), u64::try_from(one)) {
+                    (Ok(one), _) => json!(one),
+                    (_, Ok(one)) => json!(one),
+                    _ => json!(one.to_string()),
+                },
             },
             Self::Real(all) => all[cell].map_or(Json::Null, number),
         }
@@ -157,6 +161,9 @@ impl Table {
     /// # Errors
     /// If it has several fields and is to be npy, or can't be written.
     pub fn write(&self, form: Form, out: &mut dyn Write) -> Result<()> {
+        if matches!(form, Form::Npy | Form::Netcdf) {
+            self.fields.iter().try_for_each(Field::check_integers)?;
+        }
         let wrote = match form {
             Form::Json => serde_json::to_writer_pretty(&mut *out, &self.json())
                 .map_err(io::Error::from)
@@ -337,6 +344,23 @@ fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a str> {
             Value::Text(text) => Some(text.as_str()),
             _ => None,
         })
+}
+
+impl Field {
+    /// Refuses integers that would be rounded: those that are written as doubles.
+    fn check_integers(&self) -> Result<()> {
+        let Column::Whole(all) = &self.values else {
+            return Ok(());
+        };
+        let rounds = |one: &i128| one.unsigned_abs() > 1 << 53;
+        match all.iter().flatten().find(|one| rounds(one)) {
+            Some(one) if integers(all).is_none() => Err(Error::Query(format!(
+                "{}: {one} has no exact form there, as not all values are integers of 64 bits; write .json or .csv",
+                self.name
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// All as integers of 64 bits, if there is one everywhere and each fits.

@@ -5,8 +5,8 @@ use super::facts::Span;
 use tidemill_core::find::place_in_time;
 use tidemill_format::time::{Moment, Units};
 use tidemill_format::{
-    DataType, Filter, Header, Kind, Order, Piece, Range, Span as Bytes, Storage, Store, Variable,
-    pieces,
+    DataType, Filter, Format, Header, Kind, Order, Piece, Range, Span as Bytes, Storage, Store,
+    Variable, pieces,
 };
 use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
 
@@ -36,7 +36,7 @@ pub(super) fn spans(header: &Header, store: Store<'_>, stored: &dyn Stored) -> V
         .filter(|variable| is_coordinate(variable));
     let mut all = Vec::new();
     for variable in coordinates.take(COORDINATES_MAX) {
-        let values = values(variable, store, stored).unwrap_or_default();
+        let values = values(header.format, variable, (store, stored)).unwrap_or_default();
         let finite = || values.iter().copied().filter(|value| value.is_finite());
         let (low, high) = (finite().reduce(f64::min), finite().reduce(f64::max));
         if let (Some(low), Some(high)) = (low, high) {
@@ -96,7 +96,19 @@ fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
     names.into_iter().map(span).collect()
 }
 
-fn values(variable: &Variable, store: Store<'_>, stored: &dyn Stored) -> Option<Vec<f64>> {
+fn values(
+    format: Format,
+    variable: &Variable,
+    (store, stored): (Store<'_>, &dyn Stored),
+) -> Option<Vec<f64>> {
+    let meaning = variable.meaning(format).ok()?;
+    let mut variable = variable.clone();
+    variable.data_type.kind = match (variable.data_type.kind, meaning.unsigned) {
+        (Kind::Int | Kind::Uint, true) => Kind::Uint,
+        (Kind::Int | Kind::Uint, false) => Kind::Int,
+        (other, _) => other,
+    };
+    let variable = &variable;
     let size = variable.dimensions.first()?.size;
     let few = match &variable.storage {
         Storage::Contiguous { .. } => {
@@ -121,14 +133,8 @@ fn values(variable: &Variable, store: Store<'_>, stored: &dyn Stored) -> Option<
             all.extend(of_piece(variable, &piece.ok()?, stored)?);
         }
     }
-    let meaning = variable.meaning();
-    let fill = |value: &f64| {
-        let missing = meaning.fill_value.iter().chain(&meaning.missing_value);
-        missing
-            .into_iter()
-            .any(|other| other.total_cmp(value).is_eq())
-    };
-    all.retain(|value| !fill(value));
+    let missing: Vec<f64> = meaning.missing.iter().map(|one| one.real()).collect();
+    all.retain(|value| !missing.iter().any(|other| other.total_cmp(value).is_eq()));
     let (scale, offset) = (
         meaning.scale_factor.unwrap_or(1.0),
         meaning.add_offset.unwrap_or(0.0),

@@ -1,0 +1,654 @@
+//! Which numbers of a variable stand for no value, and how the others are unpacked: one reading of attributes for all that reduces,
+//! finds or shows values. Attributes that have no certain reading are refused by name.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{signed, unsigned};
+use crate::{Error, Format, Kind, Order, Result, Value, Variable};
+
+/// An exact number of an attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Number {
+    /// An integer.
+    Whole(i128),
+    /// A floating-point number.
+    Real(f64),
+}
+
+/// What a variable's attributes say about its values. All numbers but the last two are about values as they are stored.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Meaning {
+    /// Values that stand for none, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
+    /// `fill_value` of Zarr 2, and in netCDF the default fill value.
+    pub missing: Vec<Number>,
+    /// `valid_min`, or the first of `valid_range`.
+    pub valid_min: Option<Number>,
+    /// `valid_max`, or the second of `valid_range`.
+    pub valid_max: Option<Number>,
+    /// `scale_factor`, or FITS's `BSCALE`.
+    pub scale_factor: Option<f64>,
+    /// `add_offset`, or FITS's `BZERO`.
+    pub add_offset: Option<f64>,
+    /// Whether integers are read as unsigned: as the type says, unless `_Unsigned` says otherwise.
+    pub unsigned: bool,
+}
+
+/// The largest size of integers that doubles have all of.
+const EXACT: i128 = 1 << 53;
+
+impl Number {
+    /// The nearest double.
+    #[must_use]
+    pub fn real(self) -> f64 {
+        match self {
+            #[expect(clippy::cast_precision_loss, reason = "the nearest is wanted")]
+            Self::Whole(number) => number as f64,
+            Self::Real(number) => number,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(out),
+            Self::Real(number) => write!(out, "{number:?}"),
+        }
+    }
+}
+
+/// How the values of a variable are read.
+struct Reader<'a> {
+    variable: &'a Variable,
+    format: Format,
+    float: bool,
+    bits: u32,
+    unsigned: bool,
+}
+
+impl Variable {
+    /// What its attributes say about its values.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] if one of them has no certain reading.
+    pub fn meaning(&self, format: Format) -> Result<Meaning> {
+        let numeric = match self.data_type.kind {
+            Kind::Int | Kind::Uint | Kind::Bool => matches!(self.data_type.size, 1 | 2 | 4 | 8),
+            Kind::Float => matches!(self.data_type.size, 4 | 8),
+            _ => false,
+        };
+        if !numeric {
+            return Ok(Meaning::default());
+        }
+        let mut reader = Reader {
+            variable: self,
+            format,
+            float: self.data_type.kind == Kind::Float,
+            bits: 8 * self.data_type.size,
+            unsigned: matches!(self.data_type.kind, Kind::Uint | Kind::Bool),
+        };
+        reader.unsigned = reader.is_unsigned()?;
+        reader.meaning()
+    }
+}
+
+impl Reader<'_> {
+    fn wrong(&self, attribute: &str, why: impl Into<String>) -> Error {
+        Error::Attribute {
+            variable: self.variable.path.clone(),
+            attribute: attribute.into(),
+            why: why.into(),
+        }
+    }
+
+    fn type_name(&self) -> String {
+        let kind = match (self.float, self.unsigned) {
+            (true, _) => "float",
+            (false, true) => "uint",
+            (false, false) => "int",
+        };
+        format!("{kind}{}", self.bits)
+    }
+
+    fn is_unsigned(&self) -> Result<bool> {
+        let own = self.unsigned;
+        if self.float || self.format == Format::Fits {
+            return Ok(own);
+        }
+        match self.variable.attribute("_Unsigned") {
+            None => Ok(own),
+            Some(Value::Text(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
+            Some(Value::Text(text)) if text.eq_ignore_ascii_case("false") => {
+                Ok(self.variable.data_type.kind == Kind::Bool)
+            }
+            Some(_) => Err(self.wrong("_Unsigned", "it is neither \"true\" nor \"false\"")),
+        }
+    }
+
+    fn meaning(&self) -> Result<Meaning> {
+        if self.format == Format::Fits {
+            // The standard has BLANK for integers only: missing floats are NaN.
+            let blank = match self.float {
+                true => Vec::new(),
+                false => self.missing("BLANK")?,
+            };
+            return Ok(Meaning {
+                missing: blank,
+                scale_factor: self.one("BSCALE")?,
+                add_offset: self.one("BZERO")?,
+                unsigned: self.unsigned,
+                ..Meaning::default()
+            });
+        }
+        let (scale_factor, add_offset) = (self.one("scale_factor")?, self.one("add_offset")?);
+        let packed = scale_factor.is_some() || add_offset.is_some();
+        let (valid_min, valid_max) = self.range(packed)?;
+        Ok(Meaning {
+            missing: self.all_missing()?,
+            valid_min,
+            valid_max,
+            scale_factor,
+            add_offset,
+            unsigned: self.unsigned,
+        })
+    }
+
+    /// The one finite number of an attribute, if there is the attribute.
+    fn one(&self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.variable.attribute(name) else {
+            return Ok(None);
+        };
+        match value.numbers().as_slice() {
+            [one] if one.is_finite() => Ok(Some(*one)),
+            _ => Err(self.wrong(
+                name,
+                "it is not one finite number; write it as one, with a type of numbers",
+            )),
+        }
+    }
+
+    /// All numbers of an attribute.
+    fn numbers(&self, name: &str) -> Result<Vec<Number>> {
+        let Some(value) = self.variable.attribute(name) else {
+            return Ok(Vec::new());
+        };
+        Ok(match value {
+            Value::Int(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
+            Value::Uint(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
+            Value::Float(all) => all.iter().copied().map(Number::Real).collect(),
+            Value::Text(text) if self.is_zarr() => vec![self.from_text(name, text)?],
+            _ => {
+                let why = format!(
+                    "it is not of numbers, and the variable is {}; write it with the type of the variable",
+                    self.type_name()
+                );
+                return Err(self.wrong(name, why));
+            }
+        })
+    }
+
+    /// Whether it is the coordinate of its only dimension, of which all values are there (CF conventions, 5).
+    fn is_coordinate(&self) -> bool {
+        let name = self.variable.path.rsplit('/').next();
+        matches!(self.variable.dimensions.as_slice(), [one] if Some(one.name.as_str()) == name)
+    }
+
+    fn is_zarr(&self) -> bool {
+        matches!(self.format, Format::Zarr(_))
+    }
+
+    /// A number that JSON has as text: what JSON can't say, or a double in base64 as xarray has it in Zarr 3.
+    fn from_text(&self, name: &str, text: &str) -> Result<Number> {
+        let special = match text {
+            "NaN" => Some(f64::NAN),
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            _ => None,
+        };
+        let number = match self.float {
+            true => special.or_else(|| double_of_base64(text)),
+            false => None,
+        };
+        number.map(Number::Real).ok_or_else(|| {
+            let why = format!(
+                "{text:?} is neither a number, \"NaN\", nor a double in base64, and the variable is {}; write it as a number",
+                self.type_name()
+            );
+            self.wrong(name, why)
+        })
+    }
+
+    /// Numbers that stand for no value, in the type of the variable. None that it can't have is kept.
+    fn missing(&self, name: &str) -> Result<Vec<Number>> {
+        let mut all = Vec::new();
+        for number in self.numbers(name)? {
+            all.extend(self.typed(name, number)?);
+        }
+        Ok(all)
+    }
+
+    /// A number as a value of the variable, if it is exactly one. NaN is none: it never counts.
+    fn typed(&self, name: &str, number: Number) -> Result<Option<Number>> {
+        if matches!(number, Number::Real(real) if real.is_nan()) {
+            return Ok(None);
+        }
+        let found = match self.float {
+            true => self.float_of(number),
+            false => whole_of(number).and_then(|whole| self.whole_in(whole)),
+        };
+        found.map(Some).ok_or_else(|| {
+            let why = format!(
+                "{number} is no {}, which the values are; write it with the type of the variable",
+                self.type_name()
+            );
+            self.wrong(name, why)
+        })
+    }
+
+    fn float_of(&self, number: Number) -> Option<Number> {
+        let real = match number {
+            Number::Whole(whole) if whole.abs() > EXACT => return None,
+            number => number.real(),
+        };
+        let rounded = self.rounded(real);
+        // JSON has decimal numbers of no type: they are read in that of the variable.
+        let same = rounded.to_bits() == real.to_bits() || self.is_zarr();
+        (same && rounded.is_finite() == real.is_finite()).then_some(Number::Real(rounded))
+    }
+
+    /// The nearest number that the type has.
+    fn rounded(&self, real: f64) -> f64 {
+        match self.bits {
+            #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
+            32 => f64::from(real as f32),
+            _ => real,
+        }
+    }
+
+    /// An integer of the type as it is read; negative ones of a signed type that is read as unsigned are those of the same bits.
+    fn whole_in(&self, whole: i128) -> Option<Number> {
+        let all = 1_i128 << self.bits;
+        let (least, end) = match self.unsigned {
+            true => (0, all),
+            false => (-all / 2, all / 2),
+        };
+        let stored_signed = self.variable.data_type.kind == Kind::Int;
+        let moved = match (stored_signed, self.unsigned) {
+            (true, true) if (-all / 2..0).contains(&whole) => whole + all,
+            (false, false) if (all / 2..all).contains(&whole) => whole - all,
+            _ => whole,
+        };
+        (least..end)
+            .contains(&moved)
+            .then_some(Number::Whole(moved))
+    }
+
+    fn all_missing(&self) -> Result<Vec<Number>> {
+        if self.numbers("_FillValue")?.len() > 1 {
+            return Err(self.wrong(
+                "_FillValue",
+                "it is several numbers; write one, and others as missing_value",
+            ));
+        }
+        let mut all = self.missing("_FillValue")?;
+        let named = self.variable.attribute("_FillValue").is_some();
+        if self.format == Format::Zarr(2)
+            && !self.is_coordinate()
+            && let Some(fill) = self.fill()
+        {
+            if let [one] = all.as_slice()
+                && *one != fill
+                && !matches!(fill, Number::Real(fill) if fill.is_nan())
+            {
+                let why = format!(
+                    "it is {one}, and fill_value of the array is {fill}, which readers take for missing instead; write both alike"
+                );
+                return Err(self.wrong("_FillValue", why));
+            }
+            all.push(fill);
+        }
+        for number in self.numbers("missing_value")? {
+            // Written with more digits than the variable has, it is still the fill value that was read.
+            let rounded = Number::Real(self.rounded(number.real()));
+            if !self.float || !all.contains(&rounded) {
+                all.extend(self.typed("missing_value", number)?);
+            }
+        }
+        if !named {
+            all.extend(self.never_written());
+        }
+        let mut distinct: Vec<Number> = Vec::new();
+        for one in all {
+            let is_nan = matches!(one, Number::Real(real) if real.is_nan());
+            if !is_nan && !distinct.contains(&one) {
+                distinct.push(one);
+            }
+        }
+        Ok(distinct)
+    }
+
+    /// The value that the netCDF library writes where nothing was written, if it does so in this variable.
+    fn never_written(&self) -> Option<Number> {
+        let data_type = &self.variable.data_type;
+        let mut default = crate::classic::default_fill(data_type)?;
+        if data_type.order == Order::Little {
+            default.reverse();
+        }
+        let writes = match self.format {
+            Format::Classic(_) => true,
+            Format::Netcdf4 => self.variable.fill.as_ref() == Some(&default),
+            _ => false,
+        };
+        (writes && data_type.size > 1).then(|| self.number_of(&default))
+    }
+
+    fn fill(&self) -> Option<Number> {
+        let fill = self.variable.fill.as_deref()?;
+        (fill.len() == self.variable.data_type.size as usize).then(|| self.number_of(fill))
+    }
+
+    fn number_of(&self, bytes: &[u8]) -> Number {
+        let order = self.variable.data_type.order;
+        match (self.float, self.unsigned, self.bits) {
+            (true, _, 32) => {
+                let bits = u32::try_from(unsigned(bytes, order)).unwrap_or_default();
+                Number::Real(f32::from_bits(bits).into())
+            }
+            (true, _, _) => Number::Real(f64::from_bits(unsigned(bytes, order))),
+            (false, true, _) => Number::Whole(unsigned(bytes, order).into()),
+            (false, false, _) => Number::Whole(signed(bytes, order).into()),
+        }
+    }
+
+    fn range(&self, packed: bool) -> Result<(Option<Number>, Option<Number>)> {
+        let (least, most) = (
+            self.bound("valid_min", packed)?,
+            self.bound("valid_max", packed)?,
+        );
+        let range = self.numbers("valid_range")?;
+        if self.variable.attribute("valid_range").is_none() {
+            return Ok((least, most));
+        }
+        let [low, high] = range[..] else {
+            return Err(self.wrong(
+                "valid_range",
+                format!("it is {} numbers, and not two", range.len()),
+            ));
+        };
+        let ends = (
+            self.end("valid_range", low, packed)?,
+            self.end("valid_range", high, packed)?,
+        );
+        let differs = |one: Option<Number>, end| one.is_some_and(|one| one != end);
+        if differs(least, ends.0) || differs(most, ends.1) {
+            let why = "valid_min or valid_max says otherwise; keep valid_range or these two";
+            return Err(self.wrong("valid_range", why));
+        }
+        Ok((Some(ends.0), Some(ends.1)))
+    }
+
+    fn bound(&self, name: &str, packed: bool) -> Result<Option<Number>> {
+        match self.numbers(name)?[..] {
+            [] if self.variable.attribute(name).is_none() => Ok(None),
+            [one] => self.end(name, one, packed).map(Some),
+            _ => Err(self.wrong(name, "it is not one number")),
+        }
+    }
+
+    /// An end of the valid range, of values as they are stored.
+    fn end(&self, name: &str, number: Number, packed: bool) -> Result<Number> {
+        match number {
+            Number::Real(real) if real.is_nan() => Err(self.wrong(name, "it is NaN")),
+            Number::Real(_) if packed && !self.float => {
+                let why = format!(
+                    "{number} is of floating point, and the packed values are {}: it may mean packed or unpacked values; write it with the type of the packed values (CF conventions, 8.1)",
+                    self.type_name()
+                );
+                Err(self.wrong(name, why))
+            }
+            number if self.float => Ok(Number::Real(self.rounded(number.real()))),
+            Number::Whole(whole) => Ok(self.whole_in(whole).unwrap_or(number)),
+            number => Ok(number),
+        }
+    }
+}
+
+/// An integer that is exactly that number.
+fn whole_of(number: Number) -> Option<i128> {
+    match number {
+        Number::Whole(whole) => Some(whole),
+        #[expect(clippy::cast_possible_truncation, reason = "it is whole and small")]
+        Number::Real(real) => (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128),
+    }
+}
+
+/// Eight bytes in base64, the lowest first, as a double.
+fn double_of_base64(text: &str) -> Option<f64> {
+    let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
+    let mut bits = 0_u128;
+    for letter in digits.bytes() {
+        let digit = match letter {
+            b'A'..=b'Z' => letter - b'A',
+            b'a'..=b'z' => letter - b'a' + 26,
+            b'0'..=b'9' => letter - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u128::from(digit);
+    }
+    // 66 bits, of which the last two mean nothing.
+    let bytes = u64::try_from(bits >> 2).ok()?.to_be_bytes();
+    Some(f64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attribute, DataType, Dimension, Storage};
+
+    fn variable(kind: Kind, size: u32, said: &[(&str, Value)]) -> Variable {
+        let attribute = |(name, value): &(&str, Value)| Attribute {
+            name: (*name).into(),
+            value: value.clone(),
+        };
+        Variable {
+            path: "x".into(),
+            dimensions: Vec::new(),
+            data_type: DataType {
+                kind,
+                size,
+                order: Order::Little,
+            },
+            attributes: said.iter().map(attribute).collect(),
+            storage: Storage::Absent,
+            fill: None,
+        }
+    }
+
+    fn whole(all: &[i128]) -> Vec<Number> {
+        all.iter().copied().map(Number::Whole).collect()
+    }
+
+    #[test]
+    fn integers_of_64_bits_are_exact() {
+        for (kind, value, number) in [
+            (Kind::Int, Value::Int(vec![i64::MAX]), i128::from(i64::MAX)),
+            (
+                Kind::Int,
+                Value::Int(vec![i64::MIN + 2]),
+                i128::from(i64::MIN) + 2,
+            ),
+            (Kind::Int, Value::Int(vec![(1 << 53) + 1]), (1 << 53) + 1),
+            (Kind::Uint, Value::Uint(vec![u64::MAX]), u64::MAX.into()),
+        ] {
+            let found = variable(kind, 8, &[("_FillValue", value)]).meaning(Format::Netcdf4);
+            assert_eq!(found.unwrap().missing, whole(&[number]));
+        }
+    }
+
+    #[test]
+    fn missing_values_have_the_type_in_which_values_are_read() {
+        let yes = ("_Unsigned", Value::Text("true".into()));
+        let found = variable(
+            Kind::Int,
+            1,
+            &[
+                yes.clone(),
+                ("_FillValue", Value::Int(vec![-1])),
+                ("missing_value", Value::Float(vec![254.0, f64::NAN, -3.0])),
+                ("valid_range", Value::Int(vec![1, -6])),
+            ],
+        );
+        let found = found.meaning(Format::Classic(1)).unwrap();
+        assert_eq!(found.missing, whole(&[255, 254, 253]));
+        let ends = (found.valid_min, found.valid_max, found.unsigned);
+        assert_eq!(
+            ends,
+            (Some(Number::Whole(1)), Some(Number::Whole(250)), true)
+        );
+        let no = ("_Unsigned", Value::Text("false".into()));
+        let found = variable(
+            Kind::Uint,
+            2,
+            &[no, ("_FillValue", Value::Uint(vec![65535]))],
+        );
+        let found = found.meaning(Format::Netcdf4).unwrap();
+        assert_eq!((found.missing, found.unsigned), (whole(&[-1]), false));
+        // Of JSON, which has no types, decimal numbers are those of the variable.
+        let said = [("missing_value", Value::Float(vec![0.1]))];
+        let found = variable(Kind::Float, 4, &said)
+            .meaning(Format::Zarr(3))
+            .unwrap();
+        assert_eq!(found.missing, [Number::Real(f64::from(0.1_f32))]);
+    }
+
+    #[test]
+    fn fill_values_of_zarr_are_those_of_xarray() {
+        let text = |text: &str| [("_FillValue", Value::Text(text.into()))];
+        for (encoded, expected) in [
+            ("AAAAAICHw8A=", vec![Number::Real(-9999.0)]),
+            ("AAAAAAAA+H8=", vec![]),
+            ("NaN", vec![]),
+            ("-Infinity", vec![Number::Real(f64::NEG_INFINITY)]),
+        ] {
+            let found = variable(Kind::Float, 4, &text(encoded)).meaning(Format::Zarr(3));
+            assert_eq!(found.unwrap().missing, expected, "{encoded}");
+        }
+        let refused = variable(Kind::Float, 4, &text("AAAAAICHw8A=")).meaning(Format::Netcdf4);
+        refused.unwrap_err();
+        let mut two = variable(Kind::Int, 2, &[]);
+        two.fill = Some(vec![7, 0]);
+        assert_eq!(two.meaning(Format::Zarr(2)).unwrap().missing, whole(&[7]));
+        assert_eq!(two.meaning(Format::Zarr(3)).unwrap().missing, []);
+        two.dimensions.push(Dimension {
+            name: "x".into(),
+            size: 3,
+            unlimited: false,
+        });
+        assert_eq!(two.meaning(Format::Zarr(2)).unwrap().missing, []);
+        two.dimensions[0].name = "y".into();
+        two.attributes = variable(Kind::Int, 2, &[("_FillValue", Value::Int(vec![8]))]).attributes;
+        two.meaning(Format::Zarr(2)).unwrap_err();
+    }
+
+    #[test]
+    fn default_fill_values_of_netcdf_are_missing_where_the_library_writes_them() {
+        let mut found = variable(Kind::Int, 2, &[]);
+        assert_eq!(
+            found.meaning(Format::Classic(1)).unwrap().missing,
+            whole(&[-32767])
+        );
+        assert_eq!(found.meaning(Format::Netcdf4).unwrap().missing, []);
+        found.fill = Some(vec![0, 0]);
+        assert_eq!(found.meaning(Format::Netcdf4).unwrap().missing, []);
+        found.fill = Some((-32767_i16).to_le_bytes().to_vec());
+        assert_eq!(
+            found.meaning(Format::Netcdf4).unwrap().missing,
+            whole(&[-32767])
+        );
+        assert_eq!(found.meaning(Format::Hdf5).unwrap().missing, []);
+        let byte = variable(Kind::Int, 1, &[]);
+        assert_eq!(byte.meaning(Format::Classic(1)).unwrap().missing, []);
+    }
+
+    #[test]
+    fn blank_is_missing_in_integer_images_only() {
+        let said = [
+            ("BLANK", Value::Int(vec![0])),
+            ("BZERO", Value::Int(vec![32768])),
+        ];
+        let integers = variable(Kind::Int, 2, &said);
+        let found = integers.meaning(Format::Fits).unwrap();
+        assert_eq!(
+            (found.missing, found.add_offset),
+            (whole(&[0]), Some(32768.0))
+        );
+        let floats = variable(Kind::Float, 4, &said);
+        assert_eq!(floats.meaning(Format::Fits).unwrap().missing, []);
+        let other = integers.meaning(Format::Hdf5).unwrap();
+        assert_eq!((other.missing, other.add_offset), (vec![], None));
+    }
+
+    #[test]
+    fn attributes_without_a_certain_reading_are_refused_by_name() {
+        let scale = ("scale_factor", Value::Float(vec![0.1]));
+        let (int, float) = ((Kind::Int, 2), (Kind::Float, 4));
+        for (kind, said) in [
+            (
+                int.clone(),
+                vec![("missing_value", Value::Float(vec![1e20]))],
+            ),
+            (
+                int.clone(),
+                vec![("missing_value", Value::Float(vec![0.5]))],
+            ),
+            (
+                int.clone(),
+                vec![("missing_value", Value::Text("-999".into()))],
+            ),
+            (int.clone(), vec![("_FillValue", Value::Int(vec![40000]))]),
+            (int.clone(), vec![("_FillValue", Value::Int(vec![1, 2]))]),
+            (int.clone(), vec![("valid_range", Value::Int(vec![1]))]),
+            (
+                int.clone(),
+                vec![("valid_range", Value::Float(vec![0.0, 9.5])), scale.clone()],
+            ),
+            (int.clone(), vec![("valid_min", Value::Text("0".into()))]),
+            (
+                int.clone(),
+                vec![("scale_factor", Value::Text("0.1".into()))],
+            ),
+            (int.clone(), vec![("add_offset", Value::Int(vec![]))]),
+            (int, vec![("_Unsigned", Value::Int(vec![1]))]),
+            (
+                float.clone(),
+                vec![("missing_value", Value::Float(vec![0.1]))],
+            ),
+            (
+                float.clone(),
+                vec![("missing_value", Value::Float(vec![1e300]))],
+            ),
+            (
+                float.clone(),
+                vec![("missing_value", Value::Int(vec![(1 << 53) + 1]))],
+            ),
+            (float, vec![("valid_max", Value::Float(vec![f64::NAN]))]),
+        ] {
+            let refused = variable(kind.0, kind.1, &said).meaning(Format::Netcdf4);
+            let refused = refused.unwrap_err().to_string();
+            assert!(
+                refused.starts_with(&format!("x: attribute {}", said[0].0)),
+                "{refused}"
+            );
+        }
+        // What is the fill value but for digits that the type does not have is no other value.
+        let fill = ("_FillValue", Value::Float(vec![f64::from(1e20_f32)]));
+        let said = [fill, ("missing_value", Value::Float(vec![1e20]))];
+        let found = variable(Kind::Float, 4, &said)
+            .meaning(Format::Netcdf4)
+            .unwrap();
+        assert_eq!(found.missing, [Number::Real(f64::from(1e20_f32))]);
+    }
+}

@@ -35,7 +35,9 @@ pub(crate) fn refused(fault: &Fault) -> Status {
         Fault::TooMuch => Status::resource_exhausted(fault.to_string()),
         Fault::Closed => Status::unavailable(fault.to_string()),
         Fault::NotFound(_) | Fault::Misspelt(..) => Status::not_found(fault.to_string()),
-        Fault::Denied(..) | Fault::NotOwner(_) => Status::permission_denied(fault.to_string()),
+        Fault::Denied(..) | Fault::ForeignLink(..) | Fault::NotOwner(_) => {
+            Status::permission_denied(fault.to_string())
+        }
         _ => Status::internal(fault.to_string()),
     }
 }

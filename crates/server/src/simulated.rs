@@ -13,6 +13,7 @@ use crate::jobs::asked::Programs;
 use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::submit::{Refused, Submission, submit};
+use crate::jobs::way::Links;
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
 use crate::mover::Mover;
@@ -493,6 +494,7 @@ impl Simulated {
             no_cache: false,
             bounded: false,
             programs: Programs::Refused,
+            links: Links::All,
         };
         let (answer, answered) = oneshot::channel();
         let (names, recalls) = (self.names.clone(), self.recalls.clone());

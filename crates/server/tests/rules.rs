@@ -107,6 +107,10 @@ async fn mkdir(client: &Client, path: &str) {
 }
 
 async fn rename(client: &Client, from: &str, to: &str) {
+    rename_as(client, &root(), from, to).await;
+}
+
+async fn rename_as(client: &Client, user: &v1::Credentials, from: &str, to: &str) {
     let (parent, name) = at(client, from).await;
     let (new_parent, new_name) = at(client, to).await;
     let rename = v1::Rename {
@@ -116,7 +120,7 @@ async fn rename(client: &Client, from: &str, to: &str) {
         new_name,
         ..v1::Rename::default()
     };
-    client.one(&root(), Op::Rename(rename)).await.unwrap();
+    client.one(user, Op::Rename(rename)).await.unwrap();
 }
 
 async fn at(client: &Client, path: &str) -> (u64, Vec<u8>) {
@@ -465,6 +469,57 @@ async fn rules_for_all_have_the_rights_of_each_files_owner_and_are_the_operators
         assert_eq!(stat(&client, path).await.unwrap().uid, uid);
     }
     worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_for_all_skips_files_that_another_user_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, _element, client) = with_folders(dir.path()).await;
+    let text = RULE.replace("in/", "(?:in|in/other|in/one)/");
+    let for_all = v1::AddRuleRequest {
+        for_all: true,
+        ..request(0, &text)
+    };
+    add(&client, for_all).await;
+    for (path, uid) in [("/drop", 0), ("/drop/other", 2002), ("/drop/one", 2001)] {
+        let create = v1::Create {
+            name: path.as_bytes().to_vec(),
+            kind: v1::Kind::Directory.into(),
+            mode: 0o777,
+            uid,
+            gid: uid,
+            ..v1::Create::default()
+        };
+        client.one(&root(), Op::Create(create)).await.unwrap();
+    }
+    let chmod = v1::SetAttr {
+        ino: stat(&client, "/w/in").await.unwrap().ino,
+        mode: Some(0o777),
+        ..v1::SetAttr::default()
+    };
+    client.one(&root(), Op::SetAttr(chmod)).await.unwrap();
+    for path in [
+        "/drop/a.dat",
+        "/drop/b.dat",
+        "/drop/other/c.dat",
+        "/drop/one/d.dat",
+    ] {
+        write_file(&client, path, 7, 2001).await;
+    }
+    rename_as(&client, &user(2002), "/drop/a.dat", "/w/in/a.dat").await;
+    rename_as(&client, &user(2001), "/drop/b.dat", "/w/in/b.dat").await;
+    let fired = async || -> Vec<String> {
+        let log = log_of(&client, 0, "count").await;
+        log.into_iter().map(|one| one.path).collect()
+    };
+    assert_eq!(fired().await, ["/w/in/b.dat"]);
+    // Folders are looked through later, the older folder first.
+    rename_as(&client, &user(2002), "/drop/other", "/w/in/other").await;
+    rename_as(&client, &user(2001), "/drop/one", "/w/in/one").await;
+    while fired().await.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(fired().await, ["/w/in/b.dat", "/w/in/one/d.dat"]);
 }
 
 fn is_operator(uid: u32) -> bool {

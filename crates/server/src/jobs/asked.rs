@@ -162,6 +162,7 @@ fn submission<'a>(
         no_cache: true,
         bounded: false,
         programs: Programs::Are,
+        links: of.links,
     })
 }
 

@@ -829,9 +829,9 @@ impl Driver {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
             for output in outputs.iter().filter(|output| !output.part) {
                 let obstacle = if output.is_folder() {
-                    publish::folder_obstacle(&tx, &output.path, memo.replace)?
+                    publish::folder_obstacle(&tx, &memo.anchors, &output.path, memo.replace)?
                 } else {
-                    publish::obstacle(&tx, &output.path, output.inode.0)?
+                    publish::obstacle(&tx, &memo.anchors, &output.path, output.inode.0)?
                 };
                 if obstacle.is_some() && !publish::published(db, task)? {
                     return Ok(obstacle);
@@ -1254,6 +1254,7 @@ impl Driver {
             owner: memo.owner,
             groups: memo.groups.clone(),
             folders: folders.cloned().collect(),
+            anchors: memo.anchors.clone(),
             outputs: files.clone(),
             layouts,
             lifetime: of.lifetime,

@@ -185,6 +185,7 @@ mod tests {
                 groups: Vec::new(),
                 replace: false,
                 cache: true,
+                anchors: std::collections::BTreeMap::new(),
                 lifetimes: Vec::new(),
                 files: std::collections::BTreeMap::new(),
             });

@@ -1,8 +1,10 @@
 //! What the driver remembers of unfinished jobs beside the dispatcher: whose they are, which objects they
 //! need to stay, which outputs nobody will read any more.
 
+use super::way::Anchors;
 use super::{Accepted, Files};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tidemill_core::event::{Ended, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
@@ -21,6 +23,7 @@ pub(crate) struct Memo {
     pub(crate) groups: Vec<u32>,
     pub(crate) cache: bool,
     pub(crate) replace: bool,
+    pub(crate) anchors: Arc<Anchors>,
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
@@ -55,6 +58,7 @@ impl Memo {
             groups: accepted.groups.clone(),
             cache: accepted.cache,
             replace: accepted.replace,
+            anchors: Arc::new(accepted.anchors.clone()),
             tasks: BTreeMap::new(),
             pins: Vec::new(),
             folders: Folders::default(),

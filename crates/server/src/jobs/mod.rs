@@ -25,6 +25,7 @@ pub(crate) mod store;
 pub(crate) mod submit;
 mod trace;
 mod view;
+pub(crate) mod way;
 
 use crate::array::Report;
 use std::collections::BTreeMap;
@@ -76,6 +77,8 @@ pub(crate) struct Accepted {
     pub(crate) replace: bool,
     /// Whether remembered results are used.
     pub(crate) cache: bool,
+    /// The folders that its outputs go to.
+    pub(crate) anchors: way::Anchors,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
     /// Of a job that is brought back: the files of tasks that ended well, if one of their outputs is a folder.

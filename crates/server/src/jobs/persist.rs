@@ -118,9 +118,16 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
         now: batch.now,
         change: batch.change,
         changes: Vec::new(),
+        elsewhere: Vec::new(),
     };
     for (index, step) in batch.steps.iter().enumerate() {
         writer.step(step, last.contains(&index))?;
+    }
+    // The state of a task that has ended well clears what earlier tries failed of.
+    for (task, message) in &writer.elsewhere {
+        let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
+        db.prepare_cached(sql)?
+            .execute(params![task.0.cast_signed(), message])?;
     }
     // The last of its components is told only now how long it took.
     for step in &batch.steps {
@@ -153,6 +160,8 @@ struct Writer<'a> {
     now: i64,
     change: i64,
     changes: Vec<Change>,
+    /// Tasks with outputs that are not where the job wanted them, and why.
+    elsewhere: Vec<(TaskId, String)>,
 }
 
 impl Writer<'_> {
@@ -178,8 +187,12 @@ impl Writer<'_> {
             Step::Elements { job, elements } => trace::keep(self.db, *job, elements),
             Step::Decided { job, decision } => self.decided(*job, decision),
             Step::Publish(publishing) => {
-                let changes = publish::publish(self.db, self.shared, publishing, self.now)?;
+                let (changes, elsewhere) =
+                    publish::publish(self.db, self.shared, publishing, self.now)?;
                 self.changes.extend(changes);
+                if !elsewhere.is_empty() {
+                    self.elsewhere.push((publishing.task, elsewhere));
+                }
                 Ok(())
             }
             Step::Measured {

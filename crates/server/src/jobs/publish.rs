@@ -4,12 +4,14 @@ use super::Files;
 use super::joins;
 use super::outbox;
 use super::results;
-use crate::names::node::{Caller, NO_ELEMENT, Node};
+use super::way::{Anchors, Way, split};
+use crate::names::node::{Caller, NO_ELEMENT, Node, WRITE};
 use crate::names::parts;
 use crate::names::shared::Shared;
-use crate::names::transaction::{Tx, check_free};
+use crate::names::transaction::{Tx, check_free, check_name};
 use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
+use std::sync::Arc;
 use tidemill_core::event::OutputSpec;
 use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
@@ -18,6 +20,8 @@ use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
+/// The folder in the root of the array for files that have no other place.
+const LOST: &str = "lost+found";
 /// Permission bits of outputs.
 const OUTPUT_MODE: u32 = 0o644;
 
@@ -35,6 +39,8 @@ pub(crate) struct Publishing {
     pub(crate) layouts: Vec<Striped>,
     /// Those of its outputs that are folders, in which some of the files lie.
     pub(crate) folders: Vec<OutputSpec>,
+    /// The folders that outputs of the job go to.
+    pub(crate) anchors: Arc<Anchors>,
     pub(crate) lifetime: Lifetime,
     /// Whether files that are there become new versions.
     pub(crate) replace: bool,
@@ -55,44 +61,40 @@ pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
     }
 }
 
-fn split(path: &str) -> (&str, &str) {
-    path.rsplit_once('/').unwrap_or(("", path))
-}
-
 /// Why an output can't get its name, if something is in the way.
-pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<String>, Fault> {
-    if Node::find(tx.db, ino)?.is_some() {
-        return Ok(None);
-    }
+pub(crate) fn obstacle(
+    tx: &Tx<'_>,
+    anchors: &Anchors,
+    path: &str,
+    ino: u64,
+) -> Result<Option<String>, Fault> {
     let refused = |fault: Fault| match fault {
         fault if fault.of_database() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
+    if let Some(node) = Node::find(tx.db, ino)? {
+        return match tx.check_replaced(&node, path) {
+            Ok(()) => Ok(None),
+            Err(fault) => refused(fault),
+        };
+    }
     let at_root = path.split('/').find(|part| !part.is_empty());
     if let Err(fault) = check_free(Inode::ROOT.0, at_root.unwrap_or("").as_bytes()) {
         return refused(fault);
     }
-    match tx.resolve(path.as_bytes(), false) {
-        Ok(_) => {
-            return Ok(Some(format!(
-                "output {path} exists: it came into being while the task ran"
-            )));
-        }
-        Err(Fault::NotFound(_)) => {}
-        Err(fault) => return refused(fault),
-    }
-    let mut dir = split(path).0;
-    loop {
-        match tx.resolve(dir.as_bytes(), true) {
-            Ok(node) => {
-                return tx
-                    .writable_dir(node.ino, dir.as_bytes())
-                    .map(|_| None)
-                    .or_else(refused);
+    match tx.output_way(anchors, path) {
+        Ok((_, Some(_))) => Ok(Some(format!(
+            "output {path} exists: it came into being while the task ran"
+        ))),
+        Ok((way, None)) => {
+            let mut folder = split(path).0;
+            for _ in &way.missing {
+                folder = split(folder).0;
             }
-            Err(Fault::NotFound(_)) => dir = split(dir).0,
-            Err(fault) => return refused(fault),
+            let writable = tx.writable_dir(way.node.ino, folder.as_bytes());
+            writable.map(|_| None).or_else(refused)
         }
+        Err(fault) => refused(fault),
     }
 }
 
@@ -100,14 +102,15 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
 /// must go, and may go only if it is replaced.
 pub(crate) fn folder_obstacle(
     tx: &Tx<'_>,
+    anchors: &Anchors,
     path: &str,
     replace: bool,
 ) -> Result<Option<String>, Fault> {
-    let node = match tx.resolve(path.as_bytes(), false) {
-        Ok(node) if node.is_dir() => node,
+    let node = match tx.output_way(anchors, path) {
+        Ok((_, Some(node))) if node.is_dir() => node,
         Err(fault) if fault.of_database() => return Err(fault),
         // No file has this number.
-        _ => return obstacle(tx, path, 0),
+        _ => return obstacle(tx, anchors, path, 0),
     };
     match tx.to_be_emptied(&node) {
         Ok(all) if all.is_empty() || replace => Ok(None),
@@ -125,21 +128,25 @@ pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     Ok(found.exists([task.0.cast_signed()])?)
 }
 
-/// Gives all outputs of a task their names and records what it read and wrote.
+/// Gives all outputs of a task their names and records what it read and wrote. Returns what changed, and why an output
+/// is not where the job wanted it.
 pub(crate) fn publish(
     db: &Connection,
     shared: &Shared,
     publishing: &Publishing,
     now: i64,
-) -> Result<Vec<Change>, Fault> {
+) -> Result<(Vec<Change>, String), Fault> {
     let caller = caller(publishing.owner, &publishing.groups);
     let mut tx = Tx::new(db, shared, &caller, 0, now);
+    let mut elsewhere = String::new();
     let task = publishing.task.0;
     let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
     let mut outputs = publishing.outputs.clone();
     if !publishing.folders.is_empty() && !published(db, publishing.task)? {
         for folder in &publishing.folders {
-            tx.make_way(publishing, folder, &mut outputs)?;
+            if let Some(reason) = tx.make_way(publishing, folder, &mut outputs)? {
+                elsewhere = reason;
+            }
         }
     }
     for (index, (output, placed)) in outputs.iter_mut().enumerate() {
@@ -151,10 +158,14 @@ pub(crate) fn publish(
         if let Some(striped) = publishing.layouts.get(index) {
             tx.lay_out(placed.object, striped)?;
         }
-        if publishing.replace && is_gone(db, output.inode)? {
+        if publishing.replace
+            && (is_gone(db, output.inode)? || tx.may_not_replace(publishing.task, output)?)
+        {
             output.inode = Inode(ids::reserve(db, "inode", 1)?);
         }
-        tx.publish_one(publishing, output, placed)?;
+        if let Some(reason) = tx.publish_one(publishing, output, placed)? {
+            elsewhere = reason;
+        }
     }
     for (seq, (output, placed)) in (0_u32..).zip(&outputs) {
         db.prepare_cached(sql)?.execute(params![
@@ -180,7 +191,7 @@ pub(crate) fn publish(
         }
         recorded => recorded?,
     }
-    Ok(tx.changes)
+    Ok((tx.changes, elsewhere))
 }
 
 /// Whether a file was there and is no more. Its number is not used again.
@@ -246,8 +257,8 @@ impl Tx<'_> {
         of: &Publishing,
         folder: &OutputSpec,
         files: &mut Files,
-    ) -> Result<(), Fault> {
-        if let Some(reason) = folder_obstacle(self, &folder.path, of.replace)? {
+    ) -> Result<Option<String>, Fault> {
+        if let Some(reason) = folder_obstacle(self, &of.anchors, &folder.path, of.replace)? {
             let path = format!("{}.job{}", folder.path, of.job);
             tracing::warn!(reason, path, "an output gets another name");
             for (file, _) in files {
@@ -255,45 +266,68 @@ impl Tx<'_> {
                     file.path = format!("{path}/{name}");
                 }
             }
-            return Ok(());
+            return Ok(Some(format!("{reason}; its files are for {path}/")));
         }
-        match self.resolve(folder.path.as_bytes(), false) {
-            Ok(node) => self.empty(&node),
-            Err(Fault::NotFound(_)) => Ok(()),
-            Err(fault) => Err(fault),
+        match self.output_way(&of.anchors, &folder.path)?.1 {
+            Some(node) => self.empty(&node).map(|()| None),
+            None => Ok(None),
         }
     }
 
+    /// Refuses unless the caller may write a file that its job replaces.
+    fn check_replaced(&self, node: &Node, path: &str) -> Result<(), Fault> {
+        if node.nlink == 0 {
+            return Ok(());
+        }
+        self.reach(node.ino)?;
+        self.need(node, WRITE, path)
+    }
+
+    /// Whether an output was to replace a file that the job's owner may not write any more.
+    fn may_not_replace(&self, task: TaskId, output: &OutputSpec) -> Result<bool, Fault> {
+        let Some(node) = Node::find(self.db, output.inode.0)? else {
+            return Ok(false);
+        };
+        match self.check_replaced(&node, &output.path) {
+            Ok(()) => Ok(false),
+            Err(fault) if fault.of_database() => Err(fault),
+            // What the task itself has made is not replaced.
+            Err(_) => Ok(!published(self.db, task)?),
+        }
+    }
+
+    /// Names one output. Returns why it is not where the job wanted it.
     fn publish_one(
         &mut self,
         of: &Publishing,
         output: &OutputSpec,
         placed: &Placed,
-    ) -> Result<(), Fault> {
-        let (uid, task) = (of.owner.uid, of.task.0);
+    ) -> Result<Option<String>, Fault> {
         if let Some(node) = Node::find(self.db, output.inode.0)? {
-            return self.publish_again(of, node, placed);
+            return self.publish_again(of, node, placed).map(|()| None);
         }
+        let mut node = self.output_node(of.owner, output, placed)?;
         if published(self.db, of.task)? {
             // The file was removed since. It stays so; only the job reads what was made again.
-            return self.keep_unnamed(self.output_node(of.owner, output, placed)?, of);
+            return self.keep_unnamed(node, of).map(|()| None);
         }
-        let named = self.name_output(of.owner, output, placed, &output.path);
-        let named = match named {
-            Ok(_) => named,
+        let told = match self.name_output(of, output, &mut node) {
+            Ok(told) => told,
             Err(fault) if fault.of_database() => return Err(fault),
             Err(fault) => {
-                // It was free when the outcome came in. What was computed is not thrown away, and what is
-                // there now is not touched.
-                let path = format!("{}.job{}", output.path, of.job);
-                tracing::warn!(%fault, path, "an output gets another name");
-                self.name_output_anyway(of.owner, output, placed, &path)
+                let lost = self.name_lost(of, &mut node)?;
+                let lost = lost.map_or("not kept".to_owned(), |path| format!("in {path}"));
+                Some(format!("output {} is {lost}: {fault}", output.path))
             }
         };
-        let node = named?;
-        self.record_version(&node, uid, task)?;
-        self.changes.push(Change::Sealed(node.ino));
-        Ok(())
+        if let Some(told) = &told {
+            tracing::warn!(job = %of.job, "{told}");
+        }
+        if Node::find(self.db, node.ino)?.is_some() {
+            self.record_version(&node, of.owner.uid, of.task.0)?;
+            self.changes.push(Change::Sealed(node.ino));
+        }
+        Ok(told)
     }
 
     /// The file is there: the task ran again because its first outputs were lost, and a file that still has one
@@ -382,51 +416,348 @@ impl Tx<'_> {
         Ok(node)
     }
 
+    /// Names an output where its job wants it, or beside that if the name is taken.
     fn name_output(
         &mut self,
-        owner: Owner,
+        of: &Publishing,
         output: &OutputSpec,
-        placed: &Placed,
-        path: &str,
-    ) -> Result<Node, Fault> {
-        let (dir, name) = split(path);
-        self.make_dirs(dir.as_bytes(), (owner.uid, owner.gid))?;
-        let parent = self.resolve(dir.as_bytes(), true)?;
-        let parent = self.writable_dir(parent.ino, name.as_bytes())?;
-        if Node::child(self.db, parent.ino, name.as_bytes())?.is_some() {
-            return Err(Fault::Exists(path.into()));
+        node: &mut Node,
+    ) -> Result<Option<String>, Fault> {
+        let (way, found) = self.output_way(&of.anchors, &output.path)?;
+        let folder = self.make_missing(way, (of.owner.uid, of.owner.gid))?;
+        let name = split(&output.path).1;
+        if found.is_none() {
+            self.name_in(folder, name, node)?;
+            return Ok(None);
         }
-        let mut node = self.output_node(owner, output, placed)?;
-        if parent.mode & crate::names::node::SETGID != 0 {
-            node.gid = parent.gid;
-        }
-        self.add_entry(parent, name.as_bytes(), &node)?;
-        node.insert(self.db)?;
-        self.note(&node)?;
-        self.shared.add_files(1);
-        Ok(node)
+        // It was free when the outcome came in. What was computed is not thrown away, and what is there now is not
+        // touched.
+        let other = format!("{name}.job{}", of.job);
+        self.name_in(folder, &other, node)?;
+        Ok(Some(format!(
+            "output {} is named {other}: the name is taken",
+            output.path
+        )))
     }
 
-    fn name_output_anyway(
-        &mut self,
-        owner: Owner,
-        output: &OutputSpec,
-        placed: &Placed,
-        path: &str,
-    ) -> Result<Node, Fault> {
+    fn name_in(&mut self, folder: Node, name: &str, node: &mut Node) -> Result<(), Fault> {
+        check_name(name.as_bytes())?;
+        let folder = self.writable_dir(folder.ino, name.as_bytes())?;
+        if Node::child(self.db, folder.ino, name.as_bytes())?.is_some() {
+            return Err(Fault::Exists(name.into()));
+        }
+        let gid = node.gid;
+        if folder.mode & crate::names::node::SETGID != 0 {
+            node.gid = folder.gid;
+        }
+        if let Err(fault) = self.add_entry(folder, name.as_bytes(), node) {
+            node.gid = gid;
+            return Err(fault);
+        }
+        node.insert(self.db)?;
+        self.note(node)?;
+        self.shared.add_files(1);
+        Ok(())
+    }
+
+    /// Names an output that can't be where its job wants it: in `/lost+found` of root, or in the root folder if that name
+    /// is something else's. Returns its path; `None`: it is kept nowhere.
+    fn name_lost(&mut self, of: &Publishing, node: &mut Node) -> Result<Option<String>, Fault> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
-        let named = match tx.name_output(owner, output, placed, path) {
-            // Its directory is gone or is a file now: the root directory is always there.
-            Err(fault) if !fault.of_database() => tx.name_output(
-                owner,
-                output,
-                placed,
-                &format!("/lost+found/{}", output.inode),
-            ),
-            named => named,
-        };
+        let named = tx.name_as_lost(of, node);
         self.changes.append(&mut tx.changes);
-        named
+        match named {
+            Ok(path) => Ok(Some(path)),
+            Err(fault) if fault.of_database() => Err(fault),
+            Err(_) => {
+                self.keep_unnamed(node.clone(), of)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn name_as_lost(&mut self, of: &Publishing, node: &mut Node) -> Result<String, Fault> {
+        let top = Node::get(self.db, Inode::ROOT.0)?;
+        let lost = match Node::child(self.db, top.ino, LOST.as_bytes())? {
+            None => {
+                let way = Way {
+                    node: top.clone(),
+                    missing: vec![LOST.into()],
+                };
+                Some(self.make_missing(way, (0, 0))?)
+            }
+            found => found.filter(|lost| lost.is_dir() && [0, of.owner.uid].contains(&lost.uid)),
+        };
+        if let Some(lost) = lost {
+            let name = node.ino.to_string();
+            match self.name_in(lost, &name, node) {
+                Ok(()) => return Ok(format!("/{LOST}/{name}")),
+                Err(fault) if fault.of_database() => return Err(fault),
+                Err(_) => {}
+            }
+        }
+        let name = format!("{LOST}.{}", node.ino);
+        self.name_in(top, &name, node)?;
+        Ok(format!("/{name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::way::{self, Links};
+    use crate::names::SqliteNames;
+    use tidemill_core::id::ElementId;
+    use tidemill_wire::v1;
+
+    const ONE: u32 = 1001;
+    const OTHER: u32 = 1002;
+
+    /// An array with a public folder of user 1001, a private folder of user 1002 and a folder for all.
+    struct Array {
+        names: SqliteNames,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Array {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+            let array = Self {
+                names,
+                _folder: folder,
+            };
+            array.folder("/one", ONE, 0o755);
+            array.folder("/one/out", ONE, 0o755);
+            array.folder("/other", OTHER, 0o700);
+            array.folder("/shared", 0, 0o777);
+            array.folder("/shared/out", 0, 0o777);
+            array
+        }
+
+        fn within<T: Send + 'static>(
+            &self,
+            work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+        ) -> T {
+            let shared = self.names.shared().clone();
+            let work = move |db: &Connection| {
+                let root = Caller::root();
+                work(&mut Tx::new(db, &shared, &root, 0, 1))
+            };
+            self.names.database().write_blocking(work).unwrap()
+        }
+
+        fn make(&self, path: &str, kind: Kind, (uid, mode): (u32, u32), target: &str) -> u64 {
+            let create = v1::Create {
+                name: path.as_bytes().to_vec(),
+                kind: kind.into(),
+                mode,
+                uid,
+                gid: uid,
+                target: target.as_bytes().to_vec(),
+                ..v1::Create::default()
+            };
+            self.within(move |tx| tx.create(&create).map(drop));
+            self.node(path).unwrap().ino
+        }
+
+        fn folder(&self, path: &str, uid: u32, mode: u32) {
+            self.make(path, Kind::Directory, (uid, mode), "");
+        }
+
+        fn link(&self, path: &str, uid: u32, target: &str) {
+            self.make(path, Kind::Symlink, (uid, 0o777), target);
+        }
+
+        fn node(&self, path: &str) -> Option<Node> {
+            let path = path.to_owned();
+            self.within(move |tx| Ok(tx.resolve(path.as_bytes(), false).ok()))
+        }
+
+        fn rename(&self, from: &str, to: &str) {
+            let ino = |path: &str| self.node(split(path).0).unwrap().ino;
+            let rename = v1::Rename {
+                parent: ino(from),
+                name: split(from).1.as_bytes().to_vec(),
+                new_parent: ino(to),
+                new_name: split(to).1.as_bytes().to_vec(),
+                ..v1::Rename::default()
+            };
+            self.within(move |tx| tx.rename(&rename).map(drop));
+        }
+
+        fn remove_folder(&self, path: &str) {
+            let unlink = v1::Unlink {
+                parent: self.node(split(path).0).unwrap().ino,
+                name: split(path).1.as_bytes().to_vec(),
+                directory: true,
+                time: 0,
+            };
+            self.within(move |tx| tx.unlink(&unlink).map(drop));
+        }
+
+        fn chmod(&self, path: &str, mode: u32) {
+            let mut node = self.node(path).unwrap();
+            node.mode = mode;
+            self.within(move |tx| node.update(tx.db));
+        }
+
+        /// A job of a user with one output, as it is submitted.
+        fn submitted(&self, uid: u32, path: &str, links: Links) -> Publishing {
+            let (owner, output) = (Owner { uid, gid: uid }, path.to_owned());
+            let anchors = self.within(move |tx| {
+                let caller = caller(owner, &[]);
+                let tx = Tx::new(tx.db, tx.shared, &caller, 0, 1);
+                way::anchors(&tx, std::iter::once(output.as_str()), links)
+            });
+            let reserved = |kind: &'static str| self.within(move |tx| ids::reserve(tx.db, kind, 1));
+            let output = OutputSpec {
+                name: "out".into(),
+                path: path.into(),
+                inode: Inode(reserved("inode")),
+                part: false,
+                memory: false,
+            };
+            let placed = Placed {
+                object: ObjectId(reserved("object")),
+                element: ElementId(0),
+                size: 5,
+            };
+            Publishing {
+                job: JobId(7),
+                task: TaskId(reserved("task")),
+                label: LabelId(0),
+                owner,
+                groups: Vec::new(),
+                outputs: vec![(output, placed)],
+                layouts: Vec::new(),
+                folders: Vec::new(),
+                anchors: Arc::new(anchors),
+                lifetime: Lifetime::Keep,
+                replace: false,
+                reused: Vec::new(),
+                contents: Vec::new(),
+            }
+        }
+
+        /// Ends a job; returns what it is told of its output.
+        fn end(&self, publishing: &Publishing) -> String {
+            let publishing = publishing.clone();
+            self.within(move |tx| Ok(publish(tx.db, tx.shared, &publishing, 2)?.1))
+        }
+
+        fn obstacle(&self, of: &Publishing) -> Option<String> {
+            let of = of.clone();
+            self.within(move |tx| {
+                let caller = caller(of.owner, &of.groups);
+                let tx = Tx::new(tx.db, tx.shared, &caller, 0, 1);
+                let output = &of.outputs[0].0;
+                obstacle(&tx, &of.anchors, &output.path, output.inode.0)
+            })
+        }
+
+        fn is_empty(&self, path: &str) -> bool {
+            let ino = self.node(path).unwrap().ino;
+            self.within(move |tx| {
+                let mut entries = tx.db.prepare("SELECT 1 FROM dirent WHERE parent = ?1")?;
+                Ok(!entries.exists([ino.cast_signed()])?)
+            })
+        }
+    }
+
+    #[test]
+    fn output_stays_in_its_folder_if_a_link_takes_the_place() {
+        for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
+            let array = Array::new();
+            let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
+            assert_eq!(array.obstacle(&job), None);
+            array.rename(&format!("{folder}/out"), &format!("{folder}/old"));
+            array.link(&format!("{folder}/out"), ONE, "/other");
+            assert_eq!(array.obstacle(&job), None);
+            assert_eq!(array.end(&job), "");
+            let named = array.node(&format!("{folder}/old/sub/f")).unwrap();
+            assert_eq!((named.uid, named.object), (uid, job.outputs[0].1.object.0));
+            assert!(array.is_empty("/other"), "{folder}");
+        }
+    }
+
+    #[test]
+    fn output_is_lost_if_its_folder_is_removed_and_a_link_takes_the_place() {
+        // The link of user 1001 leads to a folder that user 1001 may not write, and that user 1002 may.
+        for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
+            let array = Array::new();
+            let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
+            array.remove_folder(&format!("{folder}/out"));
+            array.link(&format!("{folder}/out"), ONE, "/other");
+            let seen = array.obstacle(&job).unwrap();
+            assert!(seen.contains("can't be made"), "{seen}");
+            let told = array.end(&job);
+            let ino = job.outputs[0].0.inode.0;
+            assert!(told.contains(&format!("in /lost+found/{ino}")), "{told}");
+            let named = array.node(&format!("/lost+found/{ino}")).unwrap();
+            assert_eq!(named.uid, uid);
+            assert_eq!(array.node("/lost+found").unwrap().uid, 0);
+            assert!(array.is_empty("/other"), "{folder}");
+        }
+    }
+
+    #[test]
+    fn output_is_lost_if_the_right_to_write_is_lost() {
+        let array = Array::new();
+        let job = array.submitted(OTHER, "/shared/out/f", Links::All);
+        array.chmod("/shared/out", 0o755);
+        // A name that is no folder of root is not used.
+        array.make("/lost+found", Kind::File, (ONE, 0o666), "");
+        let told = array.end(&job);
+        let lost = format!("/lost+found.{}", job.outputs[0].0.inode.0);
+        assert!(told.contains(&lost), "{told}");
+        assert_eq!(array.node(&lost).unwrap().uid, OTHER);
+        assert!(array.is_empty("/shared/out"));
+    }
+
+    #[test]
+    fn link_that_a_submission_followed_goes_on_working() {
+        let array = Array::new();
+        array.folder("/other/results", OTHER, 0o755);
+        array.link("/shared/results", ONE, "/other/results");
+        let path = "/shared/results/new/f";
+        let job = array.submitted(OTHER, path, Links::All);
+        assert_eq!((array.obstacle(&job), array.end(&job)), (None, "".into()));
+        assert!(array.node("/other/results/new/f").is_some());
+
+        // A rule fires much later than its user wrote it.
+        let rule = array.submitted(OTHER, path, Links::Own);
+        assert!(rule.anchors.is_empty());
+        assert!(array.obstacle(&rule).unwrap().contains("symbolic link"));
+        array.link("/shared/own", OTHER, "/other/results");
+        let rule = array.submitted(OTHER, "/shared/own/of-rule", Links::Own);
+        assert_eq!((array.obstacle(&rule), array.end(&rule)), (None, "".into()));
+        assert!(array.node("/other/results/of-rule").is_some());
+    }
+
+    #[test]
+    fn name_that_is_taken_gets_a_suffix_in_the_same_folder() {
+        let array = Array::new();
+        let job = array.submitted(ONE, "/one/out/f", Links::All);
+        array.make("/one/out/f", Kind::File, (ONE, 0o644), "");
+        assert!(array.end(&job).contains("f.job7"));
+        let named = array.node("/one/out/f.job7").unwrap();
+        assert_eq!(named.ino, job.outputs[0].0.inode.0);
+    }
+
+    #[test]
+    fn file_that_may_not_be_written_any_more_is_not_replaced() {
+        let array = Array::new();
+        let file = array.make("/shared/out/f", Kind::File, (ONE, 0o666), "");
+        let mut job = array.submitted(OTHER, "/shared/out/f", Links::All);
+        job.replace = true;
+        job.outputs[0].0.inode = Inode(file);
+        assert_eq!(array.obstacle(&job), None);
+        array.chmod("/shared/out/f", 0o644);
+        assert!(array.obstacle(&job).unwrap().contains("permission denied"));
+        assert!(array.end(&job).contains("f.job7"));
+        assert_eq!(array.node("/shared/out/f").unwrap().object, 0);
+        assert_eq!(array.node("/shared/out/f.job7").unwrap().uid, OTHER);
     }
 }

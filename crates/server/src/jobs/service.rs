@@ -4,6 +4,7 @@ use super::asked::{Asks, Programs};
 use super::driver::Signals;
 use super::submit::{Refused, Submission, Waits, dry_run, submit};
 use super::view::Wanted;
+use super::way::Links;
 use super::{Incoming, finished, plan, trace, view};
 use crate::access::Access;
 use crate::array::Array;
@@ -231,6 +232,7 @@ impl v1::jobs_server::Jobs for JobService {
         let submission = Submission {
             bounded,
             programs: Programs::Run(asks),
+            links: Links::All,
             caller,
             script,
             source,

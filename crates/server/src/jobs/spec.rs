@@ -1,5 +1,6 @@
 //! The stored form of a task: JSON in the column `task.spec`, described in `docs/formats-server.md`.
 
+use super::way::{Anchors, split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, Share, TaskSpec};
@@ -39,6 +40,9 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
+    /// The folders that its outputs go to; a task of an earlier release has none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) anchors: Anchors,
     #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
     #[serde(with = "StoredSurroundings")]
     pub(crate) surroundings: Surroundings,
@@ -153,7 +157,9 @@ pub(crate) struct StoredOutput {
 pub(crate) const SPEC: &str = "the spec of task";
 
 impl StoredTask {
-    pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime) -> Self {
+    pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime, anchors: &Anchors) -> Self {
+        let folders = task.outputs.iter().map(|output| split(&output.path).0);
+        let anchors = folders.filter_map(|folder| Some((folder.to_owned(), *anchors.get(folder)?)));
         let stages = match &task.kernel {
             Kernel::Stack(stack) => stack.stages.as_slice(),
             _ => &[],
@@ -187,6 +193,7 @@ impl StoredTask {
                 Lifetime::Handed => StoredLifetime::Handed,
                 Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
             },
+            anchors: anchors.collect(),
             surroundings: task.surroundings.clone(),
             share: match task.share {
                 Share::All => StoredShare::All,
@@ -218,6 +225,7 @@ impl StoredTask {
             memory_bytes: 0,
             resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
+            anchors: Anchors::new(),
             surroundings: Surroundings::default(),
             share: StoredShare::All,
         }

@@ -73,7 +73,7 @@ pub(crate) fn insert(
     let mut awaited =
         db.prepare_cached("INSERT OR IGNORE INTO awaited(job, path, uid) VALUES (?1, ?2, ?3)")?;
     for (task, lifetime) in spec.tasks.iter_mut().zip(&accepted.lifetimes) {
-        let stored = json(&StoredTask::new(task, *lifetime));
+        let stored = json(&StoredTask::new(task, *lifetime, &accepted.anchors));
         tasks.execute(params![
             task.task.0.cast_signed(),
             job,
@@ -125,6 +125,7 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
             groups: Vec::new(),
             cache: row.get(5)?,
             replace: row.get(6)?,
+            anchors: BTreeMap::new(),
             lifetimes: Vec::new(),
             files: BTreeMap::new(),
         };
@@ -172,6 +173,7 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         if stored.has_folder() && matches!(ended, Some(Ended::Done(_))) {
             job.files.insert(task, files);
         }
+        job.anchors.append(&mut stored.anchors);
         let spec = stored.task_spec(task, uid, ended);
         let unknown = || Fault::Damaged(format!("{SPEC} {task}: unknown kind of kernel"));
         job.spec.tasks.push(spec.ok_or_else(unknown)?);

@@ -5,6 +5,7 @@ use super::asked::{Asked, Programs};
 use super::mapper::folder::Below;
 use super::mapper::{self, Remote};
 use super::store::{self, Heading};
+use super::way::{self, Anchors, Links};
 use super::{Accepted, publish};
 use crate::access::aside;
 use crate::array::Array;
@@ -86,6 +87,8 @@ pub(crate) struct Submission {
     pub(crate) bounded: bool,
     /// What becomes of mappers that are programs.
     pub(crate) programs: Programs,
+    /// The symbolic links on the way to its outputs that are followed.
+    pub(crate) links: Links,
 }
 
 /// Paths that mean certain versions, whichever their files have now.
@@ -263,7 +266,7 @@ async fn read(
         Issue::Reserved => reserve(names, &job).await?,
         Issue::Pretended => Issued::pretended(),
     };
-    let seen = (caller, places, given);
+    let seen = (caller, places, given, what.links);
     let found = resolved((names, recalls), &job, &seen, owner, issued).await?;
     let (mut accepted, waits) = found.map_err(Refused::Script)?;
     accepted.groups.clone_from(&what.caller.groups);
@@ -385,7 +388,7 @@ fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
 async fn resolved(
     (names, recalls): (&SqliteNames, &Recalls),
     job: &Job,
-    (caller, places, given): &(Caller, Vec<Place>, &Given),
+    (caller, places, given, links): &(Caller, Vec<Place>, &Given, Links),
     owner: Owner,
     issued: Issued,
 ) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
@@ -402,7 +405,7 @@ async fn resolved(
                 given,
                 writing: RefCell::default(),
             };
-            let resolved = look_around(job, &seen, owner, &mut issued);
+            let resolved = look_around(job, (&seen, *links), owner, &mut issued)?;
             tx.budget.look_up(1)?;
             Ok((resolved, seen.writing.take()))
         };
@@ -430,15 +433,21 @@ async fn resolved(
 
 fn look_around(
     job: &Job,
-    seen: &Seen<'_>,
+    (seen, links): (&Seen<'_>, Links),
     owner: Owner,
     issued: &mut Issued,
-) -> Result<(Accepted, Waits), Vec<String>> {
-    let spec =
-        resolve(job, issued.job, owner, seen, issued).map_err(|errors| vec![errors.to_string()])?;
-    let errors = unwritable(job, &spec, seen.tx);
+) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
+    let spec = match resolve(job, issued.job, owner, seen, issued) {
+        Ok(spec) => spec,
+        Err(errors) => return Ok(Err(vec![errors.to_string()])),
+    };
+    let outputs = spec.tasks.iter().flat_map(|task| &task.outputs);
+    let outputs = outputs.filter(|output| !output.part);
+    let paths = outputs.map(|output| output.path.as_str());
+    let anchors = way::anchors(seen.tx, paths, links)?;
+    let errors = unwritable(job, &spec, seen.tx, (&anchors, links));
     if !errors.is_empty() {
-        return Err(errors);
+        return Ok(Err(errors));
     }
     let lifetimes = job.tasks.iter().map(|task| task.lifetime).collect();
     let waits = awaited(job, &spec, seen, AWAITED_SHOWN_MAX);
@@ -447,21 +456,36 @@ fn look_around(
         groups: Vec::new(),
         cache: job.cache,
         replace: job.replace,
+        anchors,
         lifetimes,
         files: BTreeMap::new(),
     };
-    Ok((accepted, waits))
+    Ok(Ok((accepted, waits)))
 }
 
 /// Outputs in folders where the owner may not write, one line per folder.
-fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
+fn unwritable(
+    job: &Job,
+    spec: &JobSpec,
+    tx: &Tx<'_>,
+    (anchors, links): (&Anchors, Links),
+) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut errors = Vec::new();
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
         let outputs = task.outputs.iter().zip(&issued.outputs);
         for (output, issued) in outputs.filter(|(_, issued)| !issued.part) {
+            if links == Links::Own
+                && let Err(fault) = tx.check_links(&output.path)
+            {
+                errors.push(format!(
+                    "{}:{}: task \"{}\": {fault}",
+                    job.file, output.at, task.name
+                ));
+                continue;
+            }
             if issued.is_folder() {
-                let found = publish::folder_obstacle(tx, &output.path, job.replace);
+                let found = publish::folder_obstacle(tx, anchors, &output.path, job.replace);
                 if let Ok(Some(message)) = found {
                     errors.push(format!(
                         "{}:{}: task \"{}\": {message}",
@@ -475,7 +499,8 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
             if !seen.insert(dir) && !dir.is_empty() {
                 continue;
             }
-            if let Ok(Some(message)) = publish::obstacle(tx, &output.path, issued.inode.0) {
+            if let Ok(Some(message)) = publish::obstacle(tx, anchors, &output.path, issued.inode.0)
+            {
                 errors.push(format!(
                     "{}:{}: task \"{}\": {message}",
                     job.file, output.at, task.name

@@ -29,6 +29,9 @@ pub enum Fault {
     /// The caller lacks a permission.
     #[error("{0}: permission denied for user {1}")]
     Denied(String, u32),
+    /// A symbolic link of another user, which is not followed.
+    #[error("{0}: the path leads through a symbolic link of user {1}, which is not followed")]
+    ForeignLink(String, u32),
     /// Only the owner or root may do this.
     #[error("{0}: only its owner or root may do this")]
     NotOwner(String),
@@ -174,7 +177,7 @@ impl Fault {
             Self::NotDirectory(_) => Errno::NOTDIR,
             Self::IsDirectory(_) => Errno::ISDIR,
             Self::NotEmpty(_) | Self::TooManyBelow(..) => Errno::NOTEMPTY,
-            Self::Denied(..) => Errno::ACCESS,
+            Self::Denied(..) | Self::ForeignLink(..) => Errno::ACCESS,
             Self::NotOwner(_)
             | Self::DirectoryLink(_)
             | Self::AttributeReadOnly(_)

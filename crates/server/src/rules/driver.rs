@@ -11,6 +11,7 @@ use crate::clock;
 use crate::files::{Elements, Files};
 use crate::jobs::asked::Programs;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
+use crate::jobs::way::Links;
 use crate::jobs::{Accepted, Incoming};
 use crate::names::{Caller, Changed, Fault, SqliteNames, drops};
 use crate::recall::Recalls;
@@ -332,6 +333,7 @@ impl Firer {
             no_cache: false,
             bounded: false,
             programs: Programs::Refused,
+            links: Links::Own,
         };
         let job = (kept.id, kept.revision);
         tokio::task::yield_now().await;

@@ -8,6 +8,7 @@ use crate::clock;
 use crate::jobs::asked::Programs;
 use crate::jobs::store::state_number;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
+use crate::jobs::way::Links;
 use crate::jobs::{Accepted, Incoming};
 use crate::names::Fault;
 use crate::names::node::Caller;
@@ -370,6 +371,7 @@ impl Firer {
             no_cache: false,
             bounded: false,
             programs: Programs::Refused,
+            links: Links::Own,
         };
         let given = parts
             .iter()

@@ -1,0 +1,214 @@
+//! The folders that outputs go to.
+//!
+//! The deepest folder on the way to an output that exists when its job is submitted is the anchor of the output. A job's
+//! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner, and follows no
+//! symbolic link of another user than the owner and root.
+
+use crate::names::Fault;
+use crate::names::budget::COMPONENT;
+use crate::names::node::{Node, SEARCH};
+use crate::names::transaction::{PATH_MAX, Tx, check_name};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Kind};
+
+/// Most symbolic links on the way to one output.
+const LINKS_MAX: usize = 40;
+/// Most names on the way to one output, with the names in symbolic links.
+const NAMES_MAX: usize = 8192;
+
+/// The deepest folder of a path that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Anchor {
+    ino: u64,
+    /// Names of the path that lead to it.
+    names: usize,
+}
+
+/// The anchors of a job's outputs, by the path of the folder that an output is in.
+pub(crate) type Anchors = BTreeMap<String, Anchor>;
+
+/// The symbolic links that are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// All links: a user follows them in the moment of a submission.
+    All,
+    /// Links of the caller and of root.
+    Own,
+}
+
+/// How far a path leads.
+#[derive(Debug)]
+pub(crate) struct Way {
+    /// The last node that exists.
+    pub(crate) node: Node,
+    /// The names behind it, the next name first.
+    pub(crate) missing: Vec<Vec<u8>>,
+}
+
+/// The folder of a path, and its last name.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+fn names(path: &str) -> impl DoubleEndedIterator<Item = &[u8]> {
+    let names = path.split('/').filter(|name| !name.is_empty());
+    names.map(str::as_bytes)
+}
+
+/// Returns the anchors of outputs with these paths. A path that leads to no folder has no anchor.
+pub(crate) fn anchors<'a>(
+    tx: &Tx<'_>,
+    paths: impl Iterator<Item = &'a str>,
+    links: Links,
+) -> Result<Anchors, Fault> {
+    let root = Node::get(tx.db, Inode::ROOT.0)?;
+    let mut anchors = Anchors::new();
+    for path in paths {
+        let folder = split(path).0;
+        if anchors.contains_key(folder) {
+            continue;
+        }
+        match tx.walk(root.clone(), (folder, 0), links, path) {
+            Ok(way) => {
+                let names = names(folder).count() - way.missing.len();
+                let ino = way.node.ino;
+                anchors.insert(folder.to_owned(), Anchor { ino, names });
+            }
+            Err(fault) if fault.of_database() => return Err(fault),
+            // The look for obstacles reports it.
+            Err(_) => {}
+        }
+    }
+    Ok(anchors)
+}
+
+impl Tx<'_> {
+    /// Returns the folder of an output, and the node that has the name of the output now.
+    pub(crate) fn output_way(
+        &self,
+        anchors: &Anchors,
+        path: &str,
+    ) -> Result<(Way, Option<Node>), Fault> {
+        let (folder, name) = split(path);
+        let way = self.way(anchors, folder, path)?;
+        let found = if way.missing.is_empty() {
+            self.need(&way.node, SEARCH, path)?;
+            Node::child(self.db, way.node.ino, name.as_bytes())?
+        } else {
+            None
+        };
+        Ok((way, found))
+    }
+
+    fn way(&self, anchors: &Anchors, folder: &str, shown: &str) -> Result<Way, Fault> {
+        if folder.len() > PATH_MAX {
+            return Err(Fault::NameTooLong(folder.len()));
+        }
+        let mut prefix = folder;
+        let anchor = loop {
+            match anchors.get(prefix) {
+                None if prefix.is_empty() => break None,
+                None => prefix = split(prefix).0,
+                anchor => break anchor,
+            }
+        };
+        if let Some(anchor) = anchor
+            && let Some(node) = Node::find(self.db, anchor.ino)?.filter(|node| node.nlink > 0)
+        {
+            let node = self.reach_dir(node.ino, SEARCH, shown.as_bytes())?;
+            return self.walk(node, (folder, anchor.names), Links::Own, shown);
+        }
+        // Without an anchor, or if the anchor was removed, the path counts.
+        let root = Node::get(self.db, Inode::ROOT.0)?;
+        self.walk(root, (folder, 0), Links::Own, shown)
+    }
+
+    /// Follows a path without its first names from a folder.
+    fn walk(
+        &self,
+        mut node: Node,
+        (path, skipped): (&str, usize),
+        links: Links,
+        shown: &str,
+    ) -> Result<Way, Fault> {
+        // The next name last; `true`: it is in the path, not in a link.
+        let todo = names(path).skip(skipped).map(|name| (name.to_vec(), true));
+        let mut todo: Vec<(Vec<u8>, bool)> = todo.collect();
+        todo.reverse();
+        let (mut followed, mut looked_up) = (0, 0);
+        let not_directory = || Fault::NotDirectory(shown.to_owned());
+        while let Some((name, in_path)) = todo.pop() {
+            if !node.is_dir() {
+                return Err(not_directory());
+            }
+            self.budget.look_up(COMPONENT)?;
+            self.need(&node, SEARCH, shown)?;
+            looked_up += 1;
+            let next = match self.child(&node, &name) {
+                Err(Fault::NotFound(_)) if in_path => {
+                    let mut missing = vec![name];
+                    missing.extend(todo.into_iter().rev().map(|(name, _)| name));
+                    return Ok(Way { node, missing });
+                }
+                Err(Fault::NotFound(_)) => return Err(Fault::NotFound(shown.to_owned())),
+                next => next?,
+            };
+            if next.kind != Kind::Symlink {
+                node = next;
+                continue;
+            }
+            if links == Links::Own && ![0, self.caller.uid].contains(&next.uid) {
+                return Err(Fault::ForeignLink(shown.to_owned(), next.uid));
+            }
+            followed += 1;
+            if followed > LINKS_MAX || looked_up > NAMES_MAX {
+                return Err(Fault::Loop(shown.to_owned()));
+            }
+            if next.target.starts_with(b"/") {
+                node = Node::get(self.db, Inode::ROOT.0)?;
+            }
+            let parts = next.target.split(|&byte| byte == b'/').rev();
+            let parts = parts.filter(|part| !part.is_empty());
+            todo.extend(parts.map(|part| (part.to_vec(), false)));
+        }
+        if !node.is_dir() {
+            return Err(not_directory());
+        }
+        Ok(Way {
+            node,
+            missing: Vec::new(),
+        })
+    }
+
+    /// Makes the folders that are missing on a way, as the owner; returns the last folder.
+    pub(crate) fn make_missing(&mut self, way: Way, (uid, gid): (u32, u32)) -> Result<Node, Fault> {
+        let mut folder = way.node;
+        for name in way.missing {
+            check_name(&name)?;
+            let ino = crate::names::ids::reserve(self.db, "inode", 1)?;
+            self.create(&v1::Create {
+                parent: folder.ino,
+                name,
+                kind: Kind::Directory.into(),
+                mode: 0o755,
+                ino,
+                uid,
+                gid,
+                ..v1::Create::default()
+            })?;
+            folder = Node::get(self.db, ino)?;
+        }
+        Ok(folder)
+    }
+
+    /// Refuses if a link of another user is on the way to an output, or the output itself.
+    pub(crate) fn check_links(&self, path: &str) -> Result<(), Fault> {
+        let root = Node::get(self.db, Inode::ROOT.0)?;
+        match self.walk(root, (path, 0), Links::Own, path) {
+            Ok(_) | Err(Fault::NotDirectory(_) | Fault::NotFound(_)) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+}

@@ -437,6 +437,7 @@ impl Answers {
         }
         let key = plain(&source)?;
         let place = self.vacant(&asked, asked.second(), false)?;
+        rights::may_link(asked.caller, &source.attr)?;
         self.given.settle_stored(key.ino)?;
         let parent = place.parent.key.ino;
         let made = self

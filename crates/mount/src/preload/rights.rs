@@ -10,7 +10,9 @@ pub(super) const WRITE: u32 = 2;
 pub(super) const SEARCH: u32 = 1;
 /// Only who owns an entry, or the directory, removes it.
 const STICKY: u32 = 0o1000;
+const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
+const GROUP_EXECUTABLE: u32 = 0o010;
 /// Bits of any execute right.
 const EXECUTABLE: u32 = 0o111;
 
@@ -75,6 +77,20 @@ pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Resu
 /// Whether it is the owner, or root.
 pub(super) fn owns(caller: Caller, attr: &Attr) -> Result<(), Error> {
     if caller.uid == 0 || caller.uid == attr.uid {
+        Ok(())
+    } else {
+        Err(Errno::PERM.into())
+    }
+}
+
+/// Whether a file may get another name, as Linux decides with `fs.protected_hardlinks`.
+pub(super) fn may_link(caller: Caller, attr: &Attr) -> Result<(), Error> {
+    if owns(caller, attr).is_ok() {
+        return Ok(());
+    }
+    let runs_as_group = attr.mode & (SETGID | GROUP_EXECUTABLE) == SETGID | GROUP_EXECUTABLE;
+    let plain = attr.kind() == Kind::File && attr.mode & SETUID == 0 && !runs_as_group;
+    if plain && may(caller, attr, READ | WRITE).is_ok() {
         Ok(())
     } else {
         Err(Errno::PERM.into())
@@ -176,5 +192,33 @@ mod tests {
         assert_eq!(settable(user(5, 77), &attr(0, 5), 0o2755).unwrap(), 0o2755);
         assert!(may_give(user(5, 77), &attr(0, 5), Some(6), None).is_err());
         assert!(may_give(user(5, 1), &attr(0, 5), Some(5), Some(77)).is_ok());
+    }
+
+    #[test]
+    fn link_to_a_file_of_another_user_needs_the_right_to_read_and_write_it() {
+        for (mode, uid, allowed) in [
+            (0o600, 5, true),
+            (0o600, 0, true),
+            (0o600, 6, false),
+            (0o644, 6, false),
+            (0o622, 6, false),
+            (0o666, 6, true),
+            (0o4666, 6, false),
+            (0o2676, 6, false),
+            (0o2666, 6, true),
+        ] {
+            let file = attr(mode, 5);
+            assert_eq!(
+                may_link(user(uid, 1), &file).is_ok(),
+                allowed,
+                "{mode:o} {uid}"
+            );
+        }
+        let link = Attr {
+            kind: Kind::Symlink.into(),
+            ..attr(0o777, 5)
+        };
+        assert!(may_link(user(6, 1), &link).is_err());
+        assert!(may_link(user(5, 1), &link).is_ok());
     }
 }

@@ -9,6 +9,8 @@ use tidemill_wire::v1::{self, Kind};
 pub(crate) const SETGID: u32 = 0o2000;
 /// Set-user-id bit.
 pub(crate) const SETUID: u32 = 0o4000;
+/// Execute permission of the group.
+pub(crate) const GROUP_EXEC: u32 = 0o010;
 /// Sticky bit.
 pub(crate) const STICKY: u32 = 0o1000;
 /// An inode of no element yet.

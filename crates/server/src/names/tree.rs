@@ -1,7 +1,9 @@
 //! Names: look up, make, link, unlink, rename, list.
 
 use super::fault::Fault;
-use super::node::{NO_ELEMENT, Node, READ, SEARCH, SETGID, STICKY, WRITE, select_nodes};
+use super::node::{
+    GROUP_EXEC, NO_ELEMENT, Node, READ, SEARCH, SETGID, SETUID, STICKY, WRITE, select_nodes,
+};
 use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
 use rusqlite::params;
 use tidemill_core::id::Inode;
@@ -311,9 +313,13 @@ impl Tx<'_> {
         if node.is_dir() {
             return Err(Fault::DirectoryLink(shown(&op.name)));
         }
-        // As Linux with fs.protected_hardlinks: no second name for what one could not write.
-        if self.caller.uid != node.uid && !self.caller.may(&node, READ | WRITE) {
-            return Err(Fault::NotOwner(shown(&op.name)));
+        // As Linux with fs.protected_hardlinks: no second name for what one could not write, or for what runs as its owner.
+        if self.caller.uid != node.uid && !self.caller.above() {
+            let runs_as_group = node.mode & (SETGID | GROUP_EXEC) == SETGID | GROUP_EXEC;
+            let plain = node.kind == Kind::File && node.mode & SETUID == 0 && !runs_as_group;
+            if !plain || !self.caller.may(&node, READ | WRITE) {
+                return Err(Fault::NotOwner(shown(&op.name)));
+            }
         }
         if node.nlink == 0 {
             return Err(Fault::NotFound(shown(&op.name)));

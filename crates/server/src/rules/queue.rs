@@ -73,7 +73,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A file or folder has got a name.
+    /// A file or folder has got a name. Rules for all see a file only if its owner or root gave it the name, and a folder only
+    /// if that owner or root moved it: with their rights a rule must not read what another user put in its way.
     pub(crate) fn fire_for_moved(
         &self,
         node: &Node,
@@ -91,22 +92,52 @@ impl Tx<'_> {
             path.push(b'/');
         }
         path.extend_from_slice(name);
+        let by_stranger = ![0, node.uid].contains(&self.caller.uid);
         if !node.is_dir() {
-            return self.offer(node, &path, None);
+            return self.offer_moved(node, &path, None, by_stranger);
         }
-        let reached = std::str::from_utf8(&path).is_ok_and(|path| {
-            let all = rules.all();
-            all.iter().any(|kept| kept.rule.reaches(path))
-        });
-        if reached {
-            self.walk_below(0, node.ino)?;
+        let Ok(path) = std::str::from_utf8(&path) else {
+            return Ok(());
+        };
+        if rules.all().iter().any(|kept| kept.rule.reaches(path)) {
+            self.walk_moved(0, node.ino, path, by_stranger)?;
             rules.wake();
+        }
+        Ok(())
+    }
+
+    /// Has all files below a folder looked at that was moved, perhaps by another user than its owner.
+    pub(super) fn walk_moved(
+        &self,
+        rule: u64,
+        ino: u64,
+        path: &str,
+        by_stranger: bool,
+    ) -> Result<(), Fault> {
+        let all = self.shared.rules.all();
+        let reached = || all.iter().filter(|kept| kept.rule.reaches(path));
+        if rule != 0 || !by_stranger || !reached().any(|kept| kept.for_all) {
+            return self.walk_below(rule, ino);
+        }
+        for kept in reached().filter(|kept| !kept.for_all) {
+            self.walk_below(kept.id, ino)?;
         }
         Ok(())
     }
 
     /// Queues the version that a file has, for all rules that it fires or the one that is asked for.
     pub(super) fn offer(&self, node: &Node, path: &[u8], only: Option<u64>) -> Result<(), Fault> {
+        self.offer_moved(node, path, only, false)
+    }
+
+    /// As [`Self::offer`], of a file that perhaps another user than its owner moved: rules for all don't see it then.
+    pub(super) fn offer_moved(
+        &self,
+        node: &Node,
+        path: &[u8],
+        only: Option<u64>,
+        by_stranger: bool,
+    ) -> Result<(), Fault> {
         // A file that was never written has no version.
         if node.kind != Kind::File || node.object == 0 || node.version == 0 {
             return Ok(());
@@ -120,7 +151,8 @@ impl Tx<'_> {
             if only.is_some_and(|rule| rule != kept.id) {
                 continue;
             }
-            if kept.rule.matches(path) && self.fits(kept, node, path)? {
+            let hidden = by_stranger && kept.for_all;
+            if !hidden && kept.rule.matches(path) && self.fits(kept, node, path)? {
                 self.queue(kept, node, path)?;
             }
             if only.is_none() {

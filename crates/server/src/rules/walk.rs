@@ -93,24 +93,30 @@ impl Tx<'_> {
             path.push(b'/');
         }
         let only = (rule != 0).then_some(rule);
+        // Of a folder that was moved the owner, or root, moved it.
+        let mover = match only {
+            None => Node::find(self.db, folder)?.map(|folder| folder.uid),
+            Some(_) => None,
+        };
         let rules = self.shared.rules.all();
         for (name, ino) in &names {
             let Some(node) = Node::find(self.db, *ino)? else {
                 continue;
             };
             let path = [path.as_slice(), name].concat();
+            let by_stranger = mover.is_some_and(|uid| ![0, node.uid].contains(&uid));
             if !node.is_dir() {
-                self.offer(&node, &path, only)?;
+                self.offer_moved(&node, &path, only, by_stranger)?;
                 continue;
             }
-            let reached = std::str::from_utf8(&path).is_ok_and(|path| {
-                let mut wanted = rules
-                    .iter()
-                    .filter(|kept| only.is_none_or(|id| id == kept.id));
-                wanted.any(|kept| kept.rule.reaches(path))
-            });
-            if reached {
-                self.walk_below(rule, *ino)?;
+            let Ok(path) = std::str::from_utf8(&path) else {
+                continue;
+            };
+            let mut wanted = rules
+                .iter()
+                .filter(|kept| only.is_none_or(|id| id == kept.id));
+            if wanted.any(|kept| kept.rule.reaches(path)) {
+                self.walk_moved(rule, *ino, path, by_stranger)?;
             }
         }
         let full = names.len() == PAGE;

@@ -1,13 +1,17 @@
 //! The order of an element's labels: in each lane first come, first served, but none before those it comes after, and
 //! none before all that it needs is free (see [`crate::resources`]). One that is fed by another may start when that runs.
 //!
+//! Users take turns in the lanes of kernels: the next kernel is of the user of whom the fewest kernels run. Of users with as many
+//! kernels it is the kernel that came first.
+//!
 //! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
 //! again when it starts.
 
 use crate::id::LabelId;
 use crate::label::Lane;
 use crate::resources::{Ledger, Needs, Offers, first_to_start};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 /// Labels that may wait or run at once; what comes beyond is refused.
 pub const LABELS_MAX: usize = 1_000_000;
@@ -19,8 +23,10 @@ const FORGOTTEN_MAX: usize = 10_000;
 #[derive(Debug)]
 pub struct Queue {
     labels: BTreeMap<LabelId, Entry>,
-    /// By lane and arrival.
-    ready: BTreeMap<(Lane, u64), LabelId>,
+    /// By lane, user and arrival.
+    ready: BTreeMap<Place, LabelId>,
+    /// Kernels that run, by user; a user without any is not in it.
+    turns: BTreeMap<u32, u64>,
     /// What labels that run have taken.
     ledger: Ledger,
     /// Those of `ready` that need more than cores, by arrival.
@@ -30,10 +36,18 @@ pub struct Queue {
     waiting: usize,
 }
 
+/// The lane of a label, its user and its place in the order of arrival. Labels of other lanes than those of kernels have no
+/// users: 0.
+type Place = (Lane, u32, u64);
+
+/// Whether users take turns in a lane.
+fn has_turns(lane: Lane) -> bool {
+    matches!(lane, Lane::Kernel | Lane::Light)
+}
+
 #[derive(Debug)]
 struct Entry {
-    /// Its lane and its place in the order of arrival.
-    place: (Lane, u64),
+    place: Place,
     state: State,
     /// What it takes while it runs; `None`: nothing that is counted.
     needs: Option<Needs>,
@@ -86,6 +100,7 @@ impl Queue {
         Self {
             labels: BTreeMap::new(),
             ready: BTreeMap::new(),
+            turns: BTreeMap::new(),
             ledger: Ledger::new(offers),
             choosy: BTreeSet::new(),
             forgotten: VecDeque::new(),
@@ -119,8 +134,20 @@ impl Queue {
         label: LabelId,
         place: (Lane, u64),
         needs: Option<&Needs>,
+        relatives: (&[LabelId], &[LabelId]),
+    ) -> Added {
+        self.add_of(label, (place, 0), needs, relatives)
+    }
+
+    /// As [`Self::add_fed`], of a label of a user.
+    pub fn add_of(
+        &mut self,
+        label: LabelId,
+        ((lane, arrival), user): ((Lane, u64), u32),
+        needs: Option<&Needs>,
         (after, feeding): (&[LabelId], &[LabelId]),
     ) -> Added {
+        let place = (lane, if has_turns(lane) { user } else { 0 }, arrival);
         if self.labels.contains_key(&label) {
             return Added::Known;
         }
@@ -174,7 +201,7 @@ impl Queue {
         };
         let entry = Entry {
             // It will never be given out.
-            place: (Lane::Kernel, 0),
+            place: (Lane::Kernel, 0, 0),
             state,
             needs: None,
             missing: BTreeSet::new(),
@@ -199,26 +226,37 @@ impl Queue {
         })
     }
 
-    fn make_ready(&mut self, place: (Lane, u64), label: LabelId, needs: Option<&Needs>) {
+    fn make_ready(&mut self, place: Place, label: LabelId, needs: Option<&Needs>) {
         self.ready.insert(place, label);
         if needs.is_some_and(|needs| !needs.only_cores()) {
-            self.choosy.insert(place.1);
+            self.choosy.insert(place.2);
         }
     }
 
-    fn unmake_ready(&mut self, place: (Lane, u64)) -> Option<LabelId> {
-        self.choosy.remove(&place.1);
+    fn unmake_ready(&mut self, place: Place) -> Option<LabelId> {
+        self.choosy.remove(&place.2);
         self.ready.remove(&place)
     }
 
-    fn in_lane(&self, lane: Lane) -> impl Iterator<Item = ((Lane, u64), &Needs)> {
-        let ready = self.ready_in(lane);
-        ready.filter_map(|(place, entry)| Some((place, entry.needs.as_ref()?)))
+    /// The users with ready labels in a lane.
+    fn users(&self, lane: Lane) -> impl Iterator<Item = u32> {
+        let mut from = Some(0);
+        std::iter::from_fn(move || {
+            let rest = (lane, from?, 0)..=(lane, u32::MAX, u64::MAX);
+            let (&(_, user, _), _) = self.ready.range(rest).next()?;
+            from = user.checked_add(1);
+            Some(user)
+        })
     }
 
-    /// Those that are ready, but none that is still fed and for which there is no room: it could wait, too, and holds up nobody.
-    fn ready_in(&self, lane: Lane) -> impl Iterator<Item = ((Lane, u64), &Entry)> {
-        let ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
+    fn runs(&self, user: u32) -> u64 {
+        self.turns.get(&user).copied().unwrap_or(0)
+    }
+
+    /// Those of a user that are ready, but none that is still fed and for which there is no room: it could wait, too, and
+    /// holds up nobody.
+    fn ready_of(&self, lane: Lane, user: u32) -> impl Iterator<Item = (Place, &Entry)> {
+        let ready = self.ready.range((lane, user, 0)..=(lane, user, u64::MAX));
         let ready = ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?)));
         ready.filter(|(_, entry)| entry.missing.is_empty() || self.has_room(entry))
     }
@@ -228,22 +266,57 @@ impl Queue {
         needs.is_none_or(|needs| self.ledger.has(needs))
     }
 
+    /// Kernels of all users that are ready, with a core or without, in the order of their turns: before the second of a user come
+    /// the first ones of users of whom as many run.
+    fn by_turn(&self) -> impl Iterator<Item = (Place, &Needs)> {
+        let of_user = |user: u32| {
+            let [mut light, mut kernels] = [Lane::Light, Lane::Kernel].map(|lane| {
+                let ready = self.ready_of(lane, user);
+                let needy = ready.filter_map(|(place, entry)| Some((place, entry.needs.as_ref()?)));
+                needy.peekable()
+            });
+            std::iter::from_fn(move || match (light.peek(), kernels.peek()) {
+                (Some((one, _)), Some((other, _))) if one.2 > other.2 => kernels.next(),
+                (Some(_), _) => light.next(),
+                (None, _) => kernels.next(),
+            })
+        };
+        let users: BTreeSet<u32> = [Lane::Light, Lane::Kernel]
+            .into_iter()
+            .flat_map(|lane| self.users(lane))
+            .collect();
+        let mut all: Vec<_> = users.iter().map(|&user| of_user(user).peekable()).collect();
+        let mut heads = BinaryHeap::with_capacity(all.len());
+        for (index, (one, &user)) in all.iter_mut().zip(&users).enumerate() {
+            if let Some((place, _)) = one.peek() {
+                heads.push(Reverse((self.runs(user), place.2, index)));
+            }
+        }
+        std::iter::from_fn(move || {
+            let Reverse((turn, _, index)) = heads.pop()?;
+            let one = all.get_mut(index)?;
+            let next = one.next();
+            if let Some((place, _)) = one.peek() {
+                heads.push(Reverse((turn + 1, place.2, index)));
+            }
+            next
+        })
+    }
+
     /// The next label of a lane that can start.
-    fn first(&self, lane: Lane) -> Option<(Lane, u64)> {
-        if self.choosy.is_empty() || !matches!(lane, Lane::Kernel | Lane::Light) {
+    fn first(&self, lane: Lane) -> Option<Place> {
+        if self.choosy.is_empty() || !has_turns(lane) {
             // Nobody waits for what another lane takes, and the first of a lane keeps the others of it waiting.
-            let (place, entry) = self.ready_in(lane).next()?;
+            let firsts = self
+                .users(lane)
+                .filter_map(|user| self.ready_of(lane, user).next());
+            let (place, entry) = firsts.min_by_key(|(place, _)| (self.runs(place.1), place.2))?;
             return self.has_room(entry).then_some(place);
         }
-        let mut light = self.in_lane(Lane::Light).peekable();
-        let mut kernels = self.in_lane(Lane::Kernel).peekable();
-        let by_arrival = std::iter::from_fn(|| match (light.peek(), kernels.peek()) {
-            (Some(((_, one), _)), Some(((_, other), _))) if one > other => kernels.next(),
-            (Some(_), _) => light.next(),
-            (None, _) => kernels.next(),
-        });
         let has_light = lane == Lane::Light;
-        first_to_start(&self.ledger, by_arrival, has_light, |place| place.0 == lane)
+        first_to_start(&self.ledger, self.by_turn(), has_light, |place| {
+            place.0 == lane
+        })
     }
 
     /// The next label of a lane to run, which counts as running from now on.
@@ -258,6 +331,9 @@ impl Queue {
                 .is_none_or(|needs| self.ledger.take(needs));
             debug_assert!(taken, "a label starts only when all it needs is free");
         }
+        if has_turns(lane) {
+            *self.turns.entry(place.1).or_default() += 1;
+        }
         self.running += 1;
         // It may feed others.
         self.look_at_dependants(label);
@@ -266,14 +342,23 @@ impl Queue {
 
     /// Notes how a running label ended. Gives the labels that can't run any more because of it.
     pub fn end(&mut self, label: LabelId, succeeded: bool) -> Vec<LabelId> {
-        match self.labels.get_mut(&label) {
+        let (lane, user, _) = match self.labels.get_mut(&label) {
             Some(entry) if entry.state == State::Running => {
                 debug_assert!(
                     !succeeded || entry.missing.is_empty(),
                     "what feeds a label ends before it"
                 );
+                entry.place
             }
             _ => return Vec::new(),
+        };
+        if has_turns(lane)
+            && let Some(runs) = self.turns.get_mut(&user)
+        {
+            *runs -= 1;
+            if *runs == 0 {
+                self.turns.remove(&user);
+            }
         }
         self.running -= 1;
         if let Some(needs) = self
@@ -519,6 +604,53 @@ mod tests {
             Some(id(5)),
             "what it had is free again"
         );
+    }
+
+    #[test]
+    fn user_with_many_labels_lets_another_user_have_the_next_turn() {
+        for choosy in [false, true] {
+            let mut queue = Queue::new(offers(2, 1_000_000, 1));
+            let of = needs(1, u64::from(choosy), 0);
+            let none: (&[LabelId], &[LabelId]) = (&[], &[]);
+            for n in 0..1000 {
+                queue.add_of(id(n), (kernel(n), 7), Some(&of), none);
+            }
+            assert_eq!(queue.take(Lane::Kernel), Some(id(0)));
+            assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
+            queue.add_of(id(1000), (kernel(1000), 8), Some(&of), none);
+            queue.add_of(id(1001), (kernel(1001), 8), Some(&of), none);
+            assert_eq!(queue.take(Lane::Kernel), None, "no core is free");
+            queue.end(id(0), true);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(1000)));
+            queue.end(id(1), false);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(2)), "7 has none now");
+            queue.end(id(2), true);
+            queue.end(id(1000), true);
+            // As many run of both: who came first is first.
+            assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
+            assert_eq!(queue.take(Lane::Kernel), Some(id(1001)));
+            queue.end(id(1001), true);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(4)), "nobody else waits");
+        }
+    }
+
+    #[test]
+    fn large_label_of_a_user_is_not_overtaken_by_other_users_that_keep_coming() {
+        let mut queue = Queue::new(offers(2, 10, 1));
+        let none: (&[LabelId], &[LabelId]) = (&[], &[]);
+        let (small, large) = (needs(1, 1, 0), needs(2, 1, 0));
+        queue.add_of(id(0), (kernel(0), 7), Some(&small), none);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(0)));
+        queue.add_of(id(1), (kernel(1), 7), Some(&large), none);
+        for n in 2..50 {
+            let user = 8 + u32::try_from(n).unwrap();
+            queue.add_of(id(n), (kernel(n), user), Some(&small), none);
+        }
+        assert_eq!(queue.take(Lane::Kernel), Some(id(2)), "7 has its turn");
+        queue.end(id(0), true);
+        assert_eq!(queue.take(Lane::Kernel), None, "both cores are kept");
+        queue.end(id(2), true);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
     }
 
     #[test]

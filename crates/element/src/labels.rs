@@ -536,7 +536,8 @@ impl Labels {
         let live = incoming.live(label);
         let feeding = live.feeding(&state.live);
         let after = (label.after.as_slice(), feeding.as_slice());
-        match state.queue.add_fed(id, (lane, incoming.seq), needs, after) {
+        let place = ((lane, incoming.seq), label.owner.uid);
+        match state.queue.add_of(id, place, needs, after) {
             Added::Known => {}
             Added::Queued => {
                 state.live.insert(id, live);

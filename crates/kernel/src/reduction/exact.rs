@@ -5,7 +5,8 @@
 use super::table::Column;
 use super::*;
 use tidemill_format::{
-    Attribute, DataType, Dimension, Format, Header, Kind, Order, Storage, Store, Value, Variable,
+    Attribute, Bytes, DataType, Dimension, Format, Header, Kind, Order, Storage, Store, Value,
+    Variable,
 };
 
 fn dimension(name: &str, size: u64, unlimited: bool) -> Dimension {
@@ -33,7 +34,7 @@ fn variable(path: &str, kind: Kind, dimensions: Vec<Dimension>, offset: usize) -
     }
 }
 
-fn table(query: &Query, variables: Vec<Variable>, bytes: &Vec<u8>) -> Result<Table> {
+fn table(query: &Query, variables: Vec<Variable>, bytes: &dyn Bytes) -> Result<Table> {
     let header = Header {
         format: Format::Hdf5,
         attributes: Vec::new(),
@@ -120,7 +121,7 @@ fn variables_of_no_values_have_a_count_of_0() {
             vec![dimension("i", 0, unlimited), dimension("j", 3, false)],
             0,
         );
-        table(&Query::new(operation, "x"), vec![x], &Vec::new())
+        table(&Query::new(operation, "x"), vec![x], &Vec::<u8>::new())
     };
     for unlimited in [false, true] {
         let found = of(unlimited, Operation::Count).unwrap();

@@ -95,16 +95,16 @@ fn integers_of_64_bits_are_told_apart_and_summed_exactly() {
 
 #[test]
 fn sums_beyond_64_bits_are_written_exactly_or_not_at_all() {
-    let bytes: Vec<u8> = [i64::MAX; 2]
+    let bytes: Vec<u8> = [i64::MAX; 3]
         .iter()
         .flat_map(|one| one.to_le_bytes())
         .collect();
-    let x = variable("x", Kind::Int, vec![dimension("i", 2, false)], 0);
+    let x = variable("x", Kind::Int, vec![dimension("i", 3, false)], 0);
     let found = table(&Query::new(Operation::Sum, "x"), vec![x], &bytes).unwrap();
     let json = found.json();
     assert_eq!(
         json["values"]["sum"],
-        (2 * i128::from(i64::MAX)).to_string()
+        (3 * i128::from(i64::MAX)).to_string()
     );
     for form in [Form::Npy, Form::Netcdf] {
         found.write(form, &mut Vec::new()).unwrap_err();

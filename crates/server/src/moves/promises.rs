@@ -305,3 +305,55 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::id::ElementId;
+
+    #[test]
+    fn one_user_is_not_promised_the_share_of_all_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let site = Site {
+            element: ElementId(3),
+            host: "h".into(),
+            free_bytes: 800 << 20,
+            takes: true,
+            memory: false,
+            burst: true,
+            outside: false,
+        };
+        let promised = |uid: u32, mib: u64, days: i64| {
+            let (shared, sites) = (names.shared().clone(), vec![site.clone()]);
+            let promised = names.database().write_blocking(move |db| {
+                db.execute("UPDATE inode SET mode = 511 WHERE ino = 1", [])?;
+                let caller = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                let request = v1::PromiseRequest {
+                    path: b"/".to_vec(),
+                    bytes: mib << 20,
+                    for_ns: days * LASTS_NS,
+                    ..v1::PromiseRequest::default()
+                };
+                let tx = Tx::new(db, &shared, &caller, 0, 1);
+                let promised = reserve(&tx, &request, (&[], &sites))?;
+                Ok(promised.map(drop).map_err(|refusal| refusal.to_string()))
+            });
+            promised.unwrap()
+        };
+        // Users may be promised 400 MiB together, and one of them 100 for long.
+        assert_eq!(promised(7, 60, 366), Ok(()));
+        let refused = promised(7, 60, 8).unwrap_err();
+        assert!(refused.contains("for more than 7 days"), "{refused}");
+        assert_eq!(promised(7, 40, 8), Ok(()));
+        assert_eq!(promised(8, 100, 366), Ok(()));
+        // For a short time it may be all that is left.
+        assert_eq!(promised(7, 200, 7), Ok(()));
+        assert!(promised(8, 1, 1).unwrap_err().contains("together"));
+        assert_eq!(promised(0, 100, 366), Ok(()));
+    }
+}

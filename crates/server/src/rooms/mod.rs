@@ -487,6 +487,48 @@ mod tests {
     }
 
     #[test]
+    fn channels_of_one_user_leave_some_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let room = v1::CreateRoomRequest {
+            name: "r".into(),
+            mode: 0o777,
+            ..v1::CreateRoomRequest::default()
+        };
+        at(&names, 0, move |tx| tx.create_room(&room)).unwrap();
+        let channel = v1::CreateChannelRequest {
+            room: "r".into(),
+            channel: "c".into(),
+            ..v1::CreateChannelRequest::default()
+        };
+        let refused = at(&names, 0, move |tx| {
+            let numbers: Vec<u32> = (1_000_000..1_001_024).collect();
+            let list = serde_json::to_string(&numbers).unwrap_or_default();
+            let sql =
+                "INSERT INTO channel SELECT value, value, 'c', 0, 1, 7, 0, 0, 0 FROM json_each(?1)";
+            assert_eq!(tx.db.execute(sql, [list])?, 1024);
+            let refused = [7, 8, 0].map(|uid| {
+                let caller = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                let mut tx = Tx::new(tx.db, tx.shared, &caller, 0, 0);
+                tx.create_channel(&channel)
+            });
+            refused.into_iter().collect::<Result<Vec<_>, _>>()
+        });
+        let refused: Vec<_> = refused.into_iter().map(Result::unwrap_err).collect();
+        assert!(
+            matches!(refused[0], Refusal::TooManyChannels),
+            "{refused:?}"
+        );
+        for other in &refused[1..] {
+            assert!(matches!(other, Refusal::NoElement(_)), "{refused:?}");
+        }
+    }
+
+    #[test]
     fn a_room_is_removed_in_pieces_however_deep_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();

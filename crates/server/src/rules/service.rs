@@ -474,3 +474,46 @@ impl v1::rules_server::Rules for RuleService {
         Ok(Response::new(v1::EndRoundReply { round }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsealed_files_are_named_to_readers_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let shared = names.shared().clone();
+        let named = names.database().write_blocking(move |db| {
+            let root = Caller::root();
+            let mut tx = Tx::new(db, &shared, &root, 0, 1);
+            let mut make = |parent, (kind, mode): (v1::Kind, u32)| {
+                let ino = crate::names::ids::reserve(db, "inode", 1)?;
+                let op = v1::Create {
+                    parent,
+                    name: b"x".to_vec(),
+                    kind: kind.into(),
+                    mode,
+                    ino,
+                    uid: 8,
+                    gid: 8,
+                    ..v1::Create::default()
+                };
+                tx.create(&op).map(|_| ino)
+            };
+            let private = make(1, (v1::Kind::Directory, 0o700))?;
+            let file = make(private, (v1::Kind::File, 0o644))?;
+            let files = [(file, "/x/x".to_owned())];
+            let named = [7, 8].map(|uid| {
+                let viewer = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                readable(&Tx::new(db, &shared, &viewer, 0, 1), &viewer, &files)
+            });
+            named.into_iter().collect::<Result<Vec<_>, _>>()
+        });
+        assert_eq!(named.unwrap(), [None, Some("/x/x".to_owned())]);
+    }
+}

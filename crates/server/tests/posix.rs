@@ -519,7 +519,7 @@ async fn extended_attributes_are_kept_and_the_arrays_own_are_answered() {
         Answer::Bytes(v1::Bytes { value: bytes("1") })
     );
     assert_eq!(
-        tree.errno(&by, set("trusted.a", false, false)).await,
+        tree.errno(&by, set("system.a", false, false)).await,
         Some(Errno::OPNOTSUPP)
     );
     let list = tree.root(Op::ListXattr(v1::ListXattr { ino })).await;
@@ -547,6 +547,43 @@ async fn extended_attributes_are_kept_and_the_arrays_own_are_answered() {
         tree.errno(&by, Op::SetXattr(folder)).await,
         Some(Errno::INVAL)
     );
+}
+
+#[tokio::test]
+async fn trusted_attributes_are_kept_for_root_alone() {
+    let tree = Tree::new();
+    let ino = tree.make(1, "f", Kind::File, 0o666, 1000).await;
+    let other = Caller {
+        checked: true,
+        ..user(1000)
+    };
+    let name = || bytes("trusted.a");
+    let set = v1::SetXattr {
+        ino,
+        name: name(),
+        value: bytes("v"),
+        ..v1::SetXattr::default()
+    };
+    let set = Op::SetXattr(set);
+    let get = Op::GetXattr(v1::GetXattr { ino, name: name() });
+    let list = Op::ListXattr(v1::ListXattr { ino });
+    let remove = Op::RemoveXattr(v1::RemoveXattr { ino, name: name() });
+    let names = |names| Answer::Names(v1::NameList { names });
+    assert_eq!(
+        tree.errno(&other, set.clone()).await,
+        Some(Errno::PERM),
+        "whatever a kernel has checked"
+    );
+    tree.root(set).await;
+    let value = Answer::Bytes(v1::Bytes { value: bytes("v") });
+    assert_eq!(tree.root(get.clone()).await, value);
+    assert_eq!(tree.root(list.clone()).await, names(vec![name()]));
+    assert_eq!(tree.errno(&other, get.clone()).await, Some(Errno::NODATA));
+    let seen = tree.by(&other, 0, vec![list]).await;
+    assert_eq!(seen, [names(Vec::new())]);
+    assert_eq!(tree.errno(&other, remove.clone()).await, Some(Errno::PERM));
+    tree.root(remove).await;
+    assert_eq!(tree.errno(&Caller::root(), get).await, Some(Errno::NODATA));
 }
 
 #[tokio::test]

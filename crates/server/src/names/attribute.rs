@@ -34,6 +34,8 @@ const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.version",
     b"user.tidemill.task",
 ];
+/// Start of the names of attributes that only root sees and sets.
+const TRUSTED: &[u8] = b"trusted.";
 /// Longest value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
 
@@ -129,7 +131,7 @@ impl Tx<'_> {
         let value = if is_virtual(&node, &op.name) {
             self.answered(&node, &op.name)?
         } else {
-            check_namespace(&op.name, false)?;
+            self.check_namespace(&op.name, false)?;
             self.stored(node.ino, &op.name)?
         };
         let value = value.ok_or_else(|| Fault::NoAttribute(shown(&op.name)))?;
@@ -272,7 +274,7 @@ impl Tx<'_> {
         if is_virtual(node, name) {
             return Err(Fault::AttributeReadOnly(shown(name)));
         }
-        check_namespace(name, true)?;
+        self.check_namespace(name, true)?;
         if !matches!(node.kind, Kind::File | Kind::Directory) {
             return Err(Fault::NotOwner(shown(name)));
         }
@@ -287,6 +289,25 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
+    /// Names in `user.` are for all, names in `trusted.` for root alone, whatever a kernel has checked.
+    fn check_namespace(&self, name: &[u8], set: bool) -> Result<(), Fault> {
+        if name.starts_with(b"user.") && name.len() > 5 {
+            return Ok(());
+        }
+        if name.starts_with(TRUSTED) && name.len() > TRUSTED.len() {
+            return match (self.caller.uid, set) {
+                (0, _) => Ok(()),
+                (_, true) => Err(Fault::NotOwner(shown(name))),
+                (_, false) => Err(Fault::NoAttribute(shown(name))),
+            };
+        }
+        // The kernel asks for these on its own and takes "none" for an answer.
+        if name.starts_with(b"security.") && !set {
+            return Err(Fault::NoAttribute(shown(name)));
+        }
+        Err(Fault::AttributeUnsupported(shown(name)))
+    }
+
     /// Only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array answers.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let node = self.reach(op.ino)?;
@@ -294,9 +315,9 @@ impl Tx<'_> {
             .db
             .prepare_cached("SELECT name FROM xattr WHERE ino = ?1 ORDER BY name")?;
         let names = statement.query_map([node.ino.cast_signed()], |row| row.get(0))?;
-        Ok(Answer::Names(v1::NameList {
-            names: names.collect::<Result<_, _>>()?,
-        }))
+        let mut names: Vec<Vec<u8>> = names.collect::<Result<_, _>>()?;
+        names.retain(|name| self.caller.uid == 0 || !name.starts_with(TRUSTED));
+        Ok(Answer::Names(v1::NameList { names }))
     }
 
     pub(crate) fn stat_fs(&self) -> Answer {
@@ -307,15 +328,4 @@ impl Tx<'_> {
             files: self.shared.files(),
         })
     }
-}
-
-fn check_namespace(name: &[u8], set: bool) -> Result<(), Fault> {
-    if name.starts_with(b"user.") && name.len() > 5 {
-        return Ok(());
-    }
-    // The kernel asks for these on its own and takes "none" for an answer.
-    if name.starts_with(b"security.") && !set {
-        return Err(Fault::NoAttribute(shown(name)));
-    }
-    Err(Fault::AttributeUnsupported(shown(name)))
 }

@@ -119,6 +119,7 @@ impl Error {
             Self::Local { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
             Self::ElementRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
             Self::ElementRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
+            Self::ElementRefused { status: 413, .. } => Errno::FBIG.raw_os_error(),
             Self::ElementRefused { status: 501, .. } => Errno::OPNOTSUPP.raw_os_error(),
             Self::ElementRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
             Self::Refused(status) if status.code() == tonic::Code::ResourceExhausted => {

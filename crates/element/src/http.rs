@@ -266,6 +266,11 @@ impl Refused {
                 }
             },
             Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Store(StoreError::Device { source, .. })
+                if source.kind() == std::io::ErrorKind::FileTooLarge =>
+            {
+                StatusCode::PAYLOAD_TOO_LARGE
+            }
             Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,

@@ -30,6 +30,8 @@ pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
         let valid = std::str::from_utf8(&text[..e.valid_up_to()]).unwrap_or_default();
         error(Cursor::new(valid).at(valid.len()), Problem::Encoding)
     })?;
+    // Some editors put a byte order mark before everything.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let state = State {
         cursor: Cursor::new(text),
         depth: 0,

@@ -55,6 +55,17 @@ fn the_papers_listing_is_read() {
 }
 
 #[test]
+fn byte_order_mark_before_a_script_is_no_part_of_it() {
+    let group = read("\u{feff}name = \"a\";");
+    assert_eq!(data(&group, "name"), &Data::Text("a".into()));
+    assert_eq!(
+        group.get("name").unwrap().at,
+        Position { line: 1, column: 1 }
+    );
+    assert!(parse("job.conf", "\u{feff}\u{feff}a = 1;".as_bytes()).is_err());
+}
+
+#[test]
 fn numbers_of_every_form() {
     let group = read(
         "a=1;b=-7 c:+3, d=0x1F e=0XffL f=9223372036854775807L g=1.5;h=-.5;i=1e3;j=5.;k=2E-2;l=0b101;m=0o17;n=-9223372036854775808LL",

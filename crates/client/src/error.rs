@@ -185,3 +185,25 @@ impl From<tonic::Status> for Error {
         Self::Refused(Box::new(status))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn status_of_a_refusal_is_told_as_errno() {
+        let errno = |status| {
+            let (url, message) = (String::new(), String::new());
+            let refused = Error::ElementRefused {
+                url,
+                status,
+                message,
+            };
+            Errno::from_raw_os_error(refused.errno())
+        };
+        assert_eq!(errno(413), Errno::FBIG);
+        assert_eq!(errno(507), Errno::NOSPC);
+        assert_eq!(errno(500), Errno::IO);
+    }
+}

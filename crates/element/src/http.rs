@@ -1053,3 +1053,19 @@ pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refus
     let all = tokio::time::timeout(BODY_MAX, all).await;
     all.unwrap_or(Err(Refused::Slow))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_is_too_large_for_its_device_is_told_from_a_failed_device() {
+        let status = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            let path = std::path::Path::new("/f");
+            Refused::from(StoreError::from_io(ObjectId(1), path, source)).status()
+        };
+        assert_eq!(status(libc::EFBIG), StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(status(libc::EIO), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}

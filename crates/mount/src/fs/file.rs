@@ -141,14 +141,7 @@ impl Fs {
         let cut = if write {
             self.bind_writer(caller, key, &node, how, pace)?
         } else {
-            match self.bind_reader(caller, key, &node, pace) {
-                Err(error) if error.is(Errno::STALE) => {
-                    self.replaced.note();
-                    return Err(error);
-                }
-                bound => bound?,
-            }
-            self.replaced.opened(key.ino);
+            self.bind_reader(caller, key, &node, pace)?;
             false
         };
         let opened = self.opened(caller, (key, node), OpenHow { write, ..how }, cut)?;

@@ -16,7 +16,6 @@
 //! | `locks`, `sharing` | locks, and files that mounts share by them |
 //! | `patience`, `repeat` | how long an operation waits, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
-//! | `replaced` | files that others replace while they are opened |
 //! | `directory`, `drain` | listings, and waiting for what is below a folder to drain |
 //! | `watch` | what others changed |
 //! | `control` | the control folder |
@@ -39,7 +38,6 @@ pub(crate) mod patience;
 pub(crate) mod pending;
 pub(crate) mod remote;
 mod repeat;
-mod replaced;
 pub(crate) mod right;
 pub(crate) mod seal;
 mod sharing;
@@ -90,7 +88,6 @@ pub(crate) struct Fs {
     /// Whether the kernel takes object files to read and write by itself.
     direct: AtomicBool,
     kept: kept::Kept,
-    replaced: replaced::Replaced,
     /// Openers that wait for files that somebody else is writing.
     busy_waiters: AtomicUsize,
     /// Who tells of closes, if not the kernel.
@@ -150,7 +147,6 @@ impl Fs {
             attr_ttl,
             direct: AtomicBool::new(true),
             kept: kept::Kept::default(),
-            replaced: replaced::Replaced::default(),
             busy_waiters: AtomicUsize::new(0),
             closes: OnceLock::new(),
         }

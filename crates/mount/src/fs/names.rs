@@ -16,8 +16,6 @@ use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as An
 
 /// Bytes of a name at most.
 const NAME_BYTES_MAX: usize = 255;
-/// How often a name is looked up again whose file others replace.
-const REPLACED_TRIES: u32 = 8;
 /// Names asked for in vain before a directory is listed.
 const MISSES_MIN: u32 = 4;
 /// Entries of a directory that is listed for that at most.
@@ -92,34 +90,6 @@ impl Fs {
             return known;
         }
         pace.wait()?;
-        for _ in 0..REPLACED_TRIES {
-            let found = self.lookup_there(caller, parent, name)?;
-            if !self.replaced.is_expected() || self.keep_open(caller, &found, pace) {
-                return Ok(found);
-            }
-            self.forget(found.key, 1);
-        }
-        self.lookup_there(caller, parent, name)
-    }
-
-    /// Opens what is about to be opened; says whether it was there.
-    fn keep_open(&self, caller: Caller, found: &Found, pace: Pace) -> bool {
-        if found.attr.kind() != Kind::File {
-            return true;
-        }
-        let ino = found.key.ino;
-        match self.reading_object(caller, &self.node(ino), pace) {
-            Ok(object) => {
-                self.replaced.hold(ino, object);
-                true
-            }
-            // The open says what is wrong.
-            Err(error) => !error.is(Errno::STALE) && !error.is(Errno::NOENT),
-        }
-    }
-
-    /// Asks the server for a name.
-    fn lookup_there(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<Found, Error> {
         let asked = self.table.now();
         let op = Op::Lookup(v1::Lookup {
             parent,
@@ -258,8 +228,7 @@ impl Fs {
             }
             Err(error) if error.is(Errno::NOENT) => {
                 let mut state = node.state.lock();
-                let open = state.opens > 0 || self.replaced.holds(node.ino);
-                if !open && state.writing.is_none() {
+                if state.opens == 0 && state.writing.is_none() {
                     return Err(Errno::STALE.into());
                 }
                 // Removed by somebody else while it is open here.

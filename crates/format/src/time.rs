@@ -1,6 +1,7 @@
 //! Times as CF writes them (`days since 1850-01-01`, in several calendars), and which indices of a coordinate a time span has.
 //!
-//! From the CF conventions, section 4.4. Months and years as units are refused: they have no fixed length.
+//! From the CF conventions, section 4.4. Months and years as units are those of the calendar: `1 months since 2000-01-31` is 29 February, and a
+//! fraction is that part of the month at which it lies.
 
 use std::fmt;
 
@@ -113,6 +114,25 @@ impl Calendar {
         }
     }
 
+    /// The seconds at which a day begins.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "days of 200 000 years are far below 2^52"
+    )]
+    fn seconds(self, day: Date) -> f64 {
+        self.number(day) as f64 * DAY
+    }
+
+    /// The day of so many seconds, if it is counted.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "checked against the years that are counted"
+    )]
+    fn at(self, seconds: f64) -> Option<Date> {
+        let day = (seconds / DAY).floor();
+        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| self.day(day as i64))
+    }
+
     /// The day of a number.
     fn day(self, number: i64) -> Date {
         // A guess that is at most a year off, and then month by month.
@@ -187,6 +207,25 @@ pub struct Moment {
     pub seconds: f64,
 }
 
+impl fmt::Display for Moment {
+    /// The day, and the time of it unless it is its beginning.
+    #[expect(clippy::cast_possible_truncation, reason = "a day has few seconds")]
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.date.fmt(out)?;
+        if self.seconds == 0.0 {
+            return Ok(());
+        }
+        let whole = self.seconds.floor();
+        let (seconds, rest) = (whole as i64, ((self.seconds - whole) * 1e3).round() as i64);
+        let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        write!(out, "T{hour:02}:{minute:02}:{second:02}")?;
+        if rest > 0 {
+            write!(out, ".{:03}", rest.min(999))?;
+        }
+        Ok(())
+    }
+}
+
 impl Moment {
     /// 0 to 23.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few hours")]
@@ -199,13 +238,22 @@ impl Moment {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
     calendar: Calendar,
-    /// Seconds of one.
+    /// Seconds of one; 0 for months and years.
     seconds: f64,
+    /// Months of one; 0 for units of a fixed length.
+    months: i64,
     /// Seconds of the calendar at which they begin.
     since: f64,
 }
 
 const DAY: f64 = 86_400.0;
+
+/// What stands before ` since `, however it is written, and behind.
+fn halves(units: &str) -> Option<(&str, &str)> {
+    const SINCE: &str = " since ";
+    let at = units.to_ascii_lowercase().find(SINCE)?;
+    Some((&units[..at], &units[at + SINCE.len()..]))
+}
 
 impl Units {
     /// From the texts of `units` and `calendar`.
@@ -218,19 +266,24 @@ impl Units {
             why: why.into(),
         };
         let calendar = Calendar::named(calendar)?;
-        let (unit, since) = units
-            .split_once(" since ")
-            .ok_or_else(|| wrong("no units of time (days since 1850-01-01)"))?;
-        let seconds = match unit.trim().to_ascii_lowercase().as_str() {
-            "day" | "days" | "d" => DAY,
-            "hour" | "hours" | "hr" | "hrs" | "h" => 3600.0,
-            "minute" | "minutes" | "min" | "mins" => 60.0,
-            "second" | "seconds" | "sec" | "secs" | "s" => 1.0,
-            "millisecond" | "milliseconds" | "msec" | "msecs" | "ms" => 1e-3,
-            "week" | "weeks" => 7.0 * DAY,
+        let (unit, since) =
+            halves(units).ok_or_else(|| wrong("no units of time (days since 1850-01-01)"))?;
+        let (seconds, months) = match unit.trim().to_lowercase().as_str() {
+            "year" | "years" | "yr" | "yrs" => (0.0, 12),
+            "month" | "months" | "mon" | "mons" => (0.0, 1),
+            "common_year" | "common_years" => (365.0 * DAY, 0),
+            "week" | "weeks" => (7.0 * DAY, 0),
+            "day" | "days" | "d" => (DAY, 0),
+            "hour" | "hours" | "hr" | "hrs" | "h" => (3600.0, 0),
+            "minute" | "minutes" | "min" | "mins" => (60.0, 0),
+            "second" | "seconds" | "sec" | "secs" | "s" => (1.0, 0),
+            "millisecond" | "milliseconds" | "msec" | "msecs" | "ms" => (1e-3, 0),
+            "microsecond" | "microseconds" | "microsec" | "microsecs" | "us" | "\u{b5}s"
+            | "\u{3bc}s" => (1e-6, 0),
+            "nanosecond" | "nanoseconds" | "nanosec" | "nanosecs" | "ns" => (1e-9, 0),
             _ => {
                 return Err(wrong(
-                    "the unit is none of days, hours, minutes, seconds, milliseconds",
+                    "the unit is none of years, months, weeks, days, hours, minutes, seconds, milliseconds, microseconds, nanoseconds",
                 ));
             }
         };
@@ -238,6 +291,7 @@ impl Units {
         Ok(Self {
             calendar,
             seconds,
+            months,
             since,
         })
     }
@@ -248,7 +302,7 @@ impl Units {
     /// If it has some that are not understood.
     pub fn of(variable: &Variable) -> Result<Option<Self>> {
         match variable.text("units") {
-            Some(units) if units.contains(" since ") => {
+            Some(units) if halves(units).is_some() => {
                 Self::parse(units, variable.text("calendar").unwrap_or("standard")).map(Some)
             }
             _ => Ok(None),
@@ -274,19 +328,77 @@ impl Units {
         })
     }
 
-    /// A value as seconds of the calendar.
+    /// A value as seconds of the calendar; NaN if it lies beyond the years that are counted.
     pub fn seconds(&self, value: f64) -> f64 {
-        self.since + value * self.seconds
+        if self.months == 0 {
+            return self.since + value * self.seconds;
+        }
+        let months = value * self.months as f64;
+        let counted = months.abs() < (12 * YEARS_MAX) as f64;
+        if !counted {
+            return f64::NAN;
+        }
+        let whole = months.floor();
+        #[expect(clippy::cast_possible_truncation, reason = "checked above")]
+        let (start, end) = (self.after(whole as i64), self.after(whole as i64 + 1));
+        start + (months - whole) * (end - start)
     }
 
     /// The value of so many seconds of the calendar.
     pub fn value(&self, seconds: f64) -> f64 {
-        (seconds - self.since) / self.seconds
+        if self.months == 0 {
+            return (seconds - self.since) / self.seconds;
+        }
+        let (Some(date), Some(since)) = (self.calendar.at(seconds), self.calendar.at(self.since))
+        else {
+            return f64::NAN;
+        };
+        let mut month = (date.year - since.year) * 12 + date.month - since.month;
+        while self.after(month) > seconds {
+            month -= 1;
+        }
+        let (start, end) = (self.after(month), self.after(month + 1));
+        let (month, of_one) = (month as f64, self.months as f64);
+        (month + (seconds - start) / (end - start)) / of_one
     }
 
-    /// Whether another one counts days alike.
-    pub fn same_calendar(&self, other: &Self) -> bool {
-        self.calendar == other.calendar
+    /// The seconds of the calendar so many months after the beginning: on the same day of the month, or its last.
+    fn after(&self, months: i64) -> f64 {
+        let Some(since) = self.calendar.at(self.since) else {
+            return f64::NAN;
+        };
+        let month = since.year * 12 + since.month - 1 + months;
+        let first = Date {
+            year: month.div_euclid(12),
+            month: month.rem_euclid(12) + 1,
+            day: 1,
+        };
+        let julian = self.calendar.is_julian(first);
+        let last = self.calendar.month_days(first.year, first.month, julian);
+        let date = Date {
+            day: since.day.min(last),
+            ..first
+        };
+        self.calendar.seconds(date) + self.since.rem_euclid(DAY)
+    }
+
+    /// The value at which a day begins. Months beyond the twelfth are those of the next years.
+    pub fn at(&self, date: Date) -> f64 {
+        let month = date.year * 12 + date.month - 1;
+        self.value(self.calendar.seconds(Date {
+            year: month.div_euclid(12),
+            month: month.rem_euclid(12) + 1,
+            day: date.day,
+        }))
+    }
+
+    /// Whether another one counts days alike, at least from so many seconds of the calendar on.
+    pub fn same_calendar(&self, other: &Self, from: f64) -> bool {
+        let gregorian = from >= FIRST_GREGORIAN as f64 * DAY;
+        let is_gregorian = |units: &Self| {
+            matches!(units.calendar, Calendar::Standard | Calendar::Gregorian) && gregorian
+        };
+        self.calendar == other.calendar || is_gregorian(self) && is_gregorian(other)
     }
 
     /// The values from the beginning of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): from
@@ -297,10 +409,7 @@ impl Units {
     pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
         let from = Text::parse(from, self.calendar)?.start;
         let to = Text::parse(to, self.calendar)?.end;
-        Ok((
-            (from - self.since) / self.seconds,
-            (to - self.since) / self.seconds,
-        ))
+        Ok((self.value(from), self.value(to)))
     }
 }
 

@@ -40,7 +40,7 @@ fn a_span_goes_to_the_end_of_its_last_month() {
 fn what_is_no_time_is_refused() {
     for (units, calendar) in [
         ("days", "standard"),
-        ("months since 1850-01-01", "standard"),
+        ("fortnights since 1850-01-01", "standard"),
         ("days since 1850-13-01", "standard"),
         ("days since 1850-02-29", "noleap"),
         ("days since 1582-10-10", "standard"),
@@ -56,4 +56,43 @@ fn what_is_no_time_is_refused() {
     assert_eq!(units.date(f64::INFINITY), None);
     assert_eq!(units.date(f64::NAN), None);
     assert_eq!(units.date(1e300), None);
+}
+
+#[test]
+fn months_and_years_are_those_of_the_calendar() {
+    for (units, calendar, value, expected) in [
+        ("months since 2000-01-01", "standard", 2.0, "2000-03-01"),
+        ("months since 2000-01-01", "360_day", 2.5, "2000-03-16"),
+        ("Months Since 2000-01-31", "noleap", 1.0, "2000-02-28"),
+        ("months since 2000-01-31", "all_leap", 13.0, "2001-02-29"),
+        ("months since 1582-09-01", "standard", 2.0, "1582-11-01"),
+        ("months since 2000-01-01", "julian", -1.0, "1999-12-01"),
+        (
+            "years since 1850-07-01",
+            "proleptic_gregorian",
+            150.0,
+            "2000-07-01",
+        ),
+        ("years since 2001-01-01", "366_day", 0.5, "2001-07-01"),
+    ] {
+        let of = Units::parse(units, calendar).unwrap();
+        assert_eq!(of.date(value).unwrap().to_string(), expected, "{units}");
+        let back = of.value(of.seconds(value));
+        assert!((back - value).abs() < 1e-9, "{units}: {back}");
+        let (from, to) = of.span(expected, expected).unwrap();
+        assert!(from <= value && value < to, "{units}: {from} to {to}");
+    }
+    for (units, value) in [
+        ("microseconds since 2000-01-01", 86_400e6),
+        ("\u{3bc}s since 2000-01-01", 86_400e6),
+        ("nanoseconds since 2000-01-01", 86_400e9),
+        ("Days Since 2000-1-1 0:0:0.0 UTC", 1.0),
+    ] {
+        let of = Units::parse(units, "gregorian").unwrap();
+        assert_eq!(of.date(value).unwrap().to_string(), "2000-01-02", "{units}");
+    }
+    let of = Units::parse("months since 2000-01-01", "standard").unwrap();
+    for value in [f64::NAN, f64::INFINITY, 1e300, -1e7] {
+        assert_eq!(of.date(value), None, "{value}");
+    }
 }

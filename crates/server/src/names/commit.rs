@@ -160,6 +160,8 @@ struct Writing {
     failing: bool,
     /// `None` for a database in memory.
     reserve: Option<Reserve>,
+    #[cfg(test)]
+    syncs: usize,
 }
 
 impl std::fmt::Debug for Database {
@@ -344,6 +346,22 @@ impl Database {
     ) -> Result<T, Fault> {
         let answer = self.submit(false, work)?.blocking_recv();
         Ok(answer.map_err(|_| Fault::Closed)??.value)
+    }
+
+    /// Resolves when all that is committed is on the disk.
+    pub(crate) async fn synced(&self) -> Result<(), Fault> {
+        self.write_durable(true, |_| Ok(())).await?.on_disk
+    }
+
+    /// As [`Self::synced`], for threads outside the runtime.
+    pub(crate) fn synced_here(&self) -> Result<(), Fault> {
+        self.write_here(true, |_| Ok(()))?.on_disk
+    }
+
+    /// How often the log was synced.
+    #[cfg(test)]
+    pub(crate) fn syncs(&self) -> usize {
+        self.writing.lock().as_ref().map_or(0, |one| one.syncs)
     }
 
     /// Runs `work` on a reading connection within one view of the database.
@@ -571,6 +589,8 @@ impl Writing {
             trouble: trouble.clone(),
             failing: false,
             reserve,
+            #[cfg(test)]
+            syncs: 0,
         })))
     }
 
@@ -711,7 +731,12 @@ impl Writing {
             File::open(folder)?.sync_all()?;
             self.wal_file.insert(File::open(wal)?)
         };
-        file.sync_data()
+        file.sync_data()?;
+        #[cfg(test)]
+        {
+            self.syncs += 1;
+        }
+        Ok(())
     }
 
     fn write_anew(&self) -> Result<(), String> {

@@ -243,11 +243,16 @@ pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
 impl Names for SqliteNames {
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
         Box::pin(async move {
+            let durable = request.durable;
             let request = match self.apply_reads(request).await? {
-                Ok(results) => return Ok(results),
+                Ok(results) => {
+                    if durable {
+                        self.database.synced().await?;
+                    }
+                    return Ok(results);
+                }
                 Err(request) => request,
             };
-            let durable = request.durable;
             let share = self.database.writes().take(&request.caller).await;
             let work = self.writes(request);
             let names = self.clone();
@@ -261,11 +266,16 @@ impl Names for SqliteNames {
     }
 
     fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        let durable = request.durable;
         let request = match self.apply_reads_blocking(request)? {
-            Ok(results) => return Ok(results),
+            Ok(results) => {
+                if durable {
+                    self.database.synced_here()?;
+                }
+                return Ok(results);
+            }
             Err(request) => request,
         };
-        let durable = request.durable;
         let _share = self.database.writes().take_blocking(&request.caller);
         let work = self.writes(request);
         self.told(self.database.write_here(durable, work)?)
@@ -421,5 +431,35 @@ mod tests {
         let told = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
         let told = told.expect("nobody is told").unwrap();
         assert!(told.changes.contains(&Change::Rights(Inode::ROOT.0)));
+    }
+
+    #[tokio::test]
+    async fn durable_request_that_only_reads_syncs_the_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let look = |durable| Request {
+            caller: Caller::root(),
+            durable,
+            ops: vec![v1::NameOp {
+                op: Some(Op::GetAttr(v1::GetAttr {
+                    ino: Inode::ROOT.0,
+                    content: false,
+                })),
+            }],
+            ..Request::default()
+        };
+        names.apply(look(false)).await.unwrap();
+        assert_eq!(names.database().syncs(), 0);
+        names.apply(look(true)).await.unwrap();
+        assert_eq!(names.database().syncs(), 1);
+        names.apply_blocking(look(true)).unwrap();
+        assert_eq!(names.database().syncs(), 2);
+        // A request without operations is one that only reads.
+        let empty = Request {
+            ops: Vec::new(),
+            ..look(true)
+        };
+        names.apply(empty).await.unwrap();
+        assert_eq!(names.database().syncs(), 3);
     }
 }

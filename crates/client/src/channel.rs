@@ -144,7 +144,9 @@ impl Channel {
             ))
             .header(CAPABILITY_HEADER, hex(&remote.capability));
         let answer = async {
-            let response = self.objects.send(remote, request, body).await?;
+            let limit = WAIT_MAX + ANSWER_MAX;
+            let response = self.objects.send_within(limit, remote, request, body);
+            let response = response.await?;
             let body = response.into_body().collect().await;
             Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
         };

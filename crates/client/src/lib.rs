@@ -24,6 +24,7 @@ pub mod published;
 pub mod ranged;
 mod rewrite;
 pub mod server;
+mod silence;
 pub mod sparse;
 mod striped;
 pub mod tls;

@@ -1,6 +1,7 @@
 //! Bytes of objects, to and from elements over HTTP. Routes: see `tidemill_wire::route`.
 
 use crate::error::{Error, deepest};
+use crate::silence::{Broken, Listened, Silence};
 use crate::tls::{self, Connector, Inside, Problem, Trust};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -10,6 +11,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::copies::{self, CopyItem};
 use tidemill_wire::route::{
@@ -26,6 +28,7 @@ const DAMAGED: &str = "?damaged=true";
 #[derive(Clone, Debug)]
 pub struct Objects {
     client: Client<Connector, Full<Bytes>>,
+    silence: Silence,
 }
 
 /// A connection that is one's own.
@@ -52,7 +55,15 @@ impl Objects {
         let connector = Connector::new(trust, Inside::Http1, "");
         Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
+            silence: Silence::default(),
         }
+    }
+
+    /// With other limits of silence.
+    #[cfg(test)]
+    pub(crate) fn with_silence(mut self, silence: Silence) -> Self {
+        self.silence = silence;
+        self
     }
 
     /// Reads up to `length` bytes at `offset`; fewer only at the object's end.
@@ -218,7 +229,9 @@ impl Objects {
         let path = format!("/copy?from={:016x}&bytes={bytes}", from.0);
         let request =
             base(remote, Method::POST, &path).header(SOURCE_HEADER, route::hex(capability));
-        self.send(remote, request, Bytes::new()).await.map(drop)
+        self.send_work(remote, request, Bytes::new())
+            .await
+            .map(drop)
     }
 
     /// Makes a sealed object of a file of the store outside in which the element has what it keeps; gives its length in bytes.
@@ -227,7 +240,7 @@ impl Objects {
     /// If the element can't be reached or refuses.
     pub async fn link(&self, remote: &Remote, path: &str) -> Result<u64, Error> {
         let request = base(remote, Method::POST, "/outside");
-        let response = self.send(remote, request, Bytes::from(path.to_owned()));
+        let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
         size_of(remote, response.await?, "link").await
     }
 
@@ -243,7 +256,7 @@ impl Objects {
     ) -> Result<u64, Error> {
         let path = format!("/allocate?offset={offset}&length={length}&mode={mode}");
         let request = base(remote, Method::POST, &path);
-        let response = self.send(remote, request, Bytes::new()).await?;
+        let response = self.send_work(remote, request, Bytes::new()).await?;
         size_of(remote, response, "allocate").await
     }
 
@@ -287,7 +300,7 @@ impl Objects {
 
     async fn work(&self, remote: &Remote, path: &str, order: Bytes) -> Result<Bytes, Error> {
         let request = base(remote, Method::POST, path);
-        let response = self.send(remote, request, order).await?;
+        let response = self.send_work(remote, request, order).await?;
         let body = response.into_body().collect().await;
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
     }
@@ -300,7 +313,7 @@ impl Objects {
         let request = base(remote, Method::POST, path)
             .header("connection", "upgrade")
             .header("upgrade", route::RANK_PROTOCOL);
-        let response = self.send(remote, request, Bytes::new()).await?;
+        let response = self.send_work(remote, request, Bytes::new()).await?;
         let upgraded = hyper::upgrade::on(response).await;
         Ok(TokioIo::new(
             upgraded.map_err(|error| lost(remote, &error))?,
@@ -313,7 +326,9 @@ impl Objects {
     /// If the element can't be reached or refuses.
     pub async fn sync(&self, remote: &Remote) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/sync");
-        self.send(remote, request, Bytes::new()).await.map(drop)
+        self.send_work(remote, request, Bytes::new())
+            .await
+            .map(drop)
     }
 
     /// Seals an object; gives its final length.
@@ -324,7 +339,7 @@ impl Objects {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
             base(remote, Method::POST, "/seal").header("content-type", "application/json");
-        let response = self.send(remote, request, body.into()).await?;
+        let response = self.send_work(remote, request, body.into()).await?;
         size_of(remote, response, "seal").await
     }
 
@@ -357,7 +372,7 @@ impl Objects {
             Method::POST,
             &format!("/confirm?hash={}", route::hex(hash)),
         );
-        match self.send(remote, request, Bytes::new()).await {
+        match self.send_work(remote, request, Bytes::new()).await {
             Ok(_) => Ok(true),
             Err(Error::ElementRefused { status: 409, .. }) => Ok(false),
             Err(error) => Err(error),
@@ -403,7 +418,7 @@ impl Objects {
             // Nobody gets in without one; those of the others are looked at when they are read.
             .header(CAPABILITY_HEADER, capability)
             .header("content-type", "application/json");
-        let response = self.send(&remote, request, body.into()).await?;
+        let response = self.send_work(&remote, request, body.into()).await?;
         let body = response.into_body().collect().await;
         Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
     }
@@ -436,23 +451,47 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 
+    /// Sends a request that an element answers at once. It fails where the element is silent for a minute.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
         request: hyper::http::request::Builder,
         body: Bytes,
-    ) -> Result<Response<hyper::body::Incoming>, Error> {
+    ) -> Result<Response<Listened>, Error> {
+        self.send_within(self.silence.answer, remote, request, body)
+            .await
+    }
+
+    /// As [`Self::send`], of a request for which an element works through whole objects before it answers.
+    async fn send_work(
+        &self,
+        remote: &Remote,
+        request: hyper::http::request::Builder,
+        body: Bytes,
+    ) -> Result<Response<Listened>, Error> {
+        self.send_within(self.silence.work, remote, request, body)
+            .await
+    }
+
+    /// All requests to elements go through here, so that no wait for an element is without an end.
+    pub(crate) async fn send_within(
+        &self,
+        limit: Duration,
+        remote: &Remote,
+        request: hyper::http::request::Builder,
+        body: Bytes,
+    ) -> Result<Response<Listened>, Error> {
         let request = request
             .body(Full::new(body))
             .map_err(|error| Error::Element {
                 url: remote.url.to_string(),
                 reason: error.to_string(),
             })?;
-        let response = self
-            .client
-            .request(request)
-            .await
+        let answered = tokio::time::timeout(limit, self.client.request(request)).await;
+        let response = answered
+            .map_err(|_| lost(remote, &Broken::Silent(limit)))?
             .map_err(|error| lost(remote, &error))?;
+        let response = response.map(|body| Listened::new(body, self.silence.body));
         let status = response.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
@@ -473,7 +512,7 @@ impl Objects {
 /// The length in an answer that is a [`SealReply`].
 async fn size_of(
     remote: &Remote,
-    response: Response<hyper::body::Incoming>,
+    response: Response<Listened>,
     what: &'static str,
 ) -> Result<u64, Error> {
     let bytes = response

@@ -17,6 +17,11 @@ use tower::{BoxError, Service};
 /// How long a connection and its handshake may take each.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
+/// A peer that is asked whether it is still there, after this long without a word, and again.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_TIMES: u32 = 3;
+
 /// Opens connections for hyper and tonic: `http://HOST:PORT` plain, `https://NAME@HOST:PORT` to the peer of
 /// that name, where NAME is the one of its certificate. The name is a part of the address so that connections
 /// to one peer are never used for another.
@@ -51,6 +56,10 @@ impl Connector {
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_MAX));
+        // A host that vanished ends what waits for it.
+        tcp.set_keepalive(Some(KEEP_ALIVE));
+        tcp.set_keepalive_interval(Some(KEEP_ALIVE_AGAIN));
+        tcp.set_keepalive_retries(Some(KEEP_ALIVE_TIMES));
         tcp.enforce_http(false);
         let tls = trust.map(|trust| Tls(Arc::new(trust.client(inside)).into()));
         Self { tcp, tls, name }

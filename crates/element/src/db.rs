@@ -4,7 +4,7 @@
 //! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
 //! makes its whole group be synced. Commits need no room on the device: `reserve.rs`.
 
-use crate::reserve::{self, Left, Reserve};
+use crate::reserve::{self, Fold, Left, Reserve};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
@@ -25,6 +25,15 @@ const STATEMENTS_MAX: usize = 256;
 
 /// Read connections; a reader beyond them waits.
 const READERS: usize = 2;
+
+/// Pages of the log from which on it is folded back.
+const LOG_PAGES: i64 = 1000;
+
+/// Pages of the log at which SQLite itself folds it back, if nobody has before.
+const LOG_PAGES_MAX: u32 = 3000;
+
+/// Changes between two looks at the log's length.
+const CHANGES_PER_LOOK: usize = 32;
 
 /// Step `n` brings a database of version `n` to version `n + 1`.
 const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE, PACKS, ATTEMPTS];
@@ -201,6 +210,8 @@ pub struct Writer {
     incoming: mpsc::Receiver<Message>,
     /// `None` for a database that is in no file.
     reserve: Option<Reserve>,
+    /// Since the log's length was looked at.
+    changes: usize,
     _index: Option<Arc<File>>,
 }
 
@@ -288,6 +299,9 @@ impl Db {
             .collect();
         let readers = readers.map_err(failed)?;
         let reserve = Reserve::new(path, &connection);
+        if let Err(error) = reserve::fold(&connection, Fold::Anew) {
+            tracing::warn!(%error, "a copy of the database without its log will not be known as one");
+        }
         let connection = Arc::new(Mutex::new(connection));
         let (db, writer) = Self::of(path, connection, readers, Some(reserve), index);
         let thread = std::thread::Builder::new()
@@ -330,6 +344,7 @@ impl Db {
             connection,
             incoming,
             reserve,
+            changes: 0,
             _index: index,
         };
         (db, writer)
@@ -429,6 +444,7 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.busy_timeout(std::time::Duration::from_secs(10))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES_MAX)?;
     // What a statement may have to undo is not kept in files of another device, which may be full, too.
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     // The log's blocks are kept, see `reserve`: the last connection would remove it.
@@ -522,8 +538,24 @@ impl Writer {
         }
         if let Some(reserve) = &mut self.reserve {
             reserve.look(&self.connection.lock(), changes);
+            self.changes += changes;
+            if self.changes >= CHANGES_PER_LOOK {
+                self.changes = 0;
+                self.fold_long_log();
+            }
         }
         flow
+    }
+
+    fn fold_long_log(&self) {
+        let connection = self.connection.lock();
+        let folded = match reserve::log_pages(&connection) {
+            Ok(pages) if pages >= LOG_PAGES => reserve::fold(&connection, Fold::Passive),
+            other => other.map(drop),
+        };
+        if let Err(error) = folded {
+            tracing::warn!(%error, "the log of the element's database can't be folded back now");
+        }
     }
 }
 
@@ -616,6 +648,44 @@ mod tests {
         ));
         let again = Db::open(&folder.path().join("element.db")).unwrap();
         assert_eq!(ids(&again).len(), 100);
+    }
+
+    /// What a copy of the database file alone says of its log.
+    fn copied(folder: &Path) -> Vec<u8> {
+        let copy = folder.join("copy.db");
+        std::fs::copy(folder.join("element.db"), &copy).unwrap();
+        let copy = Connection::open(copy).unwrap();
+        let sql = "SELECT value FROM identity WHERE key = 'log'";
+        copy.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn copy_without_the_log_says_so_until_the_element_stops() {
+        let (folder, db) = open();
+        let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
+        assert_eq!(copied(folder.path()), [1]);
+        assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
+        // Many times what makes the log be folded back.
+        for round in 0..40 {
+            let value = move |connection: &Connection| {
+                let sql = "INSERT INTO attribute VALUES (?1, 1, 1, zeroblob(20000))";
+                for row in 0..20 {
+                    connection.execute(sql, [round * 20 + row])?;
+                }
+                Ok(())
+            };
+            db.write_blocking(false, value).unwrap();
+            for id in 0..4 {
+                let change = insert(round * 4 + id);
+                db.write_blocking(false, change).unwrap();
+            }
+            assert_eq!(copied(folder.path()), [1]);
+            assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
+        }
+        let log = folder.path().join("element.db-wal");
+        assert!(std::fs::metadata(log).unwrap().len() < 16 << 20);
+        db.stop();
+        assert_eq!(copied(folder.path()), [0]);
     }
 
     #[test]

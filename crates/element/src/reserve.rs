@@ -179,6 +179,34 @@ pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
 }
 
+/// Folds the log back into the database. Between two folds the database file says of itself that its log has more, and the
+/// log that it has not: a copy of the file alone is known by that.
+pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> {
+    mark(connection, true)?;
+    let folded = match mode {
+        Fold::Anew => begin_log_anew(connection),
+        Fold::Passive => connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
+    };
+    mark(connection, false)?;
+    folded
+}
+
+/// How the log is folded back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fold {
+    /// All of it; waits for readers.
+    Anew,
+    /// As far as no reader is in the way.
+    Passive,
+}
+
+fn mark(connection: &Connection, log_has_more: bool) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO identity VALUES ('log', ?1)";
+    let value = [u8::from(log_has_more)];
+    connection.prepare_cached(sql)?.execute([&value[..]])?;
+    Ok(())
+}
+
 fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let sql = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size";
     let bytes = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
@@ -186,7 +214,8 @@ fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
+/// Pages in the log.
+pub(crate) fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
     connection.query_row(sql, [], |row| row.get(1))
 }

@@ -107,6 +107,42 @@ fn files_of_an_array_without_notes_are_found_again() {
     assert_eq!(tree["/lost+found/in.txt.object1"].2, 1);
 }
 
+#[test]
+fn copy_of_a_database_in_use_without_its_log_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let element = folder.path().join("element.db");
+    let db = load(&element, ELEMENT_1);
+    let refused = |elements: &Path| {
+        let made = rebuild(&folder.path().join("again"), &[elements.into()], (0, 0));
+        made.unwrap_err().to_string()
+    };
+    db.execute("INSERT INTO identity VALUES ('log', x'01')", [])
+        .unwrap();
+    assert!(refused(&element).contains("element.db-wal"));
+    // All of it may be in the log.
+    let nothing = folder.path().join("nothing.db");
+    std::fs::write(&nothing, "").unwrap();
+    assert!(refused(&nothing).contains("element.db-wal"));
+    assert!(!folder.path().join("again/server.db").exists());
+    db.execute("UPDATE identity SET value = x'00' WHERE key = 'log'", [])
+        .unwrap();
+    let rebuilt = again(folder.path(), &[element]);
+    assert_eq!((rebuilt.files, rebuilt.less), (3, false));
+}
+
+#[test]
+fn less_than_elements_have_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let element = folder.path().join("element-0");
+    drop(load(&element.join("element.db"), ELEMENT_1));
+    let objects = element.join("objects/34");
+    std::fs::create_dir_all(&objects).unwrap();
+    std::fs::write(objects.join("0000000000aa1234"), "unknown").unwrap();
+    let rebuilt = again(folder.path(), &[element]);
+    assert_eq!((rebuilt.unknown, rebuilt.missing.len()), (1, 3));
+    assert!(rebuilt.less);
+}
+
 /// An element's database as its rows say.
 struct Element {
     path: PathBuf,

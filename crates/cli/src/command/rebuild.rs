@@ -14,9 +14,12 @@ const EXAMPLES: &str = "Examples:
   tidemill rebuild --folder /srv/server /srv/el-0 /copies/element-1.db
 
 Stop the server and move a damaged server.db (with its -wal and -shm) away first. Name every element of the
-array: its folder, or a copy of its element.db. Names, links, owners, modes, times, versions, extended attributes
+array: its folder, or a copy of its element.db. `sqlite3 element.db '.backup COPY'` copies the database of an
+element that runs; a plain copy lacks what is in element.db-wal, and is refused. Names, links, owners, modes, times, versions, extended attributes
 and lineage come back as the server has last noted them on the elements, which takes it about a second. What
-only the server knew is lost: lifetimes, job scripts, and jobs that had not ended.";
+only the server knew is lost: lifetimes, job scripts, and jobs that had not ended.
+
+Exit codes: 0 all that elements know of is there, 1 less was found than there was, or the database could not be made.";
 
 /// Files that are named in the text; all are in the JSON.
 const SHOWN_MAX: usize = 20;
@@ -52,7 +55,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     context.note(format_args!("reading {} elements", elements.len()));
     let rebuilt = rebuild::rebuild(&folder, &elements, owner)?;
     context.output.show(&said(&rebuilt))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(u8::from(rebuilt.less)))
 }
 
 fn said(rebuilt: &Rebuilt) -> Said {
@@ -93,6 +96,22 @@ fn said(rebuilt: &Rebuilt) -> Said {
             );
         }
     }
+    for element in &rebuilt.absent {
+        let _ = write!(
+            text,
+            "\nelement {element} was not given: its files are unknown. If it was taken out of the array it is a member again \
+             when it runs: stop it, or take it out again (`tidemill element remove {element}`)"
+        );
+    }
+    if rebuilt.less {
+        let _ = write!(
+            text,
+            "\nless was found than there was: {} without their bytes, {} that their elements know nothing of. Don't use this \
+             database if there are better copies: move it away and run rebuild again. No object is removed as nobody's for a week",
+            format::count(rebuilt.missing.len() as u64, "file"),
+            format::count(rebuilt.unknown, "object")
+        );
+    }
     text += "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
@@ -111,6 +130,9 @@ fn said(rebuilt: &Rebuilt) -> Said {
         "missing": paths(&rebuilt.missing),
         "unnoted": paths(&rebuilt.unnoted),
         "apart": apart,
+        "unknown": rebuilt.unknown,
+        "absent": rebuilt.absent,
+        "less": rebuilt.less,
     });
     Said::new(text, json)
 }

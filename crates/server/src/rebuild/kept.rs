@@ -5,6 +5,7 @@ use crate::rules::noted;
 use prost::Message as _;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use tidemill_core::attribute::{name, object, task};
 use tidemill_core::layout::PartOf;
@@ -13,6 +14,11 @@ use tidemill_wire::v1::NameNote;
 
 /// The versions of an element's tables that this release reads.
 const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=5;
+
+/// The head of an SQLite file, and its byte that says whether there is a write-ahead log.
+const HEAD_BYTES: u64 = 20;
+const LOGGED_AT: usize = 18;
+const LOGGED: u8 = 2;
 
 /// Kinds of object.
 const DATA: i64 = 0;
@@ -33,6 +39,8 @@ pub(super) struct Kept {
     pub(super) rules: Vec<NameNote>,
     /// Objects that have a row, but no file any more.
     pub(super) missing: Vec<KeptObject>,
+    /// Files of objects that have no row.
+    pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
 }
@@ -139,8 +147,13 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     let db = Connection::open_with_flags(&database, flags).map_err(|e| at(e.into()))?;
     db.busy_timeout(std::time::Duration::from_secs(5))
         .map_err(|e| at(e.into()))?;
+    // First: of what is only in the log, the array's identity may be a part.
+    if is_behind(&db, &database).map_err(at)? {
+        return Err(at(Problem::Behind));
+    }
     let mut kept = rows(&db, path).map_err(at)?;
     if folder {
+        kept.unknown = unknown(&db, path).map_err(at)?;
         let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
@@ -153,6 +166,49 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
     Ok(kept)
+}
+
+/// Whether this is a copy of a database that was in use, without the log that has its last rows (`element/src/reserve.rs`).
+fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
+    let log = std::fs::metadata(super::beside(database, "-wal"));
+    if log.is_ok_and(|log| log.len() > 0) {
+        return Ok(false);
+    }
+    let tables = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'identity'";
+    if !db.prepare(tables)?.exists([])? {
+        // All of it may be in the log.
+        let mut head = Vec::new();
+        let file = std::fs::File::open(database);
+        let read = file.and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+        return Ok(read.is_ok() && head.get(LOGGED_AT).is_none_or(|&version| version == LOGGED));
+    }
+    let sql = "SELECT value FROM identity WHERE key = 'log'";
+    let value: Option<Vec<u8>> = db.query_row(sql, [], |row| row.get(0)).optional()?;
+    Ok(value.is_some_and(|value| value == [1]))
+}
+
+/// How many files of objects an element has of which it knows nothing: those that were being written, and those of which
+/// its database has lost the rows.
+fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
+    let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
+    let mut unknown = 0;
+    let folders = std::fs::read_dir(element.join("objects"));
+    for folder in folders.into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(folder.path())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = file.file_name();
+            let id = name
+                .to_str()
+                .and_then(|name| u64::from_str_radix(name, 16).ok());
+            if let Some(id) = id {
+                unknown += u64::from(!known.exists([id.cast_signed()])?);
+            }
+        }
+    }
+    Ok(unknown)
 }
 
 /// What an element has in a store outside of the array (`element/src/outside`).
@@ -198,6 +254,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         notes,
         rules,
         missing: Vec::new(),
+        unknown: 0,
         label_max: largest(db, "SELECT max(id) FROM label")?,
         object_max: 0,
     };

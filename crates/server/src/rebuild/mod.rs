@@ -10,6 +10,7 @@ mod kept;
 mod parts;
 mod tree;
 
+use crate::clock;
 use crate::jobs::spec::StoredTask;
 use crate::jobs::store::state_number;
 use crate::names::{Fault, OpenError, schema};
@@ -17,8 +18,8 @@ use crate::rules::noted;
 use crate::serve;
 use files::Files;
 use kept::{Kept, KeptTask};
-use rusqlite::{Connection, params};
-use std::collections::BTreeMap;
+use rusqlite::{Connection, OptionalExtension as _, params};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tidemill_core::attribute::task as page;
 use tidemill_wire::v1::{NameNote, State};
@@ -50,6 +51,12 @@ pub struct Rebuilt {
     pub unnoted: Vec<PathBuf>,
     /// Files whose bytes no element has any more.
     pub missing: Vec<PathBuf>,
+    /// Files of objects that their element knows nothing of.
+    pub unknown: u64,
+    /// Elements that were not given, though others with higher numbers were.
+    pub absent: Vec<u32>,
+    /// Less was found than there was: files have lost their bytes, or elements have more objects than they know.
+    pub less: bool,
 }
 
 /// What is in `/lost+found` now.
@@ -106,6 +113,11 @@ pub enum Problem {
     /// It was never part of an array.
     #[error("this element was never part of an array")]
     Unattached,
+    /// A copy of a database in use, without its log.
+    #[error(
+        "this is a copy of the database of an element that ran, without its log (element.db-wal): what was written last is missing; give the element's folder, or a copy that `sqlite3 element.db '.backup COPY'` makes, or stop the element and copy element.db then"
+    )]
+    Behind,
     /// Of another array.
     #[error("this element belongs to another array than {0}")]
     OtherArray(PathBuf),
@@ -209,9 +221,47 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
         }
     }
     rebuilt.tasks = tasks.len();
+    look_back(&mut rebuilt, all);
+    note(db, rebuilt.less)?;
     put_jobs(db, &tasks)?;
     raise_counters(db, all, &tasks, files.tree.new_ino())?;
     Ok(rebuilt)
+}
+
+/// Compares what was found with what elements have.
+fn look_back(rebuilt: &mut Rebuilt, all: &[Kept]) {
+    let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
+    rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
+    let given: BTreeSet<u32> = all.iter().map(|kept| kept.element).collect();
+    let last = given.last().copied().unwrap_or(0);
+    rebuilt.absent = (0..last)
+        .filter(|element| !given.contains(element))
+        .collect();
+    rebuilt.less = !rebuilt.missing.is_empty() || rebuilt.unknown > known as u64;
+}
+
+/// The key of the table `setting` for when the database was rebuilt, and whether less was found than there was.
+const REBUILT: &str = "rebuilt";
+
+fn note(db: &Connection, less: bool) -> Result<(), Fault> {
+    let mut value = clock::now_ns().to_le_bytes().to_vec();
+    value.push(u8::from(less));
+    let sql = "INSERT OR REPLACE INTO setting VALUES (?1, ?2)";
+    db.execute(sql, params![REBUILT, value])?;
+    Ok(())
+}
+
+/// When the database was rebuilt, and whether less was found than there was; `None` if it never was.
+pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
+    let sql = "SELECT value FROM setting WHERE name = ?1";
+    let value: Option<Vec<u8>> = db.query_row(sql, [REBUILT], |row| row.get(0)).optional()?;
+    let at = |value: &[u8]| {
+        Some((
+            i64::from_le_bytes(*value.first_chunk()?),
+            value.last() == Some(&1),
+        ))
+    };
+    Ok(value.as_deref().and_then(at))
 }
 
 /// Jobs of which only the tasks that ended are known, and those tasks with what they read and made.
@@ -293,7 +343,6 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
 
 /// The last part of the path that an object had, and inode and size of its file; of one that is gone its id.
 fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>), Fault> {
-    use rusqlite::OptionalExtension as _;
     let found = db
         .prepare_cached("SELECT path, ino, size FROM version WHERE object = ?1")?
         .query_row([object.cast_signed()], |row| {

@@ -218,6 +218,24 @@ fn a_check_finds_what_nothing_knows_and_what_is_missing_and_mends_what_can_be() 
     assert!(orphan.exists());
     let (_, found) = check(&["--mend"]);
     assert_eq!(kinds(&found), expected);
+    // Nothing is removed that was only shown.
+    let (_, found) = check(&["--mend"]);
+    assert_eq!(kinds(&found), expected[..3]);
+    assert!(orphan.exists());
+    let (_, found) = check(&["--mend", "--yes"]);
+    assert_eq!(kinds(&found), expected[..3]);
+    let (ok, found) = check(&[]);
+    assert!(!ok);
+    assert_eq!(kinds(&found), expected[..2]);
+    assert!(orphan.exists());
+    // A week later.
+    let database = array.path("server/server.db").display().to_string();
+    let later =
+        "UPDATE removal SET queued = queued - 8 * 86400 * 1000000000 WHERE object = 11145780";
+    let moved = Command::new("sqlite3")
+        .args([database.as_str(), later])
+        .status();
+    assert!(moved.unwrap().success());
     wait("the orphan is removed", || !orphan.exists());
     let (ok, found) = check(&[]);
     assert!(!ok);

@@ -9,6 +9,7 @@ use crate::damage;
 use crate::names::holdings::{self, Held};
 use crate::names::parts;
 use crate::names::{Fault, SqliteNames, path_of};
+use crate::rebuild;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,10 @@ use tonic::Status;
 const REST: Duration = Duration::from_secs(3);
 /// How long an element may take to list one of its folders.
 const LIST_MAX: Duration = Duration::from_secs(60);
+
+/// How long an object that nothing knows stays on its element after it was set aside. A database that is rebuilt meanwhile
+/// knows nothing of that: the object can be found again.
+const KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -122,6 +127,7 @@ impl Run<'_> {
             .map_err(text)?;
         self.checked.files += held.len() as u64;
         let held = by_folder(held);
+        let before = self.checked.objects;
         let mut first = Suspicions::new();
         for folder in 0..route::FOLDERS {
             let listed = self.check.list(element, folder).await?;
@@ -145,15 +151,20 @@ impl Run<'_> {
             again.retain(|object, _| first.contains_key(object));
             found.extend(again);
         }
-        let mended = if self.request.mend {
-            self.mend(element, &found).await?
+        let (mended, held_back) = if self.request.mend {
+            let held_back = self.held_back(&found, self.checked.objects - before)?;
+            let remove = self.request.remove && held_back.is_none();
+            (self.mend(element, &found, remove).await?, held_back)
         } else {
-            BTreeSet::new()
+            (BTreeSet::new(), None)
         };
         for (object, suspicion) in found {
             let mended = mended.contains(&object);
-            self.tell(self.finding(element, object, suspicion, mended))
-                .await;
+            let mut finding = self.finding(element, object, suspicion, mended);
+            if let (Suspicion::Orphan(_), Some(why)) = (suspicion, held_back) {
+                finding.text = format!("{}; {why}", finding.text);
+            }
+            self.tell(finding).await;
         }
         Ok(())
     }
@@ -197,17 +208,39 @@ impl Run<'_> {
         Ok(suspicions)
     }
 
+    /// Why no object of an element is removed as nobody's now, if that is so.
+    fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
+        let rebuilt = self.check.names.database().read(rebuild::noted_at);
+        let Some((at, less)) = rebuilt.map_err(text)? else {
+            return Ok(None);
+        };
+        let orphans = found
+            .values()
+            .filter(|one| matches!(one, Suspicion::Orphan(_)));
+        Ok(held_back(
+            (at, less),
+            clock::now_ns(),
+            (orphans.count() as u64, listed),
+        ))
+    }
+
     /// Mends what can be; gives the objects.
-    async fn mend(&self, element: u32, found: &Suspicions) -> Result<BTreeSet<u64>, String> {
+    async fn mend(
+        &self,
+        element: u32,
+        found: &Suspicions,
+        remove: bool,
+    ) -> Result<BTreeSet<u64>, String> {
         let orphans: Vec<u64> = found
             .iter()
-            .filter(|(_, suspicion)| matches!(suspicion, Suspicion::Orphan(_)))
+            .filter(|(_, suspicion)| remove && matches!(suspicion, Suspicion::Orphan(_)))
             .map(|(&object, _)| object)
             .collect();
         let names = &self.check.names;
         let shared = names.shared().clone();
         let removed = names.database().write(move |db| {
-            holdings::remove_unknown(db, &shared, element, &orphans, clock::now_ns())
+            let at = clock::now_ns().saturating_add(KEPT_NS);
+            holdings::remove_unknown(db, &shared, element, &orphans, at)
         });
         let mut mended = removed.await.map_err(text)?;
         let open: Vec<(u64, SealBody)> = found
@@ -269,7 +302,10 @@ impl Run<'_> {
     ) -> v1::Finding {
         let (kind, held, size, text) = match suspicion {
             Suspicion::Orphan(size) => {
-                let text = "no name, version, job or writer knows it".to_owned();
+                let mut text = "no name, version, job or writer knows it".to_owned();
+                if mended {
+                    text += "; it is kept for a week, then removed";
+                }
                 ("orphan", None, size, text)
             }
             Suspicion::Missing(held) => match self.damage(object, element) {
@@ -297,6 +333,26 @@ impl Run<'_> {
     }
 }
 
+/// Why nothing is removed as nobody's that a database which was rebuilt does not know, if that is so: of an element's objects,
+/// as many are nobody's.
+fn held_back(
+    (rebuilt_at, less): (i64, bool),
+    now: i64,
+    (orphans, listed): (u64, u64),
+) -> Option<&'static str> {
+    if now.saturating_sub(rebuilt_at) >= KEPT_NS {
+        return None;
+    }
+    if less {
+        return Some(
+            "it stays: this database was rebuilt within a week, from less than elements had; see `tidemill rebuild`",
+        );
+    }
+    (orphans.saturating_mul(2) > listed).then_some(
+        "it stays: this database was rebuilt within a week, and knows less than half of this element's objects",
+    )
+}
+
 /// The objects of files, by the folder that their element keeps them in.
 fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
     let mut folders: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
@@ -310,4 +366,20 @@ fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
 /// The folder that an element keeps an object in.
 fn folder_of(object: u64) -> u32 {
     u32::try_from(object % u64::from(route::FOLDERS)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orphans_stay_after_a_rebuild_that_found_less() {
+        let (few, most) = ((1, 100), (60, 100));
+        assert!(held_back((1000, true), 2000, few).is_some());
+        assert!(held_back((1000, false), 2000, most).is_some());
+        assert!(held_back((1000, false), 2000, few).is_none());
+        for less in [true, false] {
+            assert!(held_back((1000, less), 1000 + KEPT_NS, most).is_none());
+        }
+    }
 }

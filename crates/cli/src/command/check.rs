@@ -8,7 +8,8 @@ use tidemill_wire::v1::{self, check_reply::Message};
 
 const EXAMPLES: &str = "Examples:
   tidemill check                    objects that nothing knows, files whose bytes are missing or wrong
-  tidemill check --mend             and removes the former
+  tidemill check --mend             and seals what has a name and is not sealed
+  tidemill check --mend --yes       and sets objects aside that nothing knows: they are removed after a week
   tidemill --json check | jq -r 'select(.kind == \"missing\").path'
 
 Exit codes: 0 nothing was found, 1 something was (mended or not), or the check failed.";
@@ -17,9 +18,12 @@ Exit codes: 0 nothing was found, 1 something was (mended or not), or the check f
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Remove objects that nothing knows, and seal what has a name and is not sealed
+    /// Seal what has a name and is not sealed, and show the objects that --yes would have removed
     #[arg(long)]
     mend: bool,
+    /// With --mend: have objects that nothing knows removed; they are kept on their elements for a week
+    #[arg(long, requires = "mend")]
+    yes: bool,
     /// Objects that nothing knows are told of when they are this old: younger ones may be in the making
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     age: u64,
@@ -30,22 +34,30 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let request = v1::CheckRequest {
         mend: args.mend,
         age_ns_min: args.age.saturating_mul(1_000_000_000),
+        remove: args.yes,
     };
     let replies = server.array().check(request).await;
     let mut replies = replies
         .map_err(|status| server.explain(status))?
         .into_inner();
-    let mut findings = 0_u64;
+    let (mut findings, mut orphans) = (0_u64, 0_u64);
     loop {
         let reply = replies.message().await;
         let reply = reply.map_err(|status| server.explain(status))?;
         match reply.and_then(|reply| reply.message) {
             Some(Message::Finding(finding)) => {
                 findings += 1;
+                orphans += u64::from(finding.kind == "orphan");
                 context.output.step(&FindingView(finding))?;
             }
             Some(Message::Checked(checked)) => {
                 context.output.step(&CheckedView { checked, findings })?;
+                if args.mend && !args.yes && orphans > 0 {
+                    context.note(format_args!(
+                        "{} would be removed: look at them, then run it again with --yes",
+                        format::count(orphans, "object")
+                    ));
+                }
                 return Ok(ExitCode::from(u8::from(findings > 0)));
             }
             None => anyhow::bail!(

@@ -113,20 +113,20 @@ fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
     Ok(made.map(|range| (range.start, range.end)).collect())
 }
 
-/// Has those of some objects of an element removed that nothing knows. Gives them.
+/// Has those of some objects of an element removed at a time that nothing knows now. Gives them.
 pub(crate) fn remove_unknown(
     db: &Connection,
     shared: &Shared,
     element: u32,
     objects: &[u64],
-    now: i64,
+    at: i64,
 ) -> Result<BTreeSet<u64>, Fault> {
     let unknown = unknown(db, shared, element, objects)?;
     let held = of_element(db, element)?;
     for &object in &unknown {
         // A version's row may be lost or damaged; a file's bytes are not removed for that.
         if !held.contains_key(&object) {
-            copies::remove_copy(db, object, element, now)?;
+            copies::remove_copy(db, object, element, at)?;
         }
     }
     Ok(unknown)

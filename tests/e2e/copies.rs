@@ -244,7 +244,7 @@ fn what_rots_below_an_element_is_found_told_and_mended_or_can_be_had_as_it_is() 
         assert!(!array.run(&["scrub", "--wait", "/h"]).ok);
         assert!(!alone.exists());
         let health = array.run(&["health"]);
-        assert_eq!(health.code, Some(2), "{}", health.out);
+        assert_eq!(health.code, Some(4), "{}", health.out);
         assert!(
             health.out.contains("/h") && health.out.contains("--damaged"),
             "{}",

@@ -150,7 +150,7 @@ fn show(
     shared: &Shared,
     request: &v1::HealthRequest,
 ) -> Result<v1::HealthReply, Fault> {
-    let mut reply = counted(db)?;
+    let mut reply = counted(db, clock::now_ns())?;
     reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
     reply.scrubs = scrub::list(db, None)?;
     let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
@@ -180,7 +180,7 @@ const LOST: &str = "(held.element IN (SELECT element FROM lost WHERE back = 0) \
 const GOOD: &str = "((SELECT count(*) FROM copy WHERE copy.object = held.object AND state = 1) + 1 \
      - (SELECT count(*) FROM damage WHERE damage.object = held.object))";
 
-fn counted(db: &Connection) -> Result<v1::HealthReply, Fault> {
+fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
         let count: i64 = statement.query_row([], |row| row.get(0))?;
@@ -191,6 +191,10 @@ fn counted(db: &Connection) -> Result<v1::HealthReply, Fault> {
     Ok(v1::HealthReply {
         short: count(&format!(
             "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX}"
+        ))?,
+        resting: count(&format!(
+            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX} \
+             AND at > {now} AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND state = {COMING})"
         ))?,
         lost: if any_lost { count(&lost)? } else { 0 },
         damaged: count("SELECT count(*) FROM damage")?,

@@ -130,7 +130,17 @@ impl Mover {
 
     fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
         let drains = self.database.read(|db| moves::drains(db, clock::now_ns()));
-        drains.map_err(|fault| refused(&fault))
+        let mut drains = drains.map_err(|fault| refused(&fault))?;
+        self.mark_away(&mut drains);
+        Ok(drains)
+    }
+
+    /// Says of which elements nothing can be expected now.
+    fn mark_away(&self, drains: &mut [v1::Drain]) {
+        let away = self.array.gone(std::time::Duration::ZERO);
+        for drain in drains {
+            drain.away = away.contains(&drain.element);
+        }
     }
 
     /// Takes an element out of the array.
@@ -274,7 +284,9 @@ impl Mover {
                 pending: labels::pending(db)?,
             })
         });
-        listed.map_err(|fault| refused(&fault))
+        let mut listed = listed.map_err(|fault| refused(&fault))?;
+        self.mark_away(&mut listed.drains);
+        Ok(listed)
     }
 }
 

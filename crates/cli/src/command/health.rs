@@ -11,8 +11,8 @@ const EXAMPLES: &str = "Examples:
   tidemill health --all                         every file's name
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
-Exit codes: 0 all is well, 1 copies are missing and are made, 2 files can't be had: their elements are away or every
-copy is damaged (or the command failed).";
+Exit codes: 0 all is well, 3 copies are missing or an element has been away for too long, 4 files can't be had: their
+elements are away or every copy is damaged; another code: the command failed.";
 
 /// The lists of files.
 const KINDS: [&str; 3] = ["lost", "damaged", "short"];

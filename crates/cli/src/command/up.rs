@@ -9,6 +9,7 @@ use crate::process;
 use anyhow::Context as _;
 use serde_json::json;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
@@ -317,6 +318,9 @@ impl Up<'_> {
             self.context.array.server().into(),
         ];
         flags.extend(["--socket".into(), self.context.array.socket().into()]);
+        if let Some(address) = self.address_before() {
+            flags.extend(["--listen".into(), address.to_string().into()]);
+        }
         if let Some(cores) = args.host_cores.or(self.context.config.server.host_cores) {
             flags.extend(["--host-cores".into(), cores.to_string().into()]);
         }
@@ -324,6 +328,27 @@ impl Up<'_> {
         let queue = args.queue.queue.as_ref();
         let queue = queue.map(|QueueText(text)| (QUEUE, text.as_str()));
         self.start("server", flags, queue)
+    }
+
+    /// The address that the server had when it ran last, unless another one is configured, or another program has it now.
+    fn address_before(&self) -> Option<SocketAddr> {
+        let array = &self.context.array;
+        if self.context.config.server.listen.is_some()
+            || std::env::var_os("TIDEMILL_SERVER_LISTEN").is_some()
+            || process::running(&array.pid_file("server")).is_some()
+        {
+            return None;
+        }
+        let noted = std::fs::read_to_string(array.server().join("address")).ok()?;
+        match free_again(&noted)? {
+            Ok(address) => Some(address),
+            Err(address) => {
+                self.context.note(format_args!(
+                    "another program listens at {address}, where the server was before: it gets another port"
+                ));
+                None
+            }
+        }
     }
 
     /// Starts the element whose files are outside.
@@ -529,6 +554,17 @@ impl Up<'_> {
     }
 }
 
+/// The address of a noted `https://HOST:PORT` of this host alone; the error is one that is in use.
+fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
+    let (_, address) = noted.trim().split_once("://")?;
+    let address: SocketAddr = address.parse().ok()?;
+    if !address.ip().is_loopback() || address.port() == 0 {
+        return None;
+    }
+    let bound = std::net::TcpListener::bind(address);
+    Some(bound.map(|_| address).map_err(|_| address))
+}
+
 /// One that sleeps is there.
 fn is_suspended(element: &tidemill_wire::v1::Element) -> bool {
     element.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
@@ -576,4 +612,22 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
     });
     context.output.show(&Said::new(lines.join("\n"), json))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::free_again;
+
+    #[test]
+    fn address_is_taken_again_unless_it_is_in_use() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let noted = format!("https://{address}\n");
+        assert_eq!(free_again(&noted), Some(Err(address)));
+        drop(taken);
+        assert_eq!(free_again(&noted), Some(Ok(address)));
+        for noted in ["", "https://192.0.2.1:80", "https://127.0.0.1:0", "x"] {
+            assert_eq!(free_again(noted), None, "{noted}");
+        }
+    }
 }

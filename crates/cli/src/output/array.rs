@@ -106,6 +106,7 @@ impl View for ArrayView {
             "free_bytes": status.free_bytes,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
+            "health": health_word(status.copies.as_ref()),
             "copies": copies_json(status.copies.as_ref()),
             "spilled": status.spilled,
             "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
@@ -270,7 +271,8 @@ impl ArrayView {
         if !said.is_empty() {
             writeln!(
                 out,
-                "\nhealth    {}: see `tidemill health`",
+                "\nhealth    {}: {}: see `tidemill health`",
+                health_word(Some(copies)),
                 said.join(", ")
             )?;
         }
@@ -352,6 +354,16 @@ fn mount_json(mount: &v1::Mount) -> Value {
         "path": mount.path,
         "since": mount.since,
     })
+}
+
+/// How the array is, in a word, as `tidemill health` has it.
+fn health_word(copies: Option<&v1::CopyHealth>) -> &'static str {
+    match copies {
+        Some(copies) if copies.lost > 0 => "lost",
+        Some(copies) if !copies.lost_elements.is_empty() => "degraded",
+        Some(copies) if copies.short + copies.damaged > 0 => "mending",
+        _ => "well",
+    }
 }
 
 fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {

@@ -16,19 +16,41 @@ pub(crate) struct HealthView {
 }
 
 impl HealthView {
-    /// 0: all is well; 1: it is being mended; 2: something can't be had.
+    /// 0: all is well; 3: copies or elements are missing; 4: something can't be had.
     pub(crate) fn exit(&self) -> u8 {
+        match self.word() {
+            "well" => 0,
+            "lost" => 4,
+            _ => 3,
+        }
+    }
+
+    /// How the array is, in a word for programs.
+    fn word(&self) -> &'static str {
         let health = &self.health;
         if health.lost + health.hopeless > 0 {
-            2
+            "lost"
+        } else if !health.lost_elements.is_empty() || self.has_no_room() {
+            "degraded"
+        } else if health.short + health.damaged + health.mending > 0 {
+            "mending"
         } else {
-            u8::from(health.short + health.damaged + health.mending > 0)
+            "well"
         }
+    }
+
+    /// Whether copies are missing of which none can be made.
+    fn has_no_room(&self) -> bool {
+        let health = &self.health;
+        health.short > 0 && health.resting >= health.short && health.mending == 0
     }
 
     /// Time that making the missing copies will take, in nanoseconds; `None` if that can't be told.
     fn left_ns(&self) -> Option<u64> {
         let health = &self.health;
+        if self.has_no_room() {
+            return None;
+        }
         let links = self.elements.iter().filter(|one| one.up);
         let slowest = links.map(|one| one.link_bytes_per_sec).min();
         let rate = match health.bytes_per_sec {
@@ -49,6 +71,13 @@ impl HealthView {
             "short     {} with fewer copies than wanted",
             format::count(health.short, "file")
         )?;
+        if self.has_no_room() {
+            return writeln!(
+                out,
+                "no room   {} can't be made: the other elements that are up have no room; add one, or remove files",
+                format::bytes(health.bytes_left)
+            );
+        }
         let left = match self.left_ns() {
             Some(left) => format!(", about {}", format::span(left)),
             None => String::new(),
@@ -98,9 +127,16 @@ impl HealthView {
 impl View for HealthView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let health = &self.health;
-        let said = match self.exit() {
-            0 => "all files have as many copies as wanted",
-            1 => "all files can be had; what is missing is being made",
+        let said = match self.word() {
+            "well" => "all files have as many copies as wanted",
+            "mending" => "all files can be had; what is missing is being made",
+            "degraded" if self.has_no_room() => {
+                "degraded: all files can be had, but copies are missing and there is no room to make them"
+            }
+            "degraded" if health.short > 0 => {
+                "degraded: all files can be had, but an element is missing; its copies are being made"
+            }
+            "degraded" => "degraded: all files can be had, but an element is missing",
             _ => "some files can't be had",
         };
         writeln!(out, "health    {said}")?;
@@ -141,11 +177,8 @@ impl View for HealthView {
     fn json(&self) -> Value {
         let health = &self.health;
         json!({
-            "health": match self.exit() {
-                0 => "well",
-                1 => "mending",
-                _ => "lost",
-            },
+            "health": self.word(),
+            "resting": health.resting,
             "short": health.short,
             "lost": health.lost,
             "damaged": health.damaged,
@@ -201,4 +234,58 @@ pub(super) fn scrub_json(one: &v1::ElementScrub) -> Value {
         "idle": one.idle,
         "done_milli": one.done_milli,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(health: v1::HealthReply) -> (u8, &'static str, String) {
+        let elements = vec![v1::Element {
+            up: true,
+            link_bytes_per_sec: 1,
+            ..v1::Element::default()
+        }];
+        let view = HealthView { health, elements };
+        let mut text = Vec::new();
+        view.text(&mut text).unwrap();
+        (view.exit(), view.word(), String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn element_that_is_missing_is_no_good_health() {
+        let (exit, word, text) = said(v1::HealthReply {
+            lost_elements: vec![3],
+            ..v1::HealthReply::default()
+        });
+        assert_eq!((exit, word), (3, "degraded"), "{text}");
+        assert!(text.contains("degraded"), "{text}");
+        let (exit, word, _) = said(v1::HealthReply::default());
+        assert_eq!((exit, word), (0, "well"));
+        let (exit, word, _) = said(v1::HealthReply {
+            lost: 1,
+            lost_elements: vec![3],
+            ..v1::HealthReply::default()
+        });
+        assert_eq!((exit, word), (4, "lost"));
+    }
+
+    #[test]
+    fn copies_that_can_not_be_made_have_no_time() {
+        let mut health = v1::HealthReply {
+            short: 2,
+            bytes_left: 100,
+            ..v1::HealthReply::default()
+        };
+        let (exit, word, text) = said(health.clone());
+        assert_eq!((exit, word), (3, "mending"));
+        assert!(text.contains("about"), "{text}");
+        health.resting = 2;
+        let (exit, word, text) = said(health);
+        assert_eq!((exit, word), (3, "degraded"));
+        assert!(
+            text.contains("no room") && !text.contains("about"),
+            "{text}"
+        );
+    }
 }

@@ -43,7 +43,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
             job.job.to_string(),
             job.name.clone(),
             state(job.state).into(),
-            format!("{}/{}", ended_tasks(job), job.tasks_total),
+            format!("{}/{}", done_tasks(job), job.tasks_total),
             policy(job).into(),
             job.uid.to_string(),
             format::time(job.submitted),
@@ -239,6 +239,11 @@ fn policy(job: &v1::Job) -> &str {
     }
 }
 
+/// Tasks that ended well.
+fn done_tasks(job: &v1::Job) -> u32 {
+    job.tasks_by_state.get("done").copied().unwrap_or(0)
+}
+
 /// Tasks at their end, good or bad.
 pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
     let ended = ["done", "failed", "cancelled"];
@@ -423,6 +428,14 @@ mod tests {
             "== a (mean), failed on element 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
         );
         assert!(text(&JobView(job)).contains("exit code 3"));
+    }
+
+    #[test]
+    fn list_counts_tasks_that_ended_well_as_done() {
+        let mut job = job();
+        assert!(text(&JobsView(vec![job.clone()])).contains(" 0/2 "));
+        job.tasks_by_state = [("done".into(), 1), ("cancelled".into(), 1)].into();
+        assert!(text(&JobsView(vec![job])).contains(" 1/2 "));
     }
 
     #[test]

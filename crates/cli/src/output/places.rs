@@ -22,7 +22,12 @@ impl DrainView {
     /// Whether nothing is left there.
     pub(crate) fn is_empty(&self) -> bool {
         let drain = &self.0;
-        let left = drain.files_left + drain.removals + drain.writing + drain.labels;
+        // One that is away removes nothing and ends nothing, and is not asked to before it is taken out.
+        let there = match drain.away {
+            true => 0,
+            false => drain.removals + drain.labels,
+        };
+        let left = drain.files_left + drain.writing + there;
         !drain.listing && left == 0
     }
 
@@ -44,6 +49,16 @@ impl DrainView {
 impl View for DrainView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let drain = &self.0;
+        if self.is_empty() && drain.away {
+            return writeln!(
+                out,
+                "element {} is away, and all files that it had are elsewhere: {} moved ({}); take it out with `tidemill element remove {}`",
+                drain.element,
+                format::count(drain.files_moved, "file"),
+                format::bytes(drain.bytes_moved),
+                drain.element
+            );
+        }
         if self.is_empty() {
             return writeln!(
                 out,
@@ -102,6 +117,7 @@ impl View for DrainView {
             "element": drain.element,
             "began": drain.began,
             "empty": self.is_empty(),
+            "away": drain.away,
             "listing": drain.listing,
             "files_moved": drain.files_moved,
             "bytes_moved": drain.bytes_moved,
@@ -357,4 +373,31 @@ fn state(label: &v1::Errand) -> &'static str {
 fn age_ns(label: &v1::Errand) -> Option<u64> {
     let age = now_ns().saturating_sub(label.at).unsigned_abs();
     (label.at != 0).then_some(age)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drain_of_an_element_that_is_away_ends_when_all_is_elsewhere() {
+        let mut drain = v1::Drain {
+            element: 3,
+            files_moved: 4,
+            removals: 4,
+            ..v1::Drain::default()
+        };
+        assert!(!DrainView(drain).is_empty());
+        drain.away = true;
+        assert!(DrainView(drain).is_empty());
+        let mut text = Vec::new();
+        DrainView(drain).text(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(
+            text.contains("away") && text.contains("element remove 3"),
+            "{text}"
+        );
+        drain.files_left = 1;
+        assert!(!DrainView(drain).is_empty());
+    }
 }

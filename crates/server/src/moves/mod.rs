@@ -339,7 +339,8 @@ fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault
     Ok(())
 }
 
-const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE element = ?1) + (SELECT count(*) FROM part \
+/// What is set aside for days is not waited for.
+const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE element = ?1 AND queued < (unixepoch() + 3600) * 1000000000) + (SELECT count(*) FROM part \
      CROSS JOIN version ON version.object = part.object WHERE part.element = ?1 AND removed = 1)";
 const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE element = ?1) + (SELECT count(*) FROM part \
      CROSS JOIN writing ON writing.object = part.object WHERE part.element = ?1)";

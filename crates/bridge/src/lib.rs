@@ -9,6 +9,7 @@ mod keys;
 mod look;
 mod part;
 mod place;
+mod reach;
 mod remote;
 mod sftp;
 mod store;

@@ -157,6 +157,19 @@ fn kind(
 }
 
 impl Place {
+    /// The server, as people know it.
+    pub(crate) fn address(&self) -> String {
+        match &self.kind {
+            Kind::S3 { endpoint, .. } | Kind::Gcs { endpoint, .. } => endpoint.clone(),
+            Kind::Azblob { endpoint, .. }
+            | Kind::WebDav(endpoint, _)
+            | Kind::Http(endpoint, _)
+            | Kind::WebHdfs(endpoint, _) => Some(endpoint.clone()),
+            _ => None,
+        }
+        .unwrap_or_else(|| self.uri.clone())
+    }
+
     /// Reads an address.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use crate::look::{Entry, Seen};
 use crate::place::{Kind, NAME_BYTES_MAX, Place, is_name};
+use crate::reach;
 use crate::store::{Listed, Object, Over, SILENCE};
 use crate::uploads::Uploads;
 use crate::{Error, Keys};
@@ -21,8 +22,14 @@ const PART_BYTES: usize = 16 << 20;
 const PARTS_AT_ONCE: usize = 2;
 /// Largest file where a store takes files only as a whole: it is held in memory.
 const WHOLE_BYTES_MAX: u64 = 1 << 30;
-/// Times that something is tried which a store says will pass.
-const TRIES: usize = 6;
+/// Times that something is tried again which a store says will pass.
+const TRIES: usize = 4;
+/// How long a connection may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Names that one listing has at most.
+const LISTED_MAX: usize = 100_000_000;
+/// And one folder.
+const NAMES_MAX: usize = 10_000_000;
 /// Pause before the second time; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// A generation that no object of Google has. What is written with a condition is uploaded so that nothing of it stays when it is
@@ -48,6 +55,8 @@ enum Tags {
 pub(crate) struct Remote {
     operator: Operator,
     keys: Arc<Keys>,
+    /// Where it is, for people.
+    address: Arc<str>,
     /// HTTP has no listings.
     pub(crate) lists: bool,
     tags: Tags,
@@ -101,11 +110,15 @@ pub(crate) async fn whole(
 
 /// Where a host has no list of authorities, what needs none still works, and all others are not believed.
 fn built() -> reqwest::Client {
-    let built = reqwest::Client::builder().build();
-    built.unwrap_or_else(|_| {
-        let nobody = reqwest::Client::builder().tls_certs_only([]).build();
-        nobody.unwrap_or_default()
-    })
+    let builder = || {
+        reqwest::Client::builder()
+            .redirect(reach::redirects())
+            .connect_timeout(CONNECT_MAX)
+    };
+    let nobody = || builder().tls_certs_only([]).build();
+    // Only a default client follows redirects to other servers, so there is none.
+    let built = builder().build().or_else(|_| nobody());
+    built.expect("a client that believes no authority needs nothing of the host")
 }
 
 /// TLS of this process is by ring, as everywhere in it.
@@ -258,6 +271,15 @@ pub(crate) struct Level {
     remote: Remote,
     lister: Option<opendal::Lister>,
     path: String,
+    told: usize,
+}
+
+/// A listing that has more names than any has.
+pub(crate) fn endless(path: &str, most: usize) -> Error {
+    Error::Store {
+        path: path.to_owned(),
+        reason: format!("the store's listing has no end: more than {most} names"),
+    }
 }
 
 impl Level {
@@ -272,6 +294,10 @@ impl Level {
                 break;
             };
             let (path, about) = entry.into_parts();
+            self.told += 1;
+            if self.told > NAMES_MAX {
+                return Err(endless(&self.path, NAMES_MAX));
+            }
             entries.extend(named(&self.path, &path, &about, self.remote.tags));
         }
         Ok(entries)
@@ -318,6 +344,7 @@ impl Remote {
         Ok(Self {
             operator: operator.layer(timeout).layer(retries),
             keys: Arc::new(keys.clone()),
+            address: place.address().into(),
             lists: !place.is_plain_http(),
             tags: match place.kind {
                 Kind::Gcs { .. } => Tags::Versions,
@@ -339,7 +366,7 @@ impl Remote {
                 "" => SAYS_NOTHING,
                 said => said,
             };
-            let reason = self.keys.reason(said);
+            let reason = self.keys.reason(&self.caused(said, &error));
             let path = path.to_owned();
             match error.kind() {
                 ErrorKind::NotFound => Error::Missing(path),
@@ -357,6 +384,20 @@ impl Remote {
                 }
                 _ => Error::Store { path, reason },
             }
+        }
+    }
+
+    /// What was said of an error, with its first cause: where no answer came, what was asked is not told by that.
+    fn caused(&self, said: &str, error: &opendal::Error) -> String {
+        let mut cause = std::error::Error::source(error);
+        while let Some(below) = cause.and_then(std::error::Error::source) {
+            cause = Some(below);
+        }
+        match cause.map(ToString::to_string) {
+            Some(cause) if !said.contains(&cause) => {
+                format!("{said} ({}): {cause}", self.address)
+            }
+            _ => said.to_owned(),
         }
     }
 
@@ -394,7 +435,12 @@ impl Remote {
         let below = below(folder);
         let lister = self.operator.lister_with(&below).recursive(true);
         let mut lister = lister.await.map_err(self.failed(folder))?;
+        let mut listed = 0;
         while let Some(entry) = lister.try_next().await.map_err(self.failed(folder))? {
+            listed += 1;
+            if listed > LISTED_MAX {
+                return Err(endless(folder, LISTED_MAX));
+            }
             let (path, about) = entry.into_parts();
             if about.mode() == EntryMode::DIR || crate::place::is_part(&path) {
                 continue;
@@ -459,6 +505,7 @@ impl Remote {
             remote: self.clone(),
             lister: Some(lister.map_err(self.failed(path))?),
             path: path.to_owned(),
+            told: 0,
         })
     }
 

@@ -4,6 +4,7 @@
 use crate::Error;
 use crate::look::{Entry, Seen};
 use crate::place::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
+use crate::remote::endless;
 use crate::store::{Listed, Object, Over, PIECE_BYTES, SILENCE};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -13,8 +14,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
+/// Names of one folder at most, and pages of a listing that have none, one after the other.
+const NAMES_MAX: usize = 10_000_000;
+/// And of one listing, with all that is below.
+const LISTED_MAX: usize = 100_000_000;
+const EMPTY_PAGES_MAX: usize = 100;
+
 /// Times that something is tried which may pass.
-const TRIES: u32 = 6;
+const TRIES: u32 = 5;
 /// Pause before the second time; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -133,6 +140,9 @@ pub(crate) struct Level {
     names: Option<Box<dyn Names>>,
     /// Told by the server, and not yet by this.
     left: std::vec::IntoIter<Name>,
+    /// Names that were told, and pages without any, one after the other.
+    told: usize,
+    empty: usize,
 }
 
 /// A file that is written under another name.
@@ -187,6 +197,8 @@ impl Tree {
             path: path.to_owned(),
             names: Some(again(|| self.files.names(path)).await?),
             left: Vec::new().into_iter(),
+            told: 0,
+            empty: 0,
         })
     }
 
@@ -199,12 +211,16 @@ impl Tree {
         if !folder.is_empty() {
             checked(folder)?;
         }
-        let mut levels = vec![self.level(folder).await?];
+        let (mut levels, mut listed) = (vec![self.level(folder).await?], 0);
         while let Some(level) = levels.last_mut() {
             let Some(Name { name, seen }) = level.one().await? else {
                 levels.pop();
                 continue;
             };
+            listed += 1;
+            if listed > LISTED_MAX {
+                return Err(endless(folder, LISTED_MAX));
+            }
             let path = join(&level.path, &name);
             let listed = match seen {
                 _ if !is_name(&name) => Listed::Passed(path, "no name of a file"),
@@ -326,7 +342,14 @@ impl Level {
                 (Some(name), _) => return Ok(Some(name)),
                 (None, None) => return Ok(None),
                 (None, Some(names)) => match names.next().await.map_err(|why| why.error)? {
-                    Some(more) => self.left = more.into_iter(),
+                    Some(more) => {
+                        self.told += more.len();
+                        self.empty = if more.is_empty() { self.empty + 1 } else { 0 };
+                        if self.told > NAMES_MAX || self.empty > EMPTY_PAGES_MAX {
+                            return Err(endless(&self.path, NAMES_MAX));
+                        }
+                        self.left = more.into_iter();
+                    }
                     None => self.names = None,
                 },
             }
@@ -439,5 +462,32 @@ impl Drop for Writer {
             self.begun = None;
             runtime.spawn(async move { tree.files.remove(&part).await });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder whose listing goes on and tells nothing.
+    struct Endless;
+
+    impl Names for Endless {
+        fn next(&mut self) -> Asked<'_, Option<Vec<Name>>> {
+            Box::pin(async { Ok(Some(Vec::new())) })
+        }
+    }
+
+    #[tokio::test]
+    async fn listing_without_end_is_an_error() {
+        let mut level = Level {
+            path: "d".into(),
+            names: Some(Box::new(Endless)),
+            left: Vec::new().into_iter(),
+            told: 0,
+            empty: 0,
+        };
+        let error = level.one().await.unwrap_err().to_string();
+        assert!(error.contains("no end"), "{error}");
     }
 }

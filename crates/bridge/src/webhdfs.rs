@@ -3,6 +3,7 @@
 
 use crate::look::Seen;
 use crate::place::{encoded, join};
+use crate::reach;
 use crate::remote::client;
 use crate::store::{Object, SILENCE};
 use crate::tree::{Asked, Begun, Files, Name, Names, Root, Tree, Why, timely};
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// Longest answer that is not the bytes of a file: a folder has many names.
-const SAID_BYTES_MAX: u64 = 64 << 20;
+const SAID_BYTES_MAX: u64 = 4 << 20;
 /// Pieces of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
 
@@ -176,11 +177,12 @@ impl WebHdfs {
     async fn location(&self, method: Method, path: &str, what: &str) -> Result<String, Why> {
         let question = self.question(method, path, &format!("{what}&noredirect=true"));
         let told = self.json(path, question).await?;
-        let location = told["Location"].as_str().map(str::to_owned);
-        location.ok_or_else(|| {
+        let location = told["Location"].as_str().unwrap_or_default();
+        let named = timely(path, reach::may_ask(&self.0.endpoint, location)).await?;
+        named.map(String::from).map_err(|reason| {
             Why::from(Error::Store {
                 path: path.to_owned(),
-                reason: "the server does not say where the data is".into(),
+                reason,
             })
         })
     }
@@ -300,7 +302,14 @@ impl Names for Listing {
             let listed = listed.map(Vec::as_slice).unwrap_or_default();
             let names: Vec<_> = listed.iter().map(|status| self.name(status)).collect();
             let more = told["remainingEntries"].as_u64().unwrap_or(0) > 0;
-            self.after = names.last().filter(|_| more).map(|last| last.name.clone());
+            let last = names.last().filter(|_| more).map(|last| last.name.clone());
+            if last.is_some() && last == self.after {
+                return Err(Why::from(Error::Store {
+                    path: self.path.clone(),
+                    reason: "the server tells the same names again and again".into(),
+                }));
+            }
+            self.after = last;
             Ok(Some(names))
         })
     }

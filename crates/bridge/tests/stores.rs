@@ -9,8 +9,11 @@ use files::{noise, read, write};
 use stand_in::{Fault, StandIn, Upload};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 use tidemill_bridge::{Bridge, Error, Keys, Listed, Place, Seen};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SECRET: &str = "hush-hush-hush";
 
@@ -353,4 +356,52 @@ async fn a_store_is_a_tree_and_each_range_is_of_one_version() {
         put(b"0123456789");
     }
     assert_eq!(tree(&stores[1], "many").await.len(), 2500);
+}
+
+/// A server that answers all with this and counts how often it was asked; its address.
+async fn answers(host: &str, answer: String) -> (String, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (answer, count) = (answer.clone(), count.clone());
+            tokio::spawn(async move {
+                let mut question = [0; 8192];
+                if stream.read(&mut question).await.unwrap_or(0) > 0 {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+            });
+        }
+    });
+    (address, asked)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redirect_to_another_server_is_not_followed() {
+    let secret =
+        "HTTP/1.1 200 OK\r\ncontent-length: 6\r\netag: \"1\"\r\nconnection: close\r\n\r\nsecret";
+    let (inside, asked) = answers("127.0.0.1", secret.into()).await;
+    let away = format!(
+        "HTTP/1.1 302 Found\r\nlocation: http://{inside}/x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    );
+    let (outside, _) = answers("127.0.0.2", away).await;
+    let bridge = open(&format!("http://{outside}/"));
+    let error = bridge.stat("x").await.unwrap_err().to_string();
+    assert!(error.contains("redirects to another server"), "{error}");
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn store_that_refuses_connections_is_named_with_the_cause() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let bridge = open(&format!("s3://bucket?endpoint=http://{address}"));
+    let error = bridge.check().await.unwrap_err().to_string();
+    assert!(error.contains(&address), "{error}");
+    assert!(error.to_lowercase().contains("refused"), "{error}");
 }

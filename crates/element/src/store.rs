@@ -300,7 +300,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// The store outside, where the object is or is to be.
-    #[error("the store outside of this element has {path} not as it should be: {why}")]
+    #[error("{path} in the store outside of this element: {why}")]
     Outside {
         /// Where in it.
         path: String,

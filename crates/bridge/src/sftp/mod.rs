@@ -331,7 +331,9 @@ impl Files for Sftp {
             let path = object.path.as_str();
             let (session, root) = self.session().await?;
             // A server waits for who opens a pipe.
-            self.found(&session, &root, path).await?;
+            let straight = self.is_straight(&session, &root, path);
+            let ((), before) = tokio::try_join!(straight, self.lstat(&session, path))?;
+            seen(path, &before)?.file(path)?;
             let packet = Packet::new(wire::OPEN)
                 .bytes(self.root.full(path).as_bytes())
                 .number(wire::OPEN_READ)
@@ -342,11 +344,18 @@ impl Files for Sftp {
                     .attributes(&session, path, handle.asks(wire::FSTAT))
                     .await?;
                 match now.tag() == object.tag && now.kind().is_none() {
-                    true => Ok(()),
+                    true => Ok(now),
                     false => Err(Why::from(Error::Changed(path.to_owned()))),
                 }
             };
-            is_same().await?;
+            // The protocol has no word for not following links: what was opened is what was seen there, its owner and
+            // mode too, and is there still.
+            let opened = is_same().await?;
+            let straight = self.is_straight(&session, &root, path);
+            let ((), after) = tokio::try_join!(straight, self.lstat(&session, path))?;
+            if opened != before || opened != after {
+                return Err(Error::Changed(path.to_owned()).into());
+            }
             let read = pieces(count).map(|(at, count)| piece(&handle, path, from + at, count));
             let read = stream::iter(read).buffered(PACKETS_AT_ONCE);
             let read: Vec<_> = read.try_collect().await?;
@@ -368,7 +377,9 @@ impl Files for Sftp {
 
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()> {
         Box::pin(async move {
-            let (session, _) = self.session().await?;
+            let (session, root) = self.session().await?;
+            self.is_straight(&session, &root, path).await?;
+            self.is_straight(&session, &root, other).await?;
             let able = over && session.can(REPLACE);
             // Without more, a name that something has is not taken.
             let packet = match able {

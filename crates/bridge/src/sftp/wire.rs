@@ -110,7 +110,7 @@ impl Answer {
             found.size = Some(self.long()?);
         }
         if flags & IDS != 0 {
-            self.long()?;
+            found.ids = Some(self.long()?);
         }
         if flags & PERMISSIONS != 0 {
             found.mode = Some(self.number()?);
@@ -133,6 +133,8 @@ impl Answer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) size: Option<u64>,
+    /// User and group.
+    ids: Option<u64>,
     mode: Option<u32>,
     modified_s: Option<u32>,
 }

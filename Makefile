@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines nats stores writers
+.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -17,6 +17,7 @@ help:
 	@echo 'make install      the program, its manual pages and completions, below PREFIX (/usr/local)'
 	@echo 'make package      a Debian package of the same, in target/'
 	@echo 'make bench        every claim of bench/README.md in short form, and one table of them'
+	@echo 'make audit        known vulnerabilities of the crates that are built in; needs the network'
 	@echo 'make setup        install what tests and demo need (Debian 12, as root)'
 
 build:
@@ -51,6 +52,10 @@ layering:
 
 deny:
 	cargo deny --locked check licenses bans sources
+
+# Known vulnerabilities of what is built in. Not in CI: it needs the advisory database, and a new advisory is no change of the tree.
+audit:
+	scripts/audit.sh
 
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps

@@ -387,7 +387,10 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
     assert!((first - january).abs() < 1e-9, "{first} {january}");
     array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
     let said = refused(&array, &["count", "/cmip/in/*.nc:tas"]);
-    assert!(said.contains("coordinate time: both have 1990-01-01"), "{said}");
+    assert!(
+        said.contains("coordinate time: both have 1990-01-01"),
+        "{said}"
+    );
     let both = reduced(&array, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
     assert_eq!(
         both["count"].as_u64(),

@@ -325,7 +325,8 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     running.stop().await;
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
-        "DROP TRIGGER promised_closed; DROP TRIGGER promised_gone; DROP TRIGGER promise_orphan; DROP TRIGGER promise_folder; DROP TABLE promise; DROP TABLE promised; DELETE FROM counter WHERE name = 'promise'; \
+        "DROP INDEX reservation_object; DROP INDEX reservation_inode; ALTER TABLE reservation DROP COLUMN at; ALTER TABLE reservation DROP COLUMN left; \
+         DROP TRIGGER promised_closed; DROP TRIGGER promised_gone; DROP TRIGGER promise_orphan; DROP TRIGGER promise_folder; DROP TABLE promise; DROP TABLE promised; DELETE FROM counter WHERE name = 'promise'; \
          DROP TRIGGER header_of_removed; DROP TABLE header; DROP TABLE term; DROP TABLE said; DROP TABLE span; DROP INDEX xattr_name; \
          DROP TABLE rule; DROP TABLE firing; DROP TABLE rule_job; DROP TABLE rule_walk; DROP TABLE round; DROP TABLE mapped; DROP TABLE dropped; DELETE FROM counter WHERE name = 'rule'; \
          DROP TABLE room; DROP TABLE room_member; DROP TABLE channel; DELETE FROM counter WHERE name = 'member'; DROP TABLE arrival; DROP TABLE bridge; DROP TABLE binding; DROP TABLE followed; DELETE FROM counter WHERE name = 'arrival'; \

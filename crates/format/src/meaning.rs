@@ -177,7 +177,7 @@ impl Reader<'_> {
             Value::Int(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
             Value::Uint(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
             Value::Float(all) => all.iter().copied().map(Number::Real).collect(),
-            Value::Text(text) if self.is_zarr() => vec![self.from_text(name, text)?],
+            Value::Text(text) if self.is_zarr() => vec![self.number_of_text(name, text)?],
             _ => {
                 let why = format!(
                     "it is not of numbers, and the variable is {}; write it with the type of the variable",
@@ -199,7 +199,7 @@ impl Reader<'_> {
     }
 
     /// A number that JSON has as text: what JSON can't say, or a double in base64 as xarray has it in Zarr 3.
-    fn from_text(&self, name: &str, text: &str) -> Result<Number> {
+    fn number_of_text(&self, name: &str, text: &str) -> Result<Number> {
         let special = match text {
             "NaN" => Some(f64::NAN),
             "Infinity" => Some(f64::INFINITY),

@@ -391,8 +391,6 @@ fn selections_outside_of_the_data_are_refused_or_noted() {
         (vec![1.0, 4.0, 8.0], 1)
     );
     refused(&of("time=2001"), &[file], &["nothing of it is selected"]);
-    let none = simple(vec![times(&[f64::NAN; 2])], &[1.0, 2.0]);
-    refused(&by, &[none], &["no index of time has a time"]);
 }
 
 #[test]

@@ -589,7 +589,7 @@ fn methods(
 
 /// Leaves out the indices whose time is none.
 fn leave_out_missing(
-    files: &mut Vec<File<'_>>,
+    files: &mut [File<'_>],
     (time, along): (usize, Option<usize>),
     notes: &mut Vec<String>,
 ) -> Result<()> {
@@ -623,12 +623,6 @@ fn leave_out_missing(
         notes.push(format!(
             "{missing} indices of {name} have no time, and are left out"
         ));
-        files.retain(|file| !file.selection[time].is_empty());
-        if files.is_empty() {
-            return Err(Error::Query(format!(
-                "nothing is selected: no index of {name} has a time"
-            )));
-        }
     }
     Ok(())
 }

@@ -298,7 +298,9 @@ impl<'a> File<'a> {
             Err(error) => (None, Some(error.to_string())),
         };
         let meaning = variable.meaning(self.of.header.format);
-        let scale = meaning.map_err(|source| self.error(source))?.scale_factor;
+        let scale = meaning
+            .map_err(|source| self.error(source))?
+            .scale_factor;
         let coordinate = Coordinate {
             values: Vec::new(),
             attributes: variable.attributes.clone(),
@@ -430,11 +432,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     match empty {
         true => check_empty(query, &files[0])?,
         false => {
-            files.retain(|file| {
-                file.selection
-                    .iter()
-                    .all(|runs| runs.iter().any(|range| range.count() > 0))
-            });
+            files.retain(|file| file.selection.iter().all(|runs| runs.iter().any(|range| range.count() > 0)));
         }
     }
     if files.is_empty() {

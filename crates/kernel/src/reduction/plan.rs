@@ -441,6 +441,8 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
             query.variable
         )));
     }
+    let first = &files[0];
+    let rank = first.variable.dimensions.len();
     if query.weights.is_some() && !matches!(query.operation, Operation::Sum | Operation::Mean) {
         return Err(Error::Query(format!(
             "weights are for sum and mean, not for {}",
@@ -461,7 +463,32 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
         (along, grouped.map(|(_, time)| time)),
         &over,
     )?;
-    let (targets, axes) = led(query, &mut files, (along, grouped), &over)?;
+    let mut targets: Vec<Vec<Vec<Target>>> = vec![Vec::new(); files.len()];
+    let mut axes = Vec::new();
+    for dimension in 0..rank {
+        let (of, axis) = match grouped {
+            Some((by, time)) if time == dimension => {
+                groups(&mut files, (dimension, along), (by, query.time_at))?
+            }
+            _ if over.contains(&dimension) => {
+                let reduced =
+                    |file: &File<'_>| vec![Target::Reduced; file.selection[dimension].len()];
+                (files.iter().map(reduced).collect(), None)
+            }
+            _ => kept(&mut files, (dimension, along))?,
+        };
+        axes.extend(axis);
+        targets
+            .iter_mut()
+            .zip(of)
+            .for_each(|(targets, target)| targets.push(target));
+    }
+    let cells = axes
+        .iter()
+        .fold(1_u64, |all, axis: &Axis| all.saturating_mul(axis.length));
+    if cells > CELLS_MAX {
+        return Err(Error::TooLarge(cells));
+    }
     let mut planned = Vec::new();
     for (file, targets) in files.iter_mut().zip(targets) {
         planned.extend(of_file(query, file, &targets)?);
@@ -477,42 +504,6 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
         plan.files.clear();
     }
     Ok(plan)
-}
-
-/// Where each run of each dimension of each file leads, and the dimensions of the result.
-fn led(
-    query: &Query,
-    files: &mut [File<'_>],
-    (along, grouped): (Option<usize>, Option<(By, usize)>),
-    over: &[usize],
-) -> Result<(Vec<Targets>, Vec<Axis>)> {
-    let mut targets = vec![Vec::new(); files.len()];
-    let mut axes = Vec::new();
-    for dimension in 0..files[0].variable.dimensions.len() {
-        let (of, axis) = match grouped {
-            Some((by, time)) if time == dimension => {
-                groups(files, (dimension, along), (by, query.time_at))?
-            }
-            _ if over.contains(&dimension) => {
-                let reduced =
-                    |file: &File<'_>| vec![Target::Reduced; file.selection[dimension].len()];
-                (files.iter().map(reduced).collect(), None)
-            }
-            _ => kept(files, (dimension, along))?,
-        };
-        axes.extend(axis);
-        targets
-            .iter_mut()
-            .zip(of)
-            .for_each(|(targets, target)| targets.push(target));
-    }
-    let cells = axes
-        .iter()
-        .fold(1_u64, |all, axis: &Axis| all.saturating_mul(axis.length));
-    if cells > CELLS_MAX {
-        return Err(Error::TooLarge(cells));
-    }
-    Ok((targets, axes))
 }
 
 /// A variable of no values has a count of 0. What else there is of no values can be said only where values may follow.
@@ -929,11 +920,8 @@ fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
     runs.iter().flat_map(of).collect()
 }
 
-/// Where runs lead: of each file those of one dimension, or of each dimension those of one file.
-type Targets = Vec<Vec<Target>>;
-
 /// Where each run of each file leads.
-type Led = (Targets, Option<Axis>);
+type Led = (Vec<Vec<Target>>, Option<Axis>);
 
 /// Times in the units of another file.
 pub(super) fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -> Vec<f64> {
@@ -1143,16 +1131,6 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: &[Vec<Target>]) -> Resul
         weights: None,
         counted: None,
     };
-    boxes(file, targets, (task, unpack), weights)
-}
-
-/// One for each choice of a run of each dimension.
-fn boxes(
-    file: &File<'_>,
-    targets: &[Vec<Target>],
-    (task, unpack): (Task, Option<(f64, f64)>),
-    weights: Option<(usize, Vec<Vec<f64>>)>,
-) -> Result<Vec<FilePlan>> {
     let mut counts = file.selection.iter().map(Vec::len);
     let all = counts.try_fold(1_usize, usize::checked_mul);
     let all = all.filter(|all| *all <= PARTS_MAX).ok_or_else(|| {

@@ -251,6 +251,7 @@ impl Table {
 
     /// netCDF classic; with 64-bit integers, the form of it that has them.
     fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut variables = Vec::new();
         let mut dimensions = self
             .axes
             .iter()
@@ -268,17 +269,6 @@ impl Table {
             }
             dimensions.push((name, 2));
         }
-        let mut variables = self.coordinates();
-        variables.extend(self.fields.iter().map(|field| self.variable(field)));
-        let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
-        let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
-        attributes.extend(self.attributes.iter().filter(own).cloned());
-        written(&dimensions, &attributes, &variables, out)
-    }
-
-    /// The coordinates of all dimensions, each behind its bounds, of which the last dimension is that behind the others.
-    fn coordinates(&self) -> Vec<Written> {
-        let mut variables = Vec::new();
         for (number, axis) in self.axes.iter().enumerate() {
             if let Some(coordinate) = &axis.coordinate {
                 let mut attributes: Vec<Attribute> = coordinate
@@ -288,10 +278,7 @@ impl Table {
                     .cloned()
                     .collect();
                 if let Some(bounds) = &coordinate.bounds {
-                    let mut name = format!("{}_bnds", axis.name);
-                    while self.fields.iter().any(|field| field.variable == name) {
-                        name.push('_');
-                    }
+                    let name = format!("{}_bnds", axis.name);
                     attributes.push(attribute("bounds", Value::Text(name.clone())));
                     let ends = bounds.iter().flat_map(|(low, high)| [low, high]);
                     variables.push(Written {
@@ -315,38 +302,40 @@ impl Table {
                 });
             }
         }
-        variables
-    }
-
-    fn variable(&self, field: &Field) -> Written {
-        let others = self
-            .fields
-            .iter()
-            .filter(|one| one.variable == field.variable);
-        let name = match others.count() {
-            1 => field.variable.replace('/', "_"),
-            _ => field.title(),
-        };
-        let (kind, bytes) = match field.single {
-            true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
-            false => big(&field.values),
-        };
-        let mut attributes = field.attributes.clone();
-        if field.name == "count" {
-            attributes.push(attribute("units", Value::Text("1".into())));
-        } else if let Some(units) = &field.units {
-            attributes.push(attribute("units", Value::Text(units.clone())));
+        for field in &self.fields {
+            let others = self
+                .fields
+                .iter()
+                .filter(|one| one.variable == field.variable);
+            let name = match others.count() {
+                1 => field.variable.replace('/', "_"),
+                _ => field.title(),
+            };
+            let (kind, bytes) = match field.single {
+                true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
+                false => big(&field.values),
+            };
+            let mut attributes = field.attributes.clone();
+            if field.name == "count" {
+                attributes.push(attribute("units", Value::Text("1".into())));
+            } else if let Some(units) = &field.units {
+                attributes.push(attribute("units", Value::Text(units.clone())));
+            }
+            if matches!(kind, FLOAT | DOUBLE) {
+                attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
+            }
+            variables.push(Written {
+                name,
+                dimensions: (0..self.axes.len()).collect(),
+                attributes,
+                kind,
+                bytes,
+            });
         }
-        if matches!(kind, FLOAT | DOUBLE) {
-            attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
-        }
-        Written {
-            name,
-            dimensions: (0..self.axes.len()).collect(),
-            attributes,
-            kind,
-            bytes,
-        }
+        let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
+        let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
+        attributes.extend(self.attributes.iter().filter(own).cloned());
+        written(&dimensions, &attributes, &variables, out)
     }
 }
 

@@ -1,15 +1,7 @@
 //! Series of files, selections, times and written results, of files that are made here.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::float_cmp,
-    reason = "a test whose results are told exactly"
-)]
-
+use super::super::{Axis, Column, Coordinate, Field, Form, Input, Operation, Table, Words, here};
 use tidemill_format::{Attribute, Header, Store, Value};
-use tidemill_kernel::reduction::{
-    Axis, Column, Coordinate, Field, Form, Input, Table, Words, here,
-};
 
 fn text(name: &str, text: &str) -> Attribute {
     Attribute {
@@ -106,10 +98,7 @@ fn reduced(words: &Words<'_>, files: &[Made]) -> Result<Table, String> {
 
 fn values(table: &Table) -> Vec<f64> {
     match &table.fields[0].values {
-        Column::Whole(all) => all
-            .iter()
-            .map(|one| f64::from(i32::try_from(one.unwrap()).unwrap()))
-            .collect(),
+        Column::Whole(all) => all.iter().map(|one| super::real(one.unwrap())).collect(),
         Column::Real(all) => all.iter().map(|one| one.unwrap()).collect(),
     }
 }
@@ -552,4 +541,5 @@ fn results_are_written_as_cf_has_them() {
     table.write(Form::Csv, &mut csv).unwrap();
     let csv = String::from_utf8(csv).unwrap();
     assert_eq!(csv, "time,sum\n2000-01-01,1.0\n2000-01-02T06:00:00,2.0\n");
+    assert_eq!("max".parse::<Operation>().unwrap(), Operation::Max);
 }

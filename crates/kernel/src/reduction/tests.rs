@@ -11,8 +11,6 @@ use crate::reducing::Piece as Stored;
 use proptest::prelude::*;
 use tidemill_format::{Piece, Range, Span};
 
-mod files;
-
 const DTYPES: [Dtype; 10] = [
     Dtype::Int8,
     Dtype::Int16,

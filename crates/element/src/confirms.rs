@@ -120,10 +120,10 @@ impl Confirms {
             None => {
                 let turn = self.turns.take(uid).await?;
                 let thread = Arc::clone(&self.threads).acquire_owned().await;
-                match self.begin(object, read, (turn, thread)) {
-                    Some(asker) => asker,
-                    None => return Ok(true),
+                if self.is_recent(object) {
+                    return Ok(true);
                 }
+                self.begin(object, read, (turn, thread))
             }
         };
         let mut ended = asker.run.ended.clone();
@@ -137,21 +137,16 @@ impl Confirms {
         self.runs.lock().get(&object)?.join()
     }
 
-    /// Begins to read, or takes part where somebody else has begun; `turn` is kept for as long as the thread runs. `None`: somebody
-    /// else has just read it.
+    /// Begins to read, or takes part where somebody else has begun; `turn` is kept for as long as the thread runs.
     fn begin(
         self: &Arc<Self>,
         object: ObjectId,
         read: impl FnOnce(&dyn Fn() -> bool) -> Result<Found, Trouble> + Send + 'static,
         turn: impl Send + 'static,
-    ) -> Option<Asker> {
+    ) -> Asker {
         let mut runs = self.runs.lock();
         if let Some(asker) = runs.get(&object).and_then(Run::join) {
-            return Some(asker);
-        }
-        // A run that ends is remembered before it leaves the table.
-        if self.is_recent(object) {
-            return None;
+            return asker;
         }
         let (say, ended) = watch::channel(None);
         let askers = Mutex::new(1);
@@ -171,7 +166,7 @@ impl Confirms {
             say.send_replace(Some(told));
             drop(turn);
         });
-        Some(asker)
+        asker
     }
 
     fn on_ended(&self, object: ObjectId, run: &Arc<Run>, good: bool) {

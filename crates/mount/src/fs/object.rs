@@ -497,6 +497,11 @@ mod tests {
         std::fs::rename(folder.path().join("copy"), &path).unwrap();
         assert!(object.is_replaced());
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn mtime_tells_of_writes_once_the_clock_has_passed_it() {

@@ -339,8 +339,7 @@ impl Worker {
                 gid: job.attr.gid,
                 mode: job.attr.mode,
                 durable: false,
-                // A program says itself that it has closed its descriptor.
-                lost: self.backend.lends() && job.object.local().is_some(),
+                lost: false,
                 part: version.part_of().map(PartOf::to_bytes),
             },
         }

@@ -97,20 +97,14 @@ impl Fs {
         (id, element): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
-        // What the element has sealed a copy of may still have a writer.
-        let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
-        if let Some(object) = node.state.lock().open_object(id)
-            && is_its_own(&object)
-        {
+        if let Some(object) = node.state.lock().open_object(id) {
             return Ok(object);
         }
         let asked = self.table.now();
         let object = Arc::new(self.open_sealed(caller, node.ino, id, element, pace)?);
         {
             let mut state = node.state.lock();
-            if let Some(other) = state.open_object(id)
-                && is_its_own(&other)
-            {
+            if let Some(other) = state.open_object(id) {
                 return Ok(other);
             }
             state.objects.push(Arc::downgrade(&object));
@@ -285,7 +279,7 @@ impl Fs {
             open_to_writers(&file, place.owner)?;
         }
         let file = Arc::new(file);
-        let mut object = object(Data::Local(file.clone()));
+        let object = object(Data::Local(file.clone()));
         if let Some((base, bytes)) = begin {
             self.copy_base(caller, base, bytes, &object)?;
         }
@@ -294,9 +288,6 @@ impl Fs {
         }
         if place.memory || opened.size_max.is_some() {
             return Ok(self.begin_bounded(caller, object, opened, place.counts_room));
-        }
-        if self.backend.lends() {
-            object.let_go()?;
         }
         Ok(object)
     }

@@ -23,8 +23,6 @@ const BLOCK_BYTES: usize = 64 << 10;
 const PIECE_BYTES: usize = 4 << 20;
 /// Bytes of copies of sealed versions that are kept when nobody has them open.
 const KEPT_BYTES_MAX: u64 = 256 << 20;
-/// The part of the device with the copies that each user may have who is neither root nor the one who serves.
-const SHARE_OF_OTHERS: u64 = 4;
 /// A change younger than this may be followed by another one that looks the same, where the file system's clock is coarse.
 const GRAIN: Duration = Duration::from_millis(20);
 /// How often it is tried whether it is.
@@ -89,19 +87,6 @@ impl Copies {
         }
     }
 
-    /// Bytes that the copies may have which one of several users has open.
-    pub(super) fn share(&self) -> u64 {
-        let device = rustix::fs::statvfs(&self.folder);
-        device.map_or(u64::MAX, |device| {
-            device.f_blocks.saturating_mul(device.f_frsize) / SHARE_OF_OTHERS
-        })
-    }
-
-    /// Forgets what nobody has open.
-    fn forget(&self) {
-        self.kept.lock().clear();
-    }
-
     /// The copy of what is open as `handle`, shared by all who have the same version open; fetched if there is none, to a `shelf` if it may be
     /// given away.
     pub(super) fn of(
@@ -120,18 +105,7 @@ impl Copies {
             Some(shelf) => shelf.make().map(|(number, file)| (Some(number), file))?,
             None => (None, self.nameless(id.0)?),
         };
-        let fetched = match self.fetched(&file, mtime, &fetch) {
-            Err(error) if error.is(Errno::NOSPC) => {
-                self.forget();
-                self.fetched(&file, mtime, &fetch)
-            }
-            fetched => fetched,
-        };
-        let fetched = fetched.map(|known| Copy {
-            file,
-            known: Mutex::new(known),
-            shelved: Mutex::default(),
-        });
+        let fetched = self.fetched(file, mtime, fetch);
         let copy = fetched.inspect_err(|_| {
             if let (Some(shelf), Some(number)) = (shelf, number) {
                 shelf.remove(number);
@@ -155,10 +129,10 @@ impl Copies {
 
     fn fetched(
         &self,
-        file: &File,
+        file: File,
         mtime: i64,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
-    ) -> Result<Known, Error> {
+    ) -> Result<Copy, Error> {
         let mut known = Known::default();
         loop {
             let piece = fetch(known.size, PIECE_BYTES)?;
@@ -172,9 +146,13 @@ impl Copies {
                 break;
             }
         }
-        set_mtime(file, mtime)?;
-        known.changed = settled(file, self.grain)?;
-        Ok(known)
+        set_mtime(&file, mtime)?;
+        known.changed = settled(&file, self.grain)?;
+        Ok(Copy {
+            file,
+            known: Mutex::new(known),
+            shelved: Mutex::default(),
+        })
     }
 
     /// Nobody has it open any more. It may serve again if it is of a sealed version.

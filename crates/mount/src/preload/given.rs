@@ -28,8 +28,6 @@ use tidemill_preload_api::HANDLES_AT;
 
 /// Descriptors given away at once at most.
 const GIVEN_MAX: usize = 65_536;
-/// The part of them that each user may have who is neither root nor the one who serves.
-const SHARE_OF_OTHERS: usize = 4;
 /// How often closed files are looked for when nobody asks, at least …
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 /// … and what part of the time that may take: one in so many.
@@ -85,9 +83,6 @@ struct Open {
     by_number: BTreeMap<u64, Arc<Lent>>,
     by_file: HashMap<(u64, u64), BTreeSet<u64>>,
     by_inode: HashMap<u64, BTreeSet<u64>>,
-    by_user: HashMap<u32, BTreeSet<u64>>,
-    /// Bytes of copies that are being made for a user.
-    fetched: HashMap<u32, u64>,
     /// How many of an inode are being ended.
     ending: HashMap<u64, usize>,
     /// Locks of whole files by inode: who has them, and whether alone.
@@ -100,23 +95,6 @@ impl Open {
         let numbers = self.by_inode.get(&lent.key.ino).into_iter().flatten();
         let mut open = numbers.filter_map(|number| self.by_number.get(number));
         open.any(|other| other.write && !other.is_given())
-    }
-
-    /// How many a user has.
-    fn of_user(&self, uid: u32) -> usize {
-        self.by_user.get(&uid).map_or(0, BTreeSet::len)
-    }
-
-    /// Bytes of the copies that a user has open, and of those that are being made for them.
-    fn copied(&self, uid: u32) -> u64 {
-        let numbers = self.by_user.get(&uid).into_iter().flatten();
-        let lent = numbers.filter_map(|number| self.by_number.get(number));
-        let copies = lent.filter_map(|lent| lent.copy.as_ref());
-        // Several may have one copy.
-        let copies: BTreeMap<_, _> = copies.map(|copy| (Arc::as_ptr(copy), copy)).collect();
-        let used = |copy: &Arc<Copy>| copy.file.metadata().map_or(0, |stat| stat.blocks() * 512);
-        let fetched = self.fetched.get(&uid).copied().unwrap_or(0);
-        copies.into_values().map(used).sum::<u64>() + fetched
     }
 
     fn unlock(&mut self, lent: &Lent) {
@@ -138,27 +116,6 @@ pub(super) struct Given {
     open: Mutex<Open>,
     changed: Condvar,
     next: AtomicU64,
-    /// Who serves.
-    own_uid: u32,
-}
-
-/// Bytes of a copy that is being made, for as long as that takes.
-struct Fetched<'a> {
-    given: &'a Given,
-    uid: u32,
-    bytes: u64,
-}
-
-impl Drop for Fetched<'_> {
-    fn drop(&mut self) {
-        let mut open = self.given.open.lock();
-        if let Some(bytes) = open.fetched.get_mut(&self.uid) {
-            *bytes = bytes.saturating_sub(self.bytes);
-            if *bytes == 0 {
-                open.fetched.remove(&self.uid);
-            }
-        }
-    }
 }
 
 /// The lock that says that an open file is open; of no number: that any is.
@@ -193,27 +150,7 @@ impl Given {
             open: Mutex::default(),
             changed: Condvar::new(),
             next: AtomicU64::new(0),
-            own_uid: rustix::process::geteuid().as_raw(),
         }
-    }
-
-    /// The caller's user, if that is one of those who have a share only.
-    fn stranger(&self, caller: Caller) -> Option<u32> {
-        Some(caller.uid).filter(|uid| ![0, self.own_uid].contains(uid))
-    }
-
-    /// Counts a copy that is about to be made for a stranger, if it is within their share of the device.
-    fn fetches(&self, by: Opener, bytes: u64) -> Result<Option<Fetched<'_>>, Error> {
-        let Some(uid) = self.stranger(by.caller) else {
-            return Ok(None);
-        };
-        let mut open = self.open.lock();
-        if open.copied(uid).saturating_add(bytes) > self.copies.share() {
-            return Err(Errno::NOSPC.into());
-        }
-        *open.fetched.entry(uid).or_default() += bytes;
-        let given = self;
-        Ok(Some(Fetched { given, uid, bytes }))
     }
 
     /// A descriptor of what was opened, to be given away; and whether its close is to be told. What was opened is released when it is closed,
@@ -239,16 +176,12 @@ impl Given {
         let (file, ino) = ((stat.dev(), stat.ino()), lent.key.ino);
         open.by_file.entry(file).or_default().insert(lent.number);
         open.by_inode.entry(ino).or_default().insert(lent.number);
-        let uid = lent.caller.uid;
-        open.by_user.entry(uid).or_default().insert(lent.number);
         open.by_number.insert(lent.number, Arc::new(lent));
         Ok((given, told))
     }
 
     fn made(&self, by: Opener, key: Key, opened: &Opened) -> Result<Lent, Error> {
-        let (count, stranger) = (self.count(), self.stranger(by.caller));
-        let own = stranger.map_or(0, |uid| self.open.lock().of_user(uid));
-        if count >= GIVEN_MAX || own >= GIVEN_MAX / SHARE_OF_OTHERS {
+        if self.count() >= GIVEN_MAX {
             return Err(Errno::NFILE.into());
         }
         let mut lent = Lent {
@@ -269,11 +202,8 @@ impl Given {
         }
         let attr = Walker::at(&self.fs, by.caller, key)?.attr;
         let away = by.away && opened.write && !key.is_special() && opened.object < u64::MAX / 2;
-        let away = away && self.away.has_room(stranger);
-        let size = if key.is_special() { 0 } else { attr.size };
-        let fetched = self.fetches(by, size)?;
+        let away = away && self.away.has_room();
         let copy = self.copy_of(by, key, opened, (attr.mtime, away))?;
-        drop(fetched);
         copy.enter();
         let record = |number| Record {
             number,
@@ -440,13 +370,6 @@ impl Given {
                 open.by_inode.remove(&ino);
             }
         }
-        let uid = lent.caller.uid;
-        if let Some(numbers) = open.by_user.get_mut(&uid) {
-            numbers.remove(&lent.number);
-            if numbers.is_empty() {
-                open.by_user.remove(&uid);
-            }
-        }
         open.unlock(lent);
         *open.ending.entry(ino).or_default() += 1;
         true
@@ -521,8 +444,7 @@ impl Given {
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for lent in self.of_file(file) {
             if let Some(copy) = lent.written_copy() {
-                if lent.is_given() || lent.away && self.away.takes(copy, self.stranger(lent.caller))
-                {
+                if lent.is_given() || lent.away && self.away.takes(copy) {
                     continue;
                 }
                 self.hand_over(&lent, copy)?;

@@ -20,7 +20,6 @@ use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
 use crate::peers::Network;
 use crate::prepare::{self, Prepared, environment};
-use crate::private::OWN_USER;
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
@@ -230,9 +229,8 @@ impl Launcher {
         prepare::check(&run)?;
         let opened = code::open(&run, self.ids)?;
         let files = run.code.parts().filter(|part| part.file().is_some());
-        let user = run.user.unwrap_or(*OWN_USER).uid;
         let module = |(part, opened): (&Code, _)| match part {
-            Code::Wasm(path) => Some(self.modules.open(self, user, path, opened)),
+            Code::Wasm(path) => Some(self.modules.open(self, path, opened)),
             _ => None,
         };
         let modules = files.zip(&opened).filter_map(module);
@@ -370,7 +368,6 @@ impl Launcher {
             state: Default::default(),
             orphans: Default::default(),
             room: Default::default(),
-            looks: Default::default(),
             device: Default::default(),
             group,
             keeper: Arc::clone(&self.keeper),
@@ -521,10 +518,8 @@ static CORES: LazyLock<u32> = LazyLock::new(|| {
 
 /// The filters of system calls, built once.
 pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
-    static FILTERS: LazyLock<Result<Filters, String>> = LazyLock::new(|| {
-        let version = sandbox_support().landlock_version;
-        calls::filters(version).map_err(|error| error.to_string())
-    });
+    static FILTERS: LazyLock<Result<Filters, String>> =
+        LazyLock::new(|| calls::filters().map_err(|error| error.to_string()));
     FILTERS
         .as_ref()
         .map_err(|error| SetupError::Filter(error.clone()))

@@ -1,6 +1,4 @@
-//! Watches the limits of all running kernels: time exactly, from one thread that does nothing else, the rest every [`TICK`],
-//! from another one. What a kernel has written that takes long to look at is looked at by a thread of its own, so that no
-//! kernel keeps those of others from being watched.
+//! Watches the limits of all running kernels, from one thread: time exactly, the rest every [`TICK`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
 use crate::child::Keeper;
@@ -22,14 +20,8 @@ use crate::spawn::Process;
 /// How often memory, processes and written bytes are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Looking takes at most one part in this many of the time, for what all runs have together and for each run's folder.
+/// Looking takes at most one part in this many of the watcher's time, however large the folders are.
 const REST_FACTOR: u32 = 20;
-
-/// What a run has written is looked at apart from that of others from when it has taken longer than this.
-const LOOK_MAX: Duration = Duration::from_millis(2);
-
-/// How often a run that is looked at apart is asked whether it has ended.
-const APART_PAUSE: Duration = Duration::from_secs(1);
 
 /// Folders within folders that a kernel may make: all of them are open while they are looked at.
 const DEPTH_MAX: u32 = 64;
@@ -66,18 +58,8 @@ pub(crate) struct Watched {
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
     /// Its own one within that, once it has run for a while, unless the system refused.
     pub(crate) room: OnceLock<Option<Room>>,
-    pub(crate) looks: Mutex<Looks>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
-}
-
-/// How often it is looked at what a run has written.
-#[derive(Debug, Default)]
-pub(crate) struct Looks {
-    /// Not before this.
-    next: Option<Instant>,
-    /// By a thread of its own.
-    apart: bool,
 }
 
 /// What changes.
@@ -90,11 +72,6 @@ pub(crate) struct State {
 }
 
 impl Watched {
-    /// When its time is over.
-    fn end(&self) -> Instant {
-        self.started + self.limits.time
-    }
-
     /// Kills the whole group, unless it has ended. The first cause is the one that counts.
     pub(crate) fn kill(&self, cause: End) {
         let mut state = self.state.lock();
@@ -166,58 +143,22 @@ impl Watched {
     /// What the kernel has in its folder now.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
-        self.add_written(&mut written);
+        // The folder itself has but one place where it is read.
+        if let Ok(entries) = Dir::read_from(&self.folder) {
+            sum(entries, &self.given, DEPTH_MAX, &mut written);
+        }
         written
     }
 
-    fn add_written(&self, written: &mut Written) {
-        // The folder itself has but one place where it is read.
-        if let Ok(entries) = Dir::read_from(&self.folder) {
-            sum(entries, &self.given, DEPTH_MAX, written);
-        }
-    }
-
-    /// The same with what only its processes have open; `None` if that can't be seen in this time.
-    fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<Written> {
-        let mut written = Written {
-            until: most.map(|most| Instant::now() + most),
-            ..Written::default()
-        };
-        self.add_written(&mut written);
+    /// The same with what only its processes have open.
+    fn written_and_open(&self, processes: &[i32]) -> Written {
+        let mut written = self.written();
         let device = || rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
         let device = *self.device.get_or_init(device);
         for process in processes {
-            if written.is_late() {
-                return None;
-            }
             open_files(*process, device, &mut written);
         }
-        (!written.is_late()).then_some(written)
-    }
-
-    /// Looks at what it has written, here or, if that takes long, by a thread of its own.
-    fn look_at_written(self: &Arc<Self>, processes: &[i32]) {
-        let mut looks = self.looks.lock();
-        let began = Instant::now();
-        if looks.apart || looks.next.is_some_and(|next| next > began) {
-            return;
-        }
-        let seen = self.written_and_open(processes, Some(LOOK_MAX));
-        looks.next = Some(Instant::now() + began.elapsed() * REST_FACTOR);
-        match seen {
-            Some(written) if written.exceeds(self.limits.output_bytes) => {
-                self.kill(End::OutputLimit);
-            }
-            Some(_) => {}
-            None => {
-                let run = Arc::downgrade(self);
-                let thread = std::thread::Builder::new().name("look".into());
-                match thread.spawn(move || look_apart(&run)) {
-                    Ok(_) => looks.apart = true,
-                    Err(error) => tracing::warn!(%error, "cannot look at what a kernel writes"),
-                }
-            }
-        }
+        written
     }
 }
 
@@ -234,8 +175,6 @@ pub(crate) struct Written {
     uncounted: bool,
     /// Device and inode of those with several names.
     seen: BTreeSet<(u64, u64)>,
-    /// When it is too late to look for more.
-    until: Option<Instant>,
 }
 
 impl Written {
@@ -243,11 +182,6 @@ impl Written {
     pub(crate) fn exceeds(&self, limit: u64) -> bool {
         let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
         self.uncounted || self.bytes.saturating_add(entries) > limit
-    }
-
-    /// Whether it is too late to look for more: not all was seen then.
-    fn is_late(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     fn add(&mut self, data: &Stat) {
@@ -264,9 +198,6 @@ impl Written {
 /// Errors are passed over: the kernel may remove at any moment what was just listed. No link is followed.
 fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
     while let Some(Ok(entry)) = next(&mut entries) {
-        if written.is_late() {
-            return;
-        }
         let (Ok(folder), name) = (entries.fd(), entry.file_name()) else {
             return;
         };
@@ -304,9 +235,6 @@ fn open_files(process: i32, device: u64, written: &mut Written) {
         .filter_map(|folder| fs::read_dir(folder).ok())
         .flatten()
     {
-        if written.is_late() {
-            return;
-        }
         let Some(path) = entry.ok().map(|entry| entry.path()) else {
             continue;
         };
@@ -337,136 +265,68 @@ fn under_way(process: i32, socket: &Path) -> u64 {
 }
 
 struct Watcher {
-    runs: Mutex<Runs>,
-    /// A run ends sooner than all that were known.
-    sooner: Condvar,
-    /// There are runs again.
-    some: Condvar,
-}
-
-#[derive(Default)]
-struct Runs {
-    all: Vec<Weak<Watched>>,
-    /// When the thread that keeps the time wakes up, if it does by itself.
-    wakes: Option<Instant>,
-    /// Whether the thread that looks at the rest waits for runs.
-    idle: bool,
-}
-
-impl Runs {
-    fn live(&mut self) -> Vec<Arc<Watched>> {
-        let lives = |run: &Arc<Watched>| !run.state.lock().reaped;
-        let live = |run: &Weak<Watched>| run.upgrade().filter(lives);
-        let found = self.all.iter().filter_map(live).collect();
-        self.all.retain(|run| live(run).is_some());
-        found
-    }
+    runs: Mutex<Vec<Weak<Watched>>>,
+    changed: Condvar,
 }
 
 static WATCHER: LazyLock<&'static Watcher> = LazyLock::new(|| {
     let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
-        runs: Mutex::default(),
-        sooner: Condvar::new(),
-        some: Condvar::new(),
+        runs: Mutex::new(Vec::new()),
+        changed: Condvar::new(),
     }));
-    let start = |name: &str, work: fn(&Watcher)| {
-        let thread = std::thread::Builder::new().name(name.into());
-        if let Err(error) = thread.spawn(move || work(watcher)) {
-            tracing::error!(%error, "cannot start a thread that watches the limits of kernels");
-        }
-    };
-    start("limits", Watcher::keep_time);
-    start("looks", Watcher::keep_looking);
+    if let Err(error) = std::thread::Builder::new()
+        .name("limits".into())
+        .spawn(|| watcher.run())
+    {
+        tracing::error!(%error, "cannot start the thread that watches the limits of kernels");
+    }
     watcher
 });
 
 /// Watches a run until nobody holds it any more or it has ended.
 pub(crate) fn watch(run: &Arc<Watched>) {
     let mut runs = WATCHER.runs.lock();
-    runs.all.push(Arc::downgrade(run));
-    if runs.wakes.is_none_or(|wakes| run.end() < wakes) {
-        WATCHER.sooner.notify_one();
+    runs.push(Arc::downgrade(run));
+    if runs.len() == 1 || run.limits.time < TICK {
+        WATCHER.changed.notify_one();
     }
-    if runs.idle {
-        WATCHER.some.notify_one();
-    }
-}
-
-/// When the next of these times is over. What is past is tried again soon: it may not have ended yet.
-fn wake(ends: impl Iterator<Item = Instant>, now: Instant) -> Option<Instant> {
-    ends.map(|end| if end > now { end } else { now + TICK })
-        .min()
 }
 
 impl Watcher {
-    /// Kills what is past its time. Nothing else is done here, so that nothing delays that.
-    fn keep_time(&self) {
+    fn run(&self) {
         go_first();
-        let mut runs = self.runs.lock();
+        let mut look_at = Instant::now();
         loop {
-            let now = Instant::now();
-            let mut due = runs.live();
-            due.retain(|run| run.end() <= now);
-            MutexGuard::unlocked(&mut runs, || {
-                due.iter().for_each(|run| run.kill(End::TimeLimit));
-                drop(due);
-            });
-            let live = runs.live();
-            runs.wakes = wake(live.iter().map(|run| run.end()), now);
-            drop(live);
-            match runs.wakes {
-                Some(wakes) => {
-                    self.sooner.wait_until(&mut runs, wakes);
-                }
-                None => self.sooner.wait(&mut runs),
+            let mut runs = self.runs.lock();
+            runs.retain(|run| run.upgrade().is_some_and(|run| !run.state.lock().reaped));
+            let live: Vec<Arc<Watched>> = runs.iter().filter_map(Weak::upgrade).collect();
+            if live.is_empty() {
+                self.changed.wait(&mut runs);
+                continue;
             }
-        }
-    }
-
-    /// Looks at all that is not time.
-    fn keep_looking(&self) {
-        go_first();
-        loop {
-            let live = {
-                let mut runs = self.runs.lock();
-                let live = runs.live();
-                if live.is_empty() {
-                    runs.idle = true;
-                    self.some.wait(&mut runs);
-                    runs.idle = false;
-                    continue;
-                }
-                live
-            };
-            let began = Instant::now();
-            let together = look(&live, began);
-            drop(live);
-            // Each run's folder has a rest of its own.
-            let apart = began.elapsed().saturating_sub(together);
-            std::thread::sleep(TICK.max(together * REST_FACTOR) + apart);
-        }
-    }
-}
-
-/// Looks at what a run has written until it has ended.
-fn look_apart(run: &Weak<Watched>) {
-    go_first();
-    let live = || run.upgrade().filter(|run| !run.state.lock().reaped);
-    while let Some(run) = live() {
-        let began = Instant::now();
-        let process = run.process.pid;
-        let groups = groups(&BTreeMap::from([(process, run.limits.processes)]));
-        let members = groups.get(&process).map(|group| &group.members[..]);
-        let written = run.written_and_open(members.unwrap_or_default(), None);
-        if written.is_some_and(|written| written.exceeds(run.limits.output_bytes)) {
-            run.kill(End::OutputLimit);
-        }
-        drop(run);
-        let next = Instant::now() + TICK.max(began.elapsed() * REST_FACTOR);
-        while live().is_some()
-            && let Some(rest) = next.checked_duration_since(Instant::now())
-        {
-            std::thread::sleep(rest.min(APART_PAUSE));
+            let now = Instant::now();
+            let end = live
+                .iter()
+                .map(|run| run.started + run.limits.time)
+                .filter(|end| *end > now)
+                .min();
+            let wake = end.map_or(look_at, |end| end.min(look_at));
+            if wake > now {
+                drop(live);
+                self.changed.wait_until(&mut runs, wake);
+                continue;
+            }
+            drop(runs);
+            for run in live
+                .iter()
+                .filter(|run| run.started + run.limits.time <= now)
+            {
+                run.kill(End::TimeLimit);
+            }
+            if look_at <= now {
+                look(&live, now);
+                look_at = Instant::now() + TICK.max(now.elapsed() * REST_FACTOR);
+            }
         }
     }
 }
@@ -483,15 +343,14 @@ fn go_first() {
     }
 }
 
-/// Looks at all that is not time; gives how long that took of what all runs have together. Runs younger than a tick are let
-/// be: most end before it matters.
-fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
+/// Looks at all that is not time. Runs younger than a tick are let be: most end before it matters.
+fn look(runs: &[Arc<Watched>], now: Instant) {
     let old: Vec<_> = runs
         .iter()
         .filter(|run| run.started + TICK <= now)
         .collect();
     if old.is_empty() {
-        return Duration::ZERO;
+        return;
     }
     old.iter().for_each(|run| run.reap_orphans());
     let groups = groups(
@@ -500,21 +359,21 @@ fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
             .collect(),
     );
     let none = Group::default();
-    let group = |run: &Watched| groups.get(&run.process.pid).unwrap_or(&none);
-    for run in &old {
-        let (group, limits) = (group(run), &run.limits);
+    for run in old {
+        let group = groups.get(&run.process.pid).unwrap_or(&none);
+        let limits = &run.limits;
         run.bound_memory(&group.members);
         if group.memory_bytes > limits.memory_bytes {
             run.kill(End::MemoryLimit);
         } else if group.processes > limits.processes {
             run.kill(End::ProcessLimit);
+        } else if run
+            .written_and_open(&group.members)
+            .exceeds(limits.output_bytes)
+        {
+            run.kill(End::OutputLimit);
         }
     }
-    let together = now.elapsed();
-    for run in old {
-        run.look_at_written(&group(run).members);
-    }
-    together
 }
 
 /// What the processes of one group have together.
@@ -594,37 +453,6 @@ mod tests {
         let seen = groups(&BTreeMap::from([(group, u32::MAX)]));
         assert!(seen[&group].processes >= 1);
         assert!(seen[&group].memory_bytes > 0);
-    }
-
-    #[test]
-    fn time_that_is_over_is_never_waited_for() {
-        let now = Instant::now();
-        let (soon, late) = (now + TICK / 2, now + TICK * 1000);
-        let past = now.checked_sub(TICK * 10).unwrap();
-        assert_eq!(wake([].into_iter(), now), None);
-        assert_eq!(wake([late, soon].into_iter(), now), Some(soon));
-        // One that was killed may not have ended: it is seen to again.
-        assert_eq!(wake([late, past].into_iter(), now), Some(now + TICK));
-        assert_eq!(wake([now, soon].into_iter(), now), Some(soon));
-    }
-
-    #[test]
-    fn a_look_that_is_too_late_says_so() {
-        let folder = tempfile::tempdir().unwrap();
-        for number in 0..100 {
-            fs::write(folder.path().join(number.to_string()), "text").unwrap();
-        }
-        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
-        let mut written = Written {
-            until: Some(Instant::now()),
-            ..Written::default()
-        };
-        sum(open(), &BTreeSet::new(), 8, &mut written);
-        open_files(std::process::id().cast_signed(), 0, &mut written);
-        assert!(written.is_late() && written.entries == 0);
-        written.until = None;
-        sum(open(), &BTreeSet::new(), 8, &mut written);
-        assert!(!written.is_late() && written.entries == 100);
     }
 
     #[test]

@@ -15,7 +15,6 @@ use crate::intent::Manner;
 use crate::jobs::Jobs;
 use crate::log::{Kind, Log, Record, Status};
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -59,7 +58,7 @@ pub fn run(
         if let Some(begins) = begins.take() {
             begins(folder.path());
         }
-        serve(&folder, &lock, stays, tell)?;
+        serve(&folder, stays, tell)?;
         drop(lock);
         // Who registered just now has seen the lock, and started nobody.
         if logs(&folder)?.is_empty() {
@@ -76,7 +75,7 @@ fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
     })
 }
 
-fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
+fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
     let (bell, board) = (folder.bell()?, Arc::new(Board::open(folder.path())?));
     board.forget_unseen();
     let mut stuck = Vec::new();
@@ -85,20 +84,11 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
     loop {
         let rung = bell.rung();
         kept.retain(|_, thread| !thread.is_finished());
-        // Else what lies there is another agent's.
-        let is_ours = folder.is_locked_by(lock);
-        for path in is_ours
-            .then(|| logs(folder))
-            .transpose()?
-            .into_iter()
-            .flatten()
-        {
+        for path in logs(folder)? {
             if kept.contains_key(&path) || kept.len() >= LOGS_MAX {
                 continue;
             }
             match take_up(&path) {
-                // Looked at once more: the log may lie in a folder that was made since.
-                _ if !folder.is_locked_by(lock) => break,
                 Ok(log) => {
                     let board = board.clone();
                     let keeper = move || Keeper::new(log, board, tell).run();
@@ -106,9 +96,6 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
                 }
                 Err(error) => set_aside(&path, &error.to_string(), tell),
             }
-        }
-        if kept.is_empty() && !is_ours {
-            return Ok(());
         }
         if !kept.is_empty() || stays {
             idle = Instant::now();
@@ -205,11 +192,6 @@ impl Keeper {
 
     fn run(mut self) {
         match self.serve() {
-            // What lies at its path is another one's, if anything is.
-            Ok(()) if !self.log.lies_there() => {}
-            Err(error) if !self.log.lies_there() => {
-                (self.tell)(&format!("{}: {error}", self.log.path().display()));
-            }
             Ok(()) => {
                 if let Err(error) = std::fs::remove_file(self.log.path()) {
                     (self.tell)(&format!("{}: {error}", self.log.path().display()));

@@ -157,9 +157,7 @@ impl Follower {
     /// Whether a version is on its way to the store.
     #[must_use]
     pub fn is_waiting(&self, object: ObjectId) -> bool {
-        let known = self.0.known.lock();
-        known.waiting.contains(&object)
-            || known.unnamed.contains(&object)
+        self.0.known.lock().waiting.contains(&object)
             || (self.0.near.stat(object).is_ok() && !self.0.is_far(object))
     }
 

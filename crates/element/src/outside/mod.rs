@@ -36,7 +36,6 @@ pub(crate) use settling::keep_settling;
 
 use crate::db::Db;
 use crate::folder::FolderStore;
-use crate::notes;
 use crate::records;
 use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
@@ -201,8 +200,6 @@ struct Here {
     near_bytes: u64,
     /// What has to be settled and nobody waits for.
     waiting: BTreeSet<ObjectId>,
-    /// What has to be settled when the server has told the name of its file.
-    unnamed: BTreeSet<ObjectId>,
     /// What is on its way there, how often at once, and whether it was removed meanwhile.
     going: HashMap<ObjectId, (usize, bool)>,
     /// Why nothing settles.
@@ -248,12 +245,7 @@ impl Outside {
             known.far_bytes += size;
             known.packed_bytes += if packed { size } else { 0 };
         }
-        let unsettled = db.read(rows::unsettled)?;
-        known.waiting = unsettled.iter().copied().collect();
-        db.write_blocking(false, move |db| {
-            let mut objects = unsettled.iter();
-            objects.try_for_each(|object| notes::attest_noted_before(db, *object))
-        })?;
+        known.waiting = db.read(rows::unsettled)?.into_iter().collect();
         let bound = db.read(following::kept)?;
         // What has settled was never synced here: a host that went down may have anything in its place.
         let same_boot = is_same_boot(&db)?;
@@ -295,7 +287,7 @@ impl Outside {
             uri: self.uri.clone(),
             files: known.far.len() as u64,
             bytes: known.far_bytes,
-            waiting: (known.waiting.len() + known.unnamed.len()) as u64,
+            waiting: known.waiting.len() as u64,
             sent: known.sent_bytes(),
             packing: self.packing.to_string(),
         }
@@ -657,7 +649,6 @@ impl Store for Outside {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         let near = self.near.remove(object)?;
-        self.known.lock().unnamed.remove(&object);
         if let Some((_, removed)) = self.known.lock().going.get_mut(&object) {
             *removed = true;
         }

@@ -2,12 +2,10 @@
 
 use super::presence::MARK;
 use super::*;
-use crate::notes;
 use crate::records::{self, ObjectRecord};
 use std::collections::BTreeMap;
 use tidemill_core::label::Owner;
 use tidemill_core::time::Time;
-use tidemill_wire::v1;
 
 #[derive(Debug, Default)]
 pub(super) struct Files {
@@ -250,7 +248,7 @@ impl Bench {
             id: object,
             size: content.len() as u64,
             owner: Owner { uid: 0, gid: 0 },
-            inode: id,
+            inode: 7,
             path: path.to_owned(),
             mode: None,
             task: None,
@@ -264,18 +262,7 @@ impl Bench {
             part: false,
             hash: record.hash,
         };
-        let note = v1::NameNote {
-            ino: id,
-            change: 1,
-            object: id,
-            path: path.into(),
-            places: vec![v1::NamePlace::default()],
-            ..v1::NameNote::default()
-        };
-        let put = move |db: &rusqlite::Connection| {
-            records::put_object(db, &record)?;
-            notes::put(db, &[note])
-        };
+        let put = move |db: &rusqlite::Connection| records::put_object(db, &record);
         self.db.write_blocking(true, put).unwrap();
         (object, named)
     }

@@ -96,22 +96,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
             );
         }
     }
-    for element in &rebuilt.absent {
-        let _ = write!(
-            text,
-            "\nelement {element} was not given: its files are unknown. If it was taken out of the array it is a member again \
-             when it runs: stop it, or take it out again (`tidemill element remove {element}`)"
-        );
-    }
-    if rebuilt.less {
-        let _ = write!(
-            text,
-            "\nless was found than there was: {} without their bytes, {} that their elements know nothing of. Don't use this \
-             database if there are better copies: move it away and run rebuild again. No object is removed as nobody's for a week",
-            format::count(rebuilt.missing.len() as u64, "file"),
-            format::count(rebuilt.unknown, "object")
-        );
-    }
+    text += &warnings(rebuilt);
     text += "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
@@ -135,6 +120,28 @@ fn said(rebuilt: &Rebuilt) -> Said {
         "less": rebuilt.less,
     });
     Said::new(text, json)
+}
+
+/// What an administrator must know before the database is used.
+fn warnings(rebuilt: &Rebuilt) -> String {
+    let mut text = String::new();
+    for element in &rebuilt.absent {
+        let _ = write!(
+            text,
+            "\nelement {element} was not given: its files are unknown. If it was taken out of the array it is a member again \
+             when it runs: stop it, or take it out again (`tidemill element remove {element}`)"
+        );
+    }
+    if rebuilt.less {
+        let _ = write!(
+            text,
+            "\nless was found than there was: {} without their bytes, {} that their elements know nothing of. Don't use this \
+             database if there are better copies: move it away and run rebuild again. No object is removed as nobody's for a week",
+            format::count(rebuilt.missing.len() as u64, "file"),
+            format::count(rebuilt.unknown, "object")
+        );
+    }
+    text
 }
 
 /// Paths for people: names need not be UTF-8, and may hold what a terminal would obey.

@@ -151,6 +151,7 @@ fn a_mount_that_is_there_and_one_that_died_are_told_by_status() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story")]
 fn a_check_finds_what_nothing_knows_and_what_is_missing_and_mends_what_can_be() {
     // What an element finds by itself when it hashes or reads what it has is not left for a check.
     let options = Options {

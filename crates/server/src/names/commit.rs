@@ -8,7 +8,6 @@
 use super::budget::{Share, Shares, in_place};
 use super::fault::Fault;
 use super::node::Caller;
-use super::reserve::Reserve;
 use super::schema::{self, OpenError};
 use crate::clock;
 use parking_lot::Mutex;
@@ -133,8 +132,6 @@ pub(crate) struct Database {
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
-    /// Whether the device of its folder is nearly full.
-    low: Arc<AtomicBool>,
     /// What users read and write at once.
     reads: Arc<Shares>,
     writes: Arc<Shares>,
@@ -158,8 +155,6 @@ struct Writing {
     /// Set while transactions can't be kept.
     trouble: Trouble,
     failing: bool,
-    /// `None` for a database in memory.
-    reserve: Option<Reserve>,
     #[cfg(test)]
     syncs: usize,
 }
@@ -188,9 +183,7 @@ impl Database {
         wal.push("-wal");
         let trouble = Trouble::default();
         let wal = Some(PathBuf::from(wal));
-        let low = Arc::default();
-        let reserve = Some(Reserve::new(path, &low));
-        let writing = Writing::new((connection, committing), wal, &trouble, reserve);
+        let writing = Writing::new(connection, committing, wal, &trouble);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -204,7 +197,6 @@ impl Database {
             writing,
             waiting,
             trouble,
-            low,
             reads: Shares::new(READERS - 1, READERS_EACH),
             writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: false,
@@ -231,7 +223,7 @@ impl Database {
             Err(error) => return Err((connection, error)),
         };
         let trouble = Trouble::default();
-        let writing = Writing::new((connection, committing), None, &trouble, None);
+        let writing = Writing::new(connection, committing, None, &trouble);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
@@ -240,7 +232,6 @@ impl Database {
             writing,
             waiting: Arc::default(),
             trouble,
-            low: Arc::default(),
             reads: Shares::new(READERS - 1, READERS_EACH),
             writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: true,
@@ -455,13 +446,7 @@ impl Database {
 
     /// Why the last change could not be kept, until one can.
     pub(crate) fn trouble(&self) -> Option<Fault> {
-        let trouble = self.trouble.lock().clone().map(Fault::NotKept);
-        trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
-    }
-
-    /// Whether the device of its folder is nearly full.
-    pub(crate) fn low(&self) -> &Arc<AtomicBool> {
-        &self.low
+        self.trouble.lock().clone().map(Fault::NotKept)
     }
 
     /// Ends the writer after the work that waits.
@@ -575,10 +560,10 @@ fn write_loop(
 
 impl Writing {
     fn new(
-        (connection, committing): (Connection, Arc<AtomicBool>),
+        connection: Connection,
+        committing: Arc<AtomicBool>,
         wal: Option<PathBuf>,
         trouble: &Trouble,
-        reserve: Option<Reserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
             connection,
@@ -588,7 +573,6 @@ impl Writing {
             doubtful: false,
             trouble: trouble.clone(),
             failing: false,
-            reserve,
             #[cfg(test)]
             syncs: 0,
         })))
@@ -661,20 +645,13 @@ impl Writing {
             tracing::error!(error = %cause, "the database can't keep changes; each is refused until it can");
         }
         *self.trouble.lock() = Some(cause.clone());
-        let fault = Fault::NotKept(cause);
-        if let Some(reserve) = self.reserve.as_ref().filter(|_| fault.is_full()) {
-            reserve.give();
-        }
-        fault
+        Fault::NotKept(cause)
     }
 
     fn begin(&mut self) -> rusqlite::Result<()> {
         // What could not be rolled back when it failed.
         if !self.connection.is_autocommit() {
             self.connection.execute_batch("ROLLBACK")?;
-        }
-        if let Some(reserve) = &mut self.reserve {
-            reserve.look(&self.connection);
         }
         execute(&self.connection, "BEGIN IMMEDIATE").map(drop)
     }
@@ -905,22 +882,6 @@ mod tests {
         };
         assert_eq!(database.kept(), kept);
         database.write_blocking(insert(4)).unwrap();
-    }
-
-    #[test]
-    fn full_database_gives_its_reserve_and_takes_it_back() {
-        let (folder, database) = open();
-        let reserve = folder.path().join("server.reserve");
-        let low = || database.low().load(Ordering::Relaxed);
-        assert!(std::fs::metadata(&reserve).unwrap().len() > 0 && !low());
-        fill(&database);
-        database.write_blocking(large).unwrap_err();
-        assert!(!reserve.exists() && low());
-        assert!(matches!(database.trouble(), Some(Fault::NotKept(_))));
-        // The device has room.
-        database.write_blocking(insert(1)).unwrap();
-        assert!(reserve.exists() && !low());
-        assert!(database.trouble().is_none());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 /// Operations in one request.
 pub const OPS_MAX: usize = 10_000;
 
-/// Elements of one request: fields and packed numbers count as one, messages as [`MESSAGE`]. A request to the namespace may
+/// Elements of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace may
 /// have more, as many operations have.
 pub const ELEMENTS_MAX: u64 = 200_000;
 const NAME_ELEMENTS_MAX: u64 = 1_000_000;

@@ -49,20 +49,14 @@ impl DrainView {
 impl View for DrainView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let drain = &self.0;
-        if self.is_empty() && drain.away {
-            return writeln!(
-                out,
-                "element {} is away, and all files that it had are elsewhere: {} moved ({}); take it out with `tidemill element remove {}`",
-                drain.element,
-                format::count(drain.files_moved, "file"),
-                format::bytes(drain.bytes_moved),
-                drain.element
-            );
-        }
         if self.is_empty() {
+            let state = match drain.away {
+                true => "away, and all files that it had are elsewhere",
+                false => "empty",
+            };
             return writeln!(
                 out,
-                "element {} is empty: {} moved ({}); take it out with `tidemill element remove {}`",
+                "element {} is {state}: {} moved ({}); take it out with `tidemill element remove {}`",
                 drain.element,
                 format::count(drain.files_moved, "file"),
                 format::bytes(drain.bytes_moved),

@@ -15,6 +15,7 @@ use crate::intent::Manner;
 use crate::jobs::Jobs;
 use crate::log::{Kind, Log, Record, Status};
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -58,7 +59,7 @@ pub fn run(
         if let Some(begins) = begins.take() {
             begins(folder.path());
         }
-        serve(&folder, stays, tell)?;
+        serve(&folder, &lock, stays, tell)?;
         drop(lock);
         // Who registered just now has seen the lock, and started nobody.
         if logs(&folder)?.is_empty() {
@@ -75,7 +76,7 @@ fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
     })
 }
 
-fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
+fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
     let (bell, board) = (folder.bell()?, Arc::new(Board::open(folder.path())?));
     board.forget_unseen();
     let mut stuck = Vec::new();
@@ -84,11 +85,20 @@ fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
     loop {
         let rung = bell.rung();
         kept.retain(|_, thread| !thread.is_finished());
-        for path in logs(folder)? {
+        // Else what lies there is another agent's.
+        let is_ours = folder.is_locked_by(lock);
+        for path in is_ours
+            .then(|| logs(folder))
+            .transpose()?
+            .into_iter()
+            .flatten()
+        {
             if kept.contains_key(&path) || kept.len() >= LOGS_MAX {
                 continue;
             }
             match take_up(&path) {
+                // Looked at once more: the log may lie in a folder that was made since.
+                _ if !folder.is_locked_by(lock) => break,
                 Ok(log) => {
                     let board = board.clone();
                     let keeper = move || Keeper::new(log, board, tell).run();
@@ -96,6 +106,9 @@ fn serve(folder: &Folder, stays: bool, tell: Tell) -> Result<(), Error> {
                 }
                 Err(error) => set_aside(&path, &error.to_string(), tell),
             }
+        }
+        if kept.is_empty() && !is_ours {
+            return Ok(());
         }
         if !kept.is_empty() || stays {
             idle = Instant::now();
@@ -192,6 +205,11 @@ impl Keeper {
 
     fn run(mut self) {
         match self.serve() {
+            // What lies at its path is another one's, if anything is.
+            Ok(()) if !self.log.lies_there() => {}
+            Err(error) if !self.log.lies_there() => {
+                (self.tell)(&format!("{}: {error}", self.log.path().display()));
+            }
             Ok(()) => {
                 if let Err(error) = std::fs::remove_file(self.log.path()) {
                     (self.tell)(&format!("{}: {error}", self.log.path().display()));

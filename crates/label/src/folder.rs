@@ -41,15 +41,10 @@ impl Folder {
             _ => {}
         }
         let is = path.symlink_metadata().map_err(at)?;
-        if !is.is_dir() || is.uid() != user || is.mode() & 0o077 != 0 {
-            return Err(Error::Log {
-                path,
-                source: std::io::Error::other(
-                    "it must be a folder of yours that nobody else may look into (chmod 700)",
-                ),
-            });
+        match why_not(&is, user) {
+            Some(why) => Err(at(std::io::Error::other(why))),
+            None => Ok(Self(path)),
         }
-        Ok(Self(path))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -59,7 +54,12 @@ impl Folder {
     /// The logs that are there.
     pub(crate) fn logs(&self) -> std::io::Result<Vec<PathBuf>> {
         let mut logs = Vec::new();
-        for entry in std::fs::read_dir(&self.0)? {
+        let entries = match std::fs::read_dir(&self.0) {
+            // It was removed.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(logs),
+            entries => entries?,
+        };
+        for entry in entries {
             let path = entry?.path();
             if path.extension().is_some_and(|end| end == LOG) {
                 logs.push(path);
@@ -86,6 +86,10 @@ impl Folder {
         // Who looks whether there is one holds it for a moment.
         for _ in 0..20 {
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                if !self.is_locked_by(&file) {
+                    // Another one lies there by now.
+                    return self.lock();
+                }
                 file.set_len(0).map_err(at)?;
                 file.write_all_at(std::process::id().to_string().as_bytes(), 0)
                     .map_err(at)?;
@@ -94,6 +98,12 @@ impl Folder {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(None)
+    }
+
+    /// Whether this is the lock that other agents see. It is not if the folder was removed, and perhaps made again, as is done
+    /// with a user's memory when they log out: then another agent may run.
+    pub(crate) fn is_locked_by(&self, lock: &File) -> bool {
+        lies_at(lock, &self.0.join(LOCK))
     }
 
     /// Whether an agent runs.
@@ -138,6 +148,30 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+/// Whether an open file is the one that lies at a path.
+pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
+    let id = |is: std::fs::Metadata| (is.dev(), is.ino());
+    let named = path.symlink_metadata().map(id);
+    named.is_ok_and(|named| file.metadata().map(id).is_ok_and(|own| own == named))
+}
+
+/// Why a folder can't be the one of a user's logs.
+fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
+    let instead =
+        "or set TIDEMILL_LABELS to a folder of yours that nobody else may look into (chmod 700)";
+    if is.uid() != user {
+        let whose = is.uid();
+        return Some(format!(
+            "it belongs to user {whose}: have it removed by them or by root, {instead}"
+        ));
+    }
+    if !is.is_dir() {
+        return Some(format!("it is not a folder: remove it, {instead}"));
+    }
+    (is.mode() & 0o077 != 0)
+        .then(|| "it must be a folder of yours that nobody else may look into (chmod 700)".into())
 }
 
 /// The array that is mounted here: the one below which `TIDEMILL_MOUNT` says, or the only one.
@@ -187,4 +221,46 @@ pub(crate) fn system(folder: &Path) -> std::io::Result<u64> {
     let system = rustix::fs::statfs(folder)?.f_type;
     // A number of 32 bits, whatever type the system gives it.
     Ok(system as u64 & 0xffff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(Some(&place.path().join("logs"))).unwrap();
+        (place, folder)
+    }
+
+    #[test]
+    fn a_lock_that_lies_nowhere_is_none() {
+        let (_place, folder) = folder();
+        let lock = folder.lock().unwrap().unwrap();
+        assert!(folder.is_locked_by(&lock) && folder.has_agent());
+        assert!(folder.lock().unwrap().is_none());
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        assert!(!folder.is_locked_by(&lock));
+        let again = Folder::open(Some(folder.path())).unwrap();
+        assert!(!folder.is_locked_by(&lock) && !again.has_agent());
+        let other = again.lock().unwrap().unwrap();
+        assert!(again.is_locked_by(&other) && !again.is_locked_by(&lock));
+    }
+
+    #[test]
+    fn whose_folder_it_is_and_what_to_do_is_told() {
+        let (place, folder) = folder();
+        let is = folder.path().metadata().unwrap();
+        assert_eq!(why_not(&is, is.uid()), None);
+        let why = why_not(&is, is.uid() + 1).unwrap();
+        let owner = format!("belongs to user {}", is.uid());
+        assert!(
+            why.contains(&owner) && why.contains("TIDEMILL_LABELS"),
+            "{why}"
+        );
+        let file = place.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let is = file.metadata().unwrap();
+        assert!(why_not(&is, is.uid()).unwrap().contains("not a folder"));
+    }
 }

@@ -7,6 +7,7 @@
 
 use crate::app::{DURABLE, IF_DONE, IF_FAILED, PART};
 use crate::error::Error;
+use crate::folder::lies_at;
 use crate::intent::Intent;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -435,16 +436,16 @@ impl Log {
             return Ok(None);
         }
         // Its name goes with the lock held.
-        let (own, named) = (log.file.metadata(), path.metadata());
-        let same = match (own, named) {
-            (Ok(own), Ok(named)) => (own.dev(), own.ino()) == (named.dev(), named.ino()),
-            _ => false,
-        };
-        if !same {
+        if !log.lies_there() {
             return Ok(None);
         }
         log.head().pid.store(std::process::id(), Ordering::Relaxed);
         Ok(Some(log))
+    }
+
+    /// Whether it is what lies at its path. Its folder may have been removed, and made again.
+    pub(crate) fn lies_there(&self) -> bool {
+        lies_at(&self.file, self.path())
     }
 
     /// Has it as its own, if nobody else has.

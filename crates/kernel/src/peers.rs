@@ -13,7 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Child;
 
 use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
 use crate::fork_server::{receive, send, start_ordered};
@@ -26,8 +27,8 @@ pub(crate) const KIND: &str = "peers";
 /// Most ranks of one run.
 pub const RANKS_MAX: usize = 64;
 
-/// Ports that one rank may listen on.
-const PORTS_MAX: usize = 64;
+/// Ports that one rank may listen on at a time.
+const PORTS_MAX: usize = 16;
 
 /// The only device there is.
 const DEVICE: &[u8] = b"lo";
@@ -94,7 +95,8 @@ impl Network {
         Ok(self.socket(LISTEN, rank, port)?.into())
     }
 
-    /// Connects to the kernel, as one of its peers. Blocks for a moment.
+    /// Begins to connect to the kernel, as one of its peers. Blocks for a moment. The stream does not block; when it can be
+    /// written to it is connected, or has an error to tell: the kernel need not accept it.
     ///
     /// # Errors
     /// What the system says: it may not listen there.
@@ -202,10 +204,23 @@ fn obey(what: u8, rank: u8, port: u16) -> io::Result<Answered> {
         UP => return up(rank).map(|()| Answered::default()),
         PORTS => return ports(rank).map(|ports| (ports, None)),
         LISTEN => TcpListener::bind(at)?.into(),
-        CONNECT => TcpStream::connect(at)?.into(),
+        CONNECT => begin_to_connect(at)?,
         _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
     };
     Ok((Vec::new(), Some(made)))
+}
+
+/// Connects without waiting until that is done: nothing else could be ordered meanwhile.
+fn begin_to_connect(at: SocketAddrV4) -> io::Result<OwnedFd> {
+    let (kind, flags) = (
+        SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+    );
+    let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
+    match rustix::net::connect(&socket, &at) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Of a range that is kept for tests of networks. It is none of those that mean the host itself: there libraries look whether
@@ -264,4 +279,26 @@ fn ports(rank: u8) -> io::Result<Vec<u16>> {
     ports.dedup();
     ports.truncate(PORTS_MAX);
     Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn who_never_accepts_holds_up_nobody() {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let here = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        rustix::net::bind(&socket, &here).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let listener = TcpListener::from(socket);
+        let port = listener.local_addr().unwrap().port();
+        let at = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let began = Instant::now();
+        let begun: Vec<_> = (0..8).map(|_| begin_to_connect(at).unwrap()).collect();
+        // Some are in its queue. For others there is no room: each would wait for two minutes.
+        assert!(began.elapsed() < Duration::from_secs(60));
+        assert_eq!(begun.len(), 8);
+    }
 }

@@ -1,7 +1,8 @@
 //! Connections between ranks: from the network of one through its element and another one to that of the other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Objects;
@@ -10,13 +11,20 @@ use tidemill_core::id::LabelId;
 use tidemill_kernel::peers::Network;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 
 /// Bytes that are carried at once.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// How long a rank is not told that another one has closed a connection: the end of that process is to be told first, as it is why.
 const HELD: Duration = Duration::from_secs(10);
+
+/// Connections that a rank may have to others at a time, and others to it.
+pub(super) const CONNECTIONS_MAX: usize = 256;
+
+/// How long a rank may take to accept a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// The places at which a rank reaches the others.
 #[derive(Debug)]
@@ -27,20 +35,33 @@ pub(super) struct Relays {
     pub(super) objects: Objects,
     /// Where the ranks are, in their order.
     pub(super) peers: Arc<[Remote]>,
-    /// Ranks and ports that it can reach by now.
-    pub(super) open: BTreeSet<(usize, u16)>,
+    /// Ranks and ports that it can reach by now, and what listens there.
+    pub(super) open: BTreeMap<(usize, u16), Listening>,
+    /// For connections to the others.
+    pub(super) room: Arc<Semaphore>,
     /// Becomes true when the rank has ended and that was told.
     pub(super) ended: watch::Receiver<bool>,
 }
 
+/// What listens in the place of another rank, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Listening(AbortHandle);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Relays {
-    /// The others listen there.
+    /// The others listen there now, and nowhere else.
     pub(super) async fn reach(&mut self, ports: &[Vec<u16>]) -> io::Result<()> {
         let all = ports.iter().enumerate();
         let all = all.flat_map(|(peer, ports)| ports.iter().map(move |port| (peer, *port)));
-        let all: Vec<_> = all.collect();
+        let all: BTreeSet<_> = all.collect();
+        self.open.retain(|place, _| all.contains(place));
         for (peer, port) in all {
-            if peer == self.rank || !self.open.insert((peer, port)) {
+            if peer == self.rank || self.open.contains_key(&(peer, port)) {
                 continue;
             }
             let remote = self.peers.get(peer).ok_or(io::ErrorKind::InvalidData)?;
@@ -53,8 +74,11 @@ impl Relays {
                 remote: remote.clone(),
                 path: format!("/peer?label={}&rank={peer}&port={port}", self.label.0),
                 ended: self.ended.clone(),
+                room: Arc::clone(&self.room),
             };
-            tokio::spawn(to.serve(TcpListener::from_std(listener)?));
+            let serving = tokio::spawn(to.serve(TcpListener::from_std(listener)?));
+            let listening = Listening(serving.abort_handle());
+            self.open.insert((peer, port), listening);
         }
         Ok(())
     }
@@ -67,17 +91,28 @@ struct To {
     remote: Remote,
     path: String,
     ended: watch::Receiver<bool>,
+    room: Arc<Semaphore>,
 }
 
 impl To {
     async fn serve(self, listener: TcpListener) {
         let mut ended = self.ended.clone();
+        // One that comes while there is no room waits, and those behind it are not accepted.
+        let accept = async || {
+            let (tcp, _) = listener.accept().await.ok()?;
+            let place = Arc::clone(&self.room).acquire_owned().await.ok()?;
+            Some((tcp, place))
+        };
         loop {
             tokio::select! {
                 _ = ended.wait_for(|ended| *ended) => return,
-                came = listener.accept() => {
-                    let Ok((tcp, _)) = came else { return };
-                    tokio::spawn(self.clone().lead(tcp));
+                came = accept() => {
+                    let Some((tcp, place)) = came else { return };
+                    let to = self.clone();
+                    tokio::spawn(async move {
+                        to.lead(tcp).await;
+                        drop(place);
+                    });
                 }
             }
         }
@@ -92,7 +127,18 @@ impl To {
     }
 }
 
-/// Carries bytes both ways until the rank at the first end has ended, or both ways have.
+/// Waits until a stream that was told to connect is connected: the rank may never accept it.
+pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
+    let tcp = TcpStream::from_std(tcp)?;
+    let ready = tokio::time::timeout(CONNECT_MAX, tcp.writable()).await;
+    ready.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    match tcp.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(tcp),
+    }
+}
+
+/// Carries bytes both ways until the rank at the first end has ended, or one way has: the other one goes on for a while then.
 pub(super) async fn carry(
     rank: TcpStream,
     other: impl AsyncRead + AsyncWrite,
@@ -103,10 +149,13 @@ pub(super) async fn carry(
     let (from_rank, to_rank) = rank.into_split();
     let (from_other, to_other) = tokio::io::split(other);
     let ways = async {
-        tokio::join!(
-            one_way(from_rank, to_other, ended.clone()),
-            one_way(from_other, to_rank, ended.clone())
-        )
+        let mut there = pin!(one_way(from_rank, to_other, ended.clone()));
+        let mut back = pin!(one_way(from_other, to_rank, ended.clone()));
+        // Who has closed one way may read what the other end says to its last.
+        let _ = tokio::select! {
+            () = &mut there => tokio::time::timeout(HELD, back).await,
+            () = &mut back => tokio::time::timeout(HELD, there).await,
+        };
     };
     let mut over = ended.clone();
     tokio::select! {
@@ -133,4 +182,67 @@ async fn one_way(
     // Whichever comes first, it is closed.
     let _ = tokio::time::timeout(HELD, ended.wait_for(|ended| *ended)).await;
     let _ = to.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, served) = tokio::join!(client, listener.accept());
+        (client.unwrap(), served.unwrap().0)
+    }
+
+    /// Carries between two connections; gives the outer ends, and how that ends.
+    async fn carried() -> (TcpStream, TcpStream, tokio::task::JoinHandle<()>) {
+        let (rank, inner) = pair().await;
+        let (other, there) = pair().await;
+        let carrying = tokio::spawn(async move {
+            // It runs until all is over.
+            let (_running, ended) = watch::channel(false);
+            carry(inner, there, ended).await;
+        });
+        (rank, other, carrying)
+    }
+
+    #[tokio::test]
+    async fn bytes_are_carried_both_ways_until_one_end_is_gone() {
+        for first in [true, false] {
+            let (mut rank, mut other, carrying) = carried().await;
+            rank.write_all(b"there").await.unwrap();
+            other.write_all(b"back").await.unwrap();
+            let mut bytes = [0; 5];
+            other.read_exact(&mut bytes).await.unwrap();
+            assert_eq!(&bytes, b"there");
+            rank.read_exact(&mut bytes[..4]).await.unwrap();
+            assert_eq!(&bytes[..4], b"back");
+            // The other end stays open and says nothing.
+            let (gone, _left) = if first { (rank, other) } else { (other, rank) };
+            drop(gone);
+            let ends = tokio::time::timeout(HELD * 12, carrying).await;
+            ends.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_can_not_be_connected_is_given_up() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let begun = || {
+            let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+            let socket = socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap();
+            connect(&socket, &at).map(|()| socket)
+        };
+        let stream = std::net::TcpStream::connect(at).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        assert!(connected(stream).await.is_ok());
+        drop(listener);
+        // Nobody listens any more. The system may say so at once.
+        if let Ok(socket) = begun() {
+            assert!(connected(socket.into()).await.is_err());
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! An element that serves ranks: starts one as it is asked to, speaks PMI with it, and says how it ended.
 
 use super::pmi::{Pmi, Wish};
-use super::relay::{Relays, carry};
+use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
 use super::{ALIVE_EVERY, Place, Round, Word, hear, hear_soon, say};
 use crate::executor::Parts;
 use crate::http::{Answer, Context, Refused};
@@ -17,7 +17,7 @@ use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use prost::Message as _;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -31,7 +31,7 @@ use tidemill_wire::capability::{Capability, rights};
 use tidemill_wire::route::RANK_PROTOCOL;
 use tidemill_wire::v1;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
@@ -65,6 +65,8 @@ impl Default for Ranks {
 struct Reached {
     uid: u32,
     network: Arc<Network>,
+    /// For connections of others.
+    room: Arc<Semaphore>,
     ended: watch::Receiver<bool>,
 }
 
@@ -126,18 +128,22 @@ async fn peer(
         .get(&(LabelId(label), rank))
         .cloned();
     let reached = reached.filter(|reached| reached.uid == shown.uid);
-    let Reached { network, ended, .. } = reached.ok_or(Refused::Missing("such rank"))?;
-    let connected = tokio::task::spawn_blocking(move || network.connect(port)).await?;
-    let connected = connected.and_then(|tcp| {
-        tcp.set_nonblocking(true)?;
-        TcpStream::from_std(tcp)
-    });
-    let tcp = connected.map_err(|_| Refused::Missing("such port"))?;
+    let reached = reached.ok_or(Refused::Missing("such rank"))?;
+    let Reached { network, ended, .. } = reached;
+    let place = reached.room.try_acquire_owned();
+    let place = place.map_err(|_| Refused::Missing("room for another connection"))?;
+    let begun = tokio::task::spawn_blocking(move || network.connect(port)).await?;
+    let tcp = match begun {
+        Ok(tcp) => connected(tcp).await,
+        Err(error) => Err(error),
+    };
+    let tcp = tcp.map_err(|_| Refused::Missing("such port"))?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         if let Ok(connection) = upgrade.await {
             carry(tcp, TokioIo::new(connection), ended).await;
         }
+        drop(place);
     });
     switched()
 }
@@ -250,6 +256,7 @@ impl Served<'_> {
         let reached = Reached {
             uid: live.label.owner.uid,
             network: Arc::clone(&network),
+            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             ended: ended.clone(),
         };
         if node.ranks.served.lock().insert(key, reached).is_some() {
@@ -276,7 +283,8 @@ impl Served<'_> {
                 network,
                 objects: executor.pulls.objects(),
                 peers: peers.into(),
-                open: BTreeSet::new(),
+                open: BTreeMap::new(),
+                room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
                 ended,
             },
             live,

@@ -163,6 +163,12 @@ impl Runner {
         if support.files() {
             parts.push(format!("Landlock {}", support.landlock_version));
         }
+        if support.files() && !support.cuts() {
+            parts.push("no truncation by path".to_owned());
+        }
+        if !self.root && !support.signals() {
+            parts.push("signals not confined".to_owned());
+        }
         if support.seccomp {
             parts.push("seccomp".to_owned());
         }

@@ -20,6 +20,7 @@ use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
 use crate::peers::Network;
 use crate::prepare::{self, Prepared, environment};
+use crate::private::OWN_USER;
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
@@ -229,8 +230,9 @@ impl Launcher {
         prepare::check(&run)?;
         let opened = code::open(&run, self.ids)?;
         let files = run.code.parts().filter(|part| part.file().is_some());
+        let user = run.user.unwrap_or(*OWN_USER).uid;
         let module = |(part, opened): (&Code, _)| match part {
-            Code::Wasm(path) => Some(self.modules.open(self, path, opened)),
+            Code::Wasm(path) => Some(self.modules.open(self, user, path, opened)),
             _ => None,
         };
         let modules = files.zip(&opened).filter_map(module);
@@ -368,6 +370,7 @@ impl Launcher {
             state: Default::default(),
             orphans: Default::default(),
             room: Default::default(),
+            looks: Default::default(),
             device: Default::default(),
             group,
             keeper: Arc::clone(&self.keeper),
@@ -518,8 +521,10 @@ static CORES: LazyLock<u32> = LazyLock::new(|| {
 
 /// The filters of system calls, built once.
 pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
-    static FILTERS: LazyLock<Result<Filters, String>> =
-        LazyLock::new(|| calls::filters().map_err(|error| error.to_string()));
+    static FILTERS: LazyLock<Result<Filters, String>> = LazyLock::new(|| {
+        let cuts = sandbox_support().cuts();
+        calls::filters(cuts).map_err(|error| error.to_string())
+    });
     FILTERS
         .as_ref()
         .map_err(|error| SetupError::Filter(error.clone()))

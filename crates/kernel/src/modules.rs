@@ -1,16 +1,19 @@
-//! Compiled modules, kept by the content of the module and by what else they depend on.
+//! Compiled modules, kept by the user who runs them, by the content of the module and by what else they depend on.
 //!
 //! What lies here is run as it is, so it is trusted only in a folder that this program's user made and nobody else
-//! can write to. Modules are compiled in a child that is confined like a kernel: what it is given comes from users.
+//! can write to. Modules are compiled in a child that is confined like a kernel: what it is given comes from users. The
+//! child gets a copy that nobody else can write to, and that was hashed itself: what is kept for a hash was made of the
+//! bytes that have it. No user runs what another one had compiled, and none waits for all that another one compiles.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Mode, OFlags};
 
 use crate::child;
@@ -25,7 +28,19 @@ use crate::run::{Code, InputsAs, Limits, Run};
 const MODULES_MAX: usize = 256;
 
 /// Their bytes in all. The one just compiled stays however large it is.
-const MODULE_BYTES_MAX: u64 = 1 << 30;
+const COMPILED_BYTES_KEPT: u64 = 1 << 30;
+
+/// Bytes that a module may have, as the compiler says: it refuses what has more.
+const SOURCE_BYTES_MAX: u64 = 64 << 20;
+
+/// Bytes of a module that are copied at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Modules compiled at once, each of another user: each takes a core.
+const COMPILING_MAX: usize = 2;
+
+/// Users of whom it is known when they had a module compiled last.
+const TURNS_KEPT_MAX: usize = 1024;
 
 /// Bounds on compiling one.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(60);
@@ -42,9 +57,82 @@ const COMPILED: &str = "compiled";
 #[derive(Debug)]
 pub(crate) struct Modules {
     folder: PathBuf,
-    /// One at a time is compiled: it takes a core, and two runs of one new module want the same result.
-    compiling: Mutex<()>,
+    turns: Turns,
     next: AtomicU64,
+}
+
+/// Whose module is compiled next. One at a time of each user: two runs of one new module want the same result.
+#[derive(Debug, Default)]
+struct Turns {
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Who has a module compiled.
+    compiling: Vec<u32>,
+    /// Who waits, in the order in which they came.
+    waiting: BTreeMap<u64, u32>,
+    /// When each user's last turn was, counted in turns.
+    last: BTreeMap<u32, u64>,
+    count: u64,
+}
+
+/// A turn to compile, until it is dropped.
+#[derive(Debug)]
+struct Turn<'a> {
+    turns: &'a Turns,
+    user: u32,
+}
+
+impl Turns {
+    /// Waits for a turn. Of those who wait, the one goes first whose user has had none for longest.
+    fn wait(&self, user: u32) -> Turn<'_> {
+        let mut state = self.state.lock();
+        let ticket = state.count;
+        state.count += 1;
+        state.waiting.insert(ticket, user);
+        while state.next() != Some(ticket) {
+            self.changed.wait(&mut state);
+        }
+        state.waiting.remove(&ticket);
+        state.compiling.push(user);
+        if state.last.len() >= TURNS_KEPT_MAX {
+            state.last.clear();
+        }
+        let count = state.count;
+        state.last.insert(user, count);
+        drop(state);
+        self.changed.notify_all();
+        Turn { turns: self, user }
+    }
+}
+
+impl Waiting {
+    fn next(&self) -> Option<u64> {
+        if self.compiling.len() >= COMPILING_MAX {
+            return None;
+        }
+        let free = |user: &u32| !self.compiling.contains(user);
+        let last = |user: &u32| self.last.get(user).copied();
+        let waiting = self.waiting.iter().filter(|(_, user)| free(user));
+        waiting
+            .min_by_key(|(ticket, user)| (last(user), **ticket))
+            .map(|(ticket, _)| *ticket)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        let of = state.compiling.iter().position(|user| *user == self.user);
+        if let Some(of) = of {
+            state.compiling.swap_remove(of);
+        }
+        drop(state);
+        self.turns.changed.notify_all();
+    }
 }
 
 impl Modules {
@@ -55,15 +143,16 @@ impl Modules {
         });
         Self {
             folder,
-            compiling: Mutex::new(()),
+            turns: Turns::default(),
             next: AtomicU64::new(0),
         }
     }
 
-    /// The compiled form of the module at a path that was opened, compiled now if it was not before.
+    /// The compiled form of the module at a path that was opened for a user, compiled now if it was not before.
     pub(crate) fn open(
         &self,
         launcher: &Launcher,
+        user: u32,
         path: &Path,
         module: &Opened,
     ) -> Result<File, PrepareError> {
@@ -74,15 +163,16 @@ impl Modules {
         let engine = child::compatibility().ok_or(PrepareError::NoWasm)?;
         self.make_folder()?;
         let hash = &module.hash;
-        let kept = self.folder.join(format!("{hash}-{engine:016x}.{ENDING}"));
+        let name = format!("{user}-{hash}-{engine:016x}.{ENDING}");
+        let kept = self.folder.join(name);
         if let Some(file) = open_own(&kept).map_err(code)? {
             return Ok(file);
         }
-        let _alone = self.compiling.lock();
+        let _turn = self.turns.wait(user);
         if let Some(file) = open_own(&kept).map_err(code)? {
             return Ok(file);
         }
-        let module = module.file.try_clone().map_err(code)?;
+        let module = self.copy(module).map_err(code)?;
         self.compile(launcher, path, module, &kept)?;
         self.prune(&kept);
         open_own(&kept)
@@ -108,6 +198,35 @@ impl Modules {
                 uid: OWN_USER.uid,
             }),
         }
+    }
+
+    /// A copy of a module that nobody else can change: of the bytes that have its hash.
+    fn copy(&self, module: &Opened) -> io::Result<File> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = (self.folder).join(format!("module-{}-{number}", std::process::id()));
+        let mut how = File::options();
+        let mut copy = how.write(true).create_new(true).mode(0o600).open(&path)?;
+        let copied = File::open(&path);
+        fs::remove_file(&path)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut length = 0;
+        // Of what is too long the compiler gets enough to see that.
+        while length <= SOURCE_BYTES_MAX {
+            let count = match module.file.read_at(&mut piece, length) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            hasher.update(&piece[..count]);
+            copy.write_all(&piece[..count])?;
+            length += count as u64;
+        }
+        if length <= SOURCE_BYTES_MAX && hasher.finalize().to_hex().as_str() != module.hash {
+            return Err(io::Error::other("it was changed while it was read"));
+        }
+        copied
     }
 
     fn compile(
@@ -139,34 +258,71 @@ impl Modules {
         made
     }
 
-    /// Removes those not used for longest until the rest is within bounds. Processes that have one open keep it.
+    /// Removes compiled modules until the rest is within bounds: of the user who has most of what is too much, the one not
+    /// used for longest. Processes that have one open keep it.
     fn prune(&self, newest: &Path) {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return;
         };
-        let mut kept: Vec<(SystemTime, u64, PathBuf)> = entries
+        let mut kept: Vec<Kept> = entries
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.extension().is_some_and(|end| end == ENDING) && path != newest)
             .filter_map(|path| {
                 let data = fs::symlink_metadata(&path).ok()?;
-                Some((data.modified().ok()?, data.len(), path))
+                Some(Kept {
+                    used: data.modified().ok()?,
+                    user: user_of(&path),
+                    length: data.len(),
+                    path,
+                })
             })
             .collect();
         kept.sort();
-        let mut bytes: u64 = kept.iter().map(|(_, length, _)| length).sum();
-        let mut count = kept.len() + 1;
-        for (_, length, path) in kept {
-            if count <= MODULES_MAX && bytes <= MODULE_BYTES_MAX {
-                break;
-            }
-            count -= 1;
-            bytes -= length;
-            if let Err(error) = fs::remove_file(&path) {
-                tracing::warn!(%error, path = %path.display(), "cannot remove a compiled module");
+        let mut users = BTreeMap::<Option<u32>, (usize, u64)>::new();
+        for one in &kept {
+            let (count, bytes) = users.entry(one.user).or_default();
+            *count += 1;
+            *bytes += one.length;
+        }
+        loop {
+            let count: usize = users.values().map(|(count, _)| count).sum();
+            let bytes: u64 = users.values().map(|(_, bytes)| bytes).sum();
+            let most = if bytes > COMPILED_BYTES_KEPT {
+                users.iter().max_by_key(|(_, (_, bytes))| *bytes)
+            } else if count + 1 > MODULES_MAX {
+                users.iter().max_by_key(|(_, (count, _))| *count)
+            } else {
+                return;
+            };
+            let user = most.and_then(|(user, _)| *user);
+            let Some(oldest) = kept.iter().position(|one| one.user == user) else {
+                return;
+            };
+            let oldest = kept.remove(oldest);
+            let (count, bytes) = users.entry(user).or_default();
+            *count -= 1;
+            *bytes -= oldest.length;
+            if let Err(error) = fs::remove_file(&oldest.path) {
+                tracing::warn!(%error, path = %oldest.path.display(), "cannot remove a compiled module");
             }
         }
     }
+}
+
+/// A compiled module that is kept; the one not used for longest is the least.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kept {
+    used: SystemTime,
+    user: Option<u32>,
+    length: u64,
+    path: PathBuf,
+}
+
+/// The user that a module was compiled for; those of former releases were compiled for all and are not used any more.
+fn user_of(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    name.split_once('-')?.0.parse().ok()
 }
 
 /// Has a module compiled by a prepared child, and keeps what that made.
@@ -246,7 +402,7 @@ mod tests {
     fn what_was_not_used_for_longest_goes_first() {
         let folder = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(folder.path().to_owned()));
-        let half = MODULE_BYTES_MAX / 2 + 1;
+        let half = COMPILED_BYTES_KEPT / 2 + 1;
         let old = kept(folder.path(), "old", half, 30);
         let used = kept(folder.path(), "used", half, 20);
         let new = kept(folder.path(), "new", half, 0);
@@ -265,6 +421,92 @@ mod tests {
         let left = fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(left, MODULES_MAX);
         assert!(last.exists() && !folder.path().join("255.cwasm").exists());
+    }
+
+    #[test]
+    fn who_has_most_loses_compiled_modules() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = Modules::new(Some(folder.path().to_owned()));
+        let theirs = kept(folder.path(), "7-theirs", 1, 10_000);
+        let other = kept(folder.path(), "7-other", COMPILED_BYTES_KEPT / 4, 10_000);
+        let former = kept(folder.path(), &"ab".repeat(32), 1, 0);
+        for number in 0..MODULES_MAX as u64 + 20 {
+            let last = kept(folder.path(), &format!("8-{number}"), 1, 0);
+            modules.prune(&last);
+        }
+        assert!(theirs.exists() && former.exists());
+        let last = kept(folder.path(), "8-large", COMPILED_BYTES_KEPT, 0);
+        modules.prune(&last);
+        assert!(last.exists());
+        let last = kept(folder.path(), "8-last", 1, 0);
+        modules.prune(&last);
+        assert!(!folder.path().join("8-large.cwasm").exists());
+        assert!(theirs.exists() && other.exists() && last.exists());
+        assert_eq!(
+            [user_of(&theirs), user_of(&last), user_of(&former)],
+            [Some(7), Some(8), None]
+        );
+    }
+
+    #[test]
+    fn a_module_is_copied_with_the_bytes_that_were_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = Modules::new(Some(folder.path().join("kept")));
+        modules.make_folder().unwrap();
+        let path = folder.path().join("module");
+        fs::write(&path, "genuine").unwrap();
+        let opened = Opened {
+            file: File::open(&path).unwrap(),
+            hash: blake3::hash(b"genuine").to_hex().to_string(),
+            reached: true,
+        };
+        let copy = modules.copy(&opened).unwrap();
+        // Who can write to the module changes it after it was hashed.
+        let writer = File::options().write(true).open(&path).unwrap();
+        writer.write_all_at(b"forged!", 0).unwrap();
+        assert_eq!(io::read_to_string(copy).unwrap(), "genuine");
+        assert!(modules.copy(&opened).is_err());
+        // Nothing of it stays.
+        let left = fs::read_dir(folder.path().join("kept")).unwrap();
+        assert_eq!(left.count(), 0);
+    }
+
+    #[test]
+    fn who_has_much_compiled_does_not_go_before_others() {
+        let mut state = Waiting::default();
+        for (ticket, user) in [(0, 5), (1, 5), (2, 6), (3, 6), (4, 7)] {
+            state.waiting.insert(ticket, user);
+        }
+        let mut take = |ticket: u64, ended: Option<u32>| {
+            state.compiling.retain(|user| Some(*user) != ended);
+            assert_eq!(state.next(), Some(ticket));
+            let user = state.waiting.remove(&ticket).unwrap();
+            state.compiling.push(user);
+            state.last.insert(user, ticket);
+            state.next()
+        };
+        // One of each user, two at once.
+        assert_eq!(take(0, None), Some(2));
+        assert_eq!(take(2, None), None);
+        // And one who waits for the first goes before others' second.
+        assert_eq!(take(4, Some(5)), None);
+        assert_eq!(take(1, Some(6)), None);
+        assert_eq!(take(3, Some(7)), None);
+    }
+
+    #[test]
+    fn turns_of_several_users_are_taken_at_once() {
+        let turns = Turns::default();
+        let first = turns.wait(5);
+        let second = turns.wait(6);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| drop(turns.wait(5)));
+            drop(second);
+            drop(turns.wait(7));
+            drop(first);
+            waits.join().unwrap();
+        });
+        assert!(turns.state.lock().compiling.is_empty());
     }
 
     #[test]

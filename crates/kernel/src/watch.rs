@@ -1,4 +1,6 @@
-//! Watches the limits of all running kernels, from one thread: time exactly, the rest every [`TICK`].
+//! Watches the limits of all running kernels: time exactly, from one thread that does nothing else, the rest every [`TICK`],
+//! from another one. What a kernel has written that takes long to look at is looked at by a thread of its own, so that no
+//! kernel keeps those of others from being watched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
 use crate::child::Keeper;
@@ -20,8 +22,21 @@ use crate::spawn::Process;
 /// How often memory, processes and written bytes are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Looking takes at most one part in this many of the watcher's time, however large the folders are.
+/// Looking takes at most one part in this many of the time, for what all runs have together and for each run's folder.
 const REST_FACTOR: u32 = 20;
+
+/// What a run has written is looked at apart from that of others from when it has taken longer than this.
+const LOOK_MAX: Duration = Duration::from_millis(2);
+
+/// How often a run that is looked at apart is asked whether it has ended.
+const APART_PAUSE: Duration = Duration::from_secs(1);
+
+/// A run that is looked at apart is looked at again after this, however long the look before took.
+const APART_REST_MAX: Duration = Duration::from_secs(30);
+
+/// Descriptors and mappings of a run's processes that are looked at. More are more than its limit of output: nobody could
+/// say in time what is in them.
+const OPEN_MAX: usize = 1_000_000;
 
 /// Folders within folders that a kernel may make: all of them are open while they are looked at.
 const DEPTH_MAX: u32 = 64;
@@ -58,8 +73,18 @@ pub(crate) struct Watched {
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
     /// Its own one within that, once it has run for a while, unless the system refused.
     pub(crate) room: OnceLock<Option<Room>>,
+    pub(crate) looks: Mutex<Looks>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
+}
+
+/// How often it is looked at what a run has written.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// Not before this.
+    next: Option<Instant>,
+    /// By a thread of its own.
+    apart: bool,
 }
 
 /// What changes.
@@ -72,6 +97,11 @@ pub(crate) struct State {
 }
 
 impl Watched {
+    /// When its time is over.
+    fn end(&self) -> Instant {
+        self.started + self.limits.time
+    }
+
     /// Kills the whole group, unless it has ended. The first cause is the one that counts.
     pub(crate) fn kill(&self, cause: End) {
         let mut state = self.state.lock();
@@ -143,22 +173,60 @@ impl Watched {
     /// What the kernel has in its folder now.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
-        // The folder itself has but one place where it is read.
-        if let Ok(entries) = Dir::read_from(&self.folder) {
-            sum(entries, &self.given, DEPTH_MAX, &mut written);
-        }
+        self.add_written(&mut written);
         written
     }
 
-    /// The same with what only its processes have open.
-    fn written_and_open(&self, processes: &[i32]) -> Written {
-        let mut written = self.written();
+    fn add_written(&self, written: &mut Written) {
+        // The folder itself has but one place where it is read.
+        if let Ok(entries) = Dir::read_from(&self.folder) {
+            sum(entries, &self.given, DEPTH_MAX, written);
+        }
+    }
+
+    /// The same with what only its processes have open; `None` if that can't be seen in this time.
+    fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<Written> {
+        let limit = self.limits.output_bytes;
+        let mut written = Written {
+            until: most.map(|most| Instant::now() + most),
+            enough: Some(limit),
+            ..Written::default()
+        };
+        self.add_written(&mut written);
         let device = || rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
         let device = *self.device.get_or_init(device);
         for process in processes {
+            if written.is_over() {
+                break;
+            }
             open_files(*process, device, &mut written);
         }
-        written
+        (written.exceeds(limit) || !written.is_late()).then_some(written)
+    }
+
+    /// Looks at what it has written, here or, if that takes long, by a thread of its own.
+    fn look_at_written(self: &Arc<Self>, processes: &[i32]) {
+        let mut looks = self.looks.lock();
+        let began = Instant::now();
+        if looks.apart || looks.next.is_some_and(|next| next > began) {
+            return;
+        }
+        let seen = self.written_and_open(processes, Some(LOOK_MAX));
+        looks.next = Some(Instant::now() + began.elapsed() * REST_FACTOR);
+        match seen {
+            Some(written) if written.exceeds(self.limits.output_bytes) => {
+                self.kill(End::OutputLimit);
+            }
+            Some(_) => {}
+            None => {
+                let run = Arc::downgrade(self);
+                let thread = std::thread::Builder::new().name("look".into());
+                match thread.spawn(move || look_apart(&run)) {
+                    Ok(_) => looks.apart = true,
+                    Err(error) => tracing::warn!(%error, "cannot look at what a kernel writes"),
+                }
+            }
+        }
     }
 }
 
@@ -175,6 +243,14 @@ pub(crate) struct Written {
     uncounted: bool,
     /// Device and inode of those with several names.
     seen: BTreeSet<(u64, u64)>,
+    /// Names of files that it was given: as many as there are do not count.
+    given: usize,
+    /// Descriptors and mappings that were looked at.
+    open: usize,
+    /// When it is too late to look for more.
+    until: Option<Instant>,
+    /// The limit beyond which it is not looked for more.
+    enough: Option<u64>,
 }
 
 impl Written {
@@ -182,6 +258,22 @@ impl Written {
     pub(crate) fn exceeds(&self, limit: u64) -> bool {
         let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
         self.uncounted || self.bytes.saturating_add(entries) > limit
+    }
+
+    /// Whether it is too late to look for more: not all was seen then.
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Whether it is too late to look for more, or of no use.
+    fn is_over(&self) -> bool {
+        self.is_late() || self.enough.is_some_and(|limit| self.exceeds(limit))
+    }
+
+    /// Counts descriptors or mappings that are looked at.
+    fn look_at_open(&mut self, count: usize) {
+        self.open = self.open.saturating_add(count);
+        self.uncounted |= self.open > OPEN_MAX;
     }
 
     fn add(&mut self, data: &Stat) {
@@ -198,6 +290,9 @@ impl Written {
 /// Errors are passed over: the kernel may remove at any moment what was just listed. No link is followed.
 fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
     while let Some(Ok(entry)) = next(&mut entries) {
+        if written.is_over() {
+            return;
+        }
         let (Ok(folder), name) = (entries.fd(), entry.file_name()) else {
             return;
         };
@@ -217,8 +312,14 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
                     sum(inner, given, depth - 1, written);
                 }
             }
-            FileType::RegularFile if given.contains(&id) => {}
-            FileType::RegularFile if data.st_nlink > 1 && !written.seen.insert(id) => {}
+            FileType::RegularFile if given.contains(&id) => {
+                written.given += 1;
+                written.entries += u64::from(written.given > given.len());
+            }
+            // Another name of it.
+            FileType::RegularFile if data.st_nlink > 1 && !written.seen.insert(id) => {
+                written.entries += 1;
+            }
             FileType::RegularFile => written.add(&data),
             _ => written.entries += 1,
         }
@@ -229,12 +330,17 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
 fn open_files(process: i32, device: u64, written: &mut Written) {
     let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
     let maps = fs::read_to_string(of("maps")).unwrap_or_default();
+    written.look_at_open(maps.lines().count());
     let mapped = maps.contains("(deleted)").then(|| of("map_files"));
     let open = [Some(of("fd")), mapped].into_iter().flatten();
     for entry in open
         .filter_map(|folder| fs::read_dir(folder).ok())
         .flatten()
     {
+        written.look_at_open(1);
+        if written.is_over() {
+            return;
+        }
         let Some(path) = entry.ok().map(|entry| entry.path()) else {
             continue;
         };
@@ -265,68 +371,137 @@ fn under_way(process: i32, socket: &Path) -> u64 {
 }
 
 struct Watcher {
-    runs: Mutex<Vec<Weak<Watched>>>,
-    changed: Condvar,
+    runs: Mutex<Runs>,
+    /// A run ends sooner than all that were known.
+    sooner: Condvar,
+    /// There are runs again.
+    some: Condvar,
+}
+
+#[derive(Default)]
+struct Runs {
+    all: Vec<Weak<Watched>>,
+    /// When the thread that keeps the time wakes up, if it does by itself.
+    wakes: Option<Instant>,
+    /// Whether the thread that looks at the rest waits for runs.
+    idle: bool,
+}
+
+impl Runs {
+    fn live(&mut self) -> Vec<Arc<Watched>> {
+        let lives = |run: &Arc<Watched>| !run.state.lock().reaped;
+        let live = |run: &Weak<Watched>| run.upgrade().filter(lives);
+        let found = self.all.iter().filter_map(live).collect();
+        self.all.retain(|run| live(run).is_some());
+        found
+    }
 }
 
 static WATCHER: LazyLock<&'static Watcher> = LazyLock::new(|| {
     let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
-        runs: Mutex::new(Vec::new()),
-        changed: Condvar::new(),
+        runs: Mutex::default(),
+        sooner: Condvar::new(),
+        some: Condvar::new(),
     }));
-    if let Err(error) = std::thread::Builder::new()
-        .name("limits".into())
-        .spawn(|| watcher.run())
-    {
-        tracing::error!(%error, "cannot start the thread that watches the limits of kernels");
-    }
+    let start = |name: &str, work: fn(&Watcher)| {
+        let thread = std::thread::Builder::new().name(name.into());
+        if let Err(error) = thread.spawn(move || work(watcher)) {
+            tracing::error!(%error, "cannot start a thread that watches the limits of kernels");
+        }
+    };
+    start("limits", Watcher::keep_time);
+    start("looks", Watcher::keep_looking);
     watcher
 });
 
 /// Watches a run until nobody holds it any more or it has ended.
 pub(crate) fn watch(run: &Arc<Watched>) {
     let mut runs = WATCHER.runs.lock();
-    runs.push(Arc::downgrade(run));
-    if runs.len() == 1 || run.limits.time < TICK {
-        WATCHER.changed.notify_one();
+    runs.all.push(Arc::downgrade(run));
+    if runs.wakes.is_none_or(|wakes| run.end() < wakes) {
+        WATCHER.sooner.notify_one();
+    }
+    if runs.idle {
+        WATCHER.some.notify_one();
     }
 }
 
+/// When the next of these times is over. What is past is tried again soon: it may not have ended yet.
+fn wake(ends: impl Iterator<Item = Instant>, now: Instant) -> Option<Instant> {
+    ends.map(|end| if end > now { end } else { now + TICK })
+        .min()
+}
+
 impl Watcher {
-    fn run(&self) {
+    /// Kills what is past its time. Nothing else is done here, so that nothing delays that.
+    fn keep_time(&self) {
         go_first();
-        let mut look_at = Instant::now();
+        let mut runs = self.runs.lock();
         loop {
-            let mut runs = self.runs.lock();
-            runs.retain(|run| run.upgrade().is_some_and(|run| !run.state.lock().reaped));
-            let live: Vec<Arc<Watched>> = runs.iter().filter_map(Weak::upgrade).collect();
-            if live.is_empty() {
-                self.changed.wait(&mut runs);
-                continue;
-            }
             let now = Instant::now();
-            let end = live
-                .iter()
-                .map(|run| run.started + run.limits.time)
-                .filter(|end| *end > now)
-                .min();
-            let wake = end.map_or(look_at, |end| end.min(look_at));
-            if wake > now {
-                drop(live);
-                self.changed.wait_until(&mut runs, wake);
-                continue;
+            let mut due = runs.live();
+            due.retain(|run| run.end() <= now);
+            MutexGuard::unlocked(&mut runs, || {
+                due.iter().for_each(|run| run.kill(End::TimeLimit));
+                drop(due);
+            });
+            let live = runs.live();
+            runs.wakes = wake(live.iter().map(|run| run.end()), now);
+            drop(live);
+            match runs.wakes {
+                Some(wakes) => {
+                    self.sooner.wait_until(&mut runs, wakes);
+                }
+                None => self.sooner.wait(&mut runs),
             }
-            drop(runs);
-            for run in live
-                .iter()
-                .filter(|run| run.started + run.limits.time <= now)
-            {
-                run.kill(End::TimeLimit);
-            }
-            if look_at <= now {
-                look(&live, now);
-                look_at = Instant::now() + TICK.max(now.elapsed() * REST_FACTOR);
-            }
+        }
+    }
+
+    /// Looks at all that is not time.
+    fn keep_looking(&self) {
+        go_first();
+        loop {
+            let live = {
+                let mut runs = self.runs.lock();
+                let live = runs.live();
+                if live.is_empty() {
+                    runs.idle = true;
+                    self.some.wait(&mut runs);
+                    runs.idle = false;
+                    continue;
+                }
+                live
+            };
+            let began = Instant::now();
+            let together = look(&live, began);
+            drop(live);
+            // Each run's folder has a rest of its own.
+            let apart = began.elapsed().saturating_sub(together);
+            std::thread::sleep(TICK.max(together * REST_FACTOR) + apart);
+        }
+    }
+}
+
+/// Looks at what a run has written until it has ended.
+fn look_apart(run: &Weak<Watched>) {
+    go_first();
+    let live = || run.upgrade().filter(|run| !run.state.lock().reaped);
+    while let Some(run) = live() {
+        let began = Instant::now();
+        let process = run.process.pid;
+        let groups = groups(&BTreeMap::from([(process, run.limits.processes)]));
+        let members = groups.get(&process).map(|group| &group.members[..]);
+        let written = run.written_and_open(members.unwrap_or_default(), None);
+        if written.is_some_and(|written| written.exceeds(run.limits.output_bytes)) {
+            run.kill(End::OutputLimit);
+        }
+        drop(run);
+        let rest = (began.elapsed() * REST_FACTOR).clamp(TICK, APART_REST_MAX);
+        let next = Instant::now() + rest;
+        while live().is_some()
+            && let Some(rest) = next.checked_duration_since(Instant::now())
+        {
+            std::thread::sleep(rest.min(APART_PAUSE));
         }
     }
 }
@@ -343,14 +518,15 @@ fn go_first() {
     }
 }
 
-/// Looks at all that is not time. Runs younger than a tick are let be: most end before it matters.
-fn look(runs: &[Arc<Watched>], now: Instant) {
+/// Looks at all that is not time; gives how long that took of what all runs have together. Runs younger than a tick are let
+/// be: most end before it matters.
+fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
     let old: Vec<_> = runs
         .iter()
         .filter(|run| run.started + TICK <= now)
         .collect();
     if old.is_empty() {
-        return;
+        return Duration::ZERO;
     }
     old.iter().for_each(|run| run.reap_orphans());
     let groups = groups(
@@ -359,21 +535,21 @@ fn look(runs: &[Arc<Watched>], now: Instant) {
             .collect(),
     );
     let none = Group::default();
-    for run in old {
-        let group = groups.get(&run.process.pid).unwrap_or(&none);
-        let limits = &run.limits;
+    let group = |run: &Watched| groups.get(&run.process.pid).unwrap_or(&none);
+    for run in &old {
+        let (group, limits) = (group(run), &run.limits);
         run.bound_memory(&group.members);
         if group.memory_bytes > limits.memory_bytes {
             run.kill(End::MemoryLimit);
         } else if group.processes > limits.processes {
             run.kill(End::ProcessLimit);
-        } else if run
-            .written_and_open(&group.members)
-            .exceeds(limits.output_bytes)
-        {
-            run.kill(End::OutputLimit);
         }
     }
+    let together = now.elapsed();
+    for run in old {
+        run.look_at_written(&group(run).members);
+    }
+    together
 }
 
 /// What the processes of one group have together.
@@ -453,6 +629,72 @@ mod tests {
         let seen = groups(&BTreeMap::from([(group, u32::MAX)]));
         assert!(seen[&group].processes >= 1);
         assert!(seen[&group].memory_bytes > 0);
+    }
+
+    #[test]
+    fn time_that_is_over_is_never_waited_for() {
+        let now = Instant::now();
+        let (soon, late) = (now + TICK / 2, now + TICK * 1000);
+        let past = now.checked_sub(TICK * 10).unwrap();
+        assert_eq!(wake([].into_iter(), now), None);
+        assert_eq!(wake([late, soon].into_iter(), now), Some(soon));
+        // One that was killed may not have ended: it is seen to again.
+        assert_eq!(wake([late, past].into_iter(), now), Some(now + TICK));
+        assert_eq!(wake([now, soon].into_iter(), now), Some(soon));
+    }
+
+    #[test]
+    fn a_look_that_is_too_late_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..100 {
+            fs::write(folder.path().join(number.to_string()), "text").unwrap();
+        }
+        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
+        let mut written = Written {
+            until: Some(Instant::now()),
+            ..Written::default()
+        };
+        sum(open(), &BTreeSet::new(), 8, &mut written);
+        open_files(std::process::id().cast_signed(), 0, &mut written);
+        assert!(written.is_late() && written.entries == 0);
+        written.until = None;
+        sum(open(), &BTreeSet::new(), 8, &mut written);
+        assert!(!written.is_late() && written.entries == 100);
+    }
+
+    #[test]
+    fn names_of_one_file_count_and_no_more_than_matters_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["made", "given", "other"] {
+            fs::write(at(name), "").unwrap();
+        }
+        let given = ["given", "other"].map(|name| {
+            let data = rustix::fs::stat(at(name)).unwrap();
+            (data.st_dev, data.st_ino)
+        });
+        for number in 0..ENTRIES_FREE + 100 {
+            let from = if number % 2 == 0 { "made" } else { "given" };
+            fs::hard_link(at(from), at(&number.to_string())).unwrap();
+        }
+        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
+        let mut written = Written::default();
+        sum(open(), &given.into(), 8, &mut written);
+        assert_eq!(written.entries, ENTRIES_FREE + 101);
+        assert!(written.exceeds(100 * ENTRY_BYTES) && !written.exceeds(101 * ENTRY_BYTES));
+        let mut written = Written {
+            enough: Some(0),
+            ..Written::default()
+        };
+        sum(open(), &given.into(), 8, &mut written);
+        assert_eq!(written.entries, ENTRIES_FREE + 1);
+        assert!(written.exceeds(0) && !written.is_late());
+        // Nor is what nobody could count in time.
+        let mut written = Written::default();
+        written.look_at_open(OPEN_MAX);
+        assert!(!written.exceeds(0));
+        open_files(std::process::id().cast_signed(), 0, &mut written);
+        assert!(written.exceeds(u64::MAX));
     }
 
     #[test]

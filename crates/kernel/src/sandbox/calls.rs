@@ -363,11 +363,11 @@ impl Filters {
 /// Answers by the number of the call.
 type Answers = BTreeMap<u32, Answer>;
 
-/// Builds the filters.
+/// Builds the filters of a system where files may be cut off by a path, or may not.
 ///
 /// # Errors
 /// If the list makes no valid filter, which is a fault of this file.
-pub(crate) fn filters() -> Result<Filters, BackendError> {
+pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
     let mut answers = Answers::new();
     let allowed = [ALLOWED, ALLOWED_HERE, ALLOWED_NEW];
     put(&mut answers, &allowed, libc::SECCOMP_RET_ALLOW);
@@ -376,6 +376,9 @@ pub(crate) fn filters() -> Result<Filters, BackendError> {
     let nothing = [ATTRIBUTES, ATTRIBUTES_HERE, WITHOUT_EFFECT];
     put(&mut answers, &nothing, denial(0));
     some(&mut answers)?;
+    if !cuts {
+        cut_nothing(&mut answers)?;
+    }
     let mut owner = answers.clone();
     put(&mut owner, &[OPEN_ATTRIBUTES], denial(0));
     // Libraries name their threads when they choose processors; of a user that others have, the number may be anybody's.
@@ -409,23 +412,41 @@ fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
     };
     let kind = SeccompCmpOp::MaskedEq(SOCKET_KIND);
-    let tcp = vec![
-        is(0, SeccompCmpOp::Eq, libc::AF_INET)?,
-        is(1, kind, libc::SOCK_STREAM)?,
-    ];
+    let tcp = |protocol| {
+        SeccompRule::new(vec![
+            is(0, SeccompCmpOp::Eq, libc::AF_INET)?,
+            is(1, kind.clone(), libc::SOCK_STREAM)?,
+            is(2, SeccompCmpOp::Eq, protocol)?,
+        ])
+    };
     let devices = vec![
         is(0, SeccompCmpOp::Eq, libc::AF_NETLINK)?,
         is(2, SeccompCmpOp::Eq, libc::NETLINK_ROUTE)?,
     ];
-    let rules = vec![SeccompRule::new(tcp)?, SeccompRule::new(devices)?];
-    let rules = BTreeMap::from([(libc::SYS_socket, rules)]);
-    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let program = SeccompFilter::new(rules, denied, SeccompAction::Allow, ARCHITECTURE.0)?;
-    let before = answers.insert(
-        number(libc::SYS_socket),
-        Answer::Program(program.try_into()?),
-    );
-    assert!(before.is_none(), "sockets are listed twice");
+    let rules = vec![tcp(0)?, tcp(libc::IPPROTO_TCP)?, SeccompRule::new(devices)?];
+    allow_some(answers, libc::SYS_socket, rules)
+}
+
+/// Takes away what cuts off files that are not open for writing.
+fn cut_nothing(answers: &mut Answers) -> Result<(), BackendError> {
+    answers.remove(&number(libc::SYS_truncate));
+    put(answers, &[&[libc::SYS_truncate]], denial(libc::EPERM));
+    // It has its flags in memory; programs then use `openat`.
+    answers.remove(&number(libc::SYS_openat2));
+    put(answers, &[&[libc::SYS_openat2]], denial(libc::ENOSYS));
+    // Landlock asks for no right to write where a file is opened to be read, or for neither, as all bits of the kind say.
+    let mut instead = |call, argument| {
+        answers.remove(&number(call));
+        let flags = libc::O_ACCMODE | libc::O_TRUNC;
+        let flags = SeccompCmpOp::MaskedEq(u64::from(flags.cast_unsigned()));
+        let cuts = |kind: i32| u64::from((kind | libc::O_TRUNC).cast_unsigned());
+        let read = when(argument, flags.clone(), cuts(libc::O_RDONLY))?;
+        let neither = when(argument, flags, cuts(libc::O_ACCMODE))?;
+        deny_some(answers, call, vec![read, neither], libc::EPERM)
+    };
+    instead(libc::SYS_openat, 2)?;
+    #[cfg(target_arch = "x86_64")]
+    instead(libc::SYS_open, 1)?;
     Ok(())
 }
 
@@ -482,13 +503,18 @@ fn some(answers: &mut Answers) -> Result<(), BackendError> {
         when(1, SeccompCmpOp::Eq, FILE_FLAGS[1])?,
     ];
     deny_some(answers, libc::SYS_ioctl, requests, libc::EPERM)?;
-    let kinds = [libc::SOCK_DGRAM, libc::SOCK_RAW];
-    let kind = |kind: i32| {
-        let value = u64::from(kind.cast_unsigned());
-        when(1, SeccompCmpOp::MaskedEq(SOCKET_KIND), value)
+    let pair = |kind: i32| {
+        let is = |argument, operator, value: i32| {
+            let value = u64::from(value.cast_unsigned());
+            SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+        };
+        SeccompRule::new(vec![
+            is(0, SeccompCmpOp::Eq, libc::AF_UNIX)?,
+            is(1, SeccompCmpOp::MaskedEq(SOCKET_KIND), kind)?,
+        ])
     };
-    let kinds = kinds.map(kind).into_iter().collect::<Result<_, _>>()?;
-    deny_some(answers, libc::SYS_socketpair, kinds, libc::EPERM)
+    let pairs = vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?];
+    allow_some(answers, libc::SYS_socketpair, pairs)
 }
 
 fn denial(errno: i32) -> u32 {
@@ -505,6 +531,20 @@ fn put(answers: &mut Answers, calls: &[&[i64]], answer: u32) {
         let before = answers.insert(number(*call), Answer::Return(answer));
         assert!(before.is_none(), "call {call} is listed twice");
     }
+}
+
+/// Allows a call where one of the rules holds only.
+fn allow_some(
+    answers: &mut Answers,
+    call: i64,
+    rules: Vec<SeccompRule>,
+) -> Result<(), BackendError> {
+    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let rules = BTreeMap::from([(call, rules)]);
+    let program = SeccompFilter::new(rules, denied, SeccompAction::Allow, ARCHITECTURE.0)?;
+    let before = answers.insert(number(call), Answer::Program(program.try_into()?));
+    assert!(before.is_none(), "call {call} is listed twice");
+    Ok(())
 }
 
 /// Denies a call where one of the rules holds.
@@ -529,4 +569,134 @@ fn when(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule,
         operator,
         value,
     )?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
+
+    /// What a filter answers to a call: runs the instructions that such filters have.
+    fn answer(program: &BpfProgram, call: i64, arguments: &[u64]) -> u32 {
+        let load = |at: u32| match at {
+            0 => number(call),
+            4 => ARCHITECTURE.1,
+            at => {
+                let (argument, half) = ((at - 16) / 8, (at - 16) % 8);
+                let value = arguments.get(argument as usize).copied().unwrap_or(0);
+                u32::try_from(value >> (half * 8) & u64::from(u32::MAX)).unwrap()
+            }
+        };
+        let (mut at, mut word) = (0, 0);
+        loop {
+            let step = &program[at];
+            let jump = |holds: bool| usize::from(if holds { step.jt } else { step.jf });
+            at += 1 + match step.code {
+                0x20 => {
+                    word = load(step.k);
+                    0
+                }
+                0x54 => {
+                    word &= step.k;
+                    0
+                }
+                0x05 => step.k as usize,
+                0x15 => jump(word == step.k),
+                0x25 => jump(word > step.k),
+                0x35 => jump(word >= step.k),
+                0x45 => jump(word & step.k != 0),
+                0x06 => return step.k,
+                code => panic!("unknown instruction {code:#x}"),
+            };
+        }
+    }
+
+    fn all(filters: &Filters) -> impl Iterator<Item = &BpfProgram> {
+        filters.usual.iter().chain(&filters.owner)
+    }
+
+    fn bits(value: i32) -> u64 {
+        u64::from(value.cast_unsigned())
+    }
+
+    #[test]
+    fn only_unix_sockets_that_stay_connected_are_paired() {
+        let denied = denial(libc::EPERM);
+        let filters = filters(true).unwrap();
+        for program in all(&filters) {
+            let pair = |family, kind| {
+                let arguments = [bits(family), bits(kind), 0, 0];
+                answer(program, libc::SYS_socketpair, &arguments)
+            };
+            for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET] {
+                let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+                assert_eq!(pair(libc::AF_UNIX, kind), ALLOWED);
+                assert_eq!(pair(libc::AF_UNIX, kind | flags), ALLOWED);
+                for family in (0..64).filter(|family| *family != libc::AF_UNIX) {
+                    assert_eq!(pair(family, kind), denied, "family {family}");
+                }
+            }
+            for kind in [0, libc::SOCK_DGRAM, libc::SOCK_RAW, libc::SOCK_RDM, 6, 10] {
+                assert_eq!(pair(libc::AF_UNIX, kind), denied, "kind {kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn peers_are_reached_by_tcp_only() {
+        let denied = denial(libc::EPERM);
+        let filters = filters(true).unwrap();
+        for [alone, peers] in [&filters.usual, &filters.owner] {
+            let make = |program, family, kind, protocol| {
+                let arguments = [bits(family), bits(kind), bits(protocol)];
+                answer(program, libc::SYS_socket, &arguments)
+            };
+            let stream = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+            for protocol in [0, libc::IPPROTO_TCP] {
+                assert_eq!(make(peers, libc::AF_INET, stream, protocol), ALLOWED);
+                assert_eq!(make(alone, libc::AF_INET, stream, protocol), denied);
+            }
+            for protocol in [libc::IPPROTO_SCTP, libc::IPPROTO_MPTCP, 256, 17] {
+                assert_eq!(make(peers, libc::AF_INET, stream, protocol), denied);
+            }
+            assert_eq!(make(peers, libc::AF_INET, libc::SOCK_DGRAM, 0), denied);
+            assert_eq!(make(peers, libc::AF_UNIX, stream, 0), denied);
+            let route = libc::NETLINK_ROUTE;
+            assert_eq!(
+                make(peers, libc::AF_NETLINK, libc::SOCK_RAW, route),
+                ALLOWED
+            );
+        }
+    }
+
+    #[test]
+    fn no_file_is_cut_off_where_landlock_does_not_govern_that() {
+        let read_and_cut = bits(libc::O_RDONLY | libc::O_TRUNC | libc::O_CLOEXEC);
+        let only_cut = bits(libc::O_ACCMODE | libc::O_TRUNC);
+        let write_and_cut = bits(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC);
+        for cuts in [false, true] {
+            let refused = |errno| if cuts { ALLOWED } else { denial(errno) };
+            let filters = filters(cuts).unwrap();
+            for program in all(&filters) {
+                let truncate = answer(program, libc::SYS_truncate, &[1, 2]);
+                assert_eq!(truncate, refused(libc::EPERM));
+                assert_eq!(answer(program, libc::SYS_ftruncate, &[1, 2]), ALLOWED);
+                let openat2 = answer(program, libc::SYS_openat2, &[0; 4]);
+                assert_eq!(openat2, refused(libc::ENOSYS));
+                let open = |flags| answer(program, libc::SYS_openat, &[3, 1, flags, 0]);
+                assert_eq!(open(read_and_cut), refused(libc::EPERM));
+                assert_eq!(open(only_cut), refused(libc::EPERM));
+                assert_eq!(open(write_and_cut), ALLOWED);
+                assert_eq!(open(bits(libc::O_RDONLY)), ALLOWED);
+                #[cfg(target_arch = "x86_64")]
+                {
+                    let open = |flags| answer(program, libc::SYS_open, &[1, flags, 0]);
+                    assert_eq!(open(read_and_cut), refused(libc::EPERM));
+                    assert_eq!(open(only_cut), refused(libc::EPERM));
+                    assert_eq!(open(write_and_cut), ALLOWED);
+                }
+            }
+        }
+    }
 }

@@ -22,6 +22,9 @@ const RULESET_VERSION: libc::c_uint = 1;
 /// The Landlock version that also keeps signals and abstract sockets inside.
 const SCOPES_SINCE: i32 = 6;
 
+/// The Landlock version that also governs cutting off files. Before, a path is enough for that, or a file that may be read.
+const CUTS_SINCE: i32 = 3;
+
 /// What this host offers to confine kernels with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxSupport {
@@ -39,6 +42,12 @@ impl SandboxSupport {
     #[must_use]
     pub fn files(&self) -> bool {
         self.landlock_version >= 1
+    }
+
+    /// Whether kernels may cut off files by a path: only where that is kept to the files that they may write.
+    #[must_use]
+    pub fn cuts(&self) -> bool {
+        self.landlock_version >= CUTS_SINCE
     }
 
     /// Whether kernels can signal only their own processes. Where they cannot and this process is not

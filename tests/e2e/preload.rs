@@ -401,6 +401,27 @@ fn programs_that_would_not_find_the_array_are_refused() {
     assert!(said.err.contains("not /"), "{}", said.err);
 }
 
+#[test]
+fn programs_that_are_started_together_share_a_file_system() {
+    let Some(array) = unmounted() else { return };
+    for name in ["together", "again"] {
+        let programs = Programs::with(&array, name, &[]);
+        let started: Vec<_> = (0..6)
+            .map(|number| {
+                let mut command = programs.command();
+                let script = format!("echo {number} > /t/{name}-{number}");
+                command.args(["bash", "-c", &script]).stderr(Stdio::piped());
+                command.spawn().unwrap()
+            })
+            .collect();
+        for program in started {
+            let said = said(program.wait_with_output().unwrap());
+            assert!(said.ok, "{}{}", said.err, programs.log());
+        }
+        assert_eq!(programs.sh(&format!("cat {name}-*")), "0\n1\n2\n3\n4\n5\n");
+    }
+}
+
 /// Program and library where users may come, unlike where they were built.
 fn installed() -> tempfile::TempDir {
     let own = tempfile::tempdir().unwrap();

@@ -3,7 +3,12 @@
 //! A sealed one never changes, for whoever has it open. But a mount whose programs read a version may take that version's file for the one they write next, if nobody
 //! else has it open (`docs/decisions/0007-one-file-while-written.md`); the version itself then goes on in a copy.
 //! So whoever opens an object file directly holds a shared lock on it, and looks whether it still is the object's.
+//!
+//! Programs that were given a descriptor of a file can hold the other kind of lock on it for as long as they like. Readers
+//! that meet one put a mark on the file instead, a lock of a byte for which such a descriptor is not enough: who wants
+//! to take the file looks for marks as well.
 
+use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, SeekFrom, copy_file_range, flock, linkat,
     open as open_file, seek,
@@ -19,6 +24,10 @@ use std::time::Duration;
 /// How often a file that is being taken is opened again, one pause apart.
 const TRIES_MAX: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
+/// Tries after which a lock that refuses a reader is not one of a mount that takes the file: those are short.
+const TRIES_OF_LOCK_MAX: u32 = 100;
+/// The byte that is marked: the last one, behind those that say that open files are open (`HANDLES_AT`).
+const MARK_AT: i64 = i64::MAX - 1;
 
 /// Opens the file of a sealed object. Its bytes stay what they are for as long as it is open.
 ///
@@ -26,10 +35,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// What opening it gives; `ResourceBusy` if it is replaced again and again.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    for _ in 0..TRIES_MAX {
+    for tried in 0..TRIES_MAX {
         let file = File::from(open_file(path, flags, Mode::empty())?);
         match hold(&file) {
             Ok(()) if is_at(&file, path)? => return Ok(file),
+            Err(Errno::WOULDBLOCK)
+                if tried >= TRIES_OF_LOCK_MAX && mark(&file) && is_at(&file, path)? =>
+            {
+                return Ok(file);
+            }
             // It became another object's file, or is about to.
             Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
             // Nobody takes files where there are no locks.
@@ -37,6 +51,30 @@ pub fn open(path: &Path) -> io::Result<File> {
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// A lock of the byte that is marked.
+fn lock_of_mark(kind: i32) -> nix::libc::flock {
+    nix::libc::flock {
+        l_type: i16::try_from(kind).unwrap_or(0),
+        l_whence: i16::try_from(nix::libc::SEEK_SET).unwrap_or(0),
+        l_start: MARK_AT,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Marks an open file, for as long as it is open; says whether it is. Only who may write to it could refuse that.
+fn mark(file: &File) -> bool {
+    let lock = lock_of_mark(nix::libc::F_RDLCK);
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
+}
+
+/// Whether somebody else has marked the file. Where there are no such locks nobody has.
+fn is_marked(file: &File) -> bool {
+    let mut lock = lock_of_mark(nix::libc::F_WRLCK);
+    let seen = fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock));
+    seen.is_ok() && i32::from(lock.l_type) != nix::libc::F_UNLCK
 }
 
 /// Says that the file is open here, for as long as it is.
@@ -62,7 +100,7 @@ pub fn alone(openings: &[&File]) -> bool {
     for opening in openings {
         alone &= flock(opening, FlockOperation::LockShared).is_ok();
     }
-    alone
+    alone && !is_marked(first)
 }
 
 /// Whether the path still leads to the file, or to nothing: the object was removed.
@@ -149,6 +187,27 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(is_at(&one, &path).unwrap());
     }
+    #[test]
+    fn a_reader_that_locks_a_file_keeps_nobody_from_reading_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("object");
+        std::fs::write(&path, "text").unwrap();
+        let own = open(&path).unwrap();
+        flock(&own, FlockOperation::Unlock).unwrap();
+        let hostile = File::open(&path).unwrap();
+        flock(&hostile, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let reader = open(&path).unwrap();
+        let another = open(&path).unwrap();
+        assert_eq!(std::io::read_to_string(&reader).unwrap(), "text");
+        // And when that lock is gone nobody takes the file from those who read it.
+        drop(hostile);
+        assert!(!alone(&[&own]));
+        drop(reader);
+        assert!(!alone(&[&own]));
+        drop(another);
+        assert!(alone(&[&own]));
+    }
+
     #[test]
     fn copies_keep_holes_and_appear_whole() {
         use std::os::unix::fs::FileExt;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::ids::Ids;
 use tidemill_client::local::{LocalError, LocalNames};
@@ -93,6 +93,8 @@ pub(crate) struct Backend {
     released: Mutex<Option<Vec<v1::Release>>>,
     /// How often versions that several mounts write, or have written, are open here.
     together: Mutex<HashMap<u64, usize>>,
+    /// Whether programs of users who are not trusted get descriptors of object files, to write by.
+    lends: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -120,7 +122,19 @@ impl Backend {
             doubt: Notify::new(),
             released: Mutex::default(),
             together: Mutex::default(),
+            lends: AtomicBool::new(false),
         }
+    }
+
+    /// From now on programs of users who are not trusted get descriptors of object files, and may keep them after they
+    /// have said that they are closed. So this process has such files open for reading only, and their elements seal a
+    /// copy wherever the system can't tell that no writer is left.
+    pub(crate) fn set_lends(&self) {
+        self.lends.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lends(&self) -> bool {
+        self.lends.load(Ordering::Relaxed)
     }
 
     /// The session that changes are made in, so that this mount is not told of its own.

@@ -7,7 +7,8 @@ use super::striped::Striped;
 use super::together::Together;
 use crate::error::Error;
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, Timespec};
+use rustix::fd::AsRawFd;
+use rustix::fs::{FallocateFlags, Mode, OFlags, Timespec, fcntl_getfl, open};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -222,7 +223,7 @@ impl Object {
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.make(u64::MAX)?;
         match &self.data {
-            Data::Local(file) => Ok(file.write_all_at(bytes, offset)?),
+            Data::Local(file) => Ok(writable(file)?.write_all_at(bytes, offset)?),
             Data::Remote(remote) => remote.write(offset, bytes),
             Data::Striped(striped) => striped.write(offset, bytes),
             Data::Together(together) => together.write(offset, bytes),
@@ -234,7 +235,7 @@ impl Object {
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
         self.make(size)?;
         match &self.data {
-            Data::Local(file) => Ok(file.set_len(size)?),
+            Data::Local(file) => Ok(writable(file)?.set_len(size)?),
             Data::Remote(remote) => remote.truncate(size),
             Data::Striped(striped) => striped.truncate(size),
             Data::Together(together) => together.truncate(size),
@@ -360,7 +361,7 @@ impl Object {
     pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
         self.make(u64::MAX)?;
         let file = match &self.data {
-            Data::Local(file) => file,
+            Data::Local(file) => writable(file)?,
             Data::Remote(remote) => return remote.allocate(offset, length, mode),
             Data::Memory(memory) => return memory.allocate(offset, length, mode),
             // A program that has to have the room writes zeros then.
@@ -402,13 +403,14 @@ impl Object {
         let (Data::Local(source), Data::Local(target)) = (&from.data, &self.data) else {
             return Err(Errno::OPNOTSUPP.into());
         };
+        let target = writable(target)?;
         let mut copied = 0;
         while copied < length {
             let rest = usize::try_from(length - copied).unwrap_or(usize::MAX);
             match rustix::fs::copy_file_range(
                 source,
                 Some(&mut from_offset),
-                target,
+                &target,
                 Some(&mut offset),
                 rest,
             ) {
@@ -427,13 +429,74 @@ impl Object {
         let (Data::Local(source), Data::Local(target)) = (&source.data, &self.data) else {
             return Err(Errno::OPNOTSUPP.into());
         };
-        Ok(object_file::copy_data(source, target, from, to)?)
+        let target = writable(target)?;
+        Ok(object_file::copy_data(source, &target, from, to)?)
     }
+
+    /// Has its file open for reading only from now on: only the programs that got descriptors of it are its writers then.
+    /// It can still be written to here ([`writable`]).
+    pub(crate) fn let_go(&mut self) -> Result<(), Error> {
+        if let Data::Local(file) = &mut self.data {
+            let reading = reopened(file, OFlags::RDONLY)?;
+            // Without locks on this device nobody takes files.
+            let _ = object_file::hold(&reading);
+            *file = Arc::new(reading);
+        }
+        Ok(())
+    }
+
+    /// Another file has its place now, or none has.
+    pub(crate) fn is_replaced(&self) -> bool {
+        let file = self.local();
+        file.is_some_and(|file| file.metadata().is_ok_and(|stat| stat.nlink() == 0))
+    }
+}
+
+fn reopened(file: &File, how: OFlags) -> Result<File, Errno> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(open(path, how | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+/// The file, open for writing: for this moment, if it is not so here ([`Object::let_go`]). A sealed one never is.
+fn writable(file: &Arc<File>) -> Result<Arc<File>, Error> {
+    if fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY {
+        return Ok(file.clone());
+    }
+    if file.metadata()?.mode() & 0o222 == 0 {
+        return Err(Errno::BADF.into());
+    }
+    Ok(Arc::new(reopened(file, OFlags::RDWR)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_let_go_has_no_writer_here() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("object");
+        let mut how = File::options();
+        let file = how.read(true).write(true).create_new(true).open(&path);
+        let data = Data::Local(Arc::new(file.unwrap()));
+        let mut object = Object::new(1, 1, data, Right::none(1, 1));
+        object.write(0, b"before").unwrap();
+        object.let_go().unwrap();
+        let flags = fcntl_getfl(object.local().unwrap()).unwrap();
+        assert_eq!(flags & OFlags::RWMODE, OFlags::RDONLY);
+        object.write(6, b", after").unwrap();
+        object.truncate(9).unwrap();
+        assert_eq!(object.read(0, 100).unwrap(), b"before, a");
+        // What is sealed is not opened for writing again, whoever this process is.
+        let sealed = std::os::unix::fs::PermissionsExt::from_mode(0o444);
+        std::fs::set_permissions(&path, sealed).unwrap();
+        assert!(object.write(0, b"B").unwrap_err().is(Errno::BADF));
+        assert!(object.truncate(0).unwrap_err().is(Errno::BADF));
+        assert!(!object.is_replaced());
+        std::fs::write(folder.path().join("copy"), "copy").unwrap();
+        std::fs::rename(folder.path().join("copy"), &path).unwrap();
+        assert!(object.is_replaced());
+    }
 
     #[test]
     fn mtime_tells_of_writes_once_the_clock_has_passed_it() {

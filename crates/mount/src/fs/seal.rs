@@ -339,7 +339,8 @@ impl Worker {
                 gid: job.attr.gid,
                 mode: job.attr.mode,
                 durable: false,
-                lost: false,
+                // A program says itself that it has closed its descriptor.
+                lost: self.backend.lends() && job.object.local().is_some(),
                 part: version.part_of().map(PartOf::to_bytes),
             },
         }

@@ -331,7 +331,9 @@ impl State {
         }
         let attr = self.attr;
         if let Some(bound) = self.bound.get_mut(&key.alias) {
-            if bound.object.id == object.id {
+            // Its element may have sealed a copy of it, since its writer may not be gone.
+            let same = || Arc::ptr_eq(&bound.object, object) || !bound.object.is_replaced();
+            if bound.object.id == object.id && same() {
                 bound.opens += 1;
                 bound.seen = attr;
                 self.opens += 1;

@@ -49,6 +49,10 @@ impl Fs {
         let (Data::Local(copy), Data::Local(read)) = (&to.data, &from.data) else {
             return Ok(None);
         };
+        if self.backend.lends() {
+            // Who had the old version open may have kept a descriptor.
+            return Ok(None);
+        }
         let place = self.backend.place(to.element, Pace::MayWait)?;
         let Some(folder) = place.folder.filter(|_| to.element == from.element) else {
             return Ok(None);

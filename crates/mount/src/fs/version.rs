@@ -97,14 +97,20 @@ impl Fs {
         (id, element): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
-        if let Some(object) = node.state.lock().open_object(id) {
+        // What the element has sealed a copy of may still have a writer.
+        let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
+        if let Some(object) = node.state.lock().open_object(id)
+            && is_its_own(&object)
+        {
             return Ok(object);
         }
         let asked = self.table.now();
         let object = Arc::new(self.open_sealed(caller, node.ino, id, element, pace)?);
         {
             let mut state = node.state.lock();
-            if let Some(other) = state.open_object(id) {
+            if let Some(other) = state.open_object(id)
+                && is_its_own(&other)
+            {
                 return Ok(other);
             }
             state.objects.push(Arc::downgrade(&object));
@@ -279,7 +285,7 @@ impl Fs {
             open_to_writers(&file, place.owner)?;
         }
         let file = Arc::new(file);
-        let object = object(Data::Local(file.clone()));
+        let mut object = object(Data::Local(file.clone()));
         if let Some((base, bytes)) = begin {
             self.copy_base(caller, base, bytes, &object)?;
         }
@@ -288,6 +294,9 @@ impl Fs {
         }
         if place.memory || opened.size_max.is_some() {
             return Ok(self.begin_bounded(caller, object, opened, place.counts_room));
+        }
+        if self.backend.lends() {
+            object.let_go()?;
         }
         Ok(object)
     }

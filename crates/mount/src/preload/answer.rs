@@ -2,6 +2,7 @@
 
 use super::attributes::MODE_BITS;
 use super::given::{Given, Lent};
+use super::peer;
 use super::rights::{self, READ, SEARCH, WRITE};
 use super::walk::{Fail, Path, Place, Walker};
 use crate::fs::names::{New, Renaming};
@@ -19,8 +20,9 @@ use tidemill_wire::v1::Kind;
 
 /// How often an open looks again for the version that is the current one.
 pub(super) const OPEN_TRIES: u32 = 32;
-/// Listings under way at once; the oldest goes if there are more.
-const LISTINGS_MAX: usize = 1024;
+/// Listings under way at once, and of these of each user; the oldest goes if there are more.
+const LISTINGS_MAX: usize = 4096;
+const LISTINGS_OF_USER_MAX: usize = LISTINGS_MAX / 4;
 /// Entries asked for at once.
 const LIST_ENTRIES: usize = 512;
 /// Directories above each other at most.
@@ -34,10 +36,58 @@ pub(super) struct Answers {
     pub(super) walker: Walker,
     /// Whether users are served that have to be kept from each other's files.
     strangers: bool,
-    /// Open folders, by number, and where their listings go on.
-    listings: Mutex<BTreeMap<u64, u64>>,
+    /// Open folders, by number.
+    listings: Mutex<Listings>,
     /// Where there is an empty folder for each directory that is open.
     pub(super) directories: Mutex<PathBuf>,
+}
+
+/// An open folder that is being listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listing {
+    handle: u64,
+    /// The folder, as it was named.
+    base: u64,
+    /// Who lists it.
+    uid: u32,
+}
+
+#[derive(Debug, Default)]
+struct Listings {
+    by_number: BTreeMap<u64, Listing>,
+    last: u64,
+}
+
+impl Listings {
+    /// Gives the listing a number, and what has to end for it.
+    fn enter(&mut self, listing: Listing) -> (u64, Option<Listing>) {
+        let numbers = self.by_number.iter();
+        let own: Vec<_> = numbers
+            .filter(|(_, other)| other.uid == listing.uid)
+            .map(|(number, _)| *number)
+            .collect();
+        let oldest = if own.len() >= LISTINGS_OF_USER_MAX {
+            own.first().copied()
+        } else if self.by_number.len() >= LISTINGS_MAX {
+            self.by_number.keys().next().copied()
+        } else {
+            None
+        };
+        let ended = oldest.and_then(|number| self.by_number.remove(&number));
+        // They have the upper half of what goes on.
+        self.last = self.last % u64::from(u32::MAX) + 1;
+        while self.by_number.contains_key(&self.last) {
+            self.last = self.last % u64::from(u32::MAX) + 1;
+        }
+        self.by_number.insert(self.last, listing);
+        (self.last, ended)
+    }
+
+    /// The listing of a number, for who began it, of the same folder.
+    fn of(&self, number: u64, base: u64, uid: u32) -> Option<Listing> {
+        let listing = self.by_number.get(&number).copied();
+        listing.filter(|listing| listing.base == base && [0, listing.uid].contains(&uid))
+    }
 }
 
 /// What is answered.
@@ -313,18 +363,19 @@ impl Answers {
                 }
                 return Ok(reply);
             }
-            self.begin_listing(key)
+            self.begin_listing(&asked, key)
         } else {
             number
         };
-        let handle = self.listings.lock().get(&number).copied();
-        let handle = handle.ok_or(Errno::STALE)?;
+        let uid = asked.caller.uid;
+        let listing = self.listings.lock().of(number, asked.request.base, uid);
+        let handle = listing.ok_or(Errno::STALE)?.handle;
         loop {
             let listed = self
                 .fs
                 .list(asked.caller, handle, from, LIST_ENTRIES, Pace::MayWait)?;
             if listed.is_empty() {
-                self.listings.lock().remove(&number);
+                self.listings.lock().by_number.remove(&number);
                 self.fs.releasedir(handle);
                 return Ok(reply);
             }
@@ -341,16 +392,15 @@ impl Answers {
         }
     }
 
-    fn begin_listing(&self, key: Key) -> u64 {
-        let handle = self.fs.opendir(key.ino);
-        let mut listings = self.listings.lock();
-        let number = listings.last_key_value().map_or(1, |(last, _)| last + 1);
-        listings.insert(number, handle);
-        if listings.len() > LISTINGS_MAX
-            && let Some((_, oldest)) = listings.pop_first()
-        {
-            drop(listings);
-            self.fs.releasedir(oldest);
+    fn begin_listing(&self, asked: &Asked<'_>, key: Key) -> u64 {
+        let listing = Listing {
+            handle: self.fs.opendir(key.ino),
+            base: asked.request.base,
+            uid: asked.caller.uid,
+        };
+        let (number, ended) = self.listings.lock().enter(listing);
+        if let Some(ended) = ended {
+            self.fs.releasedir(ended.handle);
         }
         number
     }
@@ -648,8 +698,7 @@ impl Answers {
 
 /// The number of the open file that a process has as a descriptor, as its lock says.
 fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
-    let path = format!("/proc/{}/fdinfo/{descriptor}", caller.pid);
-    let info = std::fs::read_to_string(path).ok()?;
+    let info = peer::read(caller, &format!("fdinfo/{descriptor}"))?;
     let locks = info.lines().filter(|line| line.starts_with("lock:"));
     locks
         .filter_map(|line| {
@@ -662,6 +711,29 @@ fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn listings_are_those_of_who_began_them() {
+        let listing = |handle, uid| Listing {
+            handle,
+            base: 7,
+            uid,
+        };
+        let mut listings = Listings::default();
+        let (first, ended) = listings.enter(listing(1, 5));
+        assert_eq!(ended, None);
+        assert_eq!(listings.of(first, 7, 5), Some(listing(1, 5)));
+        assert_eq!(listings.of(first, 7, 0), Some(listing(1, 5)));
+        assert_eq!(listings.of(first, 7, 6), None);
+        assert_eq!(listings.of(first, 8, 5), None);
+        // Another user ends none but their own.
+        for handle in 0..LISTINGS_OF_USER_MAX as u64 {
+            assert_eq!(listings.enter(listing(handle, 6)).1, None);
+        }
+        assert_eq!(listings.enter(listing(9, 6)).1, Some(listing(0, 6)));
+        assert!(listings.of(first, 7, 5).is_some());
+        assert_eq!(listings.by_number.len(), LISTINGS_OF_USER_MAX + 1);
+    }
 
     #[test]
     fn names_that_are_none_are_seen_behind_slashes() {

@@ -24,6 +24,8 @@ use tidemill_wire::v1::Kind;
 pub(super) const WORKERS: usize = 4;
 /// Files that are given away and not stored at most: each is open here.
 const FILES_MAX: usize = 1024;
+/// The part of them, and of the room for their bytes, that each user may have who is neither root nor the one who serves.
+const SHARE_OF_OTHERS: usize = 4;
 /// Pause before a file is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -118,20 +120,32 @@ impl Items {
         self.by_number.insert(self.last, item);
     }
 
-    fn bytes(&self) -> u64 {
-        let items = self.by_number.values().map(|item| item.bytes);
-        items.chain(self.sealing.iter().map(|one| one.bytes)).sum()
+    /// Files and bytes of a user, or of all.
+    fn of(&self, user: Option<u32>) -> (usize, u64) {
+        let items = self.by_number.values().map(|item| (item.uid, item.bytes));
+        let sealing = self.sealing.iter().map(|one| (one.uid, one.bytes));
+        let of = items
+            .chain(sealing)
+            .filter(|(uid, _)| user.is_none_or(|user| user == *uid));
+        of.fold((0, 0_u64), |(files, all), (_, bytes)| {
+            (files + 1, all.saturating_add(bytes))
+        })
     }
 
-    fn count(&self) -> usize {
-        self.by_number.len() + self.sealing.len()
+    /// Whether there is room for one more; of a `stranger` within their share, too.
+    fn have_room(&self, room_bytes: u64, stranger: Option<u32>) -> bool {
+        let within = |user, share: usize| {
+            let (files, bytes) = self.of(user);
+            files < FILES_MAX / share && bytes < room_bytes / share as u64
+        };
+        within(None, 1) && (stranger.is_none() || within(stranger, SHARE_OF_OTHERS))
     }
 
     /// What programs had open when the file system was killed may be closed by now.
     fn look_at_held(&mut self) {
         for item in self.by_number.values_mut().filter(|item| item.held) {
             if let What::Left(left) = &item.what
-                && is_closed(&left.1, None)
+                && is_closed(&left.1)
             {
                 (item.held, item.due) = (false, Instant::now());
             }
@@ -211,16 +225,23 @@ impl Away {
         live.count() + items.sealing.len()
     }
 
-    /// Waits until something more may be given away, as long as that can help and there is time; whether it may.
-    pub(super) fn has_room(&self) -> bool {
+    /// Waits until something more may be given away, as long as that can help and there is time; whether it may. A `stranger`
+    /// is one of the users who have a share only.
+    pub(super) fn has_room(&self, stranger: Option<u32>) -> bool {
         let deadline = patience::deadline();
         let mut items = self.items.lock();
         loop {
-            if items.count() < FILES_MAX && items.bytes() < self.room_bytes {
+            if items.have_room(self.room_bytes, stranger) {
                 return true;
             }
-            let hopeless =
-                items.sealing.is_empty() && items.by_number.values().all(|item| item.why.is_some());
+            let hopeless = |user: Option<u32>| {
+                let whose = |uid: u32| user.is_none_or(|user| user == uid);
+                let mut tried = items.by_number.values().filter(|item| whose(item.uid));
+                let sealing = items.sealing.iter().any(|one| whose(one.uid));
+                !sealing && tried.all(|item| item.why.is_some())
+            };
+            let share = stranger.filter(|_| items.have_room(self.room_bytes, None));
+            let hopeless = hopeless(share);
             if hopeless || patience::wait(&self.changed, &mut items, deadline) {
                 return false;
             }
@@ -228,9 +249,11 @@ impl Away {
     }
 
     /// Whether there is room for what a file has that is about to be closed.
-    pub(super) fn takes(&self, copy: &Copy) -> bool {
+    pub(super) fn takes(&self, copy: &Copy, stranger: Option<u32>) -> bool {
         let bytes = copy.file.metadata().map_or(0, |stat| stat.len());
-        self.items.lock().bytes().saturating_add(bytes) <= self.room_bytes
+        let items = self.items.lock();
+        let fits = |user, share| items.of(user).1.saturating_add(bytes) <= self.room_bytes / share;
+        fits(None, 1) && (stranger.is_none() || fits(stranger, SHARE_OF_OTHERS as u64))
     }
 
     /// An open file was closed; it is stored from now on.
@@ -555,7 +578,7 @@ impl Given {
 
     /// Stores a file of the shelf, by a version that is begun for it.
     fn store_left(&self, record: &Record, file: &File) -> Outcome {
-        if !is_closed(file, None) {
+        if !is_closed(file) {
             return Outcome::Held;
         }
         let mut begun = record.clone();
@@ -656,5 +679,39 @@ impl Given {
                 tracing::warn!(ino, "what was given away is not stored: {error}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_share_does_not_take_that_of_others() {
+        let record = Record {
+            number: 1,
+            inode: 1,
+            uid: 5,
+            gid: 5,
+            follows: Vec::new(),
+            path: Vec::new(),
+        };
+        let left = Arc::new((record, File::open("/dev/null").unwrap()));
+        let item = |uid, bytes| Item::new(What::Left(left.clone()), (1, uid), bytes);
+        let mut items = Items::default();
+        items.enter(item(5, 25));
+        assert!(!items.have_room(100, Some(5)));
+        assert!(items.have_room(100, Some(6)) && items.have_room(100, None));
+        items.enter(item(0, 74));
+        assert!(items.have_room(100, Some(6)) && items.have_room(100, None));
+        items.enter(item(0, 1));
+        assert!(!items.have_room(100, Some(6)) && !items.have_room(100, None));
+        let mut items = Items::default();
+        for _ in 0..FILES_MAX / SHARE_OF_OTHERS {
+            assert!(items.have_room(100, Some(5)));
+            items.enter(item(5, 0));
+        }
+        assert!(!items.have_room(100, Some(5)));
+        assert!(items.have_room(100, Some(6)) && items.have_room(100, None));
     }
 }

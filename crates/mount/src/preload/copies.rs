@@ -23,6 +23,8 @@ const BLOCK_BYTES: usize = 64 << 10;
 const PIECE_BYTES: usize = 4 << 20;
 /// Bytes of copies of sealed versions that are kept when nobody has them open.
 const KEPT_BYTES_MAX: u64 = 256 << 20;
+/// The part of the device with the copies that each user may have who is neither root nor the one who serves.
+const SHARE_OF_OTHERS: u64 = 4;
 /// A change younger than this may be followed by another one that looks the same, where the file system's clock is coarse.
 const GRAIN: Duration = Duration::from_millis(20);
 /// How often it is tried whether it is.
@@ -87,6 +89,19 @@ impl Copies {
         }
     }
 
+    /// Bytes that the copies may have which one of several users has open.
+    pub(super) fn share(&self) -> u64 {
+        let device = rustix::fs::statvfs(&self.folder);
+        device.map_or(u64::MAX, |device| {
+            device.f_blocks.saturating_mul(device.f_frsize) / SHARE_OF_OTHERS
+        })
+    }
+
+    /// Forgets what nobody has open.
+    fn forget(&self) {
+        self.kept.lock().clear();
+    }
+
     /// The copy of what is open as `handle`, shared by all who have the same version open; fetched if there is none, to a `shelf` if it may be
     /// given away.
     pub(super) fn of(
@@ -105,7 +120,18 @@ impl Copies {
             Some(shelf) => shelf.make().map(|(number, file)| (Some(number), file))?,
             None => (None, self.nameless(id.0)?),
         };
-        let fetched = self.fetched(file, mtime, fetch);
+        let fetched = match self.fetched(&file, mtime, &fetch) {
+            Err(error) if error.is(Errno::NOSPC) => {
+                self.forget();
+                self.fetched(&file, mtime, &fetch)
+            }
+            fetched => fetched,
+        };
+        let fetched = fetched.map(|known| Copy {
+            file,
+            known: Mutex::new(known),
+            shelved: Mutex::default(),
+        });
         let copy = fetched.inspect_err(|_| {
             if let (Some(shelf), Some(number)) = (shelf, number) {
                 shelf.remove(number);
@@ -129,10 +155,10 @@ impl Copies {
 
     fn fetched(
         &self,
-        file: File,
+        file: &File,
         mtime: i64,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
-    ) -> Result<Copy, Error> {
+    ) -> Result<Known, Error> {
         let mut known = Known::default();
         loop {
             let piece = fetch(known.size, PIECE_BYTES)?;
@@ -146,13 +172,15 @@ impl Copies {
                 break;
             }
         }
-        set_mtime(&file, mtime)?;
-        known.changed = settled(&file, self.grain)?;
-        Ok(Copy {
-            file,
-            known: Mutex::new(known),
-            shelved: Mutex::default(),
-        })
+        set_mtime(file, mtime)?;
+        known.changed = settled(file, self.grain)?;
+        Ok(known)
+    }
+
+    /// Who opens that from now on gets a copy of their own: that of others may still have a writer.
+    pub(super) fn let_go(&self, id: Id) {
+        self.open.lock().remove(&id);
+        self.kept.lock().retain(|(other, _)| *other != id);
     }
 
     /// Nobody has it open any more. It may serve again if it is of a sealed version.

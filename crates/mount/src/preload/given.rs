@@ -28,6 +28,8 @@ use tidemill_preload_api::HANDLES_AT;
 
 /// Descriptors given away at once at most.
 const GIVEN_MAX: usize = 65_536;
+/// The part of them that each user may have who is neither root nor the one who serves.
+const SHARE_OF_OTHERS: usize = 4;
 /// How often closed files are looked for when nobody asks, at least …
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 /// … and what part of the time that may take: one in so many.
@@ -45,6 +47,8 @@ pub(super) struct Lent {
     pub(super) handle: u64,
     pub(super) caller: Caller,
     pub(super) write: bool,
+    /// The kind of lock that says that it is open.
+    marked: i32,
     /// Another opening of the file, to ask for its locks.
     file: Arc<File>,
     pub(super) object: u64,
@@ -83,6 +87,9 @@ struct Open {
     by_number: BTreeMap<u64, Arc<Lent>>,
     by_file: HashMap<(u64, u64), BTreeSet<u64>>,
     by_inode: HashMap<u64, BTreeSet<u64>>,
+    by_user: HashMap<u32, BTreeSet<u64>>,
+    /// Bytes of copies that are being made for a user.
+    fetched: HashMap<u32, u64>,
     /// How many of an inode are being ended.
     ending: HashMap<u64, usize>,
     /// Locks of whole files by inode: who has them, and whether alone.
@@ -95,6 +102,23 @@ impl Open {
         let numbers = self.by_inode.get(&lent.key.ino).into_iter().flatten();
         let mut open = numbers.filter_map(|number| self.by_number.get(number));
         open.any(|other| other.write && !other.is_given())
+    }
+
+    /// How many a user has.
+    fn of_user(&self, uid: u32) -> usize {
+        self.by_user.get(&uid).map_or(0, BTreeSet::len)
+    }
+
+    /// Bytes of the copies that a user has open, and of those that are being made for them.
+    fn copied(&self, uid: u32) -> u64 {
+        let numbers = self.by_user.get(&uid).into_iter().flatten();
+        let lent = numbers.filter_map(|number| self.by_number.get(number));
+        let copies = lent.filter_map(|lent| lent.copy.as_ref());
+        // Several may have one copy.
+        let copies: BTreeMap<_, _> = copies.map(|copy| (Arc::as_ptr(copy), copy)).collect();
+        let used = |copy: &Arc<Copy>| copy.file.metadata().map_or(0, |stat| stat.blocks() * 512);
+        let fetched = self.fetched.get(&uid).copied().unwrap_or(0);
+        copies.into_values().map(used).sum::<u64>() + fetched
     }
 
     fn unlock(&mut self, lent: &Lent) {
@@ -116,6 +140,27 @@ pub(super) struct Given {
     open: Mutex<Open>,
     changed: Condvar,
     next: AtomicU64,
+    /// Who serves.
+    own_uid: u32,
+}
+
+/// Bytes of a copy that is being made, for as long as that takes.
+struct Fetched<'a> {
+    given: &'a Given,
+    uid: u32,
+    bytes: u64,
+}
+
+impl Drop for Fetched<'_> {
+    fn drop(&mut self) {
+        let mut open = self.given.open.lock();
+        if let Some(bytes) = open.fetched.get_mut(&self.uid) {
+            *bytes = bytes.saturating_sub(self.bytes);
+            if *bytes == 0 {
+                open.fetched.remove(&self.uid);
+            }
+        }
+    }
 }
 
 /// The lock that says that an open file is open; of no number: that any is.
@@ -129,9 +174,29 @@ fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     }
 }
 
-/// Whether the open file of a number, or all that were opened of a file, are closed.
-pub(super) fn is_closed(file: &File, number: Option<u64>) -> bool {
-    let mut lock = mark(number, libc::F_WRLCK);
+/// The kind of lock that says that a file which was opened with these flags is open.
+fn kind_of(flags: OFlags) -> i32 {
+    if flags & OFlags::RWMODE == OFlags::RDONLY {
+        libc::F_RDLCK
+    } else {
+        libc::F_WRLCK
+    }
+}
+
+/// Whether all that were opened of a file are closed.
+pub(super) fn is_closed(file: &File) -> bool {
+    is_unmarked(file, None, libc::F_RDLCK)
+}
+
+/// Whether no such lock is on the file. Who can only read it could say of writers that they have it open, but has no lock of
+/// their kind.
+fn is_unmarked(file: &File, number: Option<u64>, kind: i32) -> bool {
+    let opposite = if kind == libc::F_RDLCK {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
+    };
+    let mut lock = mark(number, opposite);
     match fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)) {
         Ok(_) => i32::from(lock.l_type) == libc::F_UNLCK,
         Err(errno) => {
@@ -150,7 +215,27 @@ impl Given {
             open: Mutex::default(),
             changed: Condvar::new(),
             next: AtomicU64::new(0),
+            own_uid: rustix::process::geteuid().as_raw(),
         }
+    }
+
+    /// The caller's user, if that is one of those who have a share only.
+    fn stranger(&self, caller: Caller) -> Option<u32> {
+        Some(caller.uid).filter(|uid| ![0, self.own_uid].contains(uid))
+    }
+
+    /// Counts a copy that is about to be made for a stranger, if it is within their share of the device.
+    fn fetches(&self, by: Opener, bytes: u64) -> Result<Option<Fetched<'_>>, Error> {
+        let Some(uid) = self.stranger(by.caller) else {
+            return Ok(None);
+        };
+        let mut open = self.open.lock();
+        if open.copied(uid).saturating_add(bytes) > self.copies.share() {
+            return Err(Errno::NOSPC.into());
+        }
+        *open.fetched.entry(uid).or_default() += bytes;
+        let given = self;
+        Ok(Some(Fetched { given, uid, bytes }))
     }
 
     /// A descriptor of what was opened, to be given away; and whether its close is to be told. What was opened is released when it is closed,
@@ -176,12 +261,16 @@ impl Given {
         let (file, ino) = ((stat.dev(), stat.ino()), lent.key.ino);
         open.by_file.entry(file).or_default().insert(lent.number);
         open.by_inode.entry(ino).or_default().insert(lent.number);
+        let uid = lent.caller.uid;
+        open.by_user.entry(uid).or_default().insert(lent.number);
         open.by_number.insert(lent.number, Arc::new(lent));
         Ok((given, told))
     }
 
     fn made(&self, by: Opener, key: Key, opened: &Opened) -> Result<Lent, Error> {
-        if self.count() >= GIVEN_MAX {
+        let (count, stranger) = (self.count(), self.stranger(by.caller));
+        let own = stranger.map_or(0, |uid| self.open.lock().of_user(uid));
+        if count >= GIVEN_MAX || own >= GIVEN_MAX / SHARE_OF_OTHERS {
             return Err(Errno::NFILE.into());
         }
         let mut lent = Lent {
@@ -190,6 +279,7 @@ impl Given {
             handle: opened.handle,
             caller: by.caller,
             write: opened.write,
+            marked: kind_of(by.flags),
             file: Arc::new(File::open("/dev/null")?),
             object: opened.object,
             copy: None,
@@ -202,8 +292,11 @@ impl Given {
         }
         let attr = Walker::at(&self.fs, by.caller, key)?.attr;
         let away = by.away && opened.write && !key.is_special() && opened.object < u64::MAX / 2;
-        let away = away && self.away.has_room();
+        let away = away && self.away.has_room(stranger);
+        let size = if key.is_special() { 0 } else { attr.size };
+        let fetched = self.fetches(by, size)?;
         let copy = self.copy_of(by, key, opened, (attr.mtime, away))?;
+        drop(fetched);
         copy.enter();
         let record = |number| Record {
             number,
@@ -253,9 +346,7 @@ impl Given {
     fn reopened(&self, lent: &Lent, flags: OFlags) -> Result<OwnedFd, Error> {
         let path = format!("/proc/self/fd/{}", lent.file.as_raw_fd());
         let given = open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
-        let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
-        let kind = if reads { libc::F_RDLCK } else { libc::F_WRLCK };
-        let lock = mark(Some(lent.number), kind);
+        let lock = mark(Some(lent.number), lent.marked);
         // Where there are no such locks nobody could tell when it is closed.
         fcntl(given.as_fd(), FcntlArg::F_OFD_SETLK(&lock))
             .map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
@@ -310,8 +401,9 @@ impl Given {
     }
 
     fn sweep(&self, lent: &[Arc<Lent>]) {
-        let closed =
-            |lent: &&Arc<Lent>| !lent.is_given() && is_closed(&lent.file, Some(lent.number));
+        let closed = |lent: &&Arc<Lent>| {
+            !lent.is_given() && is_unmarked(&lent.file, Some(lent.number), lent.marked)
+        };
         for lent in lent.iter().filter(closed) {
             if lent.away {
                 self.give(lent);
@@ -370,6 +462,13 @@ impl Given {
                 open.by_inode.remove(&ino);
             }
         }
+        let uid = lent.caller.uid;
+        if let Some(numbers) = open.by_user.get_mut(&uid) {
+            numbers.remove(&lent.number);
+            if numbers.is_empty() {
+                open.by_user.remove(&uid);
+            }
+        }
         open.unlock(lent);
         *open.ending.entry(ino).or_default() += 1;
         true
@@ -415,6 +514,12 @@ impl Given {
         if let Some(copy) = &lent.copy {
             let keep = !lent.key.is_special() && lent.object != 0 && lent.object < u64::MAX / 2;
             let id = (lent.key.pack(), lent.object);
+            // A program says itself that it has closed its descriptor, and may write on.
+            let is_let_go = lent.write && self.fs.backend.lends();
+            if is_let_go && !self.open.lock().is_written(lent) {
+                self.copies.let_go(id);
+            }
+            let keep = keep && !is_let_go;
             self.copies
                 .closed(id, copy.clone(), keep && !copy.has_changed());
         }
@@ -444,7 +549,8 @@ impl Given {
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for lent in self.of_file(file) {
             if let Some(copy) = lent.written_copy() {
-                if lent.is_given() || lent.away && self.away.takes(copy) {
+                if lent.is_given() || lent.away && self.away.takes(copy, self.stranger(lent.caller))
+                {
                     continue;
                 }
                 self.hand_over(&lent, copy)?;
@@ -528,5 +634,30 @@ impl Given {
             patience::serve(|| self.sweep(&all));
             std::thread::sleep(SWEEP_PAUSE.max(began.elapsed() * SWEEP_SHARE));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_keeps_no_writer_from_being_seen_to_have_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("object");
+        let own = File::create_new(&path).unwrap();
+        let set = |file: &File, number, kind| {
+            let lock = mark(number, kind);
+            fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
+        };
+        let closed = |kind| is_unmarked(&own, Some(5), kind);
+        let writer = File::options().write(true).open(&path).unwrap();
+        assert!(set(&writer, Some(5), libc::F_WRLCK));
+        assert!(!closed(libc::F_WRLCK) && !is_closed(&own));
+        drop(writer);
+        assert!(closed(libc::F_WRLCK) && is_closed(&own));
+        let reader = File::open(&path).unwrap();
+        assert!(set(&reader, None, libc::F_RDLCK) && !set(&reader, Some(5), libc::F_WRLCK));
+        assert!(closed(libc::F_WRLCK) && !closed(libc::F_RDLCK));
     }
 }

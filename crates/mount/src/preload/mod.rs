@@ -10,6 +10,7 @@
 //! | `opening`, `attributes` | requests that open files, and those about attributes |
 //! | `walk` | paths |
 //! | `rights` | what callers may |
+//! | `peer` | the processes that connect |
 //! | `given` | descriptors that were given away, and their end |
 //! | `copies` | files that are not on this host |
 //! | `away`, `shelf` | what is stored after its close, and where it is until then |
@@ -21,6 +22,7 @@ mod away;
 mod copies;
 mod given;
 mod opening;
+mod peer;
 mod rights;
 mod shelf;
 mod socket;
@@ -35,6 +37,7 @@ use away::Away;
 use copies::Copies;
 use given::Given;
 use parking_lot::Mutex;
+use peer::Peer;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -48,6 +51,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -89,6 +93,9 @@ pub struct Config {
     /// Bytes that may be given away and not stored yet.
     pub room_bytes: u64,
 }
+
+/// What is said where another process serves in the folder, or is about to.
+pub const IS_SERVED: &str = "is served by another process";
 
 /// The socket in a folder.
 #[must_use]
@@ -152,6 +159,9 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         config.prefix.clone(),
         NoKernel,
     )?;
+    if config.allow_other {
+        fs.backend.set_lends();
+    }
     let copies = Copies::new(config.folder.join(COPIES));
     let asked = fs.backend.ask_server(|| fs.backend.server.status())?;
     let shelf = Shelf::new(config.folder.join(AWAY), asked.array_id);
@@ -313,11 +323,13 @@ impl Shared {
                 tracing::warn!(uid, "a program was refused: too many are connected");
                 continue;
             }
+            let peer = Peer::of(&connection);
             let serving = self.clone();
             let spawned = std::thread::Builder::new()
                 .name("program".into())
                 .spawn(move || {
-                    if let Err(errno) = serving.converse(&connection) {
+                    let served = peer.and_then(|peer| serving.converse(&connection, peer));
+                    if let Err(errno) = served {
                         tracing::debug!("a program's connection ended: {errno}");
                     }
                     serving.connections.leave(uid);
@@ -330,7 +342,8 @@ impl Shared {
     }
 
     /// Answers one program's requests until it ends.
-    fn converse(&self, connection: &OwnedFd) -> Result<(), Errno> {
+    fn converse(&self, connection: &OwnedFd, peer: Peer) -> Result<(), Errno> {
+        let peer = Rc::new(peer);
         let connection = connection.as_fd();
         socket::know_senders(connection)?;
         let mut message = vec![0; REQUEST_BYTES_MAX + 1];
@@ -356,7 +369,7 @@ impl Shared {
                         request,
                         texts,
                     };
-                    patience::serve(|| self.answers.answer(asked))
+                    peer::serve(&peer, || patience::serve(|| self.answers.answer(asked)))
                 }
             };
             let head = reply.answer.encode();
@@ -508,6 +521,12 @@ pub fn has_left(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_serves_already_is_told_by_its_words() {
+        let path = "/run/a".to_owned();
+        assert!(Error::Served { path }.to_string().contains(IS_SERVED));
+    }
 
     #[test]
     fn no_user_takes_the_connections_of_others() {

@@ -2,6 +2,7 @@
 
 use super::answer::{Answers, Asked, OPEN_TRIES, Replied, Reply, low, plain};
 use super::given::Opener;
+use super::peer;
 use super::rights::{self, READ, SEARCH, WRITE};
 use super::walk::{Fail, Place};
 use crate::error::Error;
@@ -134,6 +135,11 @@ impl Answers {
         let key = found.key;
         if key.is_special() {
             let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
+            // It has looked at the sender, by its number.
+            if writes && !peer::is(asked.caller) {
+                self.fs.control_release(handle);
+                return Err(Errno::ACCESS.into());
+            }
             let opened = Opened {
                 handle,
                 local: None,

@@ -1,5 +1,6 @@
 //! What a caller may: on a mount the kernel decides that, here nobody else does.
 
+use super::peer;
 use crate::error::Error;
 use crate::fs::Caller;
 use rustix::io::Errno;
@@ -17,9 +18,8 @@ const GROUP_EXECUTABLE: u32 = 0o010;
 const EXECUTABLE: u32 = 0o111;
 
 /// The numbers in a line of `/proc/PID/status`.
-fn status_of(pid: u32, field: &str, radix: u32) -> Vec<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(field));
+fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let numbers = line.unwrap_or_default().split_ascii_whitespace();
     numbers
         .filter_map(|word| u32::from_str_radix(word, radix).ok())
@@ -28,12 +28,21 @@ fn status_of(pid: u32, field: &str, radix: u32) -> Vec<u32> {
 
 /// Mode bits that a process takes away from what it makes; what can't be seen takes all away from others.
 pub(super) fn umask(caller: Caller) -> u32 {
-    let umask = status_of(caller.pid, "Umask:", 8);
+    let status = peer::read(caller, "status").unwrap_or_default();
+    let umask = numbers(&status, "Umask:", 8);
     umask.first().copied().unwrap_or(0o077)
 }
 
+/// Whether a process that acts as the caller's user now is in a group. One that has become another user, as a program of
+/// another owner does, has the groups of that one.
+fn is_member(status: &str, caller: Caller, gid: u32) -> bool {
+    let acts_as = numbers(status, "Uid:", 10).get(1).copied();
+    acts_as == Some(caller.uid) && numbers(status, "Groups:", 10).contains(&gid)
+}
+
 fn in_group(caller: Caller, gid: u32) -> bool {
-    caller.gid == gid || status_of(caller.pid, "Groups:", 10).contains(&gid)
+    caller.gid == gid
+        || peer::read(caller, "status").is_some_and(|status| is_member(&status, caller, gid))
 }
 
 /// Whether all of `want` is allowed ([`READ`], [`WRITE`], [`SEARCH`]).
@@ -175,6 +184,29 @@ mod tests {
         assert!(may(user(6, 78), &file, READ | WRITE | SEARCH).is_ok());
         assert!(may(user(0, 0), &attr(0, 5), READ | WRITE).is_ok());
         assert!(may(user(0, 0), &attr(0o600, 5), SEARCH).is_err());
+    }
+
+    #[test]
+    fn groups_are_those_of_the_process_that_connected() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = peer::tests::own(folder.path());
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let caller = |pid| Caller {
+            uid,
+            gid: u32::MAX,
+            pid,
+        };
+        for gid in numbers(&status, "Groups:", 10) {
+            let pid = std::process::id();
+            assert!(peer::serve(&own, || in_group(caller(pid), gid)));
+            assert!(!peer::serve(&own, || in_group(caller(1), gid)));
+            assert!(!in_group(caller(pid), gid));
+        }
+        let text = "Umask:\t0022\nUid:\t5\t6\t6\t6\nGroups:\t7 77 \n";
+        assert!(is_member(text, user(6, 1), 77));
+        assert!(!is_member(text, user(6, 1), 78));
+        assert!(!is_member(text, user(5, 1), 77));
     }
 
     #[test]

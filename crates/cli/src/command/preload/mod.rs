@@ -16,7 +16,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_client::Endpoint;
 use tidemill_mount::preload;
 use tidemill_preload_api::{ASYNC_VARIABLE, DIRECTORY_VARIABLE, PREFIX_VARIABLE, SOCKET_VARIABLE};
@@ -37,6 +37,11 @@ programs ask the system itself and find nothing below the path: this is told bef
 const IDLE: Duration = Duration::from_secs(60);
 /// The same of one that was started to store what another has left.
 const IDLE_AFTER_WAIT: Duration = Duration::from_secs(1);
+/// How long another one, which was started at the same time, may take until programs can use it, and how often that is looked.
+const TOGETHER: Duration = Duration::from_secs(30);
+const TOGETHER_PAUSE: Duration = Duration::from_millis(20);
+/// How often one is started anew meanwhile: the other one may have ended instead.
+const TOGETHER_LOOKS: u32 = 50;
 /// What the file system says when programs can use it.
 const READY: &str = "ready";
 /// Name of the library.
@@ -282,6 +287,33 @@ fn start(
         "{} belongs to somebody else: choose another with --folder",
         folder.display()
     );
+    let until = Instant::now() + TOGETHER;
+    loop {
+        let why = match start_once(args, context, endpoint, folder, idle)? {
+            Ok(connection) => return Ok(connection),
+            Err(why) => why,
+        };
+        ensure!(
+            why.contains(preload::IS_SERVED) && Instant::now() < until,
+            "the file system could not be started: {why}"
+        );
+        for _ in 0..TOGETHER_LOOKS {
+            std::thread::sleep(TOGETHER_PAUSE);
+            if let Ok(connection) = preload::connect(folder) {
+                return Ok(connection);
+            }
+        }
+    }
+}
+
+/// A connection to a file system that is started, or why that did not become one.
+fn start_once(
+    args: &Args,
+    context: &Context,
+    endpoint: &Endpoint,
+    folder: &Path,
+    idle: Duration,
+) -> anyhow::Result<Result<OwnedFd, String>> {
     let log = folder.join("log");
     let mut how = std::fs::File::options();
     let opened = how.create(true).append(true).mode(0o600).open(&log);
@@ -299,7 +331,7 @@ fn start(
     // Somebody else may have started one at the same time.
     let ready = line.trim() == READY;
     match preload::connect(folder) {
-        Ok(connection) => return Ok(connection),
+        Ok(connection) => return Ok(Ok(connection)),
         Err(error) if ready => {
             return Err(error).with_context(|| {
                 format!("the file system in {} does not answer", folder.display())
@@ -310,10 +342,8 @@ fn start(
     let text = std::fs::read(&log).unwrap_or_default();
     let from = usize::try_from(began).unwrap_or(0).min(text.len());
     let said = String::from_utf8_lossy(&text[from..]);
-    bail!(
-        "the file system could not be started: {}",
-        said.trim().trim_start_matches("error: ")
-    )
+    let why = said.trim().trim_start_matches("error: ");
+    Ok(Err(why.to_owned()))
 }
 
 /// The command that serves a folder in the background. It keeps nothing of who started it: neither a terminal nor a folder.

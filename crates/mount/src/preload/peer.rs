@@ -1,0 +1,147 @@
+//! The process at the other end of a connection: the one whose rights `/proc` may be asked for.
+//!
+//! A message says who sends it, but its number may be another process's by the time the request is served. The process that
+//! connected is held by a descriptor, so its number is its own for as long as it lives. Nothing of `/proc` is used for
+//! another sender: a child that sends on the connection of its parent has no supplementary groups.
+
+use crate::fs::Caller;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The process that connected.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pid: u32,
+    /// `None` if it had ended before it was looked at.
+    process: Option<OwnedFd>,
+}
+
+thread_local! {
+    /// The one whose requests this thread serves.
+    static PEER: RefCell<Option<Rc<Peer>>> = const { RefCell::new(None) };
+}
+
+/// Takes the peer away again, also if a request panics.
+struct Served;
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        PEER.set(None);
+    }
+}
+
+impl Peer {
+    /// The process that made a connection.
+    pub(super) fn of(connection: &OwnedFd) -> Result<Self, Errno> {
+        let pid = socket_peercred(connection)?.pid;
+        let connected =
+            nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd);
+        let process = match connected {
+            Ok(process) => Some(process),
+            // Before Linux 6.5 it is opened by its number. Who has that now is looked at again with each request.
+            Err(nix::errno::Errno::ENOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).ok(),
+            Err(_) => None,
+        };
+        Ok(Self {
+            pid: pid.as_raw_nonzero().get().cast_unsigned(),
+            process,
+        })
+    }
+
+    fn lives(&self) -> bool {
+        let Some(process) = &self.process else {
+            return false;
+        };
+        let mut ended = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+    }
+}
+
+/// Serves a request that came over the connection of `peer`.
+pub(super) fn serve<T>(peer: &Rc<Peer>, request: impl FnOnce() -> T) -> T {
+    PEER.set(Some(peer.clone()));
+    let _served = Served;
+    request()
+}
+
+/// Whether the caller is the process that connected, and lives: what was read of it by its number until now was its own.
+pub(super) fn is(caller: Caller) -> bool {
+    let peer = PEER.with_borrow(Clone::clone);
+    peer.is_some_and(|peer| peer.pid == caller.pid && peer.lives())
+}
+
+/// A file of the caller's folder in `/proc`, if the caller is the process that connected, and lives.
+pub(super) fn read(caller: Caller, file: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{}/{file}", caller.pid)).ok()?;
+    is(caller).then_some(text)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
+    };
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    fn caller(pid: u32) -> Caller {
+        Caller {
+            uid: 5,
+            gid: 5,
+            pid,
+        }
+    }
+
+    fn accepted(listener: &OwnedFd) -> Peer {
+        Peer::of(&accept_with(listener, SocketFlags::CLOEXEC).unwrap()).unwrap()
+    }
+
+    /// This process as a peer.
+    pub(in crate::preload) fn own(folder: &Path) -> Rc<Peer> {
+        let path = folder.join("own");
+        let listener = super::super::socket::listener(&path).unwrap();
+        let kind = SocketType::SEQPACKET;
+        let client = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&client, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        Rc::new(accepted(&listener))
+    }
+
+    #[test]
+    fn only_the_process_that_connected_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let peer = own(folder.path());
+        let pid = std::process::id();
+        assert_eq!(peer.pid, pid);
+        assert!(serve(&peer, || read(caller(pid), "status")).is_some());
+        // Outside of a request, and of another process, nothing is.
+        assert!(read(caller(pid), "status").is_none());
+        assert!(serve(&peer, || read(caller(1), "status")).is_none());
+    }
+
+    #[test]
+    fn nothing_is_read_of_a_process_that_has_ended() {
+        let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let id = rustix::process::Pid::from_child(&process);
+        let peer = Rc::new(Peer {
+            pid: process.id(),
+            process: pidfd_open(id, PidfdFlags::empty()).ok(),
+        });
+        let asked = || serve(&peer, || read(caller(peer.pid), "status"));
+        assert!(asked().is_some());
+        process.kill().unwrap();
+        process.wait().unwrap();
+        // The number may be another's by now: this one's, for example.
+        assert!(asked().is_none());
+        let reused = Rc::new(Peer {
+            pid: std::process::id(),
+            process: peer.process.as_ref().map(|p| p.try_clone().unwrap()),
+        });
+        assert!(serve(&reused, || read(caller(reused.pid), "status")).is_none());
+    }
+}

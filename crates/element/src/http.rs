@@ -6,6 +6,7 @@
 use crate::asleep::counted;
 use crate::bytes_out::{self, Pool};
 use crate::channels::{self, ChannelError};
+use crate::confirms::Confirms;
 use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
@@ -81,6 +82,7 @@ pub(crate) struct Context {
     bodies: Arc<Turns>,
     waits: Arc<Turns>,
     reducers: Arc<Reducers>,
+    confirms: Arc<Confirms>,
 }
 
 /// The element's connections, as axum takes them.
@@ -131,6 +133,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         pool: Arc::default(),
         bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
         waits: Arc::new(Turns::with_patience(WAITS_EACH_MAX, Duration::ZERO)),
+        confirms: Arc::default(),
     };
     axum::Router::new()
         .route("/objects/{id}", get(read).head(head).put(write))
@@ -488,9 +491,9 @@ async fn confirm(
     let hash = route::parse_hex(&theirs.hash).and_then(|hash| hash.try_into().ok());
     let hash = hash.ok_or(Refused::Bad("a hash is 64 hexadecimal digits"))?;
     find(&context, object, move |store| store.stat(object)).await?;
-    let node = Arc::clone(&context.node);
-    let same = move || scrub::confirm(node.parts(), object, &hash, &|| false);
-    match tokio::task::spawn_blocking(same).await?? {
+    let parts = context.node.executor.parts();
+    let asked = (shown.uid, object);
+    match context.confirms.confirm(parts, asked, hash).await? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(Refused::OtherHash),
     }

@@ -13,6 +13,7 @@ mod attach;
 mod bytes_out;
 mod channels;
 pub mod config;
+mod confirms;
 mod copies;
 pub mod db;
 pub mod error;

@@ -410,30 +410,56 @@ pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     Some(what)
 }
 
-/// What an object hashes to, so that a copy of it can be compared. If it is another hash than that copy's, one of the two
-/// is damaged: this one is looked at.
+/// Whether an object has this hash (BLAKE3), so that a copy of it can be compared. If it has another hash, the object or the
+/// copy is damaged: the object is read.
 pub(crate) fn confirm(
     parts: &Parts,
     object: ObjectId,
     theirs: &Hash,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<bool, Trouble> {
-    let kept = || parts.db.read(|db| records::sum(db, object));
-    let same =
-        |sum: Option<Sum>| sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs));
-    if same(kept()?) {
+    if has_hash(parts, object, theirs)? {
         return Ok(true);
     }
-    // What was linked outside nobody has hashed; each range of it that was given was of the file that it is.
-    let unread = kept()?.is_some_and(|sum| sum.damage.is_none() && sum.hash.is_none());
-    if unread && matches!(parts.store.vouch(object), Some(Ok(()))) {
-        let theirs = *theirs;
-        let keep = move |db: &rusqlite::Connection| records::set_hash(db, object, &theirs);
-        parts.db.write_blocking(false, keep)?;
-        return Ok(same(kept()?));
+    let found = compute(parts, object, cancelled)?;
+    Ok(matches!(found, Found::Good(_)) && has_hash(parts, object, theirs)?)
+}
+
+/// Whether it is known already that an object has this hash.
+pub(crate) fn has_hash(parts: &Parts, object: ObjectId, theirs: &Hash) -> Result<bool, DbError> {
+    let sum = parts.db.read(|db| records::sum(db, object))?;
+    Ok(sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs)))
+}
+
+/// Reads an object, compares it with what was sealed, and keeps its hash. One that is outside and was not hashed before is
+/// fetched for that.
+pub(crate) fn compute(
+    parts: &Parts,
+    object: ObjectId,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Found, Trouble> {
+    let mut pace = Pace::at_once(cancelled);
+    let sum = parts.db.read(|db| records::sum(db, object))?;
+    let unread = sum.filter(|sum| sum.damage.is_none() && sum.hash.is_none());
+    if let Some(sum) = unread
+        && matches!(parts.store.vouch(object), Some(Ok(())))
+    {
+        let read = opened(parts, object, &sum, false)
+            .and_then(|opened| hash(opened.bytes.as_ref(), &mut pace));
+        let (hash, length) = match read {
+            Ok(hashed) => hashed,
+            Err(Problem::Stopped) => return Ok(Found::Stopped),
+            // Whether it is damaged is looked at below, when somebody asks again.
+            Err(Problem::Damage(why) | Problem::Unknown(why)) => {
+                return Err(Trouble::Read(object, why));
+            }
+        };
+        if length == sum.size {
+            let keep = move |db: &rusqlite::Connection| records::set_hash(db, object, &hash);
+            parts.db.write_blocking(false, keep)?;
+        }
     }
-    let found = check(parts, object, false, &mut Pace::at_once(cancelled))?;
-    Ok(matches!(found, Found::Good(_)) && same(kept()?))
+    check(parts, object, false, &mut pace)
 }
 
 /// Looks at what is marked as damaged and is in its place all the same: the element was killed before it was set aside, or

@@ -13,7 +13,7 @@
 //! | `POST /objects/{id}/reserve?size=N` | sets room aside for an unsealed object of that many bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
-//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and if it has another one: `409` |
+//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another one: `409` |
 //! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then says (`ranks` of the element) |
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |

@@ -445,23 +445,35 @@ impl Tx<'_> {
         };
         Ok(Answer::Opened(v1::Opened {
             element,
-            capability: self.right(node, element, object, all),
+            capability: self.right_to_write(node, element, object, all)?,
             ..opened
         }))
     }
 
     /// The node whose version is being written, if the caller is the one who does.
     pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
+        let writer = self.writer(object)?;
+        // Who has not written the version learns nothing about the file.
+        let unknown = object != 0 && writer.is_none() && !self.caller.above();
+        if unknown && !self.wrote(ino, object)? {
+            return Err(Fault::Stale(object));
+        }
         let node = Node::get(self.db, ino)?;
         if node.kind != Kind::File || object == 0 {
             return Err(Fault::Malformed("only files have versions"));
         }
-        let writer = self.writer(object)?;
         let uid = writer.map(|writer| writer.uid);
         if !self.caller.above() && uid.is_some_and(|uid| uid != self.caller.uid) {
             return Err(Fault::Denied(self.called(ino), self.caller.uid));
         }
         Ok((node, uid))
+    }
+
+    /// Whether the caller has written a version.
+    fn wrote(&self, ino: u64, object: u64) -> Result<bool, Fault> {
+        let sql = "SELECT 1 FROM version WHERE object = ?1 AND ino = ?2 AND uid = ?3";
+        let key = params![object.cast_signed(), ino.cast_signed(), self.caller.uid];
+        Ok(self.db.prepare_cached(sql)?.exists(key)?)
     }
 
     fn is_version(&self, ino: u64, object: u64) -> Result<bool, Fault> {

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_wire::capability::{Capability, Key, LENGTH};
+use tidemill_wire::capability::{Attributes, Capability, Key};
 
 fuzz_target!(|bytes: &[u8]| {
     let key = Key::new([7; 32]);
@@ -19,10 +19,17 @@ fuzz_target!(|bytes: &[u8]| {
         rights: number(16) as u32,
         uid: number(24) as u32,
         expires_at_ns: number(32),
+        attributes: (bytes.len() % 2 == 1).then(|| Attributes {
+            inode: number(49),
+            uid: number(57) as u32,
+            gid: number(61) as u32,
+            mode: number(65) as u32,
+            part: bytes.get(69..101).and_then(|part| part.try_into().ok()),
+        }),
     };
     let mut good = key.sign(&signed);
     assert_eq!(key.read(&good), Ok(signed));
-    let (at, flip) = (number(40) as usize % LENGTH, bytes.get(48).copied().unwrap_or(0));
+    let (at, flip) = (number(40) as usize % good.len(), bytes.get(48).copied().unwrap_or(0));
     good[at] ^= flip;
     assert_eq!(key.read(&good).is_ok(), flip == 0);
 });

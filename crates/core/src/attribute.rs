@@ -14,7 +14,7 @@ pub mod object {
     pub const GID: u32 = 3;
     /// Inode of the file it is a version of (`u64`).
     pub const INODE: u32 = 4;
-    /// The file's path when it was sealed (text).
+    /// The file's path, as the server last told it (text); absent if the server has not told it yet.
     pub const PATH: u32 = 5;
     /// The task that made it (`u64`); absent if a client wrote it.
     pub const TASK: u32 = 6;
@@ -26,6 +26,9 @@ pub mod object {
     pub const PART: u32 = 9;
     /// It lies in the element's memory for intermediate files, and is lost with that: 1.
     pub const MEMORY: u32 = 10;
+    /// Inode, owner, mode, path and part are the server's word: 1. Absent if an earlier release recorded them as a client
+    /// told them.
+    pub const ATTESTED: u32 = 11;
 }
 
 /// Attributes of a task collection: its lineage and its tracker.

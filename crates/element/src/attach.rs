@@ -10,7 +10,7 @@ use crate::task::now;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
-use tidemill_core::id::LabelId;
+use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1::{self, from_element, to_element::Message};
@@ -173,13 +173,24 @@ fn on_message(node: &Arc<Node>, message: Message) {
         }
         Message::Notes(notes) => {
             let node = Arc::clone(node);
+            let about: Vec<ObjectId> = notes
+                .notes
+                .iter()
+                .flat_map(crate::notes::objects_of)
+                .collect();
             let put = move |db: &rusqlite::Connection| crate::notes::put(db, &notes.notes);
             let db = node.parts().db.clone();
-            db.submit(false, put, move |kept| match kept {
-                Ok(change) => node
-                    .parts()
-                    .reports
-                    .send(from_element::Message::Noted(v1::Noted { change })),
+            // The server sends a note once, and files go outside only by their notes.
+            let durable = node.parts().outside.is_some();
+            db.submit(durable, put, move |kept| match kept {
+                Ok(change) => {
+                    if let Some(outside) = &node.parts().outside {
+                        outside.on_noted(about.into_iter());
+                    }
+                    let noted = v1::Noted { change };
+                    let noted = from_element::Message::Noted(noted);
+                    node.parts().reports.send(noted);
+                }
                 // They are sent again with the next connection.
                 Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
             });

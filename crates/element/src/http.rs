@@ -28,6 +28,7 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,7 @@ use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
 use tidemill_kernel::locks::Shown;
-use tidemill_wire::capability::{Capability, Refusal, rights};
+use tidemill_wire::capability::{Attributes, Capability, Refusal, rights};
 use tidemill_wire::copies::{COPIES, CopyItem, OBJECTS_MAX, encode};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
@@ -649,7 +650,7 @@ async fn seal(
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
-    let sealed = seal_objects(&context, vec![(object, body)]).await?;
+    let sealed = seal_objects(&context, vec![(object, attested(&shown, body))]).await?;
     match sealed.into_iter().next() {
         Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
         None => Err(Refused::Bad("no answer can be made")),
@@ -674,7 +675,10 @@ async fn seal_all(
         let object = ObjectId(item.object);
         let checked = if object.is_data() {
             let shown = context.read(item.capability.as_bytes()).await;
-            shown.and_then(|shown| context.check(&shown, object, rights::WRITE))
+            shown.and_then(|shown| {
+                context.check(&shown, object, rights::WRITE)?;
+                Ok(shown)
+            })
         } else {
             Err(Refused::Bad("only data objects are written"))
         };
@@ -685,7 +689,7 @@ async fn seal_all(
             message: String::new(),
         });
         match checked {
-            Ok(_) => allowed.push((index, object, item.body)),
+            Ok(shown) => allowed.push((index, object, attested(&shown, item.body))),
             Err(refused) => refuse(&mut results[index], &refused),
         }
     }
@@ -739,26 +743,54 @@ fn refuse(result: &mut SealResult, refused: &Refused) {
     result.message = refused.to_string();
 }
 
+/// A body to seal with, whose attributes are those that the server has signed. All that counts of what the client tells is
+/// `durable` and `lost`, and of the path the name by which a lost writer's open file is shown in the log.
+fn attested(shown: &Capability, told: SealBody) -> (SealBody, OsString) {
+    let name = std::path::Path::new(&told.path).file_name();
+    let name = name.unwrap_or_default().to_owned();
+    let signed = shown.attributes.unwrap_or(Attributes {
+        // Of an earlier release: it is nobody's file, and the server says later whose it is.
+        inode: 0,
+        uid: shown.uid,
+        gid: shown.uid,
+        mode: 0o600,
+        part: None,
+    });
+    let body = SealBody {
+        // It became one of several parts after the capability was signed: without a note nobody knows what of it is the file's.
+        inode: match (signed.part, told.part) {
+            (None, Some(_)) => 0,
+            _ => signed.inode,
+        },
+        path: String::new(),
+        uid: signed.uid,
+        gid: signed.gid,
+        mode: signed.mode,
+        durable: told.durable,
+        lost: told.lost,
+        part: signed.part,
+    };
+    (body, name)
+}
+
 /// Seals objects with one change of the database. An object that was sealed before keeps what was kept of it.
 async fn seal_objects(
     context: &Context,
-    objects: Vec<(ObjectId, SealBody)>,
+    objects: Vec<(ObjectId, (SealBody, OsString))>,
 ) -> Result<Vec<Result<u64, StoreError>>, Refused> {
     let parts = context.node.parts();
-    let durable = objects.iter().any(|(_, body)| body.durable);
+    let durable = objects.iter().any(|(_, (body, _))| body.durable);
     let store = Arc::clone(&parts.store);
     let counters = Arc::clone(&parts.counters);
     let sealed_at = now();
     let seal_files = move || {
         let mut results = Vec::with_capacity(objects.len());
         let mut rows = Vec::with_capacity(objects.len());
-        for (object, body) in objects {
+        for (object, (body, name)) in objects {
             let sealed = if body.lost {
                 let shown = Shown {
                     inode: body.inode,
-                    name: std::path::Path::new(&body.path)
-                        .file_name()
-                        .unwrap_or_default(),
+                    name: &name,
                 };
                 store.seal_lost(object, body.durable, shown)
             } else {

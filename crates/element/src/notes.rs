@@ -3,13 +3,19 @@
 //! A note is about the object that the element has of a file, or about what has no object: a folder, a link, an empty
 //! file. It goes with its object. One that says that a file was removed stays as long as the object, so that a rebuilt
 //! namespace does not bring it back.
+//!
+//! A note also says what the objects of a file are: their attributes are the server's from then on.
 
 use crate::records::{attribute, has_object, set_attribute};
 use prost::Message as _;
 use rusqlite::{Connection, Result, params};
 use tidemill_core::attribute::{name, object};
 use tidemill_core::id::{Inode, ObjectId};
+use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
+
+/// Longest path that is put together of notes: folders that an old note put into each other have none.
+const PATH_BYTES_MAX: usize = 4096;
 
 /// Keeps notes, unless a later one is known; gives the highest change among them.
 ///
@@ -36,8 +42,127 @@ pub fn put(connection: &Connection, notes: &[v1::NameNote]) -> Result<u64> {
         if note.object != 0 {
             set(name::OBJECT, &note.object.to_le_bytes())?;
         }
+        match removed {
+            // Its name may be that of another file by now.
+            true => remove(connection, about, object::PATH)?,
+            false => attest(connection, note)?,
+        }
     }
     Ok(notes.iter().map(|note| note.change).max().unwrap_or(0))
+}
+
+/// The objects of a file that notes are about.
+pub(crate) fn objects_of(note: &v1::NameNote) -> impl Iterator<Item = ObjectId> {
+    let parts = note.layout.iter().flat_map(|layout| &layout.parts);
+    let parts = parts.map(|part| part.object);
+    let all = std::iter::once(note.object).chain(parts);
+    all.filter(|&object| object != 0).map(ObjectId)
+}
+
+/// Records what a note says of the objects of its file.
+fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
+    for about in objects_of(note) {
+        if !has_object(connection, about)? {
+            continue;
+        }
+        let set = |number, value: &[u8]| {
+            if attribute(connection, about, object::PAGE, number)?.as_deref() == Some(value) {
+                return Ok(());
+            }
+            set_attribute(connection, about, object::PAGE, number, value)
+        };
+        set(object::INODE, &note.ino.to_le_bytes())?;
+        if !note.path.is_empty() {
+            set(object::PATH, &note.path)?;
+        }
+        match part_of(note, about) {
+            Some(part) => set(object::PART, &part.to_bytes())?,
+            None => remove(connection, about, object::PART)?,
+        }
+        if attribute(connection, about, object::PAGE, object::ATTESTED)?.is_none() {
+            set(object::UID, &u64::from(note.uid).to_le_bytes())?;
+            set(object::GID, &u64::from(note.gid).to_le_bytes())?;
+            set(object::MODE, &u64::from(note.mode & 0o7777).to_le_bytes())?;
+            // An earlier release did not send the path.
+            if !note.path.is_empty() {
+                set(object::ATTESTED, &1_u64.to_le_bytes())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn noted(connection: &Connection, ino: u64) -> Result<Option<v1::NameNote>> {
+    let note = attribute(
+        connection,
+        ObjectId::of_inode(Inode(ino)),
+        name::PAGE,
+        name::NOTE,
+    )?;
+    Ok(note.and_then(|note| v1::NameNote::decode(note.as_slice()).ok()))
+}
+
+/// The full path of what a note is about; `None` if a folder above it has no note here.
+fn path_by_notes(connection: &Connection, note: &v1::NameNote) -> Result<Option<Vec<u8>>> {
+    let mut path: Vec<u8> = Vec::new();
+    let mut place = note.places.first().cloned();
+    while let Some(v1::NamePlace { parent, name }) = place {
+        path = [b"/".as_slice(), &name, &path].concat();
+        if parent == Inode::ROOT.0 {
+            return Ok(Some(path));
+        }
+        if path.len() > PATH_BYTES_MAX {
+            break;
+        }
+        let above = noted(connection, parent)?;
+        place = above.and_then(|above| above.places.first().cloned());
+    }
+    Ok(None)
+}
+
+/// An object has an attribute of its file no more.
+fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
+    let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
+    let row = params![id.0.cast_signed(), object::PAGE, number];
+    connection.prepare_cached(sql)?.execute(row)?;
+    Ok(())
+}
+
+/// What an object is a part of, as a note says.
+fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
+    let layout = note.layout.as_ref()?;
+    let index = layout.parts.iter().position(|one| one.object == part.0)?;
+    Some(PartOf {
+        version: ObjectId(note.object),
+        index: index as u64,
+        width: layout.parts.len() as u64,
+        unit: layout.unit,
+    })
+}
+
+/// Where the server says that an object belongs: the path of its file, and whether the object is a part of that; `None` if the
+/// last note about the file does not name the object.
+///
+/// # Errors
+/// If SQLite refuses.
+pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(String, bool)>> {
+    // A client of an earlier release may have told the inode: only the note counts.
+    let Some(inode) = number(connection, id, object::PAGE, object::INODE)? else {
+        return Ok(None);
+    };
+    let Some(note) = noted(connection, inode)? else {
+        return Ok(None);
+    };
+    if note.places.is_empty() || !objects_of(&note).any(|about| about == id) {
+        return Ok(None);
+    }
+    let path = match note.path.is_empty() {
+        false => Some(note.path.clone()),
+        // A server of an earlier release did not tell it.
+        true => path_by_notes(connection, &note)?,
+    };
+    let part = part_of(&note, id).is_some();
+    Ok(path.map(|path| (String::from_utf8_lossy(&path).into_owned(), part)))
 }
 
 /// An object is removed: what was noted about it goes. To be called while its own attributes are there.
@@ -120,6 +245,142 @@ mod tests {
         let id = ObjectId::of_inode(Inode(ino));
         let value = attribute(connection, id, name::PAGE, name::NOTE).unwrap()?;
         Some(v1::NameNote::decode(value.as_slice()).unwrap())
+    }
+
+    #[test]
+    fn a_path_is_known_when_the_server_has_noted_it() {
+        let (_folder, db) = database();
+        let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
+        let noted = |change, object, path: &str| v1::NameNote {
+            path: path.into(),
+            mode: 0o640,
+            ..note(7, change, object, &["a"])
+        };
+        seal(&db, 5, 7);
+        assert_eq!(path(5), None, "only a task's label named it");
+        put(&db, &[noted(1, 5, "/x/a")]).unwrap();
+        assert_eq!(path(5).as_deref(), Some("/x/a"));
+        put(&db, &[noted(2, 5, "/y/a")]).unwrap();
+        assert_eq!(path(5).as_deref(), Some("/y/a"));
+        // One that was never named, though it was signed for the same inode.
+        seal(&db, 6, 7);
+        assert_eq!(path(6), None);
+        put(&db, &[noted(3, 6, "/y/a")]).unwrap();
+        assert_eq!((path(5), path(6).as_deref()), (None, Some("/y/a")));
+        put(&db, &[note(7, 4, 6, &[])]).unwrap();
+        assert_eq!(path(6).as_deref(), None, "it was removed");
+    }
+
+    #[test]
+    fn a_note_replaces_attributes_that_a_client_told() {
+        let (_folder, db) = database();
+        for id in [5_u64, 6] {
+            seal(&db, id, 3);
+            // As an earlier release recorded them.
+            let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
+            let row = params![id.cast_signed(), object::PAGE, object::ATTESTED];
+            db.execute(sql, row).unwrap();
+        }
+        let part = |object| v1::LayoutPart {
+            object,
+            ..v1::LayoutPart::default()
+        };
+        let layout = v1::Layout {
+            unit: 4096,
+            parts: vec![part(5), part(6)],
+            pieces: Vec::new(),
+        };
+        assert_eq!(place_of(&db, ObjectId(6)).unwrap(), None);
+        let noted = v1::NameNote {
+            path: "/a".into(),
+            uid: 71,
+            gid: 72,
+            mode: 0o600,
+            layout: Some(layout),
+            ..note(7, 1, 9, &["a"])
+        };
+        put(&db, &[noted]).unwrap();
+        let value = |number| attribute(&db, ObjectId(6), object::PAGE, number).unwrap();
+        for (number, expected) in [
+            (object::INODE, 7),
+            (object::UID, 71),
+            (object::GID, 72),
+            (object::MODE, 0o600),
+            (object::ATTESTED, 1_u64),
+        ] {
+            assert_eq!(value(number), Some(expected.to_le_bytes().to_vec()));
+        }
+        let of = PartOf {
+            version: ObjectId(9),
+            index: 1,
+            width: 2,
+            unit: 4096,
+        };
+        assert_eq!(value(object::PART), Some(of.to_bytes().to_vec()));
+        let place = place_of(&db, ObjectId(6)).unwrap();
+        assert_eq!(place, Some(("/a".into(), true)));
+    }
+
+    /// A client of an earlier release told that an object is a part of another user's file, and the server notes that it is all of
+    /// a file.
+    #[test]
+    fn a_note_about_a_whole_object_removes_the_part_that_a_client_told() {
+        let (_folder, db) = database();
+        seal(&db, 5, 7);
+        let part = PartOf {
+            version: ObjectId(9),
+            index: 0,
+            width: 2,
+            unit: 4096,
+        };
+        set_attribute(
+            &db,
+            ObjectId(5),
+            object::PAGE,
+            object::PART,
+            &part.to_bytes(),
+        )
+        .unwrap();
+        let noted = v1::NameNote {
+            path: "/a".into(),
+            ..note(7, 1, 5, &["a"])
+        };
+        put(&db, &[noted]).unwrap();
+        let part = attribute(&db, ObjectId(5), object::PAGE, object::PART).unwrap();
+        assert_eq!(part, None);
+        let place = place_of(&db, ObjectId(5)).unwrap();
+        assert_eq!(place, Some(("/a".into(), false)));
+    }
+
+    #[test]
+    fn an_object_that_an_earlier_release_noted_is_named_by_its_folders() {
+        let (_folder, db) = database();
+        let old = |id: u64, inode| {
+            seal(&db, id, inode);
+            let sql = "DELETE FROM attribute WHERE object = ?1 AND number = ?2";
+            let row = params![id.cast_signed(), object::ATTESTED];
+            db.execute(sql, row).unwrap();
+        };
+        old(5, 7);
+        old(6, 7);
+        let below = |ino, object, parent, name: &str| v1::NameNote {
+            places: vec![v1::NamePlace {
+                parent,
+                name: name.into(),
+            }],
+            ..note(ino, ino, object, &[])
+        };
+        put(&db, &[below(7, 5, 9, "a"), below(9, 0, 8, "x")]).unwrap();
+        let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
+        assert_eq!(path(5), None, "its folder's folder is not known");
+        put(&db, &[below(8, 0, 1, "y")]).unwrap();
+        assert_eq!(path(5).as_deref(), Some("/y/x/a"));
+        assert_eq!(path(6), None, "a client said that it is that file");
+        // Folders in each other.
+        put(&db, &[below(8, 0, 9, "y")]).unwrap();
+        old(5, 7);
+        put(&db, &[below(7, 5, 9, "a")]).unwrap();
+        assert_eq!(path(5), None);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub struct Sum {
 }
 
 impl ObjectRecord {
-    /// Of an object that a client wrote and sealed.
+    /// Of an object that a client wrote and sealed. The body's attributes are those that the server has signed.
     #[must_use]
     pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
         Self {
@@ -123,7 +123,10 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     set(object::UID, Value::Number(record.owner.uid.into()))?;
     set(object::GID, Value::Number(record.owner.gid.into()))?;
     set(object::INODE, Value::Number(record.inode))?;
-    set(object::PATH, Value::Text(&record.path))?;
+    if !record.path.is_empty() {
+        set(object::PATH, Value::Text(&record.path))?;
+    }
+    set(object::ATTESTED, Value::Number(1))?;
     set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
     if let Some(mode) = record.mode {
         set(object::MODE, Value::Number(mode.into()))?;

@@ -43,6 +43,7 @@ mod tests {
             rights: 1,
             uid: 7,
             expires_at_ns,
+            attributes: None,
         };
         let revoke = |object, until_ns| v1::Revoke {
             revoked: vec![v1::Revoked { object, until_ns }],

@@ -9,14 +9,18 @@
 mod array;
 
 use array::*;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use tidemill_client::Objects;
-use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_client::objects::Remote;
+use tidemill_core::attribute::object as number;
+use tidemill_core::id::{ElementId, ObjectId, TaskId};
+use tidemill_core::layout::PartOf;
 use tidemill_element::{Element, config::Config};
-use tidemill_wire::capability::rights;
-use tidemill_wire::route::SealItem;
+use tidemill_wire::capability::{Attributes, Capability, Key, rights};
+use tidemill_wire::route::{SealBody, SealItem};
 use tidemill_wire::v1;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -332,6 +336,7 @@ async fn every_request_needs_its_own_capability() {
         rights: ALL,
         uid: 0,
         expires_at_ns: 1,
+        attributes: None,
     });
     let mut forged = capability(1, 5, ALL);
     forged[30] ^= 1;
@@ -446,10 +451,132 @@ async fn objects_written_in_place_are_sealed_many_at_once() {
     };
     use tidemill_core::attribute::object;
     assert_eq!(value(object::SIZE.into()), 150);
-    assert_eq!(value(object::PATH.into()), "/f150");
+    // The server tells the path.
+    let numbers: Vec<u64> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|a| a["number"].as_u64())
+        .collect();
+    assert!(!numbers.contains(&object::PATH.into()));
     assert_eq!(value(object::INODE.into()), 17);
     assert_eq!(value(object::UID.into()), user());
     assert_eq!(value(object::MODE.into()), 0o640);
+    element.stop().await;
+}
+
+/// The numbers and text of an object's own page.
+fn recorded(element: &Element, object: u64) -> BTreeMap<u32, Vec<u8>> {
+    let db = rusqlite::Connection::open(element.node().config.folder.join("element.db")).unwrap();
+    let sql = "SELECT number, value FROM attribute WHERE object = ?1 AND page = 1";
+    let mut statement = db.prepare(sql).unwrap();
+    let rows = statement.query_map([object.cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)));
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+/// An element records what the server has signed, whatever a client tells when it seals.
+#[tokio::test(flavor = "multi_thread")]
+async fn seal_records_signed_attributes_not_the_clients() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    let part = PartOf {
+        version: ObjectId(70),
+        index: 1,
+        width: 2,
+        unit: 4096,
+    };
+    let right = |object, attributes| {
+        Key::new(KEY).sign(&Capability {
+            object: ObjectId(object),
+            element: ElementId(1),
+            rights: rights::READ | rights::WRITE,
+            uid: user(),
+            expires_at_ns: u64::MAX,
+            attributes,
+        })
+    };
+    let signed = Attributes {
+        inode: 23,
+        uid: 7001,
+        gid: 7002,
+        mode: 0o600,
+        part: Some(part.to_bytes()),
+    };
+    let whole = Attributes {
+        part: None,
+        ..signed
+    };
+    let lie = SealBody {
+        inode: 3,
+        path: "/cloud/theirs".into(),
+        uid: 0,
+        gid: 0,
+        mode: 0o4755,
+        durable: true,
+        lost: false,
+        part: None,
+    };
+    let lying_part = PartOf {
+        version: ObjectId(5),
+        ..part
+    };
+    let lie_of_part = SealBody {
+        part: Some(lying_part.to_bytes()),
+        ..lie.clone()
+    };
+    let word = |value: u64| Some(value.to_le_bytes().to_vec());
+    let no_part: Option<Vec<u8>> = None;
+    let theirs = u64::from(user());
+    for (object, attributes, body, inode, owner, mode, kept_part) in [
+        (
+            51,
+            Some(signed),
+            &lie,
+            23,
+            (7001, 7002),
+            0o600,
+            Some(part.to_bytes().to_vec()),
+        ),
+        (
+            52,
+            Some(whole),
+            &lie,
+            23,
+            (7001, 7002),
+            0o600,
+            no_part.clone(),
+        ),
+        // It is perhaps one of several parts by now: only the server knows of which file.
+        (
+            53,
+            Some(whole),
+            &lie_of_part,
+            0,
+            (7001, 7002),
+            0o600,
+            no_part.clone(),
+        ),
+        // Signed by an earlier release.
+        (54, None, &lie, 0, (theirs, theirs), 0o600, no_part.clone()),
+    ] {
+        let remote = Remote {
+            capability: right(object, attributes),
+            ..remote(&element, object, rights::READ)
+        };
+        let objects = Objects::new(None);
+        objects
+            .write(&remote, 0, b"x".to_vec().into())
+            .await
+            .unwrap();
+        objects.seal(&remote, body).await.unwrap();
+        let kept = recorded(&element, object);
+        let found = |number: u32| kept.get(&number).cloned();
+        assert_eq!(found(number::INODE), word(inode), "{object}");
+        assert_eq!(found(number::UID), word(owner.0), "{object}");
+        assert_eq!(found(number::GID), word(owner.1), "{object}");
+        assert_eq!(found(number::MODE), word(mode), "{object}");
+        assert_eq!(found(number::PART), kept_part, "{object}");
+        assert_eq!(found(number::PATH), None, "{object}");
+    }
     element.stop().await;
 }
 

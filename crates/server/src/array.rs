@@ -33,7 +33,7 @@ use tidemill_core::elastic::Event as Sleep;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
-use tidemill_wire::capability::rights;
+use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::convert::BURST;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
@@ -431,7 +431,16 @@ impl Array {
         let away = || format!("element {element} is away");
         let url = self.url(element).ok_or_else(away)?.into();
         let item = |(object, body): &(u64, SealBody)| {
-            let right = self.shared.sign(element, *object, rights::WRITE, 0);
+            let attributes = Attributes {
+                inode: body.inode,
+                uid: body.uid,
+                gid: body.gid,
+                mode: body.mode,
+                part: body.part,
+            };
+            let right = self
+                .shared
+                .sign_to_write(element, *object, rights::WRITE, 0, attributes);
             SealItem {
                 object: *object,
                 capability: route::hex(&right),

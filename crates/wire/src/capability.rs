@@ -4,6 +4,10 @@
 //!
 //! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch
 //! (8), element (4), then the 32-byte HMAC of all before. Integers are little-endian.
+//!
+//! A capability to write has version 3 and 114 bytes. Before the HMAC it has the attributes that the element records when the
+//! object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part
+//! (32, zeros if it is none).
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -12,8 +16,15 @@ use tidemill_core::id::{ElementId, ObjectId};
 /// Version of the format.
 pub const VERSION: u8 = 2;
 const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
+const MAC_BYTES: usize = 32;
 /// Length of a capability in bytes.
-pub const LENGTH: usize = SIGNED_BYTES + 32;
+pub const LENGTH: usize = SIGNED_BYTES + MAC_BYTES;
+/// Version of the format of a capability with [`Attributes`].
+pub const VERSION_ATTRIBUTES: u8 = 3;
+const PART_BYTES: usize = 32;
+const SIGNED_BYTES_ATTRIBUTES: usize = SIGNED_BYTES + 8 + 4 + 4 + 4 + 1 + PART_BYTES;
+/// Length of a capability with [`Attributes`] in bytes.
+pub const LENGTH_ATTRIBUTES: usize = SIGNED_BYTES_ATTRIBUTES + MAC_BYTES;
 
 /// What a capability allows; combine with `|`.
 pub mod rights {
@@ -60,6 +71,23 @@ pub struct Capability {
     pub uid: u32,
     /// When it ends, in nanoseconds since the Unix epoch.
     pub expires_at_ns: u64,
+    /// Attributes that the element records at the seal; `None` in a capability to read, or of an earlier release.
+    pub attributes: Option<Attributes>,
+}
+
+/// What an element records of an object that is written: the server's word, not the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Inode of the file.
+    pub inode: u64,
+    /// The file's owner.
+    pub uid: u32,
+    /// The file's group.
+    pub gid: u32,
+    /// Permission bits of the file.
+    pub mode: u32,
+    /// What the object is a part of, as it is kept (`tidemill_core::layout::PartOf`).
+    pub part: Option<[u8; PART_BYTES]>,
 }
 
 /// Why a capability is refused.
@@ -113,13 +141,24 @@ impl Key {
     /// Signs a capability.
     #[must_use]
     pub fn sign(&self, capability: &Capability) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(LENGTH);
-        bytes.push(VERSION);
+        let mut bytes = Vec::with_capacity(LENGTH_ATTRIBUTES);
+        bytes.push(match capability.attributes {
+            Some(_) => VERSION_ATTRIBUTES,
+            None => VERSION,
+        });
         bytes.extend(capability.object.0.to_le_bytes());
         bytes.extend(capability.rights.to_le_bytes());
         bytes.extend(capability.uid.to_le_bytes());
         bytes.extend(capability.expires_at_ns.to_le_bytes());
         bytes.extend(capability.element.0.to_le_bytes());
+        if let Some(attributes) = &capability.attributes {
+            bytes.extend(attributes.inode.to_le_bytes());
+            bytes.extend(attributes.uid.to_le_bytes());
+            bytes.extend(attributes.gid.to_le_bytes());
+            bytes.extend(attributes.mode.to_le_bytes());
+            bytes.push(attributes.part.is_some().into());
+            bytes.extend(attributes.part.unwrap_or_default());
+        }
         let tag = self.mac(&bytes).finalize().into_bytes();
         bytes.extend_from_slice(&tag);
         bytes
@@ -130,21 +169,32 @@ impl Key {
     /// # Errors
     /// [`Refusal::Malformed`] or [`Refusal::Forged`].
     pub fn read(&self, bytes: &[u8]) -> Result<Capability, Refusal> {
-        if bytes.len() != LENGTH || bytes[0] != VERSION {
-            return Err(Refusal::Malformed);
-        }
-        let (signed, tag) = bytes.split_at(SIGNED_BYTES);
+        let with_attributes = match (bytes.len(), bytes.first()) {
+            (LENGTH, Some(&VERSION)) => false,
+            (LENGTH_ATTRIBUTES, Some(&VERSION_ATTRIBUTES)) => true,
+            _ => return Err(Refusal::Malformed),
+        };
+        let (signed, tag) = bytes.split_at(bytes.len() - MAC_BYTES);
         self.mac(signed)
             .verify_slice(tag)
             .map_err(|_| Refusal::Forged)?;
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
+        let attributes = with_attributes.then(|| Attributes {
+            inode: long(SIGNED_BYTES),
+            uid: short(SIGNED_BYTES + 8),
+            gid: short(SIGNED_BYTES + 12),
+            mode: short(SIGNED_BYTES + 16),
+            part: (signed[SIGNED_BYTES + 20] != 0)
+                .then(|| std::array::from_fn(|i| signed[SIGNED_BYTES + 21 + i])),
+        });
         Ok(Capability {
             object: ObjectId(long(1)),
             rights: short(9),
             uid: short(13),
             expires_at_ns: long(17),
             element: ElementId(short(25)),
+            attributes,
         })
     }
 }
@@ -185,6 +235,17 @@ mod tests {
         rights: rights::READ | rights::WRITE,
         uid: 1000,
         expires_at_ns: 100,
+        attributes: None,
+    };
+    const TO_WRITE: Capability = Capability {
+        attributes: Some(Attributes {
+            inode: 9,
+            uid: 1001,
+            gid: 1002,
+            mode: 0o640,
+            part: Some([5; 32]),
+        }),
+        ..CAPABILITY
     };
 
     fn read(bytes: &[u8]) -> Result<Capability, Refusal> {
@@ -211,10 +272,37 @@ mod tests {
         );
     }
 
+    #[test]
+    fn attributes_are_signed_with_the_capability() {
+        let whole = Capability {
+            attributes: TO_WRITE
+                .attributes
+                .map(|of| Attributes { part: None, ..of }),
+            ..TO_WRITE
+        };
+        for capability in [TO_WRITE, whole] {
+            let bytes = Key::new([1; 32]).sign(&capability);
+            assert_eq!(bytes.len(), LENGTH_ATTRIBUTES);
+            assert_eq!(read(&bytes), Ok(capability));
+            // The attributes can't be cut off.
+            assert_eq!(read(&bytes[..LENGTH]), Err(Refusal::Malformed));
+            let mut cut = bytes.clone();
+            cut[0] = VERSION;
+            assert_eq!(read(&cut[..LENGTH]), Err(Refusal::Forged));
+        }
+    }
+
     proptest! {
         #[test]
         fn no_changed_byte_goes_unseen(at in 0..LENGTH, flip in 1u8..=255) {
             let mut bytes = Key::new([1; 32]).sign(&CAPABILITY);
+            bytes[at] ^= flip;
+            prop_assert!(read(&bytes).is_err());
+        }
+
+        #[test]
+        fn no_changed_attribute_goes_unseen(at in 0..LENGTH_ATTRIBUTES, flip in 1u8..=255) {
+            let mut bytes = Key::new([1; 32]).sign(&TO_WRITE);
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }

@@ -121,7 +121,8 @@ pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>
     Some((start < size).then_some(start..end))
 }
 
-/// What a client tells an element when it seals an object: kept as its attributes.
+/// What a client tells an element when it seals an object. Of a client's body only `durable` and `lost` count: the element records
+/// the attributes that the server has signed into the capability (`capability::Attributes`).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
     /// Inode of the file it is a version of.

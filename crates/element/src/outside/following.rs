@@ -157,8 +157,11 @@ impl Follower {
     /// Whether a version is on its way to the store.
     #[must_use]
     pub fn is_waiting(&self, object: ObjectId) -> bool {
-        self.0.known.lock().waiting.contains(&object)
-            || (self.0.near.stat(object).is_ok() && !self.0.is_far(object))
+        let waits = {
+            let known = self.0.known.lock();
+            known.waiting.contains(&object) || known.unnamed.contains(&object)
+        };
+        waits || (self.0.near.stat(object).is_ok() && !self.0.is_far(object))
     }
 
     /// Paths of the store where something else was found than a version, since this was asked last.

@@ -200,6 +200,8 @@ struct Here {
     near_bytes: u64,
     /// What has to be settled and nobody waits for.
     waiting: BTreeSet<ObjectId>,
+    /// What has to be settled when the server has told the name of its file.
+    unnamed: BTreeSet<ObjectId>,
     /// What is on its way there, how often at once, and whether it was removed meanwhile.
     going: HashMap<ObjectId, (usize, bool)>,
     /// Why nothing settles.
@@ -287,7 +289,7 @@ impl Outside {
             uri: self.uri.clone(),
             files: known.far.len() as u64,
             bytes: known.far_bytes,
-            waiting: known.waiting.len() as u64,
+            waiting: (known.waiting.len() + known.unnamed.len()) as u64,
             sent: known.sent_bytes(),
             packing: self.packing.to_string(),
         }
@@ -649,6 +651,7 @@ impl Store for Outside {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         let near = self.near.remove(object)?;
+        self.known.lock().unnamed.remove(&object);
         if let Some((_, removed)) = self.known.lock().going.get_mut(&object) {
             *removed = true;
         }

@@ -3,8 +3,10 @@
 use super::reading::There;
 use super::rows::How;
 use super::{Failure, Far as _, Outside, Over, Placed, rows};
+use crate::db::DbError;
 use crate::executor::Parts;
 use crate::labels::Labels;
+use crate::notes;
 use crate::records;
 use crate::store::{Named, Opened, ReadAt as _, Store as _, StoreError};
 use bytes::Bytes;
@@ -13,7 +15,6 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
 
 /// Bytes read at once.
@@ -146,6 +147,7 @@ impl Outside {
             known.packed_bytes += if packed { size } else { 0 };
         }
         known.waiting.remove(&object);
+        known.unnamed.remove(&object);
     }
 
     /// An object that is near is outside, too.
@@ -426,42 +428,45 @@ impl Outside {
         }
     }
 
-    /// What is known of an object's file; `None`: the object is not kept, or not yet.
-    fn named(&self, object: ObjectId) -> Option<Named> {
+    /// What is known of an object's file; `None`: the object is not kept, or the server has not told the file's path yet.
+    fn named(&self, object: ObjectId) -> Result<Option<Named>, DbError> {
         let read = |db: &rusqlite::Connection| {
             let Some(sum) = records::sum(db, object)?.filter(|sum| sum.damage.is_none()) else {
                 return Ok(None);
             };
-            let attribute = |number| records::attribute(db, object, object::PAGE, number);
-            let path = attribute(object::PATH)?.unwrap_or_default();
-            Ok(Some(Named {
-                path: String::from_utf8_lossy(&path).into_owned(),
-                part: attribute(object::PART)?.is_some(),
+            let place = notes::place_of(db, object)?;
+            Ok(place.map(|(path, part)| Named {
+                path,
+                part,
                 hash: sum.hash,
             }))
         };
-        self.db.read(read).ok().flatten()
+        self.db.read(read)
     }
 
     /// Settles some of what nobody waits for; whether all went well.
     pub(super) fn settle_some(&self) -> bool {
-        let mut objects = Vec::new();
-        {
-            let mut known = self.known.lock();
-            while objects.len() < BATCH_MAX
-                && let Some(object) = known.waiting.pop_first()
-            {
-                objects.push(object);
-            }
-        }
         let mut later = Vec::new();
         let mut next = Vec::new();
-        for object in objects {
+        while next.len() < BATCH_MAX {
+            // The lock is not held while the database is asked.
+            let object = self.known.lock().waiting.pop_first();
+            let Some(object) = object else { break };
             match self.named(object) {
-                Some(named) => next.push((object, named)),
-                // Its row comes soon after it, unless it was removed.
-                None if self.near.stat(object).is_ok() => later.push(object),
-                None => {}
+                Ok(Some(named)) => next.push((object, named)),
+                // The server names it soon, unless it was removed.
+                Ok(None) if self.near.stat(object).is_ok() => {
+                    self.known.lock().unnamed.insert(object);
+                    // The note may have come meanwhile, or the object may have gone.
+                    let named = self.named(object).ok().flatten();
+                    if named.is_none() && self.near.stat(object).is_ok() {
+                        continue;
+                    }
+                    let waited = self.known.lock().unnamed.remove(&object);
+                    next.extend(named.filter(|_| waited).map(|named| (object, named)));
+                }
+                Ok(None) => {}
+                Err(_) => later.push(object),
             }
         }
         let results = self.settle(&next);
@@ -488,6 +493,16 @@ impl Outside {
         known.trouble = trouble.unwrap_or_default();
         known.waiting.extend(later);
         well
+    }
+
+    /// The server has told of files: what waited for their names can settle.
+    pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
+        let mut known = self.known.lock();
+        for object in objects {
+            if known.unnamed.remove(&object) {
+                known.waiting.insert(object);
+            }
+        }
     }
 
     /// Removes some of what is no more; whether there may be more.

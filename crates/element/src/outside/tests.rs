@@ -2,10 +2,12 @@
 
 use super::presence::MARK;
 use super::*;
+use crate::notes;
 use crate::records::{self, ObjectRecord};
 use std::collections::BTreeMap;
 use tidemill_core::label::Owner;
 use tidemill_core::time::Time;
+use tidemill_wire::v1;
 
 #[derive(Debug, Default)]
 pub(super) struct Files {
@@ -235,20 +237,14 @@ impl Bench {
     }
 
     /// A version of a file, closed and kept.
-    pub(super) fn version(
-        &self,
-        store: &Outside,
-        id: u64,
-        path: &str,
-        content: &[u8],
-    ) -> (ObjectId, Named) {
+    fn unnoted(&self, store: &Outside, id: u64, path: &str, content: &[u8]) -> (ObjectId, Named) {
         let object = ObjectId(id);
         store.put(object, content).unwrap();
         let record = ObjectRecord {
             id: object,
             size: content.len() as u64,
             owner: Owner { uid: 0, gid: 0 },
-            inode: 7,
+            inode: id,
             path: path.to_owned(),
             mode: None,
             task: None,
@@ -265,6 +261,33 @@ impl Bench {
         let put = move |db: &rusqlite::Connection| records::put_object(db, &record);
         self.db.write_blocking(true, put).unwrap();
         (object, named)
+    }
+
+    /// The server tells of a file whose version an object is.
+    fn note(&self, object: ObjectId, path: &str) {
+        let note = v1::NameNote {
+            ino: object.0,
+            change: 1,
+            object: object.0,
+            path: path.into(),
+            places: vec![v1::NamePlace::default()],
+            ..v1::NameNote::default()
+        };
+        let put = move |db: &rusqlite::Connection| notes::put(db, &[note]);
+        self.db.write_blocking(true, put).unwrap();
+    }
+
+    /// As [`Self::unnoted`], of which the server has told.
+    pub(super) fn version(
+        &self,
+        store: &Outside,
+        id: u64,
+        path: &str,
+        content: &[u8],
+    ) -> (ObjectId, Named) {
+        let version = self.unnoted(store, id, path, content);
+        self.note(version.0, path);
+        version
     }
 }
 
@@ -305,6 +328,33 @@ fn files_of_a_bound_folder_have_their_names_though_all_else_is_packed() {
     for (id, _, bytes) in files {
         assert_eq!(read(&store, ObjectId(id)).unwrap(), bytes);
     }
+}
+
+/// The path that was kept with an object is not where the object goes, but the path of the server's note.
+#[test]
+fn object_settles_when_the_server_has_noted_its_file() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open(0));
+    let follower = Follower::new(Arc::clone(&store));
+    let (object, _) = bench.unnoted(&store, 0x101, "/theirs", b"one");
+    store.sealed(object, Ok(3)).unwrap();
+    for _ in 0..2 {
+        assert!(store.settle_some());
+        assert!(follower.is_waiting(object));
+    }
+    assert_eq!(bench.far.names(), Vec::<String>::new());
+    bench.note(object, "/a/b");
+    store.on_noted([object].into_iter());
+    assert!(store.settle_some());
+    assert!(!follower.is_waiting(object));
+    assert_eq!(bench.far.names(), ["a/b"]);
+    // One that was noted, and not settled, when the element ended.
+    let (late, _) = bench.unnoted(&store, 0x102, "/theirs", b"late");
+    bench.note(late, "/a/c");
+    drop((store, follower));
+    let store = bench.open(0);
+    assert!(store.settle_some());
+    assert_eq!(bench.far.names(), ["a/b", "a/c"]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use tidemill_client::Objects;
 use tidemill_client::objects::Remote;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_element::{Config, Element};
-use tidemill_wire::capability::{Capability, Key, rights};
+use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::array_server::{Array, ArrayServer};
 use tidemill_wire::v1::{self, from_element, to_element};
@@ -288,12 +288,20 @@ pub fn user() -> u32 {
 }
 
 pub fn capability(element: u32, object: u64, rights: u32) -> Vec<u8> {
+    let attributes = Attributes {
+        inode: 17,
+        uid: user(),
+        gid: user(),
+        mode: 0o640,
+        part: None,
+    };
     Key::new(KEY).sign(&Capability {
         object: ObjectId(object),
         element: ElementId(element),
         rights,
         uid: user(),
         expires_at_ns: u64::MAX,
+        attributes: (rights & rights::WRITE != 0).then_some(attributes),
     })
 }
 

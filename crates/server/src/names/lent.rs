@@ -189,6 +189,64 @@ mod tests {
         ino
     }
 
+    /// Guessed numbers tell nothing, and whoever wrote the version is answered again.
+    #[test]
+    fn seal_answers_only_the_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        names.add_element(ElementId(3));
+        let caller = |uid| Caller {
+            uid,
+            gid: uid,
+            ..Caller::default()
+        };
+        let mode = v1::SetAttr {
+            ino: 1,
+            mode: Some(0o777),
+            ..v1::SetAttr::default()
+        };
+        answer(&names, &Caller::root(), Op::SetAttr(mode));
+        let user = caller(7);
+        let ids = move |db: &_| ids::reserve_for(db, &user, 1, 1);
+        let (ino, object) = names.database().write_blocking(ids).unwrap();
+        let create = v1::Create {
+            parent: 1,
+            name: b"private".to_vec(),
+            kind: v1::Kind::File.into(),
+            mode: 0o600,
+            ino,
+            object,
+            ..v1::Create::default()
+        };
+        let opened = answer(&names, &caller(7), Op::Create(create));
+        let Answer::Opened(opened) = opened else {
+            panic!("{opened:?}");
+        };
+        // The element records what the server knows of the file.
+        let signed = names.shared().key().read(&opened.capability).unwrap();
+        let signed = signed.attributes.unwrap();
+        assert_eq!((signed.inode, signed.uid, signed.gid), (ino, 7, 7));
+        assert_eq!((signed.mode, signed.part), (0o600, None));
+        let seal = |uid| {
+            let seal = v1::Seal {
+                ino,
+                object,
+                size: 5,
+                ..v1::Seal::default()
+            };
+            answer(&names, &caller(uid), Op::Seal(seal))
+        };
+        assert!(matches!(seal(8), Answer::Error(_)));
+        assert!(matches!(seal(7), Answer::Attr(_)));
+        let refused = seal(8);
+        let Answer::Error(error) = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(error.errno, rustix::io::Errno::STALE.raw_os_error());
+        assert!(matches!(seal(7), Answer::Attr(_)));
+        assert!(matches!(seal(0), Answer::Attr(_)));
+    }
+
     /// Whoever opens a file at the very moment at which they may no more has no right that nobody ends.
     #[test]
     fn nothing_is_lent_past_the_end_of_the_rights() {

@@ -7,7 +7,7 @@ use super::copies::CURRENT;
 use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
-use super::transaction::Tx;
+use super::transaction::{Tx, path_of};
 use super::{parts, together};
 use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -134,7 +134,7 @@ pub(crate) fn take(
     let (mut notes, mut bytes) = (Vec::new(), 0);
     for (ino, _) in &rows {
         let note = note(db, *ino, element)?;
-        bytes += note.target.len();
+        bytes += note.target.len() + note.path.len();
         bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
         bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
         bytes += note.rule.as_ref().map_or(0, |rule| rule.text.len());
@@ -177,6 +177,10 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
     let layout = layout(db, &node)?;
     let whole = node.object != 0 && !node.has_parts();
     let elsewhere = whole && node.element != i64::from(element) && !copied;
+    let path = match node.object {
+        0 => None,
+        _ => path_of(db, ino)?,
+    };
     let mut names = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
     let places = names.query_map([ino.cast_signed()], |row| {
         Ok(v1::NamePlace {
@@ -210,6 +214,7 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         copies: wanted,
         layout,
         rule: None,
+        path: path.unwrap_or_default(),
         places: places.collect::<Result<_, _>>()?,
         xattrs: xattrs.collect::<Result<_, _>>()?,
     })

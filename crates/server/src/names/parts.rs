@@ -140,7 +140,10 @@ impl Tx<'_> {
                 object: part.object,
                 element,
                 size: part.size.unwrap_or(0),
-                capability: self.right(node, element, part.object, rights),
+                capability: match writes {
+                    true => self.right_to_write(node, element, part.object, rights)?,
+                    false => self.right(node, element, part.object, rights),
+                },
             })
         };
         let parts = parts.iter().map(told).collect::<Result<_, Fault>>()?;

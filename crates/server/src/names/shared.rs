@@ -21,7 +21,7 @@ use std::time::Duration;
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{PlacementError, Room, to_wake};
-use tidemill_wire::capability::{Capability, Key, rights};
+use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tokio::sync::Notify;
 
 /// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
@@ -172,7 +172,24 @@ impl Shared {
         }
         // Whoever gets it will use it.
         self.sleepers.want(element);
-        self.signed(element, object, rights, uid, CAPABILITY)
+        self.signed((element, object), rights, uid, CAPABILITY, None)
+    }
+
+    /// As [`Self::sign`], to write: the element records these attributes of the object at the seal.
+    pub(crate) fn sign_to_write(
+        &self,
+        element: u32,
+        object: u64,
+        rights: u32,
+        uid: u32,
+        attributes: Attributes,
+    ) -> Vec<u8> {
+        if object == 0 {
+            return Vec::new();
+        }
+        self.sleepers.want(element);
+        let attributes = Some(attributes);
+        self.signed((element, object), rights, uid, CAPABILITY, attributes)
     }
 
     /// As [`Self::sign`], for an ordinary user: it ends if the rights to the file change.
@@ -185,11 +202,30 @@ impl Shared {
         uid: u32,
     ) -> Vec<u8> {
         let right = self.sign(element, object, rights, uid);
-        if object != 0 {
-            self.lent
-                .on_lent(ino, (element, object), expiry(CAPABILITY));
-        }
+        self.on_lent(ino, element, object);
         right
+    }
+
+    /// As [`Self::sign_to_write`], for an ordinary user: the right ends if the rights to the file change.
+    pub(crate) fn lend_to_write(
+        &self,
+        element: u32,
+        object: u64,
+        rights: u32,
+        uid: u32,
+        attributes: Attributes,
+    ) -> Vec<u8> {
+        let right = self.sign_to_write(element, object, rights, uid, attributes);
+        self.on_lent(attributes.inode, element, object);
+        right
+    }
+
+    /// A capability was signed before.
+    fn on_lent(&self, ino: u64, element: u32, object: u64) {
+        if object != 0 {
+            let until = expiry(CAPABILITY);
+            self.lent.on_lent(ino, (element, object), until);
+        }
     }
 
     /// As [`Self::sign`], for a label.
@@ -203,21 +239,22 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        self.signed(element, object, rights, uid, LABEL)
+        self.signed((element, object), rights, uid, LABEL, None)
     }
 
     /// The server's own right to ask an element for all that it has, and to remove it.
     pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
-        self.signed(element, ObjectId::STATUS.0, rights::REMOVE, 0, CAPABILITY)
+        let status = (element, ObjectId::STATUS.0);
+        self.signed(status, rights::REMOVE, 0, CAPABILITY, None)
     }
 
     fn signed(
         &self,
-        element: u32,
-        object: u64,
+        (element, object): (u32, u64),
         rights: u32,
         uid: u32,
         good_for: Duration,
+        attributes: Option<Attributes>,
     ) -> Vec<u8> {
         self.key.sign(&Capability {
             object: ObjectId(object),
@@ -225,6 +262,7 @@ impl Shared {
             rights,
             uid,
             expires_at_ns: expiry(good_for),
+            attributes,
         })
     }
 

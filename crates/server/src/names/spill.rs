@@ -88,7 +88,7 @@ impl Tx<'_> {
                 attr: Some(node.attr()),
                 object: op.object,
                 element: to.0,
-                capability: self.right(&node, to.0, op.object, all),
+                capability: self.right_to_write(&node, to.0, op.object, all)?,
                 ..v1::Opened::default()
             }));
         };

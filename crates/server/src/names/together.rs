@@ -241,7 +241,7 @@ impl Tx<'_> {
             attr: Some(node.attr()),
             object: part,
             element,
-            capability: self.right(node, element, part, all),
+            capability: self.right_to_write(node, element, part, all)?,
             together: Some(told),
             ..v1::Opened::default()
         }))

@@ -14,8 +14,8 @@ use crate::rules::ends::GIVEN_UP;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::Wanted;
 use tidemill_core::id::{ElementId, Inode};
-use tidemill_core::layout::{RESERVE_BYTES, Room, place};
-use tidemill_wire::capability::rights;
+use tidemill_core::layout::{PartOf, RESERVE_BYTES, Room, place};
+use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Longest value of an attribute, in bytes, that is kept with versions that are past: there may be many of those.
@@ -245,6 +245,37 @@ impl Tx<'_> {
             return self.shared.sign(element, object, rights, uid);
         }
         self.shared.lend(node.ino, element, object, rights, uid)
+    }
+
+    /// As [`Self::right`], of an object that is written: with the attributes that its element records at the seal.
+    pub(crate) fn right_to_write(
+        &self,
+        node: &Node,
+        element: u32,
+        object: u64,
+        rights: u32,
+    ) -> Result<Vec<u8>, Fault> {
+        let part = match self.shared.parts() {
+            true => parts::part_of(self.db, object)?,
+            false => None,
+        };
+        let attributes = Attributes {
+            inode: node.ino,
+            uid: node.uid,
+            gid: node.gid,
+            mode: node.mode & 0o7777,
+            part: part.map(PartOf::to_bytes),
+        };
+        let uid = self.caller.uid;
+        let signed = match self.caller.trusted {
+            true => self
+                .shared
+                .sign_to_write(element, object, rights, uid, attributes),
+            false => self
+                .shared
+                .lend_to_write(element, object, rights, uid, attributes),
+        };
+        Ok(signed)
     }
 
     fn older(&self, node: &Node, version: u64) -> Result<(u64, i64, u64), Fault> {

@@ -93,18 +93,18 @@ fn again(folder: &Path, elements: &[PathBuf]) -> Rebuilt {
 }
 
 #[test]
-fn an_array_without_notes_is_made_again_as_its_files_were_sealed() {
+fn files_of_an_array_without_notes_are_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element.db");
     drop(load(&element, ELEMENT_1));
     let rebuilt = again(folder.path(), &[element]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
-    let unnoted = ["/in.txt", "/w/in", "/w/out"].map(PathBuf::from);
-    assert_eq!(rebuilt.unnoted, unnoted);
+    // Elements of that release recorded the paths that clients told.
+    assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (0, 3));
     let tree = tree(&folder.path().join("again"));
-    assert_eq!(tree["/w/out"], (2052, 1, 2050));
-    assert_eq!(tree["/in.txt"], (3, 1, 1));
+    assert_eq!(tree["/lost+found/out.object2050"].2, 2050);
+    assert_eq!(tree["/lost+found/in.txt.object1"].2, 1);
 }
 
 #[test]
@@ -175,6 +175,7 @@ impl Element {
             (object::SIZE, 1),
             (object::INODE, inode),
             (object::SEALED_AT, sealed_at),
+            (object::ATTESTED, 1),
         ] {
             self.attribute(id, object::PAGE, number, &u64::to_le_bytes(value));
         }
@@ -358,6 +359,80 @@ fn what_lies_on_several_elements_is_one_file_again() {
         .unwrap()
             > 206
     );
+}
+
+/// An object of a user who told the element that it is another file, or another user's.
+#[test]
+fn rebuild_ignores_attributes_that_only_a_client_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
+    let value = |element: &Element, id, number, value: u64| {
+        element.attribute(id, object::PAGE, number, &value.to_le_bytes());
+    };
+    let told = |id: u64, inode, path: &str, sealed_at| {
+        one.object(id, inode, path, sealed_at);
+        let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
+        let row = params![id.cast_signed(), object::PAGE, object::ATTESTED];
+        one.db.execute(sql, row).unwrap();
+    };
+    one.note(&note(2, 1, Kind::Directory, 0, &[(1, b"home")]));
+    // A file of the victim, and what says that it is the file's next version.
+    one.object(100, 10, "/home/notes", 1);
+    one.note(&NameNote {
+        uid: 7,
+        mode: 0o600,
+        ..note(10, 5, Kind::File, 100, &[(2, b"notes")])
+    });
+    told(101, 10, "/home/notes", 9);
+    // The same of a striped file: a part of it, and the version's own object.
+    let part_of = |index| PartOf {
+        version: ObjectId(110),
+        index,
+        width: 2,
+        unit: 4096,
+    };
+    for (id, element, index) in [(201, &one, 0), (202, &two, 1)] {
+        element.object(id, 11, "/home/striped", 1);
+        let part = part_of(index).to_bytes();
+        element.attribute(id, object::PAGE, object::PART, &part);
+    }
+    one.note(&note(11, 6, Kind::File, 110, &[(2, b"striped")]));
+    told(150, 11, "/home/striped", 9);
+    let part = part_of(0).to_bytes();
+    one.attribute(150, object::PAGE, object::PART, &part);
+    // A program of root's, new files in others' folders, and one whose owner is signed and whose name a task gave.
+    told(102, 50, "/bin/x", 2);
+    value(&one, 102, object::UID, 0);
+    value(&one, 102, object::MODE, 0o4755);
+    told(103, 0, "/home/.profile", 2);
+    value(&one, 103, object::UID, 7);
+    one.object(104, 51, "/home/.bashrc", 2);
+    value(&one, 104, object::UID, 9);
+    value(&one, 104, object::TASK, 3);
+    // One whose capability an earlier release signed, so that it has no inode: the server has noted it.
+    one.object(105, 0, "", 3);
+    one.note(&note(12, 7, Kind::File, 105, &[(2, b"later")]));
+    let rebuilt = again(folder.path(), &[one.path, two.path]);
+    let tree = tree(&folder.path().join("again"));
+    assert_eq!(tree["/home/notes"], (10, 3, 100));
+    assert_eq!(tree["/home/striped"], (11, 3, 110));
+    assert_eq!(tree["/home/later"], (12, 3, 105));
+    let below = |folder: &str| {
+        let found = tree.keys().filter(|path| path.starts_with(folder));
+        found.map(String::as_str).collect::<Vec<_>>()
+    };
+    let home = ["/home/later", "/home/notes", "/home/striped"];
+    assert_eq!(below("/home/"), home);
+    assert!(below("/bin").is_empty());
+    assert_eq!(below("/lost+found/").len(), 5, "{rebuilt:?}");
+    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
+    let parts = "SELECT group_concat(part) FROM (SELECT part FROM part ORDER BY seq)";
+    assert_eq!(ask(parts), "201,202");
+    let special = "SELECT CAST(count(*) AS TEXT) FROM inode WHERE mode & 3072 != 0";
+    assert_eq!(ask(special), "0");
+    let owner = "SELECT CAST(uid AS TEXT) FROM inode WHERE object = 104";
+    assert_eq!(ask(owner), "9");
 }
 
 #[test]

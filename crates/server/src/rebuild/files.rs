@@ -15,6 +15,9 @@ use std::path::PathBuf;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Kind, NameNote, NamePlace};
 
+/// What a file is called of which nobody knows the name.
+const UNNAMED: &str = "file";
+
 /// Objects as versions of files.
 #[derive(Debug)]
 struct Version<'a> {
@@ -287,23 +290,29 @@ impl<'a> Files<'a> {
         }
     }
 
+    /// Makes a file of an object; in its own place only if the server has told where that is.
     fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
         let sealed_at = object.sealed_at.cast_signed();
         let mut node = Node {
             kind: Kind::File,
-            mode: object.mode.unwrap_or(0o644) & 0o7777,
+            mode: object.mode.unwrap_or(0o600) & 0o777,
             version: 1,
             ..Node::folder(ino, 0, (object.uid, object.gid), sealed_at)
         };
         self.fill(&mut node, object);
         let suffix = format!(".object{}", object.id);
-        let put = self.tree.put(node, object.path.as_bytes(), whole, &suffix);
+        let path = match object.path.as_str() {
+            "" => UNNAMED,
+            path => path,
+        };
+        let own_path = whole && object.named();
+        let put = self.tree.put(node, path.as_bytes(), own_path, &suffix);
         if put.own {
             self.rebuilt.unnoted.push(shown(&put.path));
         } else {
             self.rebuilt.apart.push(Apart {
                 path: shown(&put.path),
-                was: shown(object.path.as_bytes()),
+                was: shown(path.as_bytes()),
             });
         }
         self.versions.push(Version {

@@ -59,6 +59,8 @@ pub(super) struct KeptObject {
     pub(super) task: u64,
     pub(super) sealed_at: u64,
     pub(super) part: Option<PartOf>,
+    /// Inode, owner, mode and part are the server's word.
+    pub(super) attested: bool,
 }
 
 /// A task that ended.
@@ -89,6 +91,13 @@ impl Attributes {
     fn text(&self, number: u32) -> String {
         let bytes = self.0.get(&number).map(Vec::as_slice).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
+    }
+}
+
+impl KeptObject {
+    /// Whether the server has told the path. A task's is what its job asked for, whoever may write there.
+    pub(super) fn named(&self) -> bool {
+        self.attested && self.task == 0 && !self.path.is_empty()
     }
 }
 
@@ -370,6 +379,45 @@ fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
             .0
             .get(&object::PART)
             .and_then(|bytes| PartOf::from_bytes(bytes)),
+        attested: attributes.number(object::ATTESTED).is_some(),
+    }
+}
+
+/// Believes of objects only what the server has noted or signed. All else is what some client told: an object that no note
+/// names, and that no capability was signed for, is the content of no file that is known, and no part of any.
+pub(super) fn believe(all: &mut [Kept]) {
+    let notes = all.iter().flat_map(|kept| &kept.notes);
+    let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
+    for note in notes {
+        let known = last.entry(note.ino).or_insert(note);
+        if note.change > known.change {
+            *known = note;
+        }
+    }
+    // What a version is made of, and whose it is; of two files that say so, the one that was changed last.
+    let mut owners: BTreeMap<u64, (u64, u64, bool)> = BTreeMap::new();
+    for note in last.values() {
+        let parts = note.layout.iter().flat_map(|layout| &layout.parts);
+        let parts = parts.map(|part| (part.object, true));
+        for (object, part) in parts.chain([(note.object, false)]) {
+            let owner = (note.change, note.ino, part);
+            let known = owners.entry(object).or_insert(owner);
+            *known = owner.max(*known);
+        }
+    }
+    owners.remove(&0);
+    for kept in all {
+        for object in kept.objects.iter_mut().chain(&mut kept.missing) {
+            match owners.get(&object.id) {
+                Some(&(_, ino, part)) => {
+                    object.inode = ino;
+                    // A version's own object is all of the version.
+                    object.part = object.part.filter(|_| part || object.attested);
+                }
+                None if object.attested => {}
+                None => (object.inode, object.part) = (0, None),
+            }
+        }
     }
 }
 

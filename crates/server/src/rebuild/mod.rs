@@ -46,7 +46,7 @@ pub struct Rebuilt {
     pub rules_left: Vec<String>,
     /// What could not get its own place.
     pub apart: Vec<Apart>,
-    /// Files that are where they were when they were sealed, with the version number 1 and the time of their seal: no
+    /// Files that are where the server told an element that they are, with the version number 1 and the time of their seal: no
     /// note says more.
     pub unnoted: Vec<PathBuf>,
     /// Files whose bytes no element has any more.
@@ -155,8 +155,9 @@ pub fn rebuild(
 ) -> Result<Rebuilt, RebuildError> {
     let database = dir.join("server.db");
     let all = elements.iter().map(|path| kept::read(path));
-    let all = all.collect::<Result<Vec<_>, _>>()?;
+    let mut all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
+    kept::believe(&mut all);
     let file = |path: &Path, source| RebuildError::File {
         path: path.to_owned(),
         source,

@@ -120,10 +120,10 @@ impl Confirms {
             None => {
                 let turn = self.turns.take(uid).await?;
                 let thread = Arc::clone(&self.threads).acquire_owned().await;
-                if self.is_recent(object) {
-                    return Ok(true);
+                match self.begin(object, read, (turn, thread)) {
+                    Some(asker) => asker,
+                    None => return Ok(true),
                 }
-                self.begin(object, read, (turn, thread))
             }
         };
         let mut ended = asker.run.ended.clone();
@@ -137,16 +137,21 @@ impl Confirms {
         self.runs.lock().get(&object)?.join()
     }
 
-    /// Begins to read, or takes part where somebody else has begun; `turn` is kept for as long as the thread runs.
+    /// Begins to read, or takes part where somebody else has begun; `turn` is kept for as long as the thread runs. `None`: somebody
+    /// else has just read it.
     fn begin(
         self: &Arc<Self>,
         object: ObjectId,
         read: impl FnOnce(&dyn Fn() -> bool) -> Result<Found, Trouble> + Send + 'static,
         turn: impl Send + 'static,
-    ) -> Asker {
+    ) -> Option<Asker> {
         let mut runs = self.runs.lock();
         if let Some(asker) = runs.get(&object).and_then(Run::join) {
-            return asker;
+            return Some(asker);
+        }
+        // A run that ends is remembered before it leaves the table.
+        if self.is_recent(object) {
+            return None;
         }
         let (say, ended) = watch::channel(None);
         let askers = Mutex::new(1);
@@ -166,7 +171,7 @@ impl Confirms {
             say.send_replace(Some(told));
             drop(turn);
         });
-        asker
+        Some(asker)
     }
 
     fn on_ended(&self, object: ObjectId, run: &Arc<Run>, good: bool) {

@@ -708,6 +708,7 @@ mod tests {
     use crate::names::node::Caller;
     use crate::names::{Names as _, Request, SqliteNames};
     use rustix::io::Errno;
+    use tidemill_core::layout::PartOf;
     use tidemill_wire::v1::name_op::Op;
 
     /// A namespace with an element, and ids of objects.
@@ -724,7 +725,7 @@ mod tests {
             names.add_element(ElementId(3));
             let all = names
                 .database()
-                .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 1, 100));
+                .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 2, 100));
             Self {
                 names,
                 next: all.unwrap().1,
@@ -920,6 +921,46 @@ mod tests {
         assert_eq!((attr.size, attr.version), (25, 1));
         let pieces: Vec<Extent> = bench.layout(&attr).pieces().copied().collect();
         assert_eq!(pieces, [extent(0, 5, 0, 0), extent(5, 20, 0, 10)]);
+    }
+
+    /// The right to write a part says whose it is, so nobody gets it with the number of another file.
+    #[test]
+    fn new_version_of_another_file_gives_no_right_to_a_part() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(0), vec![]).unwrap();
+        let (two, _) = bench.join(6, ino);
+        let create = v1::Create {
+            parent: 1,
+            name: b"theirs".to_vec(),
+            kind: v1::Kind::File.into(),
+            mode: 0o600,
+            ino: ino + 1,
+            object: bench.object(),
+            ..v1::Create::default()
+        };
+        let created = bench.ask(7, Op::Create(create)).unwrap();
+        let Answer::Opened(theirs) = created else {
+            panic!("{created:?}");
+        };
+        let again = |ino| {
+            let new = v1::NewVersion {
+                ino,
+                object: two,
+                ..v1::NewVersion::default()
+            };
+            bench.ask(6, Op::NewVersion(new))
+        };
+        let Ok(Answer::Opened(opened)) = again(ino) else {
+            panic!("the same request again is refused");
+        };
+        let signed = bench.names.shared().key().read(&opened.capability).unwrap();
+        let signed = signed.attributes.unwrap();
+        let part = PartOf::from_bytes(&signed.part.unwrap()).unwrap();
+        let version = ObjectId(opened.together.unwrap().version);
+        assert_eq!((signed.inode, part.version, part.index), (ino, version, 1));
+        let refused = again(theirs.attr.unwrap().ino);
+        assert_eq!(refused, Err(Errno::STALE));
     }
 
     #[test]

@@ -315,8 +315,11 @@ impl Tx<'_> {
             return self.opened_for_writing(&node, op.object);
         }
         if let Some(member) = self.member(op.object)? {
-            // The same request again.
+            // The same request again. The right says that the part is one of this file.
             self.written(op.ino, op.object)?;
+            if node.writing != member.version {
+                return Err(Fault::Stale(op.object));
+            }
             return self.opened_together(&node, &member);
         }
         self.need_write(&node)?;

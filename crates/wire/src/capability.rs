@@ -106,7 +106,10 @@ pub enum Refusal {
     #[error("the capability does not allow this operation")]
     Rights,
     /// It has run out.
-    #[error("the capability has expired; open the file again")]
+    #[error(
+        "the capability has expired: open the file again; if that is refused too, set the clocks of the server's and this element's \
+         host: they may differ by less than 5 minutes"
+    )]
     Expired,
 }
 
@@ -266,6 +269,7 @@ mod tests {
         assert_eq!(on(3, 7, rights::READ, 99), Err(Refusal::OtherObject));
         assert_eq!(on(2, 7, rights::REMOVE, 99), Err(Refusal::Rights));
         assert_eq!(on(2, 7, rights::READ, 100), Err(Refusal::Expired));
+        assert!(Refusal::Expired.to_string().contains("clocks"));
         assert_eq!(
             read(&Key::new([2; 32]).sign(&CAPABILITY)),
             Err(Refusal::Forged)

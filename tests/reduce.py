@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares `tidemill reduce --local` with numpy on what netCDF4, h5py and zarr read: random selections, operations and groupings
-over the fixtures of crates/format and over generated files. Integers must be equal, floats within the bound of docs/reduce.md.
+over the fixtures of crates/format and over generated files; and with xarray and cftime on series of files and times. Integers must be equal, floats within the bound of docs/reduce.md.
 
-  python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray numpy; v/bin/python tests/reduce.py target/debug/tidemill [CASES] [SEED]
+  python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray cftime numpy; v/bin/python tests/reduce.py target/debug/tidemill [CASES] [SEED]
 """
 
 import json
@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import cftime
 import netCDF4
 import numcodecs
 import numpy as np
@@ -225,9 +226,94 @@ def one(rng, path, name, dimensions, values):
             assert alike(mine, theirs, part), (command, what, mine, theirs)
 
 
+def asked(operation, files, *more):
+    """What it says of files that lie here: the result, or why it is refused."""
+    said = subprocess.run([BINARY, "--json", "reduce", operation, files, "--local", *more], capture_output=True, text=True)
+    return json.loads(said.stdout) if said.returncode == 0 else said.stderr
+
+
+def told(operation, files, *more):
+    found = asked(operation, files, *more)
+    assert not isinstance(found, str), found
+    values = found["values"][operation]
+    return np.asarray([math.nan if value is None else float(value) for value in (values if isinstance(values, list) else [values])])
+
+
+def series(folder):
+    """Series of files, selections, times and results are those of xarray."""
+    rng = np.random.default_rng(SEED)
+    time = xarray.date_range("2000-11-20", periods=300, freq="6h", use_cftime=False)
+    lat, lon = np.linspace(60, -60, 5).astype("f4"), np.arange(0, 360, 30.0)
+    every = xarray.Dataset({"tas": (("time", "lat", "lon"), rng.normal(280, 9, (300, 5, 12)).astype("f4"))}, {"time": time, "lat": lat, "lon": lon})
+    every.lon.attrs["units"], every.tas.attrs = "degrees_east", {"units": "K", "standard_name": "air_temperature"}
+    one = folder / "series"
+    one.mkdir()
+    for part, unit in enumerate(["days since 1850-01-01", "hours since 2000-01-01", "seconds since 1999-12-31"]):
+        every.isel(time=slice(part * 100, part * 100 + 100)).to_netcdf(one / f"{'cab'[part]}.nc", encoding={"time": {"units": unit, "dtype": "f8"}})
+    files, wide = f"{one}/*.nc:tas", every.tas.astype("f8")
+    for ours, theirs in [
+        (told("mean", files, "--by", "month", "--over", "time"), wide.resample(time="MS").mean()),
+        (told("max", files, "--by", "day", "--over", "time,lon"), wide.resample(time="1D").max().max("lon")),
+        (told("mean", files, "--over", "lat,lon", "--where", "time=2000-12-01..2000-12-31T12"), wide.sel(time=slice("2000-12-01", "2000-12-31T12")).mean(("lat", "lon"))),
+        (told("sum", files, "--over", "time", "--where", "lon=-60:60,lat=0:60"), wide.sel(lat=slice(60, 0)).roll(lon=6).isel(lon=slice(4, 9)).sum("time")),
+        (told("mean", files, "--over", "time,lat", "--where", "lon=330:30"), wide.isel(lon=[11, 0, 1]).mean(("time", "lat"))),
+    ]:
+        theirs = np.asarray(theirs).ravel()
+        assert ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-12, equal_nan=True), (ours, theirs)
+    result = folder / "months.nc"
+    asked_for = [BINARY, "reduce", "max", files, "--local", "--by", "month", "--over", "time", "--to", str(result)]
+    subprocess.run(asked_for, check=True)
+    with xarray.open_dataset(result) as found:
+        theirs = every.tas.resample(time="MS").max()
+        assert found.tas.dtype == "f4" and np.array_equal(found.tas, theirs)
+        assert found.tas.attrs["cell_methods"] == "time: maximum (interval: 6 hours)" and found.tas.attrs["standard_name"] == "air_temperature"
+        ends = found.time_bnds.values.astype("datetime64[D]")
+        assert ends[:, 0].tolist() == theirs.time.values.astype("datetime64[D]").tolist() and ends[0, 1] == ends[1, 0], ends
+        assert "reduce max" in found.attrs["history"]
+    (one / "d.nc").write_bytes((one / "a.nc").read_bytes())
+    assert "both have 2000-12-15" in asked("mean", files), asked("mean", files)
+    (one / "d.nc").unlink()
+    later = every.isel(time=slice(0, 9), lat=slice(None, None, -1)).assign_coords(time=time[:9] + np.timedelta64(500, "D"))
+    later.to_netcdf(one / "d.nc")
+    assert "coordinate lat" in asked("mean", files), asked("mean", files)
+    members = folder / "members"
+    members.mkdir()
+    for member in range(3):
+        (every.isel(time=slice(0, 20)) + member).to_netcdf(members / f"{member}.nc")
+    assert np.allclose(told("mean", f"{members}/*.nc:tas", "--ensemble", "--over", "member"), (every.tas[:20].astype("f8") + 1).values.ravel(), rtol=1e-6)
+
+
+def calendars(folder):
+    """Months of all calendars are those of cftime, whatever stamps mean."""
+    for calendar in ["standard", "gregorian", "proleptic_gregorian", "julian", "noleap", "365_day", "all_leap", "366_day", "360_day"]:
+        for units in ["days since 1582-09-01", "microseconds since 1600-02-01", "hours since 1899-12-01"]:
+            path = folder / f"{calendar}_{units.split()[0]}.nc"
+            dates = cftime.num2date(np.arange(70), "days" + units[units.index(" "):], calendar)
+            with netCDF4.Dataset(path, "w") as file:
+                file.createDimension("time", None)
+                variable = file.createVariable("time", "f8", ("time",))
+                variable.setncatts({"units": units, "calendar": calendar})
+                variable[:] = cftime.date2num(dates, units, calendar)
+                file.createVariable("tas", "f4", ("time",))[:] = 1
+            keys = [(date.year, date.month) for date in dates]
+            assert told("sum", f"{path}:tas", "--by", "month").tolist() == [keys.count(key) for key in sorted(set(keys))], path
+    path = folder / "ends.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", 3), file.createDimension("two", 2)
+        file.createVariable("time", "f8", ("time",)).setncatts({"units": "days since 2001-01-01", "calendar": "noleap", "bounds": "time_bnds"})
+        file["time"][:] = [31, 59, 90]
+        file.createVariable("time_bnds", "f8", ("time", "two"))[:] = [[0, 31], [31, 59], [59, 90]]
+        file.createVariable("tas", "f4", ("time",))[:] = [1, 2, 4]
+    assert "--time-at" in asked("mean", f"{path}:tas", "--by", "month")
+    assert asked("mean", f"{path}:tas", "--by", "month", "--time-at", "bounds")["dimensions"][0]["labels"][0] == "2001-01"
+    assert told("mean", f"{path}:tas", "--where", "time=2001-02", "--time-at", "end").tolist() == [2]
+
+
 def main():
     rng = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
+        series(Path(folder))
+        calendars(Path(folder))
         paths = [*generated(Path(folder)), *(FIXTURES / name for name in ["cdf1.nc", "cdf2.nc", "cdf5.nc", "netcdf4.nc", "netcdf4-classic.nc"])]
         known = [(path, name, *found) for path in paths for name, found in opened(path).items()]
         for _ in range(CASES):

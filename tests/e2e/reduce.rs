@@ -28,6 +28,7 @@ fn daily() -> Vec<u8> {
         coordinate: Some(Coordinate {
             values: (0..length).map(|at| first + at as f64 * step).collect(),
             attributes: vec![text("units", units), text("calendar", "standard")],
+            bounds: None,
         }),
         labels: None,
     };
@@ -43,7 +44,11 @@ fn daily() -> Vec<u8> {
             units: Some("K".into()),
             name: "mean".into(),
             values: Column::Real((0..cells).map(|cell| Some(value(cell))).collect()),
+            attributes: Vec::new(),
+            single: false,
         }],
+        attributes: Vec::new(),
+        notes: Vec::new(),
     };
     let mut bytes = Vec::new();
     table.write(Form::Netcdf, &mut bytes).unwrap();
@@ -381,7 +386,9 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
     let first = found["values"]["sum"][0].as_f64().unwrap();
     assert!((first - january).abs() < 1e-9, "{first} {january}");
     array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
-    let both = reduced(&array, &["count", "/cmip/in/*.nc:tas"]);
+    let said = refused(&array, &["count", "/cmip/in/*.nc:tas"]);
+    assert!(said.contains("coordinate time: both have 1990-01-01"), "{said}");
+    let both = reduced(&array, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
     assert_eq!(
         both["count"].as_u64(),
         Some(2 * SHAPE.iter().product::<u64>())

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::lineage::search::matches_pattern;
+use tidemill_format::time::Units;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Store};
 use tidemill_kernel::reduction::{Form, Input, Query, Table, Words, here};
@@ -64,6 +65,15 @@ pub(crate) struct Args {
     /// The dimension along which several files are one [default: the unlimited one]
     #[arg(long, value_name = "DIM")]
     along: Option<String>,
+    /// The files are members of an ensemble, which are reduced, and not one series
+    #[arg(long)]
+    ensemble: bool,
+    /// Whether the other coordinates of several files must be equal, or are taken from the first: exact or override [default: exact]
+    #[arg(long, value_name = "HOW")]
+    join: Option<String>,
+    /// Where in the time that a value stands for its time lies: start, middle, end, or bounds for the intervals that the file has
+    #[arg(long, value_name = "WHERE")]
+    time_at: Option<String>,
     /// Write the result to a local file: .nc, .npy, .csv or .json
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
@@ -91,8 +101,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             remote::reduce(query, paths, context, &progress).await?
         });
     }
-    let table = Table::join(tables)?;
+    let mut table = Table::join(tables)?;
     progress.end();
+    for note in &table.notes {
+        context.note(format_args!("note: {note}"));
+    }
+    table.log(&logged());
     match (args.to, form) {
         (Some(to), Some(form)) => write(&table, &to, form)?,
         _ => context.output.show(&TableView(table))?,
@@ -112,8 +126,30 @@ fn query(args: &Args, variable: &str) -> anyhow::Result<Query> {
         quantiles: &args.quantiles.join(","),
         bins: args.bins.as_deref().unwrap_or_default(),
         along: args.along.as_deref().unwrap_or_default(),
+        ensemble: if args.ensemble { "yes" } else { "" },
+        join: args.join.as_deref().unwrap_or_default(),
+        time_at: args.time_at.as_deref().unwrap_or_default(),
     };
     Ok(words.query()?)
+}
+
+/// The time and the command, as `history` has them.
+fn logged() -> String {
+    let words = std::env::args_os().skip(1).map(|word| {
+        let word = word.to_string_lossy().into_owned();
+        match word.contains(|letter: char| letter.is_whitespace() || "*?'\"[]".contains(letter)) {
+            true => format!("'{word}'"),
+            false => word,
+        }
+    });
+    let words = words.collect::<Vec<_>>().join(" ");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let units = Units::parse("seconds since 1970-01-01", "proleptic_gregorian").ok();
+    let seconds = now.map_or(0.0, |now| now.as_secs_f64().floor());
+    match units.and_then(|units| units.moment(seconds)) {
+        Some(moment) => format!("{moment}Z tidemill {words}"),
+        None => format!("tidemill {words}"),
+    }
 }
 
 fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
@@ -206,6 +242,49 @@ fn expand(
     Ok(found)
 }
 
+/// All paths that names and patterns stand for, with whether a pattern does.
+fn expanded(
+    paths: &[String],
+    mut list: impl FnMut(&str) -> anyhow::Result<Vec<String>>,
+) -> anyhow::Result<(Vec<String>, Vec<bool>)> {
+    let (mut names, mut by_pattern) = (Vec::new(), Vec::new());
+    for path in paths {
+        let found = expand(path, &mut list)?;
+        by_pattern.resize(by_pattern.len() + found.len(), is_pattern(path));
+        names.extend(found);
+    }
+    Ok((names, by_pattern))
+}
+
+/// The places of files that are reduced: all, but those without the variable that only a pattern stands for, if any has it. The
+/// others are noted.
+fn having(
+    query: &Query,
+    (names, by_pattern): (&[String], &[bool]),
+    headers: &[Header],
+) -> (Vec<usize>, Vec<String>) {
+    let has = |place: usize| headers[place].find(&query.variable).is_ok();
+    let all = 0..headers.len();
+    let (kept, skipped): (Vec<usize>, Vec<usize>) = all
+        .clone()
+        .partition(|place| !by_pattern[*place] || has(*place));
+    if kept.is_empty() || skipped.is_empty() {
+        return (all.collect(), Vec::new());
+    }
+    let example = &names[skipped[0]];
+    let note = match skipped.len() {
+        1 => format!(
+            "{example} has no variable {}, and is left out",
+            query.variable
+        ),
+        many => format!(
+            "{many} files have no variable {}, and are left out, such as {example}",
+            query.variable
+        ),
+    };
+    (kept, vec![note])
+}
+
 /// A file that was opened.
 enum Opened {
     File(File),
@@ -222,10 +301,7 @@ fn local(query: &Query, paths: &[String], progress: &Progress) -> anyhow::Result
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
             .collect())
     };
-    let mut names = Vec::new();
-    for path in paths {
-        names.extend(expand(path, list)?);
-    }
+    let (names, by_pattern) = expanded(paths, list)?;
     let mut opened = Vec::new();
     for name in &names {
         let path = PathBuf::from(name);
@@ -250,7 +326,9 @@ fn local(query: &Query, paths: &[String], progress: &Progress) -> anyhow::Result
             _ => None,
         });
     }
-    let inputs: Vec<Input<'_>> = (0..names.len())
+    let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
+    let inputs: Vec<Input<'_>> = places
+        .into_iter()
         .map(|place| Input {
             name: &names[place],
             header: &headers[place],
@@ -263,7 +341,9 @@ fn local(query: &Query, paths: &[String], progress: &Progress) -> anyhow::Result
             },
         })
         .collect();
-    Ok(here::reduce(query, &inputs, |bytes| progress.add(bytes))?)
+    let mut table = here::reduce(query, &inputs, |bytes| progress.add(bytes))?;
+    notes.append(&mut table.notes);
+    Ok(Table { notes, ..table })
 }
 
 fn store(opened: &Opened) -> Store<'_> {
@@ -283,6 +363,38 @@ mod tests {
             |(variable, paths): &(String, Vec<String>)| format!("{variable}={}", paths.join("+"));
         let found = named(&files).map_err(|error| error.to_string())?;
         Ok(found.iter().map(told).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn files_of_a_pattern_without_the_variable_are_left_out() {
+        let header = |variable: &str| Header {
+            format: Format::Netcdf4,
+            attributes: Vec::new(),
+            groups: Vec::new(),
+            variables: vec![tidemill_format::Variable {
+                path: variable.into(),
+                dimensions: Vec::new(),
+                data_type: tidemill_format::DataType {
+                    kind: tidemill_format::Kind::Float,
+                    size: 4,
+                    order: tidemill_format::Order::Little,
+                },
+                attributes: Vec::new(),
+                storage: tidemill_format::Storage::Absent,
+                fill: None,
+            }],
+        };
+        let query = Query::new(tidemill_kernel::reduction::Operation::Mean, "tas");
+        let names = ["a.nc", "b.nc"].map(str::to_owned);
+        let headers = ["tas", "pr"].map(header);
+        let (kept, notes) = having(&query, (&names, &[true, true]), &headers);
+        assert_eq!(kept, [0]);
+        assert!(notes[0].contains("b.nc has no variable tas"), "{notes:?}");
+        // A file that was named, or that is one of a pattern of which none has it, is an error later.
+        let (kept, notes) = having(&query, (&names, &[true, false]), &headers);
+        assert_eq!((kept, notes.len()), (vec![0, 1], 0));
+        let headers = ["pr", "pr"].map(header);
+        assert_eq!(having(&query, (&names, &[true, true]), &headers).0, [0, 1]);
     }
 
     #[test]

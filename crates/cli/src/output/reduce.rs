@@ -4,7 +4,7 @@ use super::{View, table, write_table};
 use serde_json::Value as Json;
 use std::io::{self, Write};
 use tidemill_core::shown::line;
-use tidemill_kernel::reduction::{Form, Table};
+use tidemill_kernel::reduction::{Axis, Form, Table};
 
 /// Cells that are shown in columns; more of them as CSV.
 const ROWS_MAX: usize = 1000;
@@ -36,12 +36,12 @@ impl View for TableView {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let numbers: Vec<usize> = (of.axes.len()..names.len()).collect();
         let mut rows = table(&names, &numbers);
+        let known: Vec<Vec<String>> = of.axes.iter().map(Axis::names).collect();
         for cell in 0..of.cells() {
-            let labels = of
-                .axes
+            let labels = known
                 .iter()
                 .zip(of.indices(cell))
-                .map(|(axis, index)| axis.label(index));
+                .map(|(names, index)| line(&names[index]));
             let values = of
                 .fields
                 .iter()

@@ -13,7 +13,7 @@ use tidemill_format::zarr::METADATA;
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "reduce",
-    revision: 2,
+    revision: 3,
     help: "variables of netCDF, HDF5, Zarr or FITS files, reduced",
     args: &[ARGS],
     usage: None,
@@ -83,6 +83,24 @@ const ARGS: &[Arg] = &[
         help: "the dimension along which several files are one (the default is the unlimited one)",
     },
     Arg {
+        key: "ensemble",
+        values: "yes|no",
+        default: "no",
+        help: "whether files are members, which are reduced, and not one series",
+    },
+    Arg {
+        key: "join",
+        values: "exact|override",
+        default: "exact",
+        help: "whether other coordinates of the files must be equal, or are those of the first",
+    },
+    Arg {
+        key: "time-at",
+        values: "start|middle|end|bounds",
+        default: "",
+        help: "where in the time that a value stands for its time lies",
+    },
+    Arg {
         key: "to",
         values: "nc|npy|csv|json",
         default: "nc",
@@ -104,6 +122,9 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         quantiles: text("q"),
         bins: text("bins"),
         along: text("along"),
+        ensemble: text("ensemble"),
+        join: text("join"),
+        time_at: text("time-at"),
     };
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
     let form = Form::of(&format!(".{}", text("to"))).map_err(wrong)?;
@@ -117,7 +138,18 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         let query = words(variable.trim()).query().map_err(wrong)?;
         tables.push(here::reduce_files(&query, &files, |_| {}).map_err(wrong)?);
     }
-    let table = Table::join(tables).map_err(wrong)?;
+    let mut table = Table::join(tables).map_err(wrong)?;
+    let said = ARGS.iter().filter_map(|arg| {
+        let value = options.text(arg.key).filter(|value| !value.is_empty())?;
+        Some(format!(" {}={value}", arg.key))
+    });
+    table.log(&format!(
+        "tidemill kernel reduce{}",
+        said.collect::<String>()
+    ));
+    for note in &table.notes {
+        eprintln!("note: {note}");
+    }
     table.write(form, out).map_err(wrong)
 }
 

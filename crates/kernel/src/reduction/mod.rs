@@ -7,6 +7,7 @@
 
 mod bins;
 mod cells;
+mod choose;
 mod chunk;
 mod counted;
 mod error;
@@ -16,9 +17,11 @@ mod filters;
 mod fold;
 pub mod here;
 mod pass;
+mod periods;
 mod plan;
 mod query;
 mod ranks;
+mod series;
 mod state;
 mod table;
 mod task;
@@ -33,7 +36,7 @@ pub use error::{Error, Result};
 pub use fold::Folding;
 pub use pass::Pass;
 pub use plan::{FilePlan, Input, Plan, plan};
-pub use query::{By, Operation, Query, Select, Words};
+pub use query::{By, Operation, Query, Select, TimeAt, Words};
 pub use ranks::Digits;
 pub use state::State;
 pub use table::{Axis, Column, Coordinate, Field, Table};

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::f64::consts::PI;
 
 use tidemill_format::time::Units;
-use tidemill_format::{Bytes, Header, Range, Store, Variable};
+use tidemill_format::{Attribute, Bytes, Header, Kind, Range, Store, Variable};
 
 use super::bins::{Binning, Wanted};
+use super::choose::{self, Span};
 use super::error::{Error, Result};
 use super::filters::{coding, keep};
-use super::query::{By, Operation, Query, Select, What, bounds};
+use super::periods;
+use super::query::{By, Operation, Query, Select, TimeAt, What, bounds};
 use super::ranks::Search;
+use super::series;
 use super::state::{State, as_usize};
 use super::table::{Axis, Coordinate};
 use super::task::{Target, Task, Wants};
@@ -59,8 +62,16 @@ pub struct Plan {
     pub files: Vec<FilePlan>,
     /// What is found.
     pub operation: Operation,
+    /// What is to be known about the result: what was left out, or taken as the same.
+    pub notes: Vec<String>,
     pub(super) variable: String,
     pub(super) units: Option<String>,
+    /// What the first file says about the variable, and about all of it.
+    pub(super) attributes: [Vec<Attribute>; 2],
+    /// The dimensions that are reduced, as `cell_methods` has them: what stands before the method, and behind.
+    pub(super) methods: (String, String),
+    /// Whether all values are 32-bit floats.
+    pub(super) single: bool,
     pub(super) ddof: u32,
     pub(super) quantiles: Vec<f64>,
     bins: Option<Wanted>,
@@ -126,24 +137,77 @@ pub(super) fn wants(operation: Operation) -> Wants {
     }
 }
 
+/// Boxes that the selection of one file may be.
+const PARTS_MAX: usize = 4096;
+
+/// The dimension that the files of an ensemble are.
+const MEMBER: &str = "member";
+
+/// What is said about how values are stored, or names variables that the result has not.
+pub(super) const OF_STORAGE: [&str; 18] = [
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+    "valid_min",
+    "valid_max",
+    "valid_range",
+    "actual_range",
+    "_Unsigned",
+    "units",
+    "cell_methods",
+    "coordinates",
+    "ancillary_variables",
+    "cell_measures",
+    "grid_mapping",
+    "BSCALE",
+    "BZERO",
+    "BLANK",
+];
+
 /// One file while it is planned.
-struct File<'a> {
-    input: usize,
-    of: Input<'a>,
-    variable: &'a Variable,
+pub(super) struct File<'a> {
+    pub(super) input: usize,
+    pub(super) of: Input<'a>,
+    pub(super) variable: &'a Variable,
     /// Coordinates that were looked at, by dimension.
     coordinates: BTreeMap<usize, Option<Found>>,
-    selection: Vec<Range>,
+    /// Runs of indices of each dimension, in the order of the result.
+    pub(super) selection: Vec<Vec<Range>>,
 }
 
+/// A coordinate.
 #[derive(Clone)]
-struct Found {
-    values: Vec<f64>,
-    units: Option<Units>,
-    coordinate: Coordinate,
+pub(super) struct Found {
+    pub(super) values: Vec<f64>,
+    pub(super) units: Option<Units>,
+    /// Why its units can't be followed, if they are times.
+    pub(super) odd: Option<String>,
+    /// Whether it is stored as 32-bit floats.
+    pub(super) single: bool,
+    /// How far a value may be from the number that it means, as it is packed.
+    pub(super) slack: f64,
+    pub(super) coordinate: Coordinate,
 }
 
-fn last(name: &str) -> &str {
+impl Found {
+    /// A value, or the time that it means.
+    pub(super) fn shown(&self, value: f64) -> String {
+        let moment = self.units.and_then(|units| units.moment(value));
+        moment.map_or_else(|| value.to_string(), |moment| moment.to_string())
+    }
+
+    fn is_longitude(&self, name: &str) -> bool {
+        let text = |name| series::text(self, name);
+        let units = text("units").unwrap_or_default();
+        series::spelt(units) == "degrees_east"
+            || text("standard_name") == Some("longitude")
+            || matches!(name, "lon" | "longitude")
+                && (units.is_empty() || units.starts_with("degree"))
+    }
+}
+
+pub(super) fn last(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
@@ -152,7 +216,7 @@ impl<'a> File<'a> {
         Error::of(self.of.name, source)
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         self.variable
             .dimensions
             .iter()
@@ -172,7 +236,7 @@ impl<'a> File<'a> {
             })
     }
 
-    fn wrong(&self, dimension: usize, why: impl Into<String>) -> Error {
+    pub(super) fn wrong(&self, dimension: usize, why: impl Into<String>) -> Error {
         let dimension = self.names().swap_remove(dimension);
         Error::Selection {
             file: self.of.name.into(),
@@ -202,7 +266,7 @@ impl<'a> File<'a> {
         }
     }
 
-    fn coordinate(&mut self, dimension: usize) -> Result<Option<&Found>> {
+    pub(super) fn coordinate(&mut self, dimension: usize) -> Result<Option<&Found>> {
         if !self.coordinates.contains_key(&dimension) {
             let found = match self.coordinate_variable(dimension) {
                 Some(variable) if variable.elements() <= COORDINATE_MAX => self.read(variable)?,
@@ -213,22 +277,69 @@ impl<'a> File<'a> {
         Ok(self.coordinates.get(&dimension).and_then(Option::as_ref))
     }
 
+    /// Takes the coordinate of another file for its own.
+    pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Found>) {
+        self.coordinates.insert(dimension, coordinate);
+    }
+
+    /// Keeps a coordinate no longer that has been looked at.
+    pub(super) fn forget(&mut self, dimension: usize) {
+        self.coordinates.remove(&dimension);
+    }
+
     fn read(&self, variable: &Variable) -> Result<Option<Found>> {
         // Text, for one, is no coordinate by value.
         if coding(self.of.name, variable, false).is_err() {
             return Ok(None);
         }
         let values = here::values(self.of, variable)?;
-        let units = Units::of(variable).map_err(|source| self.error(source))?;
+        let (units, odd) = match Units::of(variable) {
+            Ok(units) => (units, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let meaning = variable.meaning(self.of.header.format);
+        let scale = meaning.map_err(|source| self.error(source))?.scale_factor;
         let coordinate = Coordinate {
             values: Vec::new(),
             attributes: variable.attributes.clone(),
+            bounds: None,
         };
         Ok(Some(Found {
             values,
             units,
+            odd,
+            single: variable.data_type.kind == Kind::Float && variable.data_type.size == 4,
+            slack: scale.map_or(0.0, |scale| scale.abs() * 1e-6),
             coordinate,
         }))
+    }
+
+    /// Where the cell of each index begins and ends, if the file says so.
+    pub(super) fn intervals(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
+        let Some(coordinate) = self.coordinate_variable(dimension) else {
+            return Ok(None);
+        };
+        let Some(name) = coordinate.text("bounds") else {
+            return Ok(None);
+        };
+        let beside = match coordinate.path.rsplit_once('/') {
+            Some((group, _)) => format!("{group}/{name}"),
+            None => name.to_owned(),
+        };
+        let size = self.variable.dimensions[dimension].size;
+        let all = &self.of.header.variables;
+        let found = all.iter().find(|one| one.path == beside);
+        let found = found.filter(|one| {
+            one.shape() == [size, 2]
+                && size <= COORDINATE_MAX / 2
+                && coding(self.of.name, one, false).is_ok()
+        });
+        let Some(found) = found else {
+            return Ok(None);
+        };
+        let values = here::values(self.of, found)?;
+        let pair = |pair: &[f64]| (pair[0].min(pair[1]), pair[0].max(pair[1]));
+        Ok(Some(values.chunks_exact(2).map(pair).collect()))
     }
 
     fn needed(&mut self, dimension: usize, what: &str) -> Result<Found> {
@@ -242,29 +353,51 @@ impl<'a> File<'a> {
         })
     }
 
-    /// A run of indices of one dimension, as values of its coordinate say.
-    fn by_values(&mut self, dimension: usize, low: &str, high: &str) -> Result<Range> {
+    /// The indices of one dimension that values of its coordinate say. Longitudes are then those of the selection.
+    fn by_values(
+        &mut self,
+        dimension: usize,
+        (low, high): (&str, &str),
+        at: Option<TimeAt>,
+    ) -> Result<(Vec<Range>, Span, usize)> {
         let found = self.needed(dimension, "a selection by value (by index: [START:END])")?;
-        let (least, most, through) =
-            bounds(found.units.as_ref(), (low, high)).map_err(|why| self.wrong(dimension, why))?;
-        let range = tidemill_format::time::between(&found.values, least, most, through);
-        range.ok_or_else(|| {
-            let why = format!("{low} to {high} is not one run of its values, which go around or back; select by index: [START:END]");
-            self.wrong(dimension, why)
-        })
+        if let Some(odd) = &found.odd {
+            return Err(self.wrong(dimension, odd));
+        }
+        let name = self.names().swap_remove(dimension);
+        let is_longitude = found.units.is_none() && found.is_longitude(&name);
+        let ends = bounds(found.units.as_ref(), (low, high), is_longitude)
+            .map_err(|why| self.wrong(dimension, why))?;
+        let span = Span::of(&found, ends);
+        let chosen = if is_longitude {
+            choose::by_longitudes(&found, span)
+        } else {
+            let key = |value: f64| value.is_finite().then(|| i64::from(span.has(value)));
+            let stamps = periods::stamps(self, dimension, (&found, at), key)?;
+            choose::by_values(&stamps, span)
+        };
+        let chosen =
+            chosen.map_err(|why| self.wrong(dimension, format!("{low} to {high}: {why}")))?;
+        if let (Some(values), Some(Some(own))) =
+            (chosen.values, self.coordinates.get_mut(&dimension))
+        {
+            own.values = values;
+        }
+        Ok((chosen.runs, span, chosen.missing))
     }
 
     fn ends(&self, dimension: usize) -> String {
         match self.coordinates.get(&dimension).and_then(Option::as_ref) {
-            Some(Found { values, units, .. }) if !values.is_empty() => {
-                let text = |value: f64| match units.as_ref().and_then(|units| units.moment(value)) {
-                    Some(moment) => moment.date.to_string(),
-                    None => value.to_string(),
-                };
+            Some(found) if !found.values.is_empty() => {
+                let text =
+                    |value: f64| match found.units.as_ref().and_then(|units| units.moment(value)) {
+                        Some(moment) => moment.date.to_string(),
+                        None => value.to_string(),
+                    };
                 format!(
                     "its values go from {} to {}",
-                    text(values[0]),
-                    text(values[values.len() - 1])
+                    text(found.values[0]),
+                    text(found.values[found.values.len() - 1])
                 )
             }
             _ => format!(
@@ -273,6 +406,13 @@ impl<'a> File<'a> {
             ),
         }
     }
+
+    /// The values of a coordinate that are selected.
+    fn selected(&mut self, dimension: usize) -> Result<Vec<f64>> {
+        let runs = self.selection[dimension].clone();
+        let found = self.coordinate(dimension)?;
+        Ok(found.map_or_else(Vec::new, |found| chosen(&found.values, &runs)))
+    }
 }
 
 /// Plans a query over files, which are one along a dimension if they are several.
@@ -280,15 +420,21 @@ impl<'a> File<'a> {
 /// # Errors
 /// If what is asked for is not there, or files don't fit together.
 pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
+    let mut notes = Vec::new();
     let mut files = opened(query, inputs)?;
-    let along = along(query, &mut files)?;
-    select(query, &mut files, along)?;
+    let along = along(query, &files)?;
+    series::check(query, &mut files, along, &mut notes)?;
+    select(query, &mut files, along, &mut notes)?;
     let every = files.len();
     let empty = files.iter().all(|file| file.variable.elements() == 0);
     match empty {
         true => check_empty(query, &files[0])?,
         false => {
-            files.retain(|file| file.selection.iter().all(|range| range.count() > 0));
+            files.retain(|file| {
+                file.selection
+                    .iter()
+                    .all(|runs| runs.iter().any(|range| range.count() > 0))
+            });
         }
     }
     if files.is_empty() {
@@ -297,8 +443,6 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
             query.variable
         )));
     }
-    let first = &files[0];
-    let rank = first.variable.dimensions.len();
     if query.weights.is_some() && !matches!(query.operation, Operation::Sum | Operation::Mean) {
         return Err(Error::Query(format!(
             "weights are for sum and mean, not for {}",
@@ -309,20 +453,54 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
         Some(by) => Some((by, time(&mut files[0], along)?)),
         None => None,
     };
-    let over = match &query.over {
-        None => (0..rank).collect(),
-        Some(names) => names
-            .iter()
-            .map(|name| files[0].dimension(name))
-            .collect::<Result<Vec<_>>>()?,
-    };
+    if let Some((_, time)) = grouped {
+        leave_out_missing(&mut files, (time, along), &mut notes)?;
+    }
+    let over = over(query, &files[0])?;
+    let methods = methods(
+        query,
+        &mut files,
+        (along, grouped.map(|(_, time)| time)),
+        &over,
+    )?;
+    let (targets, axes) = led(query, &mut files, (along, grouped), &over)?;
+    let mut planned = Vec::new();
+    for (file, targets) in files.iter_mut().zip(targets) {
+        planned.extend(of_file(query, file, &targets)?);
+    }
+    let header = inputs[files[0].input].header;
+    let mut plan = finished(query, planned, axes);
+    (plan.notes, plan.methods) = (notes, methods);
+    plan.attributes = [
+        files[0].variable.attributes.clone(),
+        header.attributes.clone(),
+    ];
+    if empty && query.operation == Operation::Count {
+        plan.files.clear();
+    }
+    Ok(plan)
+}
+
+/// Where each run of each dimension of each file leads, and the dimensions of the result.
+fn led(
+    query: &Query,
+    files: &mut [File<'_>],
+    (along, grouped): (Option<usize>, Option<(By, usize)>),
+    over: &[usize],
+) -> Result<(Vec<Targets>, Vec<Axis>)> {
     let mut targets = vec![Vec::new(); files.len()];
     let mut axes = Vec::new();
-    for dimension in 0..rank {
+    for dimension in 0..files[0].variable.dimensions.len() {
         let (of, axis) = match grouped {
-            Some((by, time)) if time == dimension => groups(&mut files, (dimension, along), by)?,
-            _ if over.contains(&dimension) => (vec![Target::Reduced; files.len()], None),
-            _ => kept(&mut files, (dimension, along))?,
+            Some((by, time)) if time == dimension => {
+                groups(files, (dimension, along), (by, query.time_at))?
+            }
+            _ if over.contains(&dimension) => {
+                let reduced =
+                    |file: &File<'_>| vec![Target::Reduced; file.selection[dimension].len()];
+                (files.iter().map(reduced).collect(), None)
+            }
+            _ => kept(files, (dimension, along))?,
         };
         axes.extend(axis);
         targets
@@ -336,15 +514,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     if cells > CELLS_MAX {
         return Err(Error::TooLarge(cells));
     }
-    let mut planned = Vec::new();
-    for (file, targets) in files.iter_mut().zip(targets) {
-        planned.push(of_file(query, file, targets)?);
-    }
-    let mut plan = finished(query, planned, axes);
-    if empty && query.operation == Operation::Count {
-        plan.files.clear();
-    }
-    Ok(plan)
+    Ok((targets, axes))
 }
 
 /// A variable of no values has a count of 0. What else there is of no values can be said only where values may follow.
@@ -358,6 +528,109 @@ fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
         variable: file.variable.path.clone(),
         what: "a null dataspace or a dimension of length 0, which has a count only".into(),
     })
+}
+
+/// The dimensions that are reduced.
+fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
+    let Some(names) = &query.over else {
+        return Ok((0..first.variable.dimensions.len()).collect());
+    };
+    let members = names.iter().filter(|name| *name == MEMBER).count();
+    if query.ensemble && members == 0 {
+        return Err(Error::Query(format!(
+            "the files are members of an ensemble, which are reduced: name {MEMBER} among the dimensions, too"
+        )));
+    }
+    let own = names
+        .iter()
+        .filter(|name| !query.ensemble || *name != MEMBER);
+    own.map(|name| first.dimension(name)).collect()
+}
+
+/// What CF calls the dimensions that are reduced, with how far their times are apart if that is always the same.
+fn methods(
+    query: &Query,
+    files: &mut [File<'_>],
+    (along, grouped): (Option<usize>, Option<usize>),
+    over: &[usize],
+) -> Result<(String, String)> {
+    let mut names = files[0].names();
+    let reduced: Vec<usize> = (0..names.len())
+        .filter(|dimension| over.contains(dimension) || grouped == Some(*dimension))
+        .collect();
+    let mut before = String::new();
+    for dimension in &reduced {
+        before.push_str(&std::mem::take(&mut names[*dimension]));
+        before.push_str(": ");
+    }
+    if query.ensemble {
+        before.push_str("member: ");
+    }
+    let mut behind = String::new();
+    if let (&[only], false) = (&reduced[..], query.ensemble) {
+        let mut seconds = Vec::new();
+        let every = if along == Some(only) { files.len() } else { 1 };
+        for file in &mut files[..every] {
+            let values = file.selected(only)?;
+            let found = file.coordinate(only)?;
+            if let Some(units) = found.and_then(|found| found.units) {
+                seconds.extend(values.into_iter().map(|value| units.seconds(value)));
+            }
+        }
+        if let Some(interval) = periods::interval(&seconds) {
+            behind = format!(" (interval: {interval})");
+        }
+    }
+    if let Some(weights) = &query.weights {
+        behind.push_str(&format!(" (comment: weighted by the cosine of {weights})"));
+    }
+    Ok((before, behind))
+}
+
+/// Leaves out the indices whose time is none.
+fn leave_out_missing(
+    files: &mut Vec<File<'_>>,
+    (time, along): (usize, Option<usize>),
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let mut missing = 0;
+    for place in 0..files.len() {
+        if Some(time) != along && place > 0 {
+            files[place].selection[time] = files[0].selection[time].clone();
+            continue;
+        }
+        let file = &mut files[place];
+        let before = file.selection[time].clone();
+        let Some(found) = file.coordinate(time)? else {
+            continue;
+        };
+        let is_missing = |index: u64| {
+            found
+                .values
+                .get(as_usize(index))
+                .is_some_and(|value| value.is_nan())
+        };
+        let left = choose::without(&before, is_missing);
+        let left = left.map_err(|why| file.wrong(time, why))?;
+        let count = |runs: &[Range]| runs.iter().map(Range::count).sum::<u64>();
+        if count(&before) > count(&left) {
+            missing += count(&before) - count(&left);
+            file.selection[time] = left;
+        }
+    }
+    if missing > 0 {
+        let name = files[0].names().swap_remove(time);
+        notes.push(format!(
+            "{missing} indices of {name} have no time, and are left out"
+        ));
+        files.retain(|file| !file.selection[time].is_empty());
+        if files.is_empty() {
+            return Err(Error::Query(format!(
+                "nothing is selected: no index of {name} has a time"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
@@ -381,9 +654,17 @@ fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
     inputs.iter().enumerate().map(open).collect()
 }
 
-/// The dimension along which several files are one; puts them in its order.
-fn along(query: &Query, files: &mut [File<'_>]) -> Result<Option<usize>> {
+/// The dimension along which several files are one.
+fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
     let names = files[0].names();
+    if query.ensemble {
+        if query.along.is_some() {
+            return Err(Error::Query(
+                "files are members of an ensemble or one along a dimension, not both".into(),
+            ));
+        }
+        return members(query, files).map(|()| None);
+    }
     let along = match &query.along {
         Some(name) => files[0].dimension(name)?,
         None if files.len() == 1 => return Ok(None),
@@ -431,31 +712,39 @@ fn along(query: &Query, files: &mut [File<'_>]) -> Result<Option<usize>> {
             });
         }
     }
-    // By coordinate where all have one; else as they were named.
-    let mut starts = Vec::new();
-    for file in &mut *files {
-        let start = file.coordinate(along)?.and_then(|found| {
-            let value = *found.values.first()?;
-            Some(found.units.map_or(value, |units| units.seconds(value)))
-        });
-        starts.push((file.input, start));
-    }
-    if starts
-        .iter()
-        .all(|(_, start)| start.is_some_and(f64::is_finite))
-    {
-        let starts: BTreeMap<usize, f64> = starts
-            .into_iter()
-            .filter_map(|(input, start)| Some((input, start?)))
-            .collect();
-        files.sort_by(|a, b| starts[&a.input].total_cmp(&starts[&b.input]));
-    }
     Ok(Some(along))
 }
 
-fn select(query: &Query, files: &mut [File<'_>], along: Option<usize>) -> Result<()> {
+/// Members have the same dimensions.
+fn members(query: &Query, files: &[File<'_>]) -> Result<()> {
+    let (names, shape) = (files[0].names(), files[0].variable.shape());
+    for file in &files[1..] {
+        if file.names() != names || file.variable.shape() != shape {
+            let why = format!(
+                "{} is {names:?} {shape:?} in one and {:?} {:?} in the other, and members of an ensemble are alike",
+                query.variable,
+                file.names(),
+                file.variable.shape(),
+            );
+            return Err(Error::Files {
+                file: file.of.name.into(),
+                other: files[0].of.name.into(),
+                why,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn select(
+    query: &Query,
+    files: &mut [File<'_>],
+    along: Option<usize>,
+    notes: &mut Vec<String>,
+) -> Result<()> {
     for file in &mut *files {
-        file.selection = file.variable.shape().into_iter().map(Range::all).collect();
+        let all = file.variable.shape().into_iter().map(Range::all);
+        file.selection = all.map(|range| vec![range]).collect();
     }
     let mut seen = Vec::new();
     for one in &query.select {
@@ -465,28 +754,89 @@ fn select(query: &Query, files: &mut [File<'_>], along: Option<usize>) -> Result
         }
         seen.push(dimension);
         if Some(dimension) == along {
-            select_along(one, files, dimension)?;
+            select_along(one, files, (dimension, query.time_at), notes)?;
             continue;
         }
         let size = files[0].variable.dimensions[dimension].size;
-        let mut range = match &one.what {
-            What::Values(low, high) => files[0].by_values(dimension, low, high)?,
-            what => indices(&files[0], dimension, what, size)?,
+        let runs = match &one.what {
+            What::Values(low, high) => {
+                let ends = (low.as_str(), high.as_str());
+                let (runs, span, missing) = files[0].by_values(dimension, ends, query.time_at)?;
+                noted(
+                    &mut files[..1],
+                    (dimension, one),
+                    (span, missing),
+                    notes,
+                    &[runs.clone()],
+                )?;
+                runs
+            }
+            what => vec![indices(&files[0], dimension, what, size)?],
         };
-        if range.count() == 0 {
+        let runs = choose::every(&runs, one.step, &mut 0);
+        if runs.is_empty() {
             let why = format!("nothing of it is selected; {}", files[0].ends(dimension));
             return Err(files[0].wrong(dimension, why));
         }
-        range.step = one.step;
         files
             .iter_mut()
-            .for_each(|file| file.selection[dimension] = range);
+            .for_each(|file| file.selection[dimension].clone_from(&runs));
+    }
+    Ok(())
+}
+
+/// Notes values that are none, and a selection that reaches beyond the values.
+fn noted(
+    files: &mut [File<'_>],
+    (dimension, one): (usize, &Select),
+    (span, missing): (Span, usize),
+    notes: &mut Vec<String>,
+    runs: &[Vec<Range>],
+) -> Result<()> {
+    let name = files[0].names().swap_remove(dimension);
+    if missing > 0 {
+        notes.push(format!(
+            "{missing} indices of {name} have no value, and are left out"
+        ));
+    }
+    let first = files[0].needed(dimension, "a selection by value")?;
+    let (mut values, mut picked) = (Vec::new(), Vec::new());
+    for (file, runs) in files.iter_mut().zip(runs) {
+        if let Some(found) = file.coordinate(dimension)? {
+            let own = alike(found, first.units.as_ref(), found.values.clone());
+            picked.extend(chosen(&own, runs));
+            values.extend(own);
+        }
+    }
+    let extremes = |all: &[f64]| {
+        let finite = || all.iter().copied().filter(|value| value.is_finite());
+        finite().reduce(f64::min).zip(finite().reduce(f64::max))
+    };
+    let (Some(all), Some(own)) = (extremes(&values), extremes(&picked)) else {
+        return Ok(());
+    };
+    // Longitudes have no end.
+    let is_longitude = first.units.is_none() && first.is_longitude(&name);
+    let ends = if is_longitude { own } else { all };
+    if let (What::Values(low, high), true) =
+        (&one.what, span.is_beyond(values.into_iter(), Some(ends)))
+    {
+        notes.push(format!(
+            "{name}={low}..{high} reaches beyond the data, which there go from {} to {}",
+            first.shown(ends.0),
+            first.shown(ends.1)
+        ));
     }
     Ok(())
 }
 
 /// Selects along the dimension along which files are one: steps go on from one to the next.
-fn select_along(one: &Select, files: &mut [File<'_>], dimension: usize) -> Result<()> {
+fn select_along(
+    one: &Select,
+    files: &mut [File<'_>],
+    (dimension, at): (usize, Option<TimeAt>),
+    notes: &mut Vec<String>,
+) -> Result<()> {
     let size = |file: &File<'_>| file.variable.dimensions[dimension].size;
     let all: u64 = files.iter().map(size).sum();
     let (mut before, mut taken) = (0, 0);
@@ -494,24 +844,28 @@ fn select_along(one: &Select, files: &mut [File<'_>], dimension: usize) -> Resul
         What::Values(..) => Range::all(all),
         what => indices(&files[0], dimension, what, all)?,
     };
+    let (mut every, mut spans, mut missing) = (Vec::new(), Vec::new(), 0);
     for file in &mut *files {
         let length = size(file);
-        let mut range = match &one.what {
-            What::Values(low, high) => file.by_values(dimension, low, high)?,
+        let runs = match &one.what {
+            What::Values(low, high) => {
+                let (runs, span, none) =
+                    file.by_values(dimension, (low.as_str(), high.as_str()), at)?;
+                spans.push(span);
+                missing += none;
+                runs
+            }
             _ => {
                 let place = |index: u64| index.clamp(before, before + length) - before;
-                Range {
+                vec![Range {
                     start: place(run.start),
                     end: place(run.end),
                     step: 1,
-                }
+                }]
             }
         };
-        let skipped = (one.step - taken % one.step) % one.step;
-        taken += range.count();
-        range.start = (range.start + skipped).min(range.end);
-        range.step = one.step;
-        file.selection[dimension] = range;
+        file.selection[dimension] = choose::every(&runs, one.step, &mut taken);
+        every.push(runs);
         before += length;
     }
     if taken == 0 {
@@ -520,6 +874,9 @@ fn select_along(one: &Select, files: &mut [File<'_>], dimension: usize) -> Resul
             files[0].ends(dimension)
         );
         return Err(files[0].wrong(dimension, why));
+    }
+    if let Some(span) = spans.first() {
+        noted(files, (dimension, one), (*span, missing), notes, &every)?;
     }
     Ok(())
 }
@@ -555,11 +912,12 @@ fn indices(file: &File<'_>, dimension: usize, what: &What, size: u64) -> Result<
 fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
     let rank = file.variable.dimensions.len();
     for dimension in along.into_iter().chain(0..rank) {
-        if file
-            .coordinate(dimension)?
-            .is_some_and(|found| found.units.is_some())
-        {
+        let found = file.coordinate(dimension)?;
+        if found.is_some_and(|found| found.units.is_some()) {
             return Ok(dimension);
+        }
+        if let Some(odd) = found.and_then(|found| found.odd.clone()) {
+            return Err(file.wrong(dimension, odd));
         }
     }
     Err(Error::Query(format!(
@@ -569,17 +927,24 @@ fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
 }
 
 /// What of a coordinate is selected.
-fn chosen(values: &[f64], range: Range) -> Vec<f64> {
-    let index = |place: u64| as_usize(range.start + place * range.step);
-    (0..range.count())
-        .filter_map(|place| values.get(index(place)).copied())
-        .collect()
+fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
+    let index = |range: &Range, place: u64| as_usize(range.start + place * range.step);
+    let of = |range: &Range| {
+        let places = 0..range.count();
+        let values = places.filter_map(|place| values.get(index(range, place)).copied());
+        values.collect::<Vec<f64>>()
+    };
+    runs.iter().flat_map(of).collect()
 }
 
-type Led = (Vec<Target>, Option<Axis>);
+/// Where runs lead: of each file those of one dimension, or of each dimension those of one file.
+type Targets = Vec<Vec<Target>>;
+
+/// Where each run of each file leads.
+type Led = (Targets, Option<Axis>);
 
 /// Times in the units of another file.
-fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -> Vec<f64> {
+pub(super) fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -> Vec<f64> {
     match (found.units, as_first) {
         (Some(units), Some(first)) if units != *first => values
             .into_iter()
@@ -594,21 +959,25 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
     let first = files[0].coordinate(dimension)?.cloned();
     let units = first.as_ref().and_then(|found| found.units);
     let mut coordinate = first.map(|found| found.coordinate);
-    let (mut targets, mut length) = (Vec::new(), 0);
+    let (mut targets, mut length): (Vec<Vec<Target>>, u64) = (Vec::new(), 0);
     for (place, file) in files.iter_mut().enumerate() {
-        let range = file.selection[dimension];
+        let runs = file.selection[dimension].clone();
         if Some(dimension) != along && place > 0 {
-            targets.push(Target::Kept(0));
+            targets.push(targets[0].clone());
             continue;
         }
-        targets.push(Target::Kept(length));
-        length += range.count();
+        let mut own = Vec::new();
+        for run in &runs {
+            own.push(Target::Kept(length));
+            length += run.count();
+        }
+        targets.push(own);
         if let Some(coordinate) = &mut coordinate {
             match file.coordinate(dimension)? {
                 Some(found) => coordinate.values.extend(alike(
                     found,
                     units.as_ref(),
-                    chosen(&found.values, range),
+                    chosen(&found.values, &runs),
                 )),
                 None => {
                     return Err(file.wrong(
@@ -633,29 +1002,48 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
 fn groups(
     files: &mut [File<'_>],
     (dimension, along): (usize, Option<usize>),
-    by: By,
+    (by, at): (By, Option<TimeAt>),
 ) -> Result<Led> {
     let name = files[0].names().swap_remove(dimension);
     let first = files[0].needed(dimension, "grouping")?;
-    let mut of_files = Vec::new();
-    let mut all: BTreeMap<i64, f64> = BTreeMap::new();
+    let units = first.units.ok_or_else(|| {
+        files[0].wrong(dimension, "its values are no times, which grouping needs")
+    })?;
+    let mut of_files: Vec<Vec<i64>> = Vec::new();
+    // Of each group the interval that the files say, where all do.
+    let mut all: BTreeMap<i64, Option<(f64, f64)>> = BTreeMap::new();
     for (place, file) in files.iter_mut().enumerate() {
         if Some(dimension) != along && place > 0 {
             break;
         }
-        let range = file.selection[dimension];
+        let runs = file.selection[dimension].clone();
         let found = file.needed(dimension, "grouping")?;
-        let values = chosen(&found.values, range);
-        let group = |value: &f64| Some(by.group(&found.units?.moment(*value)?));
-        let groups: Option<Vec<i64>> = values.iter().map(group).collect();
+        let own = found.units.unwrap_or(units);
+        let group = |value: f64| Some(by.group(&own.moment(value)?));
+        let stamps = periods::stamps(file, dimension, (&found, at), group)?;
+        let groups: Option<Vec<i64>> = chosen(&stamps, &runs).into_iter().map(group).collect();
         let groups =
             groups.ok_or_else(|| file.wrong(dimension, "it has values that are no times"))?;
-        for (group, value) in groups
-            .iter()
-            .zip(alike(&found, first.units.as_ref(), values))
-        {
-            let least = all.entry(*group).or_insert(value);
-            *least = least.min(value);
+        let intervals = file.intervals(dimension)?;
+        let ends = |which: fn(&(f64, f64)) -> f64| {
+            let ends: Option<Vec<f64>> = intervals
+                .as_ref()
+                .map(|all| all.iter().map(which).collect());
+            ends.map(|ends| alike(&found, Some(&units), chosen(&ends, &runs)))
+        };
+        let intervals = ends(|one| one.0).zip(ends(|one| one.1));
+        for (index, group) in groups.iter().enumerate() {
+            let own = intervals
+                .as_ref()
+                .map(|(starts, ends)| (starts[index], ends[index]))
+                .filter(|(start, end)| start.is_finite() && end.is_finite());
+            let hull = |known: Option<(f64, f64)>| {
+                let ((low, high), (start, end)) = (known?, own?);
+                Some((low.min(start), high.max(end)))
+            };
+            all.entry(*group)
+                .and_modify(|known| *known = hull(*known))
+                .or_insert(own);
         }
         of_files.push(groups);
     }
@@ -664,44 +1052,60 @@ fn groups(
         .zip(0..)
         .map(|(group, number)| (*group, number))
         .collect();
-    let table =
-        |groups: &Vec<i64>| Target::Grouped(groups.iter().map(|group| numbers[group]).collect());
-    let targets = (0..files.len())
-        .map(|place| table(&of_files[place.min(of_files.len() - 1)]))
-        .collect();
+    let mut targets = Vec::new();
+    for (place, file) in files.iter().enumerate() {
+        let mut groups = of_files[place.min(of_files.len() - 1)].iter();
+        let of_run = |run: &Range| {
+            let own = groups.by_ref().take(as_usize(run.count()));
+            Target::Grouped(own.map(|group| numbers[group]).collect())
+        };
+        targets.push(file.selection[dimension].iter().map(of_run).collect());
+    }
+    let attributes = first.coordinate.attributes;
+    Ok((targets, Some(axis_of(&all, by, (name, units, attributes)))))
+}
+
+/// The dimension that groups are.
+fn axis_of(
+    all: &BTreeMap<i64, Option<(f64, f64)>>,
+    by: By,
+    (name, units, attributes): (String, Units, Vec<Attribute>),
+) -> Axis {
     let labels = all.keys().map(|group| by.label(*group)).collect();
-    let of_year = matches!(by, By::SeasonOfYear | By::MonthOfYear | By::HourOfDay);
-    let (name, coordinate) = if of_year {
+    let (name, coordinate) = if by.is_of_all_years() {
         let short = by.name().trim_start_matches("climatological-");
         let more = i64::from(by == By::MonthOfYear);
         #[expect(clippy::cast_precision_loss, reason = "at most 24")]
         let values = all.keys().map(|group| (group + more) as f64).collect();
-        (
-            short.to_owned(),
-            Coordinate {
-                values,
-                attributes: Vec::new(),
-            },
-        )
+        let coordinate = Coordinate {
+            values,
+            attributes: Vec::new(),
+            bounds: None,
+        };
+        (short.to_owned(), coordinate)
     } else {
-        (
-            name,
-            Coordinate {
-                values: all.values().copied().collect(),
-                attributes: first.coordinate.attributes,
-            },
-        )
+        let bounds: Vec<(f64, f64)> = all
+            .iter()
+            .map(|(group, known)| known.unwrap_or_else(|| by.period(*group, &units)))
+            .collect();
+        let middle = |(low, high): &(f64, f64)| low + (high - low) / 2.0;
+        let coordinate = Coordinate {
+            values: bounds.iter().map(middle).collect(),
+            attributes,
+            bounds: Some(bounds),
+        };
+        (name, coordinate)
     };
-    let axis = Axis {
+    Axis {
         name,
         length: all.len() as u64,
         coordinate: Some(coordinate),
         labels: Some(labels),
-    };
-    Ok((targets, Some(axis)))
+    }
 }
 
-fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<FilePlan> {
+/// What is folded of a file: one for all runs of its dimensions.
+fn of_file(query: &Query, file: &mut File<'_>, targets: &[Vec<Target>]) -> Result<Vec<FilePlan>> {
     let meaning = file.variable.meaning(file.of.header.format);
     let meaning = meaning.map_err(|source| file.error(source))?;
     let coding = coding(file.of.name, file.variable, meaning.unsigned)?;
@@ -709,7 +1113,7 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
         None => None,
         Some(name) => {
             let dimension = file.dimension(name)?;
-            let range = file.selection[dimension];
+            let runs = file.selection[dimension].clone();
             let found = file.needed(dimension, "a weight")?;
             if found
                 .values
@@ -722,11 +1126,12 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
                 ));
             }
             let weight = |value: f64| (value * PI / 180.0).cos();
-            let weights = chosen(&found.values, range)
-                .into_iter()
-                .map(weight)
-                .collect();
-            Some((u32::try_from(dimension).unwrap_or(u32::MAX), weights))
+            let of_run = |run: &Range| {
+                let values = chosen(&found.values, std::slice::from_ref(run));
+                values.into_iter().map(weight).collect::<Vec<f64>>()
+            };
+            let weights: Vec<Vec<f64>> = runs.iter().map(of_run).collect();
+            Some((dimension, weights))
         }
     };
     let keep = keep(&meaning);
@@ -734,24 +1139,64 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: Vec<Target>) -> Result<F
         (None, None) => None,
         (scale, offset) => Some((scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
     };
-    Ok(FilePlan {
-        input: file.input,
-        variable: file.variable.clone(),
-        selection: file.selection.clone(),
-        task: Task {
-            dtype: coding.dtype,
-            big_endian: coding.big_endian,
-            filters: coding.filters,
-            order: coding.order,
-            fill: coding.fill,
-            keep,
-            wants: wants(query.operation),
-            targets,
-            weights,
-            counted: None,
-        },
-        unpack,
-    })
+    let task = Task {
+        dtype: coding.dtype,
+        big_endian: coding.big_endian,
+        filters: coding.filters,
+        order: coding.order,
+        fill: coding.fill,
+        keep,
+        wants: wants(query.operation),
+        targets: Vec::new(),
+        weights: None,
+        counted: None,
+    };
+    boxes(file, targets, (task, unpack), weights)
+}
+
+/// One for each choice of a run of each dimension.
+fn boxes(
+    file: &File<'_>,
+    targets: &[Vec<Target>],
+    (task, unpack): (Task, Option<(f64, f64)>),
+    weights: Option<(usize, Vec<Vec<f64>>)>,
+) -> Result<Vec<FilePlan>> {
+    let mut counts = file.selection.iter().map(Vec::len);
+    let all = counts.try_fold(1_usize, usize::checked_mul);
+    let all = all.filter(|all| *all <= PARTS_MAX).ok_or_else(|| {
+        Error::Query(format!(
+            "what is selected of {} is more than {PARTS_MAX} boxes: select less at once",
+            file.of.name
+        ))
+    })?;
+    let mut planned = Vec::new();
+    for number in 0..all {
+        let (mut left, mut places) = (number, vec![0; file.selection.len()]);
+        for (place, runs) in places.iter_mut().zip(&file.selection).rev() {
+            (left, *place) = (left / runs.len(), left % runs.len());
+        }
+        let weights = weights.as_ref().map(|(dimension, weights)| {
+            let number = u32::try_from(*dimension).unwrap_or(u32::MAX);
+            (number, weights[places[*dimension]].clone())
+        });
+        let own = places.iter().zip(&file.selection);
+        planned.push(FilePlan {
+            input: file.input,
+            variable: file.variable.clone(),
+            selection: own.map(|(place, runs)| runs[*place]).collect(),
+            task: Task {
+                targets: targets
+                    .iter()
+                    .zip(&places)
+                    .map(|(targets, place)| targets[*place].clone())
+                    .collect(),
+                weights,
+                ..task.clone()
+            },
+            unpack,
+        });
+    }
+    Ok(planned)
 }
 
 fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
@@ -763,8 +1208,13 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
     for file in files.iter_mut().filter(|file| !whole && !real(file)) {
         file.unpack.get_or_insert((1.0, 0.0));
     }
+    let is_single = |file: &FilePlan| file.task.dtype == Dtype::Float32 && file.unpack.is_none();
     Plan {
         operation: query.operation,
+        notes: Vec::new(),
+        attributes: [Vec::new(), Vec::new()],
+        methods: (String::new(), String::new()),
+        single: files.iter().all(is_single),
         variable: query.variable.trim_matches('/').to_owned(),
         units: files[0].variable.text("units").map(str::to_owned),
         ddof: query.ddof,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidemill_format::time::{Moment, Units};
+use tidemill_format::time::{Date, Moment, Units};
 
 use super::bins::Wanted;
 use super::error::{Error, Result};
@@ -112,7 +112,31 @@ pub struct Query {
     pub bins: Wanted,
     /// The dimension along which several files are one.
     pub along: Option<String>,
+    /// Whether the files are members, which are reduced, and not a series.
+    pub ensemble: bool,
+    /// Whether coordinates of other files than the first are not looked at, but along the series.
+    pub override_coordinates: bool,
+    /// What times mean.
+    pub time_at: Option<TimeAt>,
 }
+
+/// Where in the time that a value stands for its time lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum TimeAt {
+    Start,
+    Middle,
+    End,
+    /// The file has both ends.
+    Bounds,
+}
+
+const TIMES_AT: [(&str, TimeAt); 4] = [
+    ("start", TimeAt::Start),
+    ("middle", TimeAt::Middle),
+    ("end", TimeAt::End),
+    ("bounds", TimeAt::Bounds),
+];
 
 impl Query {
     /// All of a variable, to one value.
@@ -129,6 +153,9 @@ impl Query {
             quantiles: vec![0.25, 0.5, 0.75],
             bins: Wanted::default(),
             along: None,
+            ensemble: false,
+            override_coordinates: false,
+            time_at: None,
         }
     }
 }
@@ -201,6 +228,37 @@ impl By {
             .iter()
             .find(|(_, by)| *by == self)
             .map_or("", |(name, _)| name)
+    }
+
+    /// Whether groups are of all years, or days, together.
+    pub(super) fn is_of_all_years(self) -> bool {
+        matches!(
+            self,
+            Self::SeasonOfYear | Self::MonthOfYear | Self::HourOfDay
+        )
+    }
+
+    /// Where a group begins and ends.
+    pub(super) fn period(self, group: i64, units: &Units) -> (f64, f64) {
+        let day = |month: i64, day: i64| {
+            let (year, month) = (month.div_euclid(12), month.rem_euclid(12) + 1);
+            units.at(Date { year, month, day })
+        };
+        let months = |first: i64, count: i64| (day(first, 1), day(first + count, 1));
+        let one_day = |group: i64| day(group.div_euclid(31), group.rem_euclid(31) + 1);
+        let later = |value: f64, seconds: f64| units.value(units.seconds(value) + seconds);
+        match self {
+            Self::Year => months(group * 12, 12),
+            Self::Season => months(group * 3 - 1, 3),
+            Self::Day => (one_day(group), later(one_day(group), 86_400.0)),
+            Self::Hour => {
+                #[expect(clippy::cast_precision_loss, reason = "at most 23")]
+                let hour = group.rem_euclid(24) as f64;
+                let start = later(one_day(group.div_euclid(24)), hour * 3600.0);
+                (start, later(start, 3600.0))
+            }
+            _ => months(group, 1),
+        }
     }
 
     /// Which group a time is in: groups are in the order of these.
@@ -331,9 +389,12 @@ impl Select {
 }
 
 /// The values of a coordinate from one text to another: the lowest, the highest, and whether that is included.
+///
+/// Where values go `around`, a range from 350 to 10 ends at 370.
 pub(super) fn bounds(
     units: Option<&Units>,
     (low, high): (&str, &str),
+    around: bool,
 ) -> std::result::Result<(f64, f64, bool), String> {
     if let Some(units) = units {
         let span = |low, high| units.span(low, high).map_err(|error| error.to_string());
@@ -357,10 +418,11 @@ pub(super) fn bounds(
             .filter(|value| !value.is_nan())
             .ok_or_else(|| format!("{text:?} is no number")),
     };
-    let (low, high) = (
-        number(low, f64::NEG_INFINITY)?,
-        number(high, f64::INFINITY)?,
-    );
+    let low = number(low, f64::NEG_INFINITY)?;
+    let mut high = number(high, f64::INFINITY)?;
+    if around && low > high && low.is_finite() && high.is_finite() {
+        high += 360.0 * ((low - high) / 360.0).ceil();
+    }
     if low > high {
         return Err(format!("{low} is above {high}"));
     }
@@ -390,6 +452,12 @@ pub struct Words<'a> {
     pub bins: &'a str,
     /// A dimension, or nothing.
     pub along: &'a str,
+    /// `yes`, or nothing.
+    pub ensemble: &'a str,
+    /// `exact`, `override` or nothing.
+    pub join: &'a str,
+    /// `start`, `middle`, `end`, `bounds` or nothing.
+    pub time_at: &'a str,
 }
 
 impl Words<'_> {
@@ -422,6 +490,17 @@ impl Words<'_> {
             quantiles: quantiles(self.quantiles)?,
             bins: self.bins.trim().parse()?,
             along: some(self.along),
+            ensemble: some(self.ensemble)
+                .map(|text| named("ensemble", &[("yes", true), ("no", false)], &text))
+                .transpose()?
+                .unwrap_or_default(),
+            override_coordinates: some(self.join)
+                .map(|text| named("join", &[("exact", false), ("override", true)], &text))
+                .transpose()?
+                .unwrap_or_default(),
+            time_at: some(self.time_at)
+                .map(|text| named("time-at", &TIMES_AT, &text))
+                .transpose()?,
         })
     }
 }

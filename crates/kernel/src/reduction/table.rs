@@ -6,7 +6,7 @@ use tidemill_format::{Attribute, Value};
 
 use super::bins::{Edges, whole};
 use super::error::{Error, Result};
-use super::plan::Plan;
+use super::plan::{OF_STORAGE, Plan};
 use super::query::Operation;
 use super::state::{Numbers, State, Sums, count, real, total};
 
@@ -30,6 +30,8 @@ pub struct Coordinate {
     pub values: Vec<f64>,
     /// What the file says about them.
     pub attributes: Vec<Attribute>,
+    /// Where each begins and ends, if it is more than a point.
+    pub bounds: Option<Vec<(f64, f64)>>,
 }
 
 /// Numbers of a result; none where no value counts.
@@ -52,6 +54,10 @@ pub struct Field {
     pub name: Cow<'static, str>,
     /// One for each cell, the last dimension first.
     pub values: Column,
+    /// What else is said about it, but its units.
+    pub attributes: Vec<Attribute>,
+    /// Whether its values are 32-bit floats.
+    pub single: bool,
 }
 
 /// A result.
@@ -61,6 +67,10 @@ pub struct Table {
     pub axes: Vec<Axis>,
     /// One, or several of statistics, variable by variable.
     pub fields: Vec<Field>,
+    /// What the first file says about all of it, and how it was made.
+    pub attributes: Vec<Attribute>,
+    /// What is to be known beside it.
+    pub notes: Vec<String>,
 }
 
 impl Table {
@@ -75,6 +85,9 @@ impl Table {
                 return Err(one.unlike(&other));
             }
             one.fields.extend(other.fields);
+            let new = |note: &String| !one.notes.contains(note);
+            let notes: Vec<String> = other.notes.into_iter().filter(new).collect();
+            one.notes.extend(notes);
             Ok(one)
         });
         joined.unwrap_or_else(|| Err(Error::Query("no variable was named".into())))
@@ -98,6 +111,23 @@ impl Table {
             told(self),
             told(other)
         ))
+    }
+
+    /// Adds a line to the attribute `history`.
+    pub fn log(&mut self, line: &str) {
+        let history = self.attributes.iter_mut().find(|one| one.name == "history");
+        match history.map(|one| &mut one.value) {
+            Some(Value::Text(text)) if !text.trim().is_empty() => {
+                text.truncate(text.trim_end().len());
+                text.push('\n');
+                text.push_str(line);
+            }
+            Some(value) => *value = Value::Text(line.to_owned()),
+            None => self.attributes.push(Attribute {
+                name: "history".into(),
+                value: Value::Text(line.to_owned()),
+            }),
+        }
     }
 
     /// Whether all is of one variable.
@@ -162,16 +192,66 @@ impl Plan {
         Table {
             axes: self.axes.iter().cloned().chain(bins).collect(),
             fields,
+            attributes: self.attributes[1].clone(),
+            notes: self.notes.clone(),
         }
     }
 
     fn field(&self, name: impl Into<Cow<'static, str>>, values: Column) -> Field {
+        let name = name.into();
         Field {
             variable: self.variable.clone(),
             units: self.units.clone(),
-            name: name.into(),
+            single: self.single && matches!(&*name, "min" | "max"),
+            attributes: self.described(&name),
+            name,
             values,
         }
+    }
+
+    /// What the file says about the variable, as far as it holds for what was found of it.
+    fn described(&self, name: &str) -> Vec<Attribute> {
+        let text = |name: &str, text: String| Attribute {
+            name: name.into(),
+            value: Value::Text(text),
+        };
+        let own = &self.attributes[0];
+        let mut attributes: Vec<Attribute> = own
+            .iter()
+            .filter(|one| !OF_STORAGE.contains(&one.name.as_str()))
+            .cloned()
+            .collect();
+        let method = match name {
+            "min" => "minimum",
+            "max" => "maximum",
+            "stddev" => "standard_deviation",
+            "sum" | "mean" | "range" | "median" => name,
+            // CF has no name for it.
+            _ => {
+                attributes.retain(|one| one.name != "standard_name" && one.name != "long_name");
+                let what = if name == "count" {
+                    "number of values"
+                } else {
+                    name
+                };
+                attributes.push(text("long_name", format!("{what} of {}", self.variable)));
+                return attributes;
+            }
+        };
+        let (before, behind) = &self.methods;
+        let earlier = super::write::text(own, "cell_methods")
+            .unwrap_or_default()
+            .trim();
+        let methods = match before.is_empty() {
+            true => earlier.to_owned(),
+            false => format!("{earlier} {before}{method}{behind}")
+                .trim()
+                .to_owned(),
+        };
+        if !methods.is_empty() {
+            attributes.push(text("cell_methods", methods));
+        }
+        attributes
     }
 
     /// What is below, the bins, and what is above, by where each begins.
@@ -193,7 +273,11 @@ impl Plan {
         Axis {
             name,
             length: values.len() as u64,
-            coordinate: Some(Coordinate { values, attributes }),
+            coordinate: Some(Coordinate {
+                values,
+                attributes,
+                bounds: None,
+            }),
             labels: None,
         }
     }

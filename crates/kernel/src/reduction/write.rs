@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::{Value as Json, json};
+use tidemill_format::time::Units;
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
@@ -86,13 +87,22 @@ fn real(value: f64) -> String {
 }
 
 impl Axis {
-    /// What an index is called: its group, its value, or its number.
+    /// What each index is called: its group, its time, its value, or its number.
     #[must_use]
-    pub fn label(&self, index: usize) -> String {
+    pub fn names(&self) -> Vec<String> {
         match (&self.labels, &self.coordinate) {
-            (Some(labels), _) => labels[index].clone(),
-            (None, Some(coordinate)) => coordinate.values[index].to_string(),
-            (None, None) => index.to_string(),
+            (Some(labels), _) => labels.clone(),
+            (None, Some(coordinate)) => {
+                let said = |name| text(&coordinate.attributes, name);
+                let calendar = said("calendar").unwrap_or("standard");
+                let units = said("units").and_then(|units| Units::parse(units, calendar).ok());
+                let name = |value: &f64| {
+                    let moment = units.and_then(|units| units.moment(*value));
+                    moment.map_or_else(|| value.to_string(), |moment| moment.to_string())
+                };
+                coordinate.values.iter().map(name).collect()
+            }
+            (None, None) => (0..self.length).map(|index| index.to_string()).collect(),
         }
     }
 }
@@ -190,12 +200,12 @@ impl Table {
             .map(|axis| axis.name.clone())
             .chain(self.fields.iter().map(|field| self.title(field)));
         writeln!(out, "{}", names.collect::<Vec<_>>().join(","))?;
+        let known: Vec<Vec<String>> = self.axes.iter().map(Axis::names).collect();
         for cell in 0..self.cells() {
-            let labels = self
-                .axes
+            let labels = known
                 .iter()
                 .zip(self.indices(cell))
-                .map(|(axis, index)| axis.label(index));
+                .map(|(names, index)| names[index].clone());
             let values = self
                 .fields
                 .iter()
@@ -213,7 +223,10 @@ impl Table {
         let Some(field) = self.fields.first() else {
             return Ok(());
         };
-        let (descr, bytes) = little(&field.values);
+        let (descr, bytes) = match field.single {
+            true => ("<f4", singles(field, f64::NAN, f32::to_le_bytes)),
+            false => little(&field.values),
+        };
         let lengths: Vec<String> = self
             .axes
             .iter()
@@ -238,15 +251,57 @@ impl Table {
 
     /// netCDF classic; with 64-bit integers, the form of it that has them.
     fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut dimensions = self
+            .axes
+            .iter()
+            .map(|axis| (axis.name.clone(), axis.length))
+            .collect::<Vec<_>>();
+        let is_bounded = |axis: &Axis| {
+            axis.coordinate
+                .as_ref()
+                .is_some_and(|one| one.bounds.is_some())
+        };
+        if self.axes.iter().any(is_bounded) {
+            let mut name = "bnds".to_owned();
+            while dimensions.iter().any(|(known, _)| *known == name) {
+                name.push('_');
+            }
+            dimensions.push((name, 2));
+        }
+        let mut variables = self.coordinates();
+        variables.extend(self.fields.iter().map(|field| self.variable(field)));
+        let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
+        let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
+        attributes.extend(self.attributes.iter().filter(own).cloned());
+        written(&dimensions, &attributes, &variables, out)
+    }
+
+    /// The coordinates of all dimensions, each behind its bounds, of which the last dimension is that behind the others.
+    fn coordinates(&self) -> Vec<Written> {
         let mut variables = Vec::new();
         for (number, axis) in self.axes.iter().enumerate() {
             if let Some(coordinate) = &axis.coordinate {
-                let attributes = coordinate
+                let mut attributes: Vec<Attribute> = coordinate
                     .attributes
                     .iter()
                     .filter(|one| !PACKED.contains(&one.name.as_str()))
                     .cloned()
                     .collect();
+                if let Some(bounds) = &coordinate.bounds {
+                    let mut name = format!("{}_bnds", axis.name);
+                    while self.fields.iter().any(|field| field.variable == name) {
+                        name.push('_');
+                    }
+                    attributes.push(attribute("bounds", Value::Text(name.clone())));
+                    let ends = bounds.iter().flat_map(|(low, high)| [low, high]);
+                    variables.push(Written {
+                        name,
+                        dimensions: vec![number, self.axes.len()],
+                        attributes: Vec::new(),
+                        kind: DOUBLE,
+                        bytes: ends.flat_map(|end| end.to_be_bytes()).collect(),
+                    });
+                }
                 variables.push(Written {
                     name: axis.name.clone(),
                     dimensions: vec![number],
@@ -260,40 +315,38 @@ impl Table {
                 });
             }
         }
-        for field in &self.fields {
-            let others = self
-                .fields
-                .iter()
-                .filter(|one| one.variable == field.variable);
-            let name = match others.count() {
-                1 => field.variable.replace('/', "_"),
-                _ => field.title(),
-            };
-            let (kind, bytes) = big(&field.values);
-            let mut attributes = vec![attribute(
-                "cell_methods",
-                Value::Text(field.name.to_string()),
-            )];
-            if let Some(units) = field.units.as_ref().filter(|_| field.name != "count") {
-                attributes.push(attribute("units", Value::Text(units.clone())));
-            }
-            if kind == DOUBLE {
-                attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
-            }
-            variables.push(Written {
-                name,
-                dimensions: (0..self.axes.len()).collect(),
-                attributes,
-                kind,
-                bytes,
-            });
-        }
-        let dimensions = self
-            .axes
+        variables
+    }
+
+    fn variable(&self, field: &Field) -> Written {
+        let others = self
+            .fields
             .iter()
-            .map(|axis| (axis.name.as_str(), axis.length))
-            .collect::<Vec<_>>();
-        written(&dimensions, &variables, out)
+            .filter(|one| one.variable == field.variable);
+        let name = match others.count() {
+            1 => field.variable.replace('/', "_"),
+            _ => field.title(),
+        };
+        let (kind, bytes) = match field.single {
+            true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
+            false => big(&field.values),
+        };
+        let mut attributes = field.attributes.clone();
+        if field.name == "count" {
+            attributes.push(attribute("units", Value::Text("1".into())));
+        } else if let Some(units) = &field.units {
+            attributes.push(attribute("units", Value::Text(units.clone())));
+        }
+        if matches!(kind, FLOAT | DOUBLE) {
+            attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
+        }
+        Written {
+            name,
+            dimensions: (0..self.axes.len()).collect(),
+            attributes,
+            kind,
+            bytes,
+        }
     }
 }
 
@@ -317,6 +370,7 @@ const FILL: f64 = 9.969_209_968_386_869e36;
 
 const CHAR: u32 = 2;
 const INT: u32 = 4;
+const FLOAT: u32 = 5;
 const DOUBLE: u32 = 6;
 const INT64: u32 = 10;
 const UINT64: u32 = 11;
@@ -336,7 +390,7 @@ fn attribute(name: &str, value: Value) -> Attribute {
     }
 }
 
-fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a str> {
+pub(super) fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a str> {
     attributes
         .iter()
         .find(|one| one.name == name)
@@ -384,6 +438,17 @@ fn reals(values: &Column, none: f64) -> Vec<f64> {
             .collect(),
         Column::Real(all) => all.iter().map(|one| one.unwrap_or(none)).collect(),
     }
+}
+
+/// Values of a field of 32-bit floats.
+fn singles(field: &Field, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
+    let values = reals(&field.values, none).into_iter();
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "they were 32-bit floats before"
+    )]
+    let values = values.flat_map(|value| bytes(value as f32));
+    values.collect()
 }
 
 fn little(values: &Column) -> (&'static str, Vec<u8>) {
@@ -472,11 +537,20 @@ impl Head {
         self.number(count as u64);
     }
 
-    fn attributes(&mut self, attributes: &[Attribute]) {
+    /// Those of a variable of 32-bit floats have its type where they are about its values.
+    fn attributes(&mut self, attributes: &[Attribute], of: u32) {
         let kept: Vec<(&str, u32, u64, Vec<u8>)> = attributes
             .iter()
             .filter_map(|one| {
                 let (kind, count, bytes) = match &one.value {
+                    Value::Float(all) if of == FLOAT && one.name == "_FillValue" => {
+                        #[expect(
+                            clippy::cast_possible_truncation,
+                            reason = "the fill value of that type"
+                        )]
+                        let bytes = all.iter().flat_map(|value| (*value as f32).to_be_bytes());
+                        (FLOAT, all.len(), bytes.collect())
+                    }
                     Value::Text(text) => (CHAR, text.len(), text.as_bytes().to_vec()),
                     Value::Float(all) => (
                         DOUBLE,
@@ -491,7 +565,11 @@ impl Head {
                             all.into_iter().flat_map(f64::to_be_bytes).collect(),
                         )
                     }
-                    Value::Texts(_) | Value::Other => return None,
+                    Value::Texts(all) => {
+                        let [text] = &all[..] else { return None };
+                        (CHAR, text.len(), text.as_bytes().to_vec())
+                    }
+                    Value::Other => return None,
                 };
                 Some((one.name.as_str(), kind, count as u64, bytes))
             })
@@ -507,7 +585,8 @@ impl Head {
 }
 
 fn written(
-    dimensions: &[(&str, u64)],
+    dimensions: &[(String, u64)],
+    attributes: &[Attribute],
     variables: &[Written],
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -526,7 +605,7 @@ fn written(
             head.name(name);
             head.number(*length);
         }
-        head.attributes(&[attribute("Conventions", Value::Text("CF-1.8".into()))]);
+        head.attributes(attributes, DOUBLE);
         head.list(11, variables.len());
         for (one, begin) in variables.iter().zip(begins) {
             head.name(&one.name);
@@ -534,7 +613,7 @@ fn written(
             one.dimensions
                 .iter()
                 .for_each(|dimension| head.number(*dimension as u64));
-            head.attributes(&one.attributes);
+            head.attributes(&one.attributes, one.kind);
             head.tag(one.kind);
             head.number(one.bytes.len().next_multiple_of(4) as u64);
             head.bytes.extend(begin.to_be_bytes());

@@ -3,7 +3,7 @@
 //! Headers, indices of chunks and coordinates are read by ranges, and decoded here. Bytes of a piece that lie on other elements than
 //! most of it are sent along; fill values that nobody wrote are folded here.
 
-use super::expand;
+use super::{expanded, having};
 use crate::command::variables::{ArrayFile, ArrayFolder};
 use crate::context::{Context, credentials};
 use crate::files;
@@ -55,10 +55,9 @@ pub(super) async fn reduce(
         let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
         Ok(names.into_iter().filter_map(name).collect())
     };
-    let mut names = Vec::new();
-    for path in paths {
-        names.extend(expand(&files::path(path)?, list)?);
-    }
+    let paths = paths.iter().map(|path| files::path(path));
+    let paths: Vec<String> = paths.collect::<anyhow::Result<_>>()?;
+    let (names, by_pattern) = expanded(&paths, list)?;
     let mut opened = Vec::new();
     for name in &names {
         let attr = files::resolve(&server, name, true).await?.attr;
@@ -85,13 +84,18 @@ pub(super) async fn reduce(
             Opened::Folder(_) => None,
         },
     };
-    let inputs: Vec<Input<'_>> = (0..names.len()).map(input).collect();
+    let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
+    // Of each input, where its file is.
+    let opened: Vec<&Opened<'_>> = places.iter().map(|place| &opened[*place]).collect();
+    let inputs: Vec<Input<'_>> = places.into_iter().map(input).collect();
     let plan = block_in_place(|| plan(query, &inputs))?;
     let mut pass = plan.pass()?;
     loop {
         let found = folded((&plan, &pass), &inputs, &opened, progress).await?;
         if !pass.next(&found)? {
-            return Ok(pass.table(&found));
+            let mut table = pass.table(&found);
+            notes.append(&mut table.notes);
+            return Ok(Table { notes, ..table });
         }
     }
 }
@@ -131,12 +135,12 @@ fn headers<'a>(names: &[String], opened: &'a [Opened<'a>]) -> anyhow::Result<Hea
 async fn folded<'a>(
     (plan, pass): (&'a Plan, &'a Pass<'a>),
     inputs: &'a [Input<'a>],
-    opened: &'a [Opened<'_>],
+    opened: &'a [&'a Opened<'_>],
     progress: &Progress,
 ) -> anyhow::Result<State> {
     let mut all = pass.state();
     let batches = plan.files.iter().flat_map(|file| {
-        let batches = Batches::new((pass, file), inputs[file.input], &opened[file.input]);
+        let batches = Batches::new((pass, file), inputs[file.input], opened[file.input]);
         let (batches, error) = match batches {
             Ok(batches) => (Some(batches), None),
             Err(error) => (None, Some(Err(error))),

@@ -1,0 +1,80 @@
+//! Which times values stand for: by the stamp, or by the interval that the file has for it.
+
+use super::error::Result;
+use super::plan::{File, Found};
+use super::query::TimeAt;
+
+/// What is as good as the end of an interval, in seconds before it.
+const BEFORE_END: f64 = 1e-3;
+
+/// A time for each index, in the units of the file. If it is not said what stamps mean, none may be within another group than all
+/// of the interval that the file has for it.
+pub(super) fn stamps(
+    file: &File<'_>,
+    dimension: usize,
+    (found, at): (&Found, Option<TimeAt>),
+    group: impl Fn(f64) -> Option<i64>,
+) -> Result<Vec<f64>> {
+    let Some(units) = found.units else {
+        return Ok(found.values.clone());
+    };
+    let before = |value: f64| units.value(units.seconds(value) - BEFORE_END);
+    match at {
+        Some(TimeAt::Start | TimeAt::Middle) => Ok(found.values.clone()),
+        Some(TimeAt::End) => Ok(found.values.iter().map(|value| before(*value)).collect()),
+        Some(TimeAt::Bounds) => {
+            let intervals = file.intervals(dimension)?;
+            let intervals = intervals.ok_or_else(|| {
+                file.wrong(
+                    dimension,
+                    "the file has no bounds for it, by which times were to be told (--time-at)",
+                )
+            })?;
+            let middle = |(start, end): &(f64, f64)| start + (end - start) / 2.0;
+            Ok(intervals.iter().map(middle).collect())
+        }
+        None => {
+            for (value, (start, end)) in found
+                .values
+                .iter()
+                .zip(file.intervals(dimension)?.iter().flatten())
+            {
+                let inside = (group(*start), group(before(*end)));
+                let is_other = |one: i64| group(*value).is_some_and(|own| own != one);
+                if start < end && inside.0 == inside.1 && inside.0.is_some_and(is_other) {
+                    let why = format!(
+                        "its stamps lie outside of what they stand for ({} for {} to {}), and values would be taken for those of another time; say with --time-at bounds, start, middle or end what stamps mean",
+                        found.shown(*value),
+                        found.shown(*start),
+                        found.shown(*end)
+                    );
+                    return Err(file.wrong(dimension, why));
+                }
+            }
+            Ok(found.values.clone())
+        }
+    }
+}
+
+/// How far times are apart, if that is always the same: `1 day`, `6 hours`.
+pub(super) fn interval(seconds: &[f64]) -> Option<String> {
+    let mut sorted = seconds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let steps = || sorted.windows(2).map(|pair| pair[1] - pair[0]);
+    let step = steps().next().filter(|step| *step > 0.0)?.round();
+    if !steps().all(|one| (one - step).abs() <= BEFORE_END) {
+        return None;
+    }
+    let units = [
+        (86_400.0, "day"),
+        (3600.0, "hour"),
+        (60.0, "minute"),
+        (1.0, "second"),
+    ];
+    let (many, name) = units
+        .into_iter()
+        .map(|(length, name)| (step / length, name))
+        .find(|(many, _)| *many >= 1.0 && many.fract().abs() < 1e-9)?;
+    let plural = if many > 1.5 { "s" } else { "" };
+    Some(format!("{many} {name}{plural}"))
+}

@@ -1,0 +1,557 @@
+//! Series of files, selections, times and written results, of files that are made here.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::float_cmp,
+    reason = "a test whose results are told exactly"
+)]
+
+use tidemill_format::{Attribute, Header, Store, Value};
+use tidemill_kernel::reduction::{
+    Axis, Column, Coordinate, Field, Form, Input, Table, Words, here,
+};
+
+fn text(name: &str, text: &str) -> Attribute {
+    Attribute {
+        name: name.into(),
+        value: Value::Text(text.into()),
+    }
+}
+
+fn axis(name: &str, values: &[f64], units: &str) -> Axis {
+    let attributes = match units {
+        "" => Vec::new(),
+        units => vec![text("units", units)],
+    };
+    Axis {
+        name: name.into(),
+        length: values.len() as u64,
+        coordinate: Some(Coordinate {
+            values: values.to_vec(),
+            attributes,
+            bounds: None,
+        }),
+        labels: None,
+    }
+}
+
+const DAYS: &str = "days since 2000-01-01";
+
+fn times(values: &[f64]) -> Axis {
+    axis("time", values, DAYS)
+}
+
+fn with(mut axis: Axis, attribute: Attribute) -> Axis {
+    let coordinate = axis.coordinate.as_mut().unwrap();
+    coordinate
+        .attributes
+        .retain(|one| one.name != attribute.name);
+    coordinate.attributes.push(attribute);
+    axis
+}
+
+/// A file of a variable `tas`.
+#[derive(Clone)]
+struct Made {
+    bytes: Vec<u8>,
+}
+
+fn made(axes: Vec<Axis>, values: &[f64], attributes: Vec<Attribute>, single: bool) -> Made {
+    let table = Table {
+        axes,
+        fields: vec![Field {
+            variable: "tas".into(),
+            units: None,
+            name: "mean".into(),
+            values: Column::Real(values.iter().map(|value| Some(*value)).collect()),
+            attributes,
+            single,
+        }],
+        attributes: vec![text("title", "made"), text("history", "first\n")],
+        notes: Vec::new(),
+    };
+    let mut bytes = Vec::new();
+    table.write(Form::Netcdf, &mut bytes).unwrap();
+    Made { bytes }
+}
+
+fn simple(axes: Vec<Axis>, values: &[f64]) -> Made {
+    made(axes, values, Vec::new(), false)
+}
+
+fn header(made: &Made) -> Header {
+    here::header("made", Store::File(&made.bytes)).unwrap()
+}
+
+fn reduced(words: &Words<'_>, files: &[Made]) -> Result<Table, String> {
+    let words = Words {
+        variable: "tas",
+        ..words.clone()
+    };
+    let query = words.query().map_err(|error| error.to_string())?;
+    let headers: Vec<Header> = files.iter().map(header).collect();
+    let names: Vec<String> = (1..=files.len())
+        .map(|number| format!("{number}.nc"))
+        .collect();
+    let inputs: Vec<Input<'_>> = (0..files.len())
+        .map(|place| Input {
+            name: &names[place],
+            header: &headers[place],
+            store: Store::File(&files[place].bytes),
+            bytes: Some(&files[place].bytes),
+        })
+        .collect();
+    here::reduce(&query, &inputs, |_| {}).map_err(|error| error.to_string())
+}
+
+fn values(table: &Table) -> Vec<f64> {
+    match &table.fields[0].values {
+        Column::Whole(all) => all
+            .iter()
+            .map(|one| f64::from(i32::try_from(one.unwrap()).unwrap()))
+            .collect(),
+        Column::Real(all) => all.iter().map(|one| one.unwrap()).collect(),
+    }
+}
+
+fn coordinates(table: &Table) -> &[f64] {
+    &table.axes[0].coordinate.as_ref().unwrap().values
+}
+
+fn sum<'a>() -> Words<'a> {
+    Words {
+        operation: "sum",
+        ..Words::default()
+    }
+}
+
+fn refused(words: &Words<'_>, files: &[Made], why: &[&str]) {
+    let error = reduced(words, files).expect_err("it is refused");
+    for word in why {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+}
+
+#[test]
+fn files_with_other_coordinates_are_refused_by_name() {
+    let lat = |values: &[f64]| axis("lat", values, "degrees_north");
+    let north = simple(
+        vec![times(&[0.0]), lat(&[60.0, 20.0, -20.0])],
+        &[1.0, 2.0, 3.0],
+    );
+    let of = |lat: Axis| simple(vec![times(&[1.0]), lat], &[3.0, 2.0, 1.0]);
+    let south = of(lat(&[-20.0, 20.0, 60.0]));
+    refused(
+        &sum(),
+        &[north.clone(), south],
+        &["2.nc and 1.nc", "coordinate lat", "other way around"],
+    );
+    let moved = of(lat(&[60.0, 21.0, -20.0]));
+    refused(
+        &sum(),
+        &[north.clone(), moved.clone()],
+        &["coordinate lat", "index 1 is 20"],
+    );
+    let of_first = Words {
+        join: "override",
+        select: "lat=20",
+        ..sum()
+    };
+    assert_eq!(
+        values(&reduced(&of_first, &[north.clone(), moved]).unwrap()),
+        [4.0]
+    );
+    let other = of(axis("lat", &[60.0, 20.0, -20.0], "m"));
+    refused(
+        &sum(),
+        &[north.clone(), other],
+        &["coordinate lat", "its units are \"degrees_north\""],
+    );
+    let spelt = of(axis(
+        "lat",
+        &[60.0, 20.0, -20.000_000_000_000_004],
+        "degrees_N",
+    ));
+    assert_eq!(
+        values(&reduced(&sum(), &[north.clone(), spelt]).unwrap()),
+        [12.0]
+    );
+    let none = of(Axis {
+        coordinate: None,
+        ..lat(&[0.0; 3])
+    });
+    refused(
+        &sum(),
+        &[north, none],
+        &["coordinate lat", "the former has none"],
+    );
+}
+
+#[test]
+fn times_of_a_series_have_one_calendar_and_are_there_once() {
+    let first = simple(vec![times(&[0.0, 1.0])], &[1.0, 2.0]);
+    let noleap = with(times(&[2.0]), text("calendar", "noleap"));
+    refused(
+        &sum(),
+        &[first.clone(), simple(vec![noleap], &[4.0])],
+        &["coordinate time", "calendar"],
+    );
+    let again = simple(
+        vec![axis("time", &[24.0, 48.0], "hours since 2000-01-01")],
+        &[4.0, 8.0],
+    );
+    refused(
+        &sum(),
+        &[first.clone(), again],
+        &["both have 2000-01-02", "--ensemble"],
+    );
+    // From 1582 on these two are one.
+    let other = axis("time", &[72.0, 96.0], "hours since 1999-12-31");
+    let other = with(other, text("calendar", "proleptic_gregorian"));
+    let kept = Words {
+        over: "lat",
+        ..sum()
+    };
+    let lat = || axis("lat", &[0.0], "");
+    let files = [
+        simple(vec![other, lat()], &[4.0, 8.0]),
+        simple(vec![times(&[0.0, 1.0]), lat()], &[1.0, 2.0]),
+    ];
+    let table = reduced(&kept, &files).unwrap();
+    assert_eq!(values(&table), [1.0, 2.0, 4.0, 8.0]);
+    assert_eq!(coordinates(&table), [0.0, 1.0, 2.0, 3.0]);
+    // Files that lie between each other have no order.
+    let between = [
+        simple(vec![times(&[0.0, 2.0]), lat()], &[1.0, 2.0]),
+        simple(vec![times(&[1.0, 3.0]), lat()], &[1.0, 2.0]),
+    ];
+    refused(
+        &kept,
+        &between,
+        &["coordinate time", "lie between each other"],
+    );
+    assert_eq!(values(&reduced(&sum(), &between).unwrap()), [6.0]);
+    let units = |units| {
+        made(
+            vec![times(&[5.0])],
+            &[1.0],
+            vec![text("units", units)],
+            false,
+        )
+    };
+    let kelvin = made(vec![times(&[0.0])], &[1.0], vec![text("units", "K")], false);
+    refused(
+        &sum(),
+        &[kelvin, units("degC")],
+        &["the units of tas are \"K\""],
+    );
+}
+
+#[test]
+fn members_of_an_ensemble_have_the_same_times() {
+    let member = |first: f64| simple(vec![times(&[0.0, 1.0])], &[first, first + 1.0]);
+    let words = Words {
+        operation: "mean",
+        ensemble: "yes",
+        over: "member",
+        ..Words::default()
+    };
+    let table = reduced(&words, &[member(0.0), member(10.0), member(20.0)]).unwrap();
+    assert_eq!(values(&table), [10.0, 11.0]);
+    let over_time = Words {
+        over: "time",
+        ..words.clone()
+    };
+    refused(
+        &over_time,
+        &[member(0.0), member(1.0)],
+        &["name member among the dimensions"],
+    );
+    let later = simple(vec![times(&[1.0, 2.0])], &[0.0, 0.0]);
+    refused(
+        &words,
+        &[member(0.0), later],
+        &["coordinate time", "2000-01-01"],
+    );
+}
+
+#[test]
+fn longitudes_go_around() {
+    let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
+    let of = |values: &[f64]| {
+        simple(
+            vec![axis("lat", &[0.0], ""), axis("lon", values, "degrees_east")],
+            values,
+        )
+    };
+    let kept = |select| Words {
+        select,
+        over: "lat",
+        ..sum()
+    };
+    let around = reduced(&kept("lon=-20:20"), &[of(&lon)]).unwrap();
+    assert_eq!(values(&around), [340.0, 350.0, 0.0, 10.0, 20.0]);
+    assert_eq!(coordinates(&around), [-20.0, -10.0, 0.0, 10.0, 20.0]);
+    assert!(around.notes.is_empty(), "{:?}", around.notes);
+    let other = reduced(&kept("lon=350:10"), &[of(&lon)]).unwrap();
+    assert_eq!(values(&other), [350.0, 0.0, 10.0]);
+    let stepped = reduced(&kept("lon=-20:20::2"), &[of(&lon)]).unwrap();
+    assert_eq!(coordinates(&stepped), [-20.0, 0.0, 20.0]);
+    let all = reduced(&kept("lon=-180:179"), &[of(&lon)]).unwrap();
+    assert_eq!(coordinates(&all).len(), 36);
+    let west: Vec<f64> = lon.iter().map(|value| value - 180.0).collect();
+    let dateline = reduced(&kept("lon=170:190"), &[of(&west)]).unwrap();
+    assert_eq!(coordinates(&dateline), [170.0, 180.0, 190.0]);
+    let down: Vec<f64> = lon.iter().rev().copied().collect();
+    let down = reduced(&kept("lon=-10:10"), &[of(&down)]).unwrap();
+    assert_eq!(coordinates(&down), [10.0, 0.0, -10.0]);
+    // A closed grid has one longitude twice.
+    let closed: Vec<f64> = (0..=36).map(|place| f64::from(place) * 10.0).collect();
+    refused(&kept("lon=-10:10"), &[of(&closed)], &["one longitude"]);
+    // What is no longitude ends.
+    let level = simple(vec![axis("lev", &lon, "m")], &lon);
+    let words = Words {
+        select: "lev=350:10",
+        ..sum()
+    };
+    refused(&words, &[level], &["350 is above 10"]);
+}
+
+#[test]
+fn ends_of_a_range_are_of_the_type_of_the_coordinate() {
+    let tenths: Vec<f64> = (1..=5_u8)
+        .map(|place| f64::from(f32::from(place) / 10.0))
+        .collect();
+    let mut file = simple(vec![axis("lat", &tenths, "")], &[1.0, 2.0, 4.0, 8.0, 16.0]);
+    // The coordinate as 32-bit floats: made by a table of which it is the variable.
+    let table = Table {
+        axes: vec![Axis {
+            coordinate: None,
+            ..axis("lat", &tenths, "")
+        }],
+        fields: ["lat", "tas"]
+            .map(|variable| Field {
+                variable: variable.into(),
+                units: None,
+                name: "mean".into(),
+                values: Column::Real(match variable {
+                    "lat" => tenths.iter().copied().map(Some).collect(),
+                    _ => [1.0, 2.0, 4.0, 8.0, 16.0].map(Some).to_vec(),
+                }),
+                attributes: Vec::new(),
+                single: variable == "lat",
+            })
+            .into(),
+        attributes: Vec::new(),
+        notes: Vec::new(),
+    };
+    file.bytes.clear();
+    table.write(Form::Netcdf, &mut file.bytes).unwrap();
+    for (select, expected) in [
+        ("lat=0.1:0.3", 7.0),
+        ("lat=0.3", 4.0),
+        ("lat=0.2:0.5", 30.0),
+    ] {
+        let words = Words { select, ..sum() };
+        let table = reduced(&words, std::slice::from_ref(&file)).unwrap();
+        assert_eq!(values(&table), [expected], "{select}");
+        assert!(table.notes.is_empty());
+    }
+}
+
+#[test]
+fn selections_outside_of_the_data_are_refused_or_noted() {
+    let file = simple(
+        vec![times(&[0.0, f64::NAN, 2.0, 3.0])],
+        &[1.0, 2.0, 4.0, 8.0],
+    );
+    let of = |select| Words { select, ..sum() };
+    let table = reduced(&of("time=2000"), std::slice::from_ref(&file)).unwrap();
+    assert_eq!(values(&table), [13.0]);
+    assert!(
+        table.notes[0].contains("1 indices of time have no"),
+        "{:?}",
+        table.notes
+    );
+    assert!(
+        table.notes[1].contains("beyond the data"),
+        "{:?}",
+        table.notes
+    );
+    let table = reduced(
+        &of("time=2000-01-03..2000-01-04"),
+        std::slice::from_ref(&file),
+    )
+    .unwrap();
+    assert_eq!((values(&table), table.notes.len()), (vec![12.0], 1));
+    let by = Words { by: "day", ..sum() };
+    let table = reduced(&by, std::slice::from_ref(&file)).unwrap();
+    assert_eq!(
+        (values(&table), table.notes.len()),
+        (vec![1.0, 4.0, 8.0], 1)
+    );
+    refused(&of("time=2001"), &[file], &["nothing of it is selected"]);
+    let none = simple(vec![times(&[f64::NAN; 2])], &[1.0, 2.0]);
+    refused(&by, &[none], &["no index of time has a time"]);
+}
+
+#[test]
+fn a_time_that_is_kept_needs_no_meaning() {
+    for units in ["fortnights since 2000-01-01", "days since the flood"] {
+        let of = |time: f64| {
+            let axes = vec![axis("time", &[time], units), axis("lat", &[0.0, 1.0], "")];
+            simple(axes, &[time, 1.0])
+        };
+        let kept = Words {
+            over: "lat",
+            ..sum()
+        };
+        let table = reduced(&kept, &[of(2.0), of(1.0)]).unwrap();
+        assert_eq!(values(&table), [2.0, 3.0], "{units}");
+        let by = Words {
+            by: "month",
+            ..sum()
+        };
+        refused(&by, &[of(1.0)], &["dimension time"]);
+    }
+}
+
+#[test]
+fn months_are_grouped_in_all_calendars() {
+    for calendar in [
+        "standard",
+        "gregorian",
+        "proleptic_gregorian",
+        "julian",
+        "noleap",
+        "365_day",
+        "all_leap",
+        "366_day",
+        "360_day",
+    ] {
+        let time = axis("time", &[0.0, 1.0, 2.5], "months since 2000-01-01");
+        let file = simple(
+            vec![with(time, text("calendar", calendar))],
+            &[1.0, 2.0, 4.0],
+        );
+        let by = Words {
+            by: "month",
+            ..sum()
+        };
+        let table = reduced(&by, &[file]).unwrap();
+        assert_eq!(values(&table), [1.0, 2.0, 4.0], "{calendar}");
+        assert_eq!(coordinates(&table), [0.5, 1.5, 2.5], "{calendar}");
+    }
+}
+
+/// Monthly means whose stamp is the end of the month.
+fn monthly() -> Made {
+    let mut time = times(&[31.0, 60.0, 91.0]);
+    let bounds = vec![(0.0, 31.0), (31.0, 60.0), (60.0, 91.0)];
+    time.coordinate.as_mut().unwrap().bounds = Some(bounds);
+    simple(vec![time], &[1.0, 2.0, 4.0])
+}
+
+#[test]
+fn stamps_at_the_ends_of_intervals_are_not_guessed() {
+    let by = |time_at, by| Words {
+        by,
+        time_at,
+        ..sum()
+    };
+    refused(
+        &by("", "month"),
+        &[monthly()],
+        &["dimension time", "--time-at", "2000-02-01 for 2000-01-01"],
+    );
+    for at in ["end", "bounds"] {
+        let table = reduced(&by(at, "month"), &[monthly()]).unwrap();
+        assert_eq!(table.axes[0].labels.as_ref().unwrap()[0], "2000-01", "{at}");
+        assert_eq!(coordinates(&table), [15.5, 45.5, 75.5]);
+    }
+    let table = reduced(&by("start", "month"), &[monthly()]).unwrap();
+    assert_eq!(table.axes[0].labels.as_ref().unwrap()[0], "2000-02");
+    assert_eq!(
+        values(&reduced(&by("", "year"), &[monthly()]).unwrap()),
+        [7.0]
+    );
+    let select = |time_at| Words {
+        select: "time=2000-01",
+        time_at,
+        ..sum()
+    };
+    refused(&select(""), &[monthly()], &["--time-at"]);
+    assert_eq!(
+        values(&reduced(&select("bounds"), &[monthly()]).unwrap()),
+        [1.0]
+    );
+    let none = simple(vec![times(&[0.0])], &[1.0]);
+    refused(&by("bounds", "month"), &[none], &["no bounds"]);
+}
+
+#[test]
+fn results_are_written_as_cf_has_them() {
+    let days: Vec<f64> = (0..60).map(|day| f64::from(day) + 0.5).collect();
+    let attributes = vec![
+        text("standard_name", "air_temperature"),
+        text("units", "K"),
+        text("cell_methods", "area: mean"),
+        text("coordinates", "height"),
+    ];
+    let file = made(vec![times(&days)], &days, attributes, true);
+    let words = Words {
+        operation: "max",
+        by: "month",
+        ..Words::default()
+    };
+    let mut table = reduced(&words, &[file]).unwrap();
+    table.log("tidemill reduce");
+    let mut written = Made { bytes: Vec::new() };
+    table.write(Form::Netcdf, &mut written.bytes).unwrap();
+    let header = header(&written);
+    let tas = header.find("tas").unwrap();
+    assert_eq!(tas.data_type.name(), "float32");
+    assert_eq!(tas.text("units"), Some("K"));
+    assert_eq!(tas.text("standard_name"), Some("air_temperature"));
+    assert_eq!(
+        tas.text("cell_methods"),
+        Some("area: mean time: maximum (interval: 1 day)")
+    );
+    assert_eq!(tas.text("coordinates"), None);
+    let global = |name: &str| {
+        let found = header.attributes.iter().find(|one| one.name == name);
+        found.map(|one| one.value.clone())
+    };
+    assert_eq!(global("title"), Some(Value::Text("made".into())));
+    assert_eq!(
+        global("history"),
+        Some(Value::Text("first\ntidemill reduce".into()))
+    );
+    assert_eq!(global("Conventions"), Some(Value::Text("CF-1.8".into())));
+    let time = header.find("time").unwrap();
+    assert_eq!(time.text("bounds"), Some("time_bnds"));
+    assert_eq!(coordinates(&table), [15.5, 45.5]);
+    assert_eq!(header.find("time_bnds").unwrap().shape(), [2, 2]);
+    let bounds = table.axes[0].coordinate.as_ref().unwrap().bounds.clone();
+    assert_eq!(bounds, Some(vec![(0.0, 31.0), (31.0, 60.0)]));
+    let again = Words {
+        operation: "count",
+        ..Words::default()
+    };
+    let mut csv = Vec::new();
+    let table = reduced(&again, &[written.clone()]).unwrap();
+    assert_eq!(
+        table.fields[0].attributes,
+        [text("long_name", "number of values of tas")]
+    );
+    let kept = Words {
+        over: "lat",
+        ..sum()
+    };
+    let lat = axis("lat", &[0.0], "");
+    let times = times(&[0.0, 1.25]);
+    let table = reduced(&kept, &[simple(vec![times, lat], &[1.0, 2.0])]).unwrap();
+    table.write(Form::Csv, &mut csv).unwrap();
+    let csv = String::from_utf8(csv).unwrap();
+    assert_eq!(csv, "time,sum\n2000-01-01,1.0\n2000-01-02T06:00:00,2.0\n");
+}

@@ -49,6 +49,7 @@ fn daily() -> Vec<u8> {
         }],
         attributes: Vec::new(),
         notes: Vec::new(),
+        scalars: Vec::new(),
     };
     let mut bytes = Vec::new();
     table.write(Form::Netcdf, &mut bytes).unwrap();
@@ -387,7 +388,10 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
     assert!((first - january).abs() < 1e-9, "{first} {january}");
     array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
     let said = refused(&array, &["count", "/cmip/in/*.nc:tas"]);
-    assert!(said.contains("coordinate time: both have 1990-01-01"), "{said}");
+    assert!(
+        said.contains("coordinate time: both have 1990-01-01"),
+        "{said}"
+    );
     let both = reduced(&array, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
     assert_eq!(
         both["count"].as_u64(),

@@ -69,6 +69,7 @@ fn made(axes: Vec<Axis>, values: &[f64], attributes: Vec<Attribute>, single: boo
         }],
         attributes: vec![text("title", "made"), text("history", "first\n")],
         notes: Vec::new(),
+        scalars: Vec::new(),
     };
     let mut bytes = Vec::new();
     table.write(Form::Netcdf, &mut bytes).unwrap();
@@ -188,6 +189,36 @@ fn files_with_other_coordinates_are_refused_by_name() {
 }
 
 #[test]
+fn first_file_of_a_series_has_the_coordinates_of_the_result() {
+    let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
+    let of = |time: f64, axis: Axis, values: &[f64]| simple(vec![times(&[time]), axis], values);
+    let around = |time| of(time, axis("lon", &lon, "degrees_east"), &lon);
+    let words = Words {
+        select: "time=2000-01-02,lon=-10:10",
+        over: "time",
+        ..sum()
+    };
+    let table = reduced(&words, &[around(0.0), around(1.0)]).unwrap();
+    assert_eq!(values(&table), [350.0, 0.0, 10.0]);
+    assert_eq!(coordinates(&table), [-10.0, 0.0, 10.0]);
+    // The first in time, not the first that was named.
+    let lat = |time, middle| {
+        let lat = axis("lat", &[60.0, middle, -20.0], "degrees_north");
+        of(time, lat, &[1.0, 2.0, 4.0])
+    };
+    for select in ["time=2000-01-02,lat=0..60", "time=2000-01-02,lat=21..60"] {
+        let words = Words {
+            join: "override",
+            select,
+            ..words.clone()
+        };
+        let table = reduced(&words, &[lat(1.0, 20.0), lat(0.0, 21.0)]).unwrap();
+        assert_eq!(values(&table), [1.0, 2.0], "{select}");
+        assert_eq!(coordinates(&table), [60.0, 21.0], "{select}");
+    }
+}
+
+#[test]
 fn times_of_a_series_have_one_calendar_and_are_there_once() {
     let first = simple(vec![times(&[0.0, 1.0])], &[1.0, 2.0]);
     let noleap = with(times(&[2.0]), text("calendar", "noleap"));
@@ -231,6 +262,14 @@ fn times_of_a_series_have_one_calendar_and_are_there_once() {
         &["coordinate time", "lie between each other"],
     );
     assert_eq!(values(&reduced(&sum(), &between).unwrap()), [6.0]);
+    let missing = || simple(vec![times(&[f64::NAN]), lat()], &[1.0]);
+    let files = [missing(), between[1].clone()];
+    refused(
+        &kept,
+        &files,
+        &["coordinate time", "no value for it at all"],
+    );
+    assert_eq!(values(&reduced(&sum(), &files).unwrap()), [4.0]);
     let units = |units| {
         made(
             vec![times(&[5.0])],
@@ -344,6 +383,7 @@ fn ends_of_a_range_are_of_the_type_of_the_coordinate() {
             .into(),
         attributes: Vec::new(),
         notes: Vec::new(),
+        scalars: Vec::new(),
     };
     file.bytes.clear();
     table.write(Form::Netcdf, &mut file.bytes).unwrap();
@@ -554,4 +594,112 @@ fn results_are_written_as_cf_has_them() {
     table.write(Form::Csv, &mut csv).unwrap();
     let csv = String::from_utf8(csv).unwrap();
     assert_eq!(csv, "time,sum\n2000-01-01,1.0\n2000-01-02T06:00:00,2.0\n");
+}
+
+#[test]
+fn methods_name_dimensions_as_cf_does() {
+    let lat = || axis("lat", &[10.0, 20.0], "degrees_north");
+    let axes = || vec![times(&[0.0, 1.0]), lat(), axis("lev", &[1.0], "m")];
+    let methods = |words: &Words<'_>, files: &[Made]| {
+        let table = reduced(words, files).unwrap();
+        let all = table.fields[0].attributes.clone();
+        let found = all.into_iter().find(|one| one.name == "cell_methods");
+        match found.unwrap().value {
+            Value::Text(text) => text,
+            other => panic!("{other:?}"),
+        }
+    };
+    let file = simple(axes(), &[1.0; 4]);
+    let over = |over| Words { over, ..sum() };
+    for (words, expected) in [
+        (over("lat,lev"), "lat: lev: sum"),
+        (over(""), "time: lat: lev: sum"),
+        (
+            Words {
+                weights: "lat",
+                ..over("time")
+            },
+            "time: sum (interval: 1 day comment: weighted by the cosine of lat)",
+        ),
+        (
+            Words {
+                by: "climatological-month",
+                ..over("lat")
+            },
+            "time: lat: sum",
+        ),
+        (
+            Words {
+                weights: "lat",
+                ..over("lat,lev")
+            },
+            "lat: lev: sum (weighted by the cosine of lat)",
+        ),
+    ] {
+        let files = std::slice::from_ref(&file);
+        assert_eq!(methods(&words, files), expected, "{words:?}");
+    }
+    let members = Words {
+        ensemble: "yes",
+        ..over("member")
+    };
+    assert_eq!(methods(&members, &[file.clone(), file]), "realization: sum");
+}
+
+#[test]
+fn bounds_of_dimensions_that_are_kept_are_written() {
+    let with_bounds = |mut axis: Axis, bounds: &[(f64, f64)]| {
+        axis.coordinate.as_mut().unwrap().bounds = Some(bounds.to_vec());
+        axis
+    };
+    let lat = || {
+        let lat = axis("lat", &[20.0, 10.0], "degrees_north");
+        with_bounds(lat, &[(25.0, 15.0), (15.0, 5.0)])
+    };
+    let of = |day: f64, units| {
+        let time = axis("time", &[day], units);
+        let ends = if units == DAYS { 1.0 } else { 24.0 };
+        simple(
+            vec![with_bounds(time, &[(day, day + ends)]), lat()],
+            &[1.0, 2.0],
+        )
+    };
+    let files = [of(0.0, DAYS), of(24.0, "hours since 2000-01-01")];
+    let bounds = |over, select| {
+        let words = Words {
+            over,
+            select,
+            ..sum()
+        };
+        let table = reduced(&words, &files).unwrap();
+        table.axes[0].coordinate.as_ref().unwrap().bounds.clone()
+    };
+    assert_eq!(bounds("lat", ""), Some(vec![(0.0, 1.0), (1.0, 2.0)]));
+    assert_eq!(bounds("time", "lat=5:15"), Some(vec![(15.0, 5.0)]));
+    // Dimensions that are reduced are written as one value, with bounds.
+    let over_time = Words {
+        over: "time",
+        ..sum()
+    };
+    let table = reduced(&over_time, &files).unwrap();
+    assert_eq!(table.scalars[0].ends, (0.0, 2.0));
+    let mut written = Made { bytes: Vec::new() };
+    table.write(Form::Netcdf, &mut written.bytes).unwrap();
+    let header = header(&written);
+    let time = header.find("time").unwrap();
+    assert_eq!((time.shape(), time.text("units")), (Vec::new(), Some(DAYS)));
+    assert_eq!(time.text("bounds"), Some("time_bnds"));
+    assert_eq!(header.find("time_bnds").unwrap().shape(), [2]);
+    assert_eq!(
+        header.find("tas").unwrap().text("coordinates"),
+        Some("time")
+    );
+    // Those of some files only are none.
+    let none = simple(vec![times(&[2.0]), lat()], &[1.0, 2.0]);
+    let kept = Words {
+        over: "lat",
+        ..sum()
+    };
+    let table = reduced(&kept, &[files[0].clone(), none]).unwrap();
+    assert_eq!(table.axes[0].coordinate.as_ref().unwrap().bounds, None);
 }

@@ -39,7 +39,7 @@ pub use plan::{FilePlan, Input, Plan, plan};
 pub use query::{By, Operation, Query, Select, TimeAt, Words};
 pub use ranks::Digits;
 pub use state::State;
-pub use table::{Axis, Column, Coordinate, Field, Table};
+pub use table::{Axis, Column, Coordinate, Field, Scalar, Table};
 pub use task::{Batch, Item, Keep, Target, Task, Wants, around};
 pub use write::Form;
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::f64::consts::PI;
+use std::rc::Rc;
 
 use tidemill_format::time::Units;
-use tidemill_format::{Attribute, Bytes, Header, Kind, Range, Store, Variable};
+use tidemill_format::{Attribute, Bytes, Header, Kind, Range, Store, Value, Variable};
 
 use super::bins::{Binning, Wanted};
 use super::choose::{self, Span};
@@ -15,7 +16,7 @@ use super::query::{By, Operation, Query, Select, TimeAt, What, bounds};
 use super::ranks::Search;
 use super::series;
 use super::state::{State, as_usize};
-use super::table::{Axis, Coordinate};
+use super::table::{Axis, Coordinate, Scalar};
 use super::task::{Target, Task, Wants};
 use super::{CELLS_MAX, COORDINATE_MAX, FILES_MAX, STATE_BYTES_MAX, here};
 
@@ -70,6 +71,8 @@ pub struct Plan {
     pub(super) attributes: [Vec<Attribute>; 2],
     /// The dimensions that are reduced, as `cell_methods` has them: what stands before the method, and behind.
     pub(super) methods: (String, String),
+    /// The dimensions that the result does not have, as far as they have values.
+    pub(super) scalars: Vec<Scalar>,
     /// Whether all values are 32-bit floats.
     pub(super) single: bool,
     pub(super) ddof: u32,
@@ -171,7 +174,7 @@ pub(super) struct File<'a> {
     pub(super) of: Input<'a>,
     pub(super) variable: &'a Variable,
     /// Coordinates that were looked at, by dimension.
-    coordinates: BTreeMap<usize, Option<Found>>,
+    coordinates: BTreeMap<usize, Option<Rc<Found>>>,
     /// Runs of indices of each dimension, in the order of the result.
     pub(super) selection: Vec<Vec<Range>>,
 }
@@ -187,6 +190,8 @@ pub(super) struct Found {
     pub(super) single: bool,
     /// How far a value may be from the number that it means, as it is packed.
     pub(super) slack: f64,
+    /// Whether some are not as the file has them, but longitudes of a selection.
+    turned: bool,
     pub(super) coordinate: Coordinate,
 }
 
@@ -272,13 +277,27 @@ impl<'a> File<'a> {
                 Some(variable) if variable.elements() <= COORDINATE_MAX => self.read(variable)?,
                 _ => None,
             };
-            self.coordinates.insert(dimension, found);
+            self.coordinates.insert(dimension, found.map(Rc::new));
         }
-        Ok(self.coordinates.get(&dimension).and_then(Option::as_ref))
+        Ok(self.coordinates.get(&dimension).and_then(Option::as_deref))
+    }
+
+    /// The coordinate as other files may take it for theirs.
+    pub(super) fn shared(&mut self, dimension: usize) -> Result<Option<Rc<Found>>> {
+        self.coordinate(dimension)?;
+        Ok(self.coordinates.get(&dimension).cloned().flatten())
+    }
+
+    /// The coordinate, if it has few values that can be read.
+    fn known(&mut self, dimension: usize) -> Option<Rc<Found>> {
+        match self.variable.dimensions[dimension].size <= SCALAR_MAX {
+            true => self.shared(dimension).ok().flatten(),
+            false => None,
+        }
     }
 
     /// Takes the coordinate of another file for its own.
-    pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Found>) {
+    pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Rc<Found>>) {
         self.coordinates.insert(dimension, coordinate);
     }
 
@@ -310,12 +329,20 @@ impl<'a> File<'a> {
             odd,
             single: variable.data_type.kind == Kind::Float && variable.data_type.size == 4,
             slack: scale.map_or(0.0, |scale| scale.abs() * 1e-6),
+            turned: false,
             coordinate,
         }))
     }
 
     /// Where the cell of each index begins and ends, if the file says so.
     pub(super) fn intervals(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
+        let sorted = |(one, two): (f64, f64)| (one.min(two), one.max(two));
+        let pairs = self.pairs(dimension)?;
+        Ok(pairs.map(|all| all.into_iter().map(sorted).collect()))
+    }
+
+    /// The bounds of each index as the file has them, if it has any.
+    fn pairs(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let Some(coordinate) = self.coordinate_variable(dimension) else {
             return Ok(None);
         };
@@ -338,8 +365,8 @@ impl<'a> File<'a> {
             return Ok(None);
         };
         let values = here::values(self.of, found)?;
-        let pair = |pair: &[f64]| (pair[0].min(pair[1]), pair[0].max(pair[1]));
-        Ok(Some(values.chunks_exact(2).map(pair).collect()))
+        let pairs = values.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+        Ok(Some(pairs.collect()))
     }
 
     fn needed(&mut self, dimension: usize, what: &str) -> Result<Found> {
@@ -381,13 +408,14 @@ impl<'a> File<'a> {
         if let (Some(values), Some(Some(own))) =
             (chosen.values, self.coordinates.get_mut(&dimension))
         {
-            own.values = values;
+            let own = Rc::make_mut(own);
+            (own.values, own.turned) = (values, true);
         }
         Ok((chosen.runs, span, chosen.missing))
     }
 
     fn ends(&self, dimension: usize) -> String {
-        match self.coordinates.get(&dimension).and_then(Option::as_ref) {
+        match self.coordinates.get(&dimension).and_then(Option::as_deref) {
             Some(found) if !found.values.is_empty() => {
                 let text =
                     |value: f64| match found.units.as_ref().and_then(|units| units.moment(value)) {
@@ -430,11 +458,8 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     match empty {
         true => check_empty(query, &files[0])?,
         false => {
-            files.retain(|file| {
-                file.selection
-                    .iter()
-                    .all(|runs| runs.iter().any(|range| range.count() > 0))
-            });
+            let is_some = |runs: &Vec<Range>| runs.iter().any(|range| range.count() > 0);
+            retain(&mut files, along, |file| file.selection.iter().all(is_some));
         }
     }
     if files.is_empty() {
@@ -457,12 +482,9 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
         leave_out_missing(&mut files, (time, along), &mut notes)?;
     }
     let over = over(query, &files[0])?;
-    let methods = methods(
-        query,
-        &mut files,
-        (along, grouped.map(|(_, time)| time)),
-        &over,
-    )?;
+    let time = grouped.map(|(_, time)| time);
+    let scalars = scalars(query, &mut files, (along, time), &over);
+    let methods = methods(query, &mut files, (along, time), (&over, &scalars))?;
     let (targets, axes) = led(query, &mut files, (along, grouped), &over)?;
     let mut planned = Vec::new();
     for (file, targets) in files.iter_mut().zip(targets) {
@@ -470,7 +492,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     }
     let header = inputs[files[0].input].header;
     let mut plan = finished(query, planned, axes);
-    (plan.notes, plan.methods) = (notes, methods);
+    (plan.notes, plan.methods, plan.scalars) = (notes, methods, scalars);
     plan.attributes = [
         files[0].variable.attributes.clone(),
         header.attributes.clone(),
@@ -547,26 +569,31 @@ fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
     own.map(|name| first.dimension(name)).collect()
 }
 
-/// What CF calls the dimensions that are reduced, with how far their times are apart if that is always the same.
+/// The dimensions that are reduced as `cell_methods` has them, with how far their times are apart if that is always the same.
 fn methods(
     query: &Query,
     files: &mut [File<'_>],
     (along, grouped): (Option<usize>, Option<usize>),
-    over: &[usize],
+    (over, scalars): (&[usize], &[Scalar]),
 ) -> Result<(String, String)> {
-    let mut names = files[0].names();
-    let reduced: Vec<usize> = (0..names.len())
+    let reduced: Vec<usize> = (0..files[0].variable.dimensions.len())
         .filter(|dimension| over.contains(dimension) || grouped == Some(*dimension))
         .collect();
     let mut before = String::new();
     for dimension in &reduced {
-        before.push_str(&std::mem::take(&mut names[*dimension]));
+        let is_kept = grouped == Some(*dimension) && !query.by.is_some_and(By::is_of_all_years);
+        let name = files[0].names().swap_remove(*dimension);
+        let is_written = scalars.iter().any(|scalar| scalar.name == name);
+        before.push_str(&match is_kept || is_written {
+            true => name,
+            false => standard_name(&files[0], *dimension),
+        });
         before.push_str(": ");
     }
     if query.ensemble {
-        before.push_str("member: ");
+        before.push_str("realization: ");
     }
-    let mut behind = String::new();
+    let mut said = Vec::new();
     if let (&[only], false) = (&reduced[..], query.ensemble) {
         let mut seconds = Vec::new();
         let every = if along == Some(only) { files.len() } else { 1 };
@@ -577,14 +604,102 @@ fn methods(
                 seconds.extend(values.into_iter().map(|value| units.seconds(value)));
             }
         }
-        if let Some(interval) = periods::interval(&seconds) {
-            behind = format!(" (interval: {interval})");
-        }
+        said.extend(periods::interval(&seconds).map(|interval| format!("interval: {interval}")));
     }
     if let Some(weights) = &query.weights {
-        behind.push_str(&format!(" (comment: weighted by the cosine of {weights})"));
+        // What is alone in the brackets is a comment without the word.
+        let word = if said.is_empty() { "" } else { "comment: " };
+        said.push(format!("{word}weighted by the cosine of {weights}"));
     }
+    let behind = match said.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", said.join(" ")),
+    };
     Ok((before, behind))
+}
+
+/// Values that a dimension has at most, for them to be looked at if it is reduced.
+const SCALAR_MAX: u64 = 1 << 16;
+
+/// The coordinates of the dimensions that the result does not have: from the first to the last of what is reduced.
+fn scalars(
+    query: &Query,
+    files: &mut [File<'_>],
+    (along, grouped): (Option<usize>, Option<usize>),
+    over: &[usize],
+) -> Vec<Scalar> {
+    let is_lost = |dimension: &usize| match grouped == Some(*dimension) {
+        true => query.by.is_some_and(By::is_of_all_years),
+        false => over.contains(dimension),
+    };
+    let lost = (0..files[0].variable.dimensions.len()).filter(is_lost);
+    let scalar = |dimension: usize| {
+        let name = files[0].names().swap_remove(dimension);
+        let every = if along == Some(dimension) {
+            files.len()
+        } else {
+            1
+        };
+        if files[0].variable.path == name {
+            return None;
+        }
+        let first = files[0].known(dimension)?;
+        let mut ends = (f64::INFINITY, f64::NEG_INFINITY);
+        for (place, file) in files.iter_mut().enumerate().take(every) {
+            let found = file.known(dimension)?;
+            let runs = file.selection[dimension].clone();
+            let mut values = chosen(&found.values, &runs);
+            // Of the first and the last where they begin and end, if they say so.
+            if (place == 0 || place + 1 == every) && !found.turned {
+                let pairs = file.pairs(dimension).ok().flatten().unwrap_or_default();
+                for which in [|pair: &(f64, f64)| pair.0, |pair: &(f64, f64)| pair.1] {
+                    let of_all: Vec<f64> = pairs.iter().map(which).collect();
+                    values.extend(chosen(&of_all, &runs));
+                }
+            }
+            let values = alike(&found, first.units.as_ref(), values);
+            for value in values.into_iter().filter(|value| value.is_finite()) {
+                ends = (ends.0.min(value), ends.1.max(value));
+            }
+        }
+        (ends.0 <= ends.1).then(|| Scalar {
+            name,
+            ends,
+            attributes: first.coordinate.attributes.clone(),
+        })
+    };
+    lost.filter_map(scalar).collect()
+}
+
+/// What CF calls a dimension that the result does not have.
+fn standard_name(file: &File<'_>, dimension: usize) -> String {
+    let name = file.names().swap_remove(dimension);
+    let Some(variable) = file.coordinate_variable(dimension) else {
+        return name;
+    };
+    match variable.text("standard_name").map(str::trim) {
+        Some(known) if !known.is_empty() => known.to_owned(),
+        _ if matches!(Units::of(variable), Ok(Some(_))) => "time".into(),
+        _ => match series::spelt(variable.text("units").unwrap_or_default()) {
+            "degrees_north" => "latitude".into(),
+            "degrees_east" => "longitude".into(),
+            _ => name,
+        },
+    }
+}
+
+/// Keeps only some files. The first of them then has the coordinates of the first before, as they were selected.
+fn retain<'a>(
+    files: &mut Vec<File<'a>>,
+    along: Option<usize>,
+    is_kept: impl Fn(&File<'a>) -> bool,
+) {
+    let mut known = files[0].coordinates.clone();
+    known.retain(|dimension, _| Some(*dimension) != along);
+    files.retain(is_kept);
+    if let Some(first) = files.first_mut() {
+        first.coordinates.extend(known);
+    }
 }
 
 /// Leaves out the indices whose time is none.
@@ -623,7 +738,7 @@ fn leave_out_missing(
         notes.push(format!(
             "{missing} indices of {name} have no time, and are left out"
         ));
-        files.retain(|file| !file.selection[time].is_empty());
+        retain(files, along, |file| !file.selection[time].is_empty());
         if files.is_empty() {
             return Err(Error::Query(format!(
                 "nothing is selected: no index of {name} has a time"
@@ -767,7 +882,7 @@ fn select(
                     (dimension, one),
                     (span, missing),
                     notes,
-                    &[runs.clone()],
+                    std::slice::from_ref(&runs),
                 )?;
                 runs
             }
@@ -958,7 +1073,10 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
     let name = files[0].names().swap_remove(dimension);
     let first = files[0].coordinate(dimension)?.cloned();
     let units = first.as_ref().and_then(|found| found.units);
-    let mut coordinate = first.map(|found| found.coordinate);
+    let mut coordinate = first.map(|found| Coordinate {
+        bounds: Some(Vec::new()),
+        ..found.coordinate
+    });
     let (mut targets, mut length): (Vec<Vec<Target>>, u64) = (Vec::new(), 0);
     for (place, file) in files.iter_mut().enumerate() {
         let runs = file.selection[dimension].clone();
@@ -973,19 +1091,26 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
         }
         targets.push(own);
         if let Some(coordinate) = &mut coordinate {
-            match file.coordinate(dimension)? {
-                Some(found) => coordinate.values.extend(alike(
-                    found,
-                    units.as_ref(),
-                    chosen(&found.values, &runs),
-                )),
-                None => {
-                    return Err(file.wrong(
-                        dimension,
-                        "the first file has a coordinate variable, this one has none",
-                    ));
-                }
-            }
+            let Some(found) = file.shared(dimension)? else {
+                return Err(file.wrong(
+                    dimension,
+                    "the first file has a coordinate variable, this one has none",
+                ));
+            };
+            let own = |values: &[f64]| alike(&found, units.as_ref(), chosen(values, &runs));
+            coordinate.values.extend(own(&found.values));
+            let pairs = match !found.turned && coordinate.bounds.is_some() {
+                true => file.pairs(dimension)?,
+                false => None,
+            };
+            // Bounds of some files only are those of none.
+            coordinate.bounds = coordinate.bounds.take().zip(pairs).map(|(mut all, pairs)| {
+                let ends = |which: fn(&(f64, f64)) -> f64| {
+                    own(&pairs.iter().map(which).collect::<Vec<f64>>())
+                };
+                all.extend(ends(|one| one.0).into_iter().zip(ends(|one| one.1)));
+                all
+            });
         }
     }
     Ok((
@@ -1077,9 +1202,19 @@ fn axis_of(
         let more = i64::from(by == By::MonthOfYear);
         #[expect(clippy::cast_precision_loss, reason = "at most 24")]
         let values = all.keys().map(|group| (group + more) as f64).collect();
+        let long_name = match by {
+            By::MonthOfYear => "month of the year",
+            By::HourOfDay => "hour of the day",
+            _ => "season of the year: 0 is DJF, 1 MAM, 2 JJA, 3 SON",
+        };
+        let attribute = |(name, text): (&str, &str)| Attribute {
+            name: name.into(),
+            value: Value::Text(text.into()),
+        };
+        let attributes = [("long_name", long_name), ("units", "1")].map(attribute);
         let coordinate = Coordinate {
             values,
-            attributes: Vec::new(),
+            attributes: attributes.into(),
             bounds: None,
         };
         (short.to_owned(), coordinate)
@@ -1214,6 +1349,7 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         notes: Vec::new(),
         attributes: [Vec::new(), Vec::new()],
         methods: (String::new(), String::new()),
+        scalars: Vec::new(),
         single: files.iter().all(is_single),
         variable: query.variable.trim_matches('/').to_owned(),
         units: files[0].variable.text("units").map(str::to_owned),

@@ -20,22 +20,26 @@ pub(super) fn check(
         return Ok(());
     }
     variables(query, files, notes)?;
-    for dimension in 0..files[0].variable.dimensions.len() {
-        if Some(dimension) == along {
-            continue;
-        }
-        if !query.override_coordinates {
-            same_coordinate(files, dimension)?;
-        }
+    let others = (0..files[0].variable.dimensions.len()).filter(|one| Some(*one) != along);
+    if !query.override_coordinates {
+        others
+            .clone()
+            .try_for_each(|dimension| same_coordinate(files, dimension))?;
+    }
+    if let Some(along) = along {
+        sorted(query, files, along)?;
+    }
+    for dimension in others {
         let name = files[0].names().swap_remove(dimension);
-        if query.weights.as_deref().map(super::plan::last) == Some(name.as_str()) {
-            let first = files[0].coordinate(dimension)?.cloned();
+        let weighs = query.weights.as_deref().map(super::plan::last) == Some(name.as_str());
+        if weighs || query.override_coordinates {
+            let first = files[0].shared(dimension)?;
             for file in &mut files[1..] {
                 file.adopt(dimension, first.clone());
             }
         }
     }
-    along.map_or(Ok(()), |along| sorted(query, files, along))
+    Ok(())
 }
 
 fn unfit(one: &File<'_>, other: &File<'_>, why: String) -> Error {
@@ -334,6 +338,14 @@ fn in_order(
         let low = keys.iter().copied().reduce(f64::min)?;
         Some((low, keys.iter().copied().reduce(f64::max)?))
     };
+    let has_none =
+        |file: &&File<'_>| file.variable.dimensions[along].size > 0 && span(file).is_none();
+    if let Some(other) = files.iter().find(has_none) {
+        let known = files.iter().find(|file| file.input != other.input);
+        let why =
+            "the former has no value for it at all, and the result needs the order of the files";
+        return Err(of_coordinate(known.unwrap_or(other), other, along, why));
+    }
     for pair in files.windows(2) {
         let (Some(one), Some(two)) = (span(&pair[0]), span(&pair[1])) else {
             continue;

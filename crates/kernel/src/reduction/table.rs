@@ -34,6 +34,17 @@ pub struct Coordinate {
     pub bounds: Option<Vec<(f64, f64)>>,
 }
 
+/// A dimension of the variable that the result does not have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
+    /// Its name.
+    pub name: String,
+    /// From the least of what was reduced to the most.
+    pub ends: (f64, f64),
+    /// What the file says about its values.
+    pub attributes: Vec<Attribute>,
+}
+
 /// Numbers of a result; none where no value counts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Column {
@@ -71,6 +82,8 @@ pub struct Table {
     pub attributes: Vec<Attribute>,
     /// What is to be known beside it.
     pub notes: Vec<String>,
+    /// Dimensions that were reduced, as far as they have values.
+    pub scalars: Vec<Scalar>,
 }
 
 impl Table {
@@ -85,6 +98,7 @@ impl Table {
                 return Err(one.unlike(&other));
             }
             one.fields.extend(other.fields);
+            one.scalars.retain(|scalar| other.scalars.contains(scalar));
             let new = |note: &String| !one.notes.contains(note);
             let notes: Vec<String> = other.notes.into_iter().filter(new).collect();
             one.notes.extend(notes);
@@ -194,6 +208,7 @@ impl Plan {
             fields,
             attributes: self.attributes[1].clone(),
             notes: self.notes.clone(),
+            scalars: self.scalars.clone(),
         }
     }
 

@@ -7,7 +7,7 @@ use tidemill_format::time::Units;
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
-use super::table::{Axis, Column, Field, Table};
+use super::table::{Axis, Column, Field, Scalar, Table};
 
 /// How a result is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,7 +261,7 @@ impl Table {
                 .as_ref()
                 .is_some_and(|one| one.bounds.is_some())
         };
-        if self.axes.iter().any(is_bounded) {
+        if self.axes.iter().any(is_bounded) || !self.scalars.is_empty() {
             let mut name = "bnds".to_owned();
             while dimensions.iter().any(|(known, _)| *known == name) {
                 name.push('_');
@@ -269,6 +269,7 @@ impl Table {
             dimensions.push((name, 2));
         }
         let mut variables = self.coordinates();
+        variables.extend(self.scalars.iter().flat_map(|one| self.scalar(one)));
         variables.extend(self.fields.iter().map(|field| self.variable(field)));
         let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
         let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
@@ -288,10 +289,7 @@ impl Table {
                     .cloned()
                     .collect();
                 if let Some(bounds) = &coordinate.bounds {
-                    let mut name = format!("{}_bnds", axis.name);
-                    while self.fields.iter().any(|field| field.variable == name) {
-                        name.push('_');
-                    }
+                    let name = self.bounds_of(&axis.name);
                     attributes.push(attribute("bounds", Value::Text(name.clone())));
                     let ends = bounds.iter().flat_map(|(low, high)| [low, high]);
                     variables.push(Written {
@@ -318,6 +316,43 @@ impl Table {
         variables
     }
 
+    /// What the bounds of a coordinate are called.
+    fn bounds_of(&self, name: &str) -> String {
+        let mut name = format!("{name}_bnds");
+        while self.fields.iter().any(|field| field.variable == name) {
+            name.push('_');
+        }
+        name
+    }
+
+    /// The coordinate of a dimension that was reduced, behind its bounds.
+    fn scalar(&self, scalar: &Scalar) -> [Written; 2] {
+        let (low, high) = scalar.ends;
+        let name = self.bounds_of(&scalar.name);
+        let is_kept = |one: &&Attribute| !PACKED.contains(&one.name.as_str());
+        let mut attributes: Vec<Attribute> =
+            scalar.attributes.iter().filter(is_kept).cloned().collect();
+        attributes.push(attribute("bounds", Value::Text(name.clone())));
+        let of = |name, dimensions, attributes, bytes| Written {
+            name,
+            dimensions,
+            attributes,
+            kind: DOUBLE,
+            bytes,
+        };
+        let ends = [low, high].into_iter().flat_map(f64::to_be_bytes);
+        let middle = low + (high - low) / 2.0;
+        [
+            of(name, vec![self.axes.len()], Vec::new(), ends.collect()),
+            of(
+                scalar.name.clone(),
+                Vec::new(),
+                attributes,
+                middle.to_be_bytes().to_vec(),
+            ),
+        ]
+    }
+
     fn variable(&self, field: &Field) -> Written {
         let others = self
             .fields
@@ -325,7 +360,8 @@ impl Table {
             .filter(|one| one.variable == field.variable);
         let name = match others.count() {
             1 => field.variable.replace('/', "_"),
-            _ => field.title(),
+            // Names have letters, digits and underscores.
+            _ => field.title().replace('.', "_"),
         };
         let (kind, bytes) = match field.single {
             true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
@@ -336,6 +372,10 @@ impl Table {
             attributes.push(attribute("units", Value::Text("1".into())));
         } else if let Some(units) = &field.units {
             attributes.push(attribute("units", Value::Text(units.clone())));
+        }
+        if !self.scalars.is_empty() {
+            let names: Vec<&str> = self.scalars.iter().map(|one| one.name.as_str()).collect();
+            attributes.push(attribute("coordinates", Value::Text(names.join(" "))));
         }
         if matches!(kind, FLOAT | DOUBLE) {
             attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));

@@ -2,9 +2,10 @@
 """Compares `tidemill reduce --local` with numpy on random files of netCDF4, h5py, zarr and xarray: types, packing, missing values,
 chunks, filters, fill values, calendars and selections. An answer is right, or a refusal of a case that has no certain reading.
 
-  python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray cftime numpy; v/bin/python tests/writers.py target/debug/tidemill [CASES] [SEED]
+  python3 -m venv v; v/bin/pip install netCDF4 h5py zarr xarray cftime numpy; v/bin/python tests/writers.py target/debug/tidemill [CASES] [SEED] [SERIES]
 """
 
+import datetime
 import json
 import math
 import random
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -27,6 +29,8 @@ warnings.simplefilter("ignore")
 BINARY = sys.argv[1]
 CASES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+# How many of so many and five files are a series of several.
+SERIES = int(sys.argv[4]) if len(sys.argv) > 4 else 3
 # Reductions of one file.
 EACH = 4
 TYPES = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"]
@@ -397,6 +401,448 @@ def one(rng, case):
     return True
 
 
+# --- several files as one, selections by value, and times ---------------------------------------------------------------------
+
+STEPS = {"year": 1, "month": 2, "day": 3, "hour": 4}
+
+
+class Series:
+    """Files of one variable `x` along time: what all of them together are, or why they are no series."""
+
+    def __init__(self):
+        self.refused, self.about = None, []
+
+
+def decimals(rng, name):
+    """A coordinate as people write it (decimal texts), and how it is stored."""
+    if name == "lon" and rng.random() < 0.6:
+        count = rng.choice([4, 6, 8, 9, 12])
+        first = rng.choice([Decimal(0), Decimal(-180), Decimal(180) / count])
+        values = [first + Decimal(360) / count * place for place in range(count)]
+        if rng.random() < 0.1:
+            values.append(values[0] + 360)
+    else:
+        step = Decimal(rng.choice(["0.1", "0.25", "1", "2.5", "10"]))
+        first = step * rng.randint(-8, 8) + (Decimal("350") if name == "lon" and rng.random() < 0.3 else 0)
+        values = [first + step * place for place in range(rng.randint(2, 8))]
+    if rng.random() < 0.4:
+        values.reverse()
+    if rng.random() < 0.08:
+        rng.shuffle(values)
+    return values, rng.choice(["f4", "f8"])
+
+
+def of_series(rng, folder, number):
+    case = Series()
+    others = rng.choice([["lat"], ["lon"], ["lat", "lon"], ["level", "lon"], ["lat", "lon"]])
+    case.names = ["time", *others]
+    grid = {name: decimals(rng, name) for name in others}
+    calendar = rng.choice(CALENDARS)
+    base, hours = rng.choice(["1999-12-27", "2000-02-20", "1850-01-01", "1999-01-01"]), rng.choice([6, 24, 24, 24 * 10])
+    count = rng.randint(2, 24)
+    stamps = np.arange(count) * hours
+    cuts = sorted(rng.sample(range(1, count), min(count - 1, rng.randint(0, 3))))
+    parts = np.split(np.arange(count), cuts)
+    wrong = rng.choice([None] * 8 + ["reversed", "permuted", "shifted", "nearly", "single", "turned", "calendar", "units", "twice", "between", "lacking", "type", "packed", "empty", "nan", "other", "override"])
+    if len(parts) == 1 and wrong not in ["nan", "packed", "empty"]:
+        wrong = None
+    if wrong == "between":
+        # Every so many steps to each file.
+        parts = [np.arange(count)[place::len(parts)] for place in range(len(parts))]
+    case.dates = cftime.num2date(stamps, f"hours since {base}", calendar)
+    shape = (count, *(len(grid[name][0]) for name in others))
+    kind = rng.choice(["f4", "f4", "f8", "i2", "i4"])
+    raw = np.array([rng.gauss(280, 30) if kind[0] == "f" else rng.randint(-99, 99) for _ in range(math.prod(shape))], kind).reshape(shape)
+    mask = np.array([rng.random() < 0.1 for _ in range(raw.size)]).reshape(shape)
+    case.kind, case.mask, case.values = kind, mask, np.empty(shape, object)
+    hurt = rng.randrange(len(parts)) if wrong in ["nan", "packed"] else rng.randrange(1, len(parts)) if len(parts) > 1 else 0
+    bounded = rng.random() < 0.3
+    case.stamped = rng.choice(["start", "middle", "end"]) if bounded else None
+    case.bounds = None
+    at = {"start": 0, "middle": 0.5, "end": 1, None: 0}[case.stamped]
+    starts = stamps
+    case.starts = cftime.num2date(starts, f"hours since {base}", calendar)
+    case.ends = cftime.num2date(starts + hours, f"hours since {base}", calendar)
+    case.dates = cftime.num2date(starts + hours * at, f"hours since {base}", calendar)
+    if not bounded:
+        case.starts = case.ends = None
+    missing_times = np.zeros(count, bool)
+    labels = rng.sample("abcdefgh", len(parts))
+    case.files = []
+    for place, part in enumerate(parts):
+        mine = wrong if place == hurt else None
+        unit, of = rng.choice([("days", 24), ("hours", 1), ("minutes", 1 / 60), ("seconds", 1 / 3600), ("days", 24)])
+        since = rng.choice([base, "1850-01-01", "2000-01-01 12:00:00"])
+        own = calendar
+        if mine == "calendar":
+            own = rng.choice([one for one in ["noleap", "360_day", "julian", "all_leap"] if one != calendar])
+            case.refused = ["coordinate time", "calendar"]
+        elif calendar == "standard" and rng.random() < 0.5:
+            # After 1582 these are one, and gregorian is another name.
+            own = rng.choice(["gregorian", "proleptic_gregorian"])
+        # The numbers of the times in the units of this file, exactly.
+        offset = cftime.date2num(cftime.num2date(0, f"hours since {base}", calendar), f"hours since {since}", calendar)
+        number_of = lambda hour: float(Fraction(hour + offset) / Fraction(of).limit_denominator(3600))
+        times = np.array([number_of(int(starts[index]) + Fraction(at) * hours) for index in part])
+        edges = np.array([[number_of(int(starts[index])), number_of(int(starts[index]) + hours)] for index in part])
+        values = raw[part].copy()
+        gone = mask[part]
+        coordinates = {name: [list(grid[name][0]), grid[name][1]] for name in others}
+        which = rng.choice(others)
+        texts, stored = coordinates[which]
+        shift = np.zeros(len(texts))
+        if mine == "reversed":
+            texts.reverse()
+            case.refused = None if texts == grid[which][0] else [f"coordinate {which}", "other way around"]
+        elif mine == "permuted":
+            rng.shuffle(texts)
+            case.refused = None if texts == grid[which][0] else [f"coordinate {which}"]
+        elif mine == "shifted":
+            coordinates[which][0] = [text + Decimal("0.05") for text in texts]
+            case.refused = [f"coordinate {which}", "index 0 is"]
+        elif mine == "override":
+            coordinates[which][0] = [text + Decimal("0.05") for text in texts]
+        elif mine == "single":
+            coordinates[which][1] = "f4" if stored == "f8" else "f8"
+        elif mine == "turned":
+            if which == "lon":
+                coordinates[which][0] = [text - 360 if text >= 180 else text + 360 for text in texts]
+                case.refused = ["coordinate lon"]
+        elif mine == "twice" and place > 0:
+            times[0], edges[0] = None, None
+            hour = int(starts[parts[place - 1][-1]])
+            times[0] = number_of(hour + Fraction(at) * hours)
+            case.refused = ["coordinate time", "both have"]
+        elif mine == "nan":
+            times[rng.randrange(len(part))] = np.nan
+        name = f"{labels[place]}.nc"
+        path = folder / name
+        form = rng.choice(["NETCDF4", "NETCDF3_64BIT_OFFSET"])
+        packing = None
+        with netCDF4.Dataset(path, "w", format=form) as file:
+            file.createDimension("time", None)
+            integral = all(float(one).is_integer() and abs(one) < 2**31 for one in times)
+            variable = file.createVariable("time", "i4" if integral and rng.random() < 0.3 else "f8", ("time",), fill_value=np.nan if mine == "nan" else None)
+            variable.setncatts({"units": f"{unit} since {since}", "calendar": own})
+            if bounded:
+                file.createDimension("two", 2)
+                variable.bounds = "time_bnds"
+                file.createVariable("time_bnds", "f8", ("time", "two"))[:] = edges
+            variable[:] = times
+            for one in others:
+                texts, stored = coordinates[one]
+                file.createDimension(one, len(texts))
+                if mine == "lacking" and one == which:
+                    case.refused = [f"coordinate {one}", "has none"]
+                    continue
+                variable = file.createVariable(one, stored, (one,))
+                numbers_of = np.array([float(text) for text in texts])
+                if mine == "nearly" and one == which:
+                    numbers_of = np.nextafter(numbers_of, np.inf) if stored == "f8" else numbers_of
+                variable[:] = numbers_of
+                if one == "lat":
+                    variable.units = rng.choice(["degrees_north", "degree_north", "degrees_N"])
+                elif one == "lon":
+                    variable.units = rng.choice(["degrees_east", "degree_east", "degrees_E"])
+                else:
+                    variable.units = "m"
+            own_kind = rng.choice(["f4", "f8", "i2", "i4"]) if mine == "type" else kind
+            if own_kind[0] != kind[0]:
+                values = np.array([rng.gauss(0, 9) if own_kind[0] == "f" else rng.randint(-99, 99) for _ in range(values.size)], own_kind).reshape(values.shape)
+            values = values.astype(own_kind)
+            fill = -9999
+            variable = file.createVariable("y" if mine == "other" else "x", own_kind, tuple(case.names), fill_value=fill)
+            variable.set_auto_maskandscale(False)
+            variable.units = "degC" if mine == "units" else "K"
+            if mine == "units":
+                case.refused = ["the units of x"]
+            if mine == "packed" and own_kind[0] == "i":
+                packing = (0.5, rng.choice([0.0, 100.0]))
+                variable.scale_factor, variable.add_offset = packing
+            variable[:] = np.where(gone, values.dtype.type(fill), values)
+        if mine == "nan":
+            missing_times[part[np.isnan(times)]] = True
+        case.files.append(path)
+        if mine == "other":
+            missing_times[part] = True
+        scaled = np.empty(values.shape, object)
+        for index in np.ndindex(*values.shape):
+            one = values[index].item()
+            scaled[index] = one if packing is None else one * packing[0] + packing[1]
+        case.values[part] = scaled
+        case.about.append((name, form, f"{unit} since {since}", own, own_kind, mine, packing, part.tolist()))
+    if wrong == "empty":
+        with netCDF4.Dataset(folder / "z.nc", "w") as file:
+            source = netCDF4.Dataset(case.files[0])
+            for name, dimension in source.dimensions.items():
+                file.createDimension(name, None if dimension.isunlimited() else len(dimension))
+            for name, variable in source.variables.items():
+                made = file.createVariable(name, variable.dtype, variable.dimensions, fill_value=getattr(variable, "_FillValue", None))
+                made.setncatts({key: value for key, value in variable.__dict__.items() if key != "_FillValue"})
+                if "time" not in variable.dimensions:
+                    made[:] = variable[:]
+            source.close()
+    if wrong == "other" and len(parts) > 1:
+        keep = ~missing_times
+        case.values, case.mask, case.dates = case.values[keep], case.mask[keep], case.dates[keep]
+        if case.starts is not None:
+            case.starts, case.ends = case.starts[keep], case.ends[keep]
+        missing_times = missing_times[keep]
+    case.missing_times, case.grid, case.wrong, case.between = missing_times, grid, wrong, wrong == "between" and count > len(parts)
+    case.unplaced = wrong == "nan" and len(parts) > 1 and any(missing_times[part].all() for part in parts)
+    case.hours = hours
+    case.whole = all(one[4][0] == "i" and one[6] is None for one in case.about if one[5] != "other")
+    case.path = f"{folder}/*.nc"
+    # xarray itself, where there is nothing odd.
+    if wrong is None and len(parts) > 1:
+        opened = [xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) for path in case.files]
+        whole = xr.concat(opened, "time", join="exact", data_vars="all", coords="minimal", compat="override")
+        theirs = np.where(case.mask, np.nan, case.values.astype("f8"))
+        assert np.array_equal(whole.x.values.astype("f8"), theirs, equal_nan=True), "the model is not xarray's"
+        assert [str(one) for one in whole.time.values] == [str(one) for one in case.dates], ("the times of the model", case.about)
+        for one in opened:
+            one.close()
+    return case
+
+
+def around(texts, low, high):
+    """Longitudes of a range: indices in the order of the result, and what they are there; or why there is no answer."""
+    found = {}
+    for index, value in enumerate(texts):
+        if low <= value <= high:
+            found[index] = value
+            continue
+        turned = value + 360 * math.ceil((low - value) / 360)
+        if turned <= high:
+            found[index] = turned
+    if all(found[index] == texts[index] for index in found):
+        return straight(texts, found)
+    # As the pieces that were selected go.
+    runs = []
+    for index in sorted(found):
+        if runs and runs[-1][-1] == index - 1 and found[index] - texts[index] == found[index - 1] - texts[index - 1]:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    down = next((found[run[0]] > found[run[-1]] for run in runs if found[run[0]] != found[run[-1]]), False)
+    runs.sort(key=lambda run: found[run[0]], reverse=down)
+    order = [index for run in runs for index in run]
+    values = [found[index] for index in order]
+    if any(one == other or (one < other) == down for one, other in zip(values, values[1:])):
+        return None, "one longitude"
+    return order, values
+
+
+def straight(texts, found):
+    order = sorted(found)
+    if any(other != one + 1 for one, other in zip(order, order[1:])):
+        return None, "one run"
+    return order, [found[index] for index in order]
+
+
+def parts_of(date, many):
+    return (date.year, date.month, date.day, date.hour)[:many]
+
+
+def written(parts):
+    text = "-".join(f"{one:04}" if place == 0 else f"{one:02}" for place, one in enumerate(parts[:3]))
+    return text + (f"T{parts[3]:02}:00" if len(parts) > 3 else "")
+
+
+def moments(case, at, group):
+    """The times that count, and whether some, and whether some that are not selected, mislead."""
+    dates = list(case.dates)
+    if at == "end":
+        return [date - datetime.timedelta(milliseconds=1) for date in dates], []
+    if at == "bounds" and case.starts is not None:
+        return [start + (end - start) / 2 for start, end in zip(case.starts, case.ends)], []
+    mislead = []
+    if at is None and case.starts is not None:
+        for index, (date, start, end) in enumerate(zip(dates, case.starts, case.ends)):
+            if case.missing_times[index]:
+                continue
+            last = end - datetime.timedelta(milliseconds=1)
+            if group(start) == group(last) != group(date):
+                mislead.append(index)
+    return dates, mislead
+
+
+def one_of_series(rng, case):
+    names = case.names
+    indices = [list(range(size)) for size in case.values.shape]
+    shown, where, refused, perhaps = {name: None for name in names}, [], [], False
+    at = rng.choice([None, None, "start", "middle", "end", "bounds"])
+    if at is None and rng.random() < 0.5 and case.stamped:
+        at = case.stamped
+    more, by_index = [], False
+    if at:
+        more += ["--time-at", at]
+    for axis, name in enumerate(names):
+        if rng.random() < 0.45:
+            continue
+        if name != "time":
+            texts = case.grid[name][0]
+            low, high = rng.choice(texts), rng.choice(texts)
+            if rng.random() < 0.3:
+                low, high = low + Decimal("0.01"), high - Decimal("0.01")
+            if name != "lon":
+                low, high = min(low, high), max(low, high)
+                if rng.random() < 0.2:
+                    low = rng.choice([low - 1000, low - 1])
+            elif rng.random() < 0.5:
+                low, high = rng.choice([(-20, 20), (350, 10), (-180, 180), (0, 360), (-10, 10), (170, 190), (-90, 0), (300, 30), (359, 1)])
+                low, high = Decimal(low), Decimal(high)
+            where.append(f"{name}={low}{rng.choice([':', '..'])}{high}")
+            if name == "lon":
+                if low > high:
+                    high += 360 * math.ceil((low - high) / 360)
+                order, values = around(texts, low, high)
+            else:
+                order, values = straight(texts, {index: text for index, text in enumerate(texts) if low <= text <= high})
+            if order is None:
+                refused.append([f"dimension {name}", values])
+                continue
+            if not order:
+                refused.append([f"dimension {name}", "nothing"])
+                continue
+            step = rng.choice([1, 1, 1, 2])
+            if step > 1:
+                where[-1] += f"::{step}"
+            indices[axis], shown[name] = order[::step], values[::step]
+        elif rng.random() < 0.7:
+            many = [rng.randint(1, 4), rng.randint(1, 4)]
+            ends = sorted(rng.choice(list(case.dates)) for _ in range(2))
+            low, high = parts_of(ends[0], many[0]), parts_of(ends[1], many[1])
+            if low[:len(high)] > high[:len(low)]:
+                continue
+            if rng.random() < 0.1:
+                low, high = (2200,), (2300,)
+            where.append(f"time={written(low)}..{written(high)}")
+            group = lambda date: parts_of(date, len(low)) >= low and parts_of(date, len(high)) <= high
+            dates, mislead = moments(case, at, group)
+            chosen = [index for index, date in enumerate(dates) if not case.missing_times[index] and group(date)]
+            if at == "bounds" and case.starts is None:
+                refused.append(["dimension time", "no bounds"])
+            elif mislead:
+                refused.append(["dimension time", "--time-at"])
+            elif not chosen:
+                refused.append(["dimension time", "nothing"])
+            indices[axis] = chosen
+        else:
+            start = rng.randrange(len(case.dates))
+            end, step = rng.randint(start + 1, len(case.dates)), rng.randint(1, 3)
+            where.append(f"time=[{start}:{end}:{step}]")
+            indices[axis] = list(range(start, end, step))
+            by_index = True
+    rng.shuffle(where)
+    operation = rng.choice(OPERATIONS)
+    over = sorted(rng.sample(range(len(names)), rng.randint(1, len(names))))
+    command = [BINARY, "--json", "reduce", operation, f"{case.path}:x", "--local", "--over", ",".join(names[axis] for axis in over), *more]
+    command += ["--where", ",".join(where)] if where else []
+    if case.wrong == "override":
+        command += ["--join", "override"]
+    by = rng.choice(list(KEYS)) if rng.random() < 0.45 else None
+    keys = list(range(len(case.dates)))
+    if by:
+        command += ["--by", by]
+        dates, mislead = moments(case, at, KEYS[by])
+        if at == "bounds" and case.starts is None:
+            refused.append(["dimension time", "no bounds"])
+        elif mislead:
+            sure = [index for index in mislead if index in indices[0]]
+            if sure:
+                refused.append(["dimension time", "--time-at"])
+            perhaps = not sure
+        keys = [KEYS[by](date) for date in dates]
+        indices[0] = [index for index in indices[0] if not case.missing_times[index]]
+        if not indices[0]:
+            refused.append(["time"])
+    if case.between and (by_index or 0 not in over and not by):
+        refused.append(["coordinate time", "between each other"])
+    if case.unplaced and (by_index or 0 not in over and not by):
+        refused.append(["coordinate time", "no value"])
+    if case.refused:
+        # Whether the files fit together is looked at first.
+        refused = [case.refused]
+    said = subprocess.run(command, capture_output=True, text=True)
+    if refused:
+        assert said.returncode and any(all(word in said.stderr for word in words) for words in refused), ("not refused by name", refused, command, case.about, said.stdout[:500], said.stderr)
+        return False
+    if perhaps and said.returncode:
+        assert "--time-at" in said.stderr, ("refused", command, case.about, said.stderr)
+        return False
+    assert said.returncode == 0, ("refused", command, case.about, said.stderr)
+    result = json.loads(said.stdout)
+    found = result["values"]
+    axis = 0 if by else None
+    groups = sorted({keys[index] for index in indices[0]})
+    targets = [place for place in range(len(names)) if place not in over or place == axis]
+    lengths = [len(groups) if place == axis else len(indices[place]) for place in targets]
+    cells = [[] for _ in range(math.prod(lengths))]
+    for places in np.ndindex(*map(len, indices)):
+        index = tuple(own[place] for own, place in zip(indices, places))
+        if case.mask[index]:
+            continue
+        cell = 0
+        for place, length in zip(targets, lengths):
+            cell = cell * length + (groups.index(keys[index[0]]) if place == axis else places[place])
+        cells[cell].append(case.values[index])
+    like = Case(None, None, np.zeros(0, "i4" if case.whole else "f8"), None)
+    for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else [operation]:
+        ours = found[what] if isinstance(found[what], list) else [found[what]]
+        assert len(ours) == len(cells), (command, case.about, len(ours), len(cells))
+        exact = what == "count" or case.whole and what in ["min", "max", "sum", "range"]
+        for mine, values in zip(ours, cells):
+            theirs = answers(like, what, values)
+            largest = max([abs(float(value)) for value in values], default=0)
+            assert alike(mine, theirs, exact, largest * max(1, len(values)) ** 0.5), (command, case.about, what, mine, theirs)
+    for place, axis_of, length in zip(targets, result["dimensions"], lengths):
+        name = names[place]
+        assert axis_of["length"] == length, (command, axis_of, length)
+        if place == axis:
+            if not by.startswith("climatological"):
+                assert axis_of["labels"] == [written(group)[:-3] if by == "hour" else written(group) for group in groups], (command, axis_of, groups)
+        elif name == "time":
+            values = [value if value != "NaN" else math.nan for value in axis_of["values"]]
+            known = [index for index in range(length) if not case.missing_times[indices[0][index]]]
+            calendar = next(one[3] for one in case.about)
+            theirs = cftime.num2date([values[index] for index in known], axis_of["units"], calendar) if known else []
+            assert [parts_of(one, 4) for one in theirs] == [parts_of(case.dates[indices[0][index]], 4) for index in known], (command, case.about, axis_of)
+        else:
+            texts = shown[name] or case.grid[name][0]
+            assert len(texts) == length and all(math.isclose(float(text), value, rel_tol=1e-6, abs_tol=1e-6) for text, value in zip(texts, axis_of["values"])), (command, case.about, axis_of, texts)
+    if rng.random() < 0.15:
+        reduced = {names[place]: shown[names[place]] or case.grid[names[place]][0] for place in over if names[place] != "time"}
+        in_netcdf([*command, "--to", str(case.files[0].parent / "result.cdf.nc")], result, all(one[4] == "f4" for one in case.about), reduced)
+    return True
+
+
+def in_netcdf(command, result, single, reduced):
+    """The same result as netCDF, read by xarray: values, types, times in their bounds, and what is said about them."""
+    subprocess.run(command, check=True, capture_output=True)
+    try:
+        with xr.open_dataset(command[-1], decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as file:
+            for what, values in result["values"].items():
+                variable = file["x" if len(result["values"]) == 1 else f"x_{what}"]
+                values = np.array(values if isinstance(values, list) else [values], object).ravel()
+                theirs = np.array([math.nan if value is None else float(value) for value in values])
+                assert np.array_equal(variable.values.astype("f8").ravel(), theirs, equal_nan=True), (command, variable.values, theirs)
+                assert list(variable.dims) == [one["name"] for one in result["dimensions"]], (command, variable.dims)
+                if what in ["min", "max"] and single:
+                    assert variable.dtype == "f4", (command, variable.dtype)
+                assert variable.attrs["units"] == ("1" if what == "count" else "K"), (command, variable.attrs)
+            if "time" in file.dims and "bounds" in file.time.attrs and all(one not in command for one in ["start", "end"]):
+                ends = file[file.time.attrs["bounds"]].values
+                inside = [low <= time <= high for time, (low, high) in zip(file.time.values, ends)]
+                assert all(inside), (command, file.time.values, ends)
+            for name, texts in reduced.items():
+                low, high = file[f"{name}_bnds"].values
+                assert math.isclose(low, min(texts), abs_tol=1e-4) and math.isclose(high, max(texts), abs_tol=1e-4), (command, low, high, texts)
+            assert "tidemill" in file.attrs["history"] and "reduce" in file.attrs["history"], (command, file.attrs)
+    finally:
+        Path(command[-1]).unlink()
+
+
 def main():
     rng, answered, refused, wrong = random.Random(SEED), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -405,10 +851,10 @@ def main():
             number += 1
             below = Path(folder) / str(number)
             below.mkdir()
-            case = rng.choice([of_netcdf, of_netcdf, of_h5py, of_zarr, of_xarray])(rng, below, number)
+            case = rng.choice([of_netcdf, of_netcdf, of_h5py, of_zarr, of_xarray, *[of_series] * SERIES])(rng, below, number)
             for _ in range(EACH):
                 try:
-                    if one(rng, case):
+                    if (one_of_series if isinstance(case, Series) else one)(rng, case):
                         answered += 1
                     else:
                         refused += 1

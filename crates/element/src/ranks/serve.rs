@@ -230,12 +230,8 @@ impl Served<'_> {
     ) -> Result<(), Failure> {
         let Asked { live, rank, places } = asked;
         let executor = Arc::clone(node.parts_shared());
-        let busy = || {
-            failure(
-                FailureKind::Device,
-                format!("this element runs {SERVED_MAX} ranks already"),
-            )
-        };
+        let device = |why: String| failure(FailureKind::Device, why);
+        let busy = || device(format!("this element runs {SERVED_MAX} ranks already"));
         let _place = node
             .ranks
             .places
@@ -245,12 +241,8 @@ impl Served<'_> {
         let peers: Result<Vec<_>, _> = places.iter().map(|place| place.remote(&executor)).collect();
         let peers = peers.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
         let network = network(&executor, rank).await?;
-        let (starter, pmi) = starter(places.len()).map_err(|error| {
-            failure(
-                FailureKind::Device,
-                format!("a rank can't be started: {error}"),
-            )
-        })?;
+        let (starter, pmi) = starter(places.len())
+            .map_err(|error| device(format!("a rank can't be started: {error}")))?;
         let (over, ended) = watch::channel(false);
         let key = (live.label.id, rank);
         let reached = Reached {

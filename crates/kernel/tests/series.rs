@@ -612,8 +612,8 @@ fn methods_name_dimensions_as_cf_does() {
     let file = simple(axes(), &[1.0; 4]);
     let over = |over| Words { over, ..sum() };
     for (words, expected) in [
-        (over("lat,lev"), "lat: lev: sum"),
-        (over(""), "time: lat: lev: sum"),
+        (over("lat,lev"), "latitude: lev: sum"),
+        (over(""), "time: latitude: lev: sum"),
         (
             Words {
                 weights: "lat",
@@ -626,19 +626,23 @@ fn methods_name_dimensions_as_cf_does() {
                 by: "climatological-month",
                 ..over("lat")
             },
-            "time: lat: sum",
+            "time: latitude: sum",
         ),
         (
             Words {
                 weights: "lat",
                 ..over("lat,lev")
             },
-            "lat: lev: sum (weighted by the cosine of lat)",
+            "latitude: lev: sum (weighted by the cosine of lat)",
         ),
     ] {
         let files = std::slice::from_ref(&file);
         assert_eq!(methods(&words, files), expected, "{words:?}");
     }
+    // With or without values of the coordinate.
+    let none = axis("lat", &[f64::NAN; 2], "degrees_north");
+    let none = simple(vec![times(&[0.0]), none], &[1.0; 2]);
+    assert_eq!(methods(&over("lat"), &[none]), "latitude: sum");
     let members = Words {
         ensemble: "yes",
         ..over("member")
@@ -676,7 +680,7 @@ fn bounds_of_dimensions_that_are_kept_are_written() {
     };
     assert_eq!(bounds("lat", ""), Some(vec![(0.0, 1.0), (1.0, 2.0)]));
     assert_eq!(bounds("time", "lat=5:15"), Some(vec![(15.0, 5.0)]));
-    // Dimensions that are reduced are written as one value, with bounds.
+    // Dimensions that are reduced are written as one value: their middle.
     let over_time = Words {
         over: "time",
         ..sum()
@@ -688,8 +692,7 @@ fn bounds_of_dimensions_that_are_kept_are_written() {
     let header = header(&written);
     let time = header.find("time").unwrap();
     assert_eq!((time.shape(), time.text("units")), (Vec::new(), Some(DAYS)));
-    assert_eq!(time.text("bounds"), Some("time_bnds"));
-    assert_eq!(header.find("time_bnds").unwrap().shape(), [2]);
+    assert_eq!(time.text("bounds"), None);
     assert_eq!(
         header.find("tas").unwrap().text("coordinates"),
         Some("time")

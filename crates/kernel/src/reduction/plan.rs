@@ -484,7 +484,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     let over = over(query, &files[0])?;
     let time = grouped.map(|(_, time)| time);
     let scalars = scalars(query, &mut files, (along, time), &over);
-    let methods = methods(query, &mut files, (along, time), (&over, &scalars))?;
+    let methods = methods(query, &mut files, (along, time), &over)?;
     let (targets, axes) = led(query, &mut files, (along, grouped), &over)?;
     let mut planned = Vec::new();
     for (file, targets) in files.iter_mut().zip(targets) {
@@ -574,7 +574,7 @@ fn methods(
     query: &Query,
     files: &mut [File<'_>],
     (along, grouped): (Option<usize>, Option<usize>),
-    (over, scalars): (&[usize], &[Scalar]),
+    over: &[usize],
 ) -> Result<(String, String)> {
     let reduced: Vec<usize> = (0..files[0].variable.dimensions.len())
         .filter(|dimension| over.contains(dimension) || grouped == Some(*dimension))
@@ -583,8 +583,7 @@ fn methods(
     for dimension in &reduced {
         let is_kept = grouped == Some(*dimension) && !query.by.is_some_and(By::is_of_all_years);
         let name = files[0].names().swap_remove(*dimension);
-        let is_written = scalars.iter().any(|scalar| scalar.name == name);
-        before.push_str(&match is_kept || is_written {
+        before.push_str(&match is_kept {
             true => name,
             false => standard_name(&files[0], *dimension),
         });
@@ -634,13 +633,15 @@ fn scalars(
     };
     let lost = (0..files[0].variable.dimensions.len()).filter(is_lost);
     let scalar = |dimension: usize| {
-        let name = files[0].names().swap_remove(dimension);
+        let name = standard_name(&files[0], dimension);
         let every = if along == Some(dimension) {
             files.len()
         } else {
             1
         };
-        if files[0].variable.path == name {
+        let names = files[0].names();
+        let is_taken = |one: usize| one != dimension && names[one] == name;
+        if files[0].variable.path == name || (0..names.len()).any(is_taken) {
             return None;
         }
         let first = files[0].known(dimension)?;

@@ -37,7 +37,7 @@ pub struct Coordinate {
 /// A dimension of the variable that the result does not have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scalar {
-    /// Its name.
+    /// Its standard name.
     pub name: String,
     /// From the least of what was reduced to the most.
     pub ends: (f64, f64),

@@ -261,7 +261,7 @@ impl Table {
                 .as_ref()
                 .is_some_and(|one| one.bounds.is_some())
         };
-        if self.axes.iter().any(is_bounded) || !self.scalars.is_empty() {
+        if self.axes.iter().any(is_bounded) {
             let mut name = "bnds".to_owned();
             while dimensions.iter().any(|(known, _)| *known == name) {
                 name.push('_');
@@ -269,7 +269,7 @@ impl Table {
             dimensions.push((name, 2));
         }
         let mut variables = self.coordinates();
-        variables.extend(self.scalars.iter().flat_map(|one| self.scalar(one)));
+        variables.extend(self.scalars.iter().map(scalar));
         variables.extend(self.fields.iter().map(|field| self.variable(field)));
         let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
         let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
@@ -325,34 +325,6 @@ impl Table {
         name
     }
 
-    /// The coordinate of a dimension that was reduced, behind its bounds.
-    fn scalar(&self, scalar: &Scalar) -> [Written; 2] {
-        let (low, high) = scalar.ends;
-        let name = self.bounds_of(&scalar.name);
-        let is_kept = |one: &&Attribute| !PACKED.contains(&one.name.as_str());
-        let mut attributes: Vec<Attribute> =
-            scalar.attributes.iter().filter(is_kept).cloned().collect();
-        attributes.push(attribute("bounds", Value::Text(name.clone())));
-        let of = |name, dimensions, attributes, bytes| Written {
-            name,
-            dimensions,
-            attributes,
-            kind: DOUBLE,
-            bytes,
-        };
-        let ends = [low, high].into_iter().flat_map(f64::to_be_bytes);
-        let middle = low + (high - low) / 2.0;
-        [
-            of(name, vec![self.axes.len()], Vec::new(), ends.collect()),
-            of(
-                scalar.name.clone(),
-                Vec::new(),
-                attributes,
-                middle.to_be_bytes().to_vec(),
-            ),
-        ]
-    }
-
     fn variable(&self, field: &Field) -> Written {
         let others = self
             .fields
@@ -387,6 +359,19 @@ impl Table {
             kind,
             bytes,
         }
+    }
+}
+
+/// The middle of what was reduced of a dimension.
+fn scalar(scalar: &Scalar) -> Written {
+    let (low, high) = scalar.ends;
+    let is_kept = |one: &&Attribute| !PACKED.contains(&one.name.as_str());
+    Written {
+        name: scalar.name.clone(),
+        dimensions: Vec::new(),
+        attributes: scalar.attributes.iter().filter(is_kept).cloned().collect(),
+        kind: DOUBLE,
+        bytes: (low + (high - low) / 2.0).to_be_bytes().to_vec(),
     }
 }
 

@@ -15,6 +15,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
 
 /// Bytes read at once.
@@ -237,11 +238,14 @@ impl Outside {
             Err(Failure::Changed) => return self.elsewhere(object, &wanted, opened),
             Err(why) => return Err(failed_at(&wanted)(why)),
         };
+        // Its name is one of a bound folder, in which it is not: it takes that from no other file.
+        let strange = !bound && self.is_bound(&wanted);
         let gives_way = self.db.read(|db| rows::gives_way(db, &now));
-        if gives_way.map_err(|error| self.failed(&error))? {
+        if !strange && gives_way.map_err(|error| self.failed(&error))? {
             return Ok(Place::Free(wanted, Over::This(now)));
         }
         let ours = |held: &rows::Held| match held.how {
+            How::Put if strange => self.is_same_file(held.object, object),
             How::Put => true,
             How::Followed => bound,
             How::Linked => false,
@@ -268,6 +272,14 @@ impl Outside {
                 self.elsewhere(object, &wanted, opened)
             }
         }
+    }
+
+    /// Whether two objects are versions of one file.
+    fn is_same_file(&self, one: ObjectId, other: ObjectId) -> bool {
+        let inode =
+            |db: &rusqlite::Connection, id| records::attribute(db, id, object::PAGE, object::INODE);
+        let both = self.db.read(|db| Ok((inode(db, one)?, inode(db, other)?)));
+        both.is_ok_and(|(one, other)| one.is_some() && one == other)
     }
 
     /// Gives what an object has at its name another name, so that the object in its place may have that. What still lies there.

@@ -5,6 +5,7 @@ use super::*;
 use crate::notes;
 use crate::records::{self, ObjectRecord};
 use std::collections::BTreeMap;
+use tidemill_core::attribute::object;
 use tidemill_core::label::Owner;
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
@@ -355,6 +356,45 @@ fn object_settles_when_the_server_has_noted_its_file() {
     let store = bench.open(0);
     assert!(store.settle_some());
     assert_eq!(bench.far.names(), ["a/b", "a/c"]);
+}
+
+/// The folder `/p` of the array has the same names in the store as `/cloud`, which is bound to `p`.
+#[test]
+fn object_outside_a_bound_folder_replaces_no_file_of_that() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open(0));
+    let bound = vec![Bound {
+        folder: "/cloud".into(),
+        prefix: "p".into(),
+    }];
+    let follower = Follower::new(Arc::clone(&store));
+    bench.runtime.block_on(follower.bind(bound)).unwrap();
+    let genuine = bench.version(&store, 0x101, "/cloud/a", b"genuine");
+    settle(&store, &genuine).unwrap();
+    let other = bench.version(&store, 0x102, "/p/a", b"other");
+    settle(&store, &other).unwrap();
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
+    assert_eq!(bench.far.names(), ["p/a", "p/a.0000000000000102"]);
+    // Nor when what it had has just been removed.
+    assert!(store.remove(genuine.0).unwrap());
+    let third = bench.version(&store, 0x103, "/p/a", b"third");
+    settle(&store, &third).unwrap();
+    assert_eq!(bench.far.get("p/a").unwrap().0, b"genuine");
+    // A version of the same file has its name.
+    let one = bench.version(&store, 0x104, "/p/b", b"one");
+    settle(&store, &one).unwrap();
+    let two = bench.version(&store, 0x105, "/p/b", b"two");
+    let same = |db: &rusqlite::Connection| {
+        let inode = 0x104_u64.to_le_bytes();
+        records::set_attribute(db, ObjectId(0x105), object::PAGE, object::INODE, &inode)
+    };
+    bench.db.write_blocking(true, same).unwrap();
+    settle(&store, &two).unwrap();
+    assert_eq!(bench.far.get("p/b").unwrap().0, b"two");
+    // And one of the bound folder takes its own.
+    let next = bench.version(&store, 0x106, "/cloud/b", b"next");
+    settle(&store, &next).unwrap();
+    assert_eq!(bench.far.get("p/b").unwrap().0, b"next");
 }
 
 #[test]

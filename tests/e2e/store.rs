@@ -98,3 +98,50 @@ fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
     assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
     assert!(!array.run(&["jobs", &job.to_string()]).ok);
 }
+
+#[test]
+fn files_and_jobs_are_removed_while_the_disk_is_full() {
+    let mut disk = None;
+    let made = Array::prepared(Options::default(), |array| {
+        disk = Some(Device::new(array.path("server"), "40m"));
+    });
+    let (Some(mut array), Some(disk)) = (made, disk) else {
+        return;
+    };
+    array.sh("mkdir w; for n in $(seq 200); do echo $n > w/f$n; done; sync w");
+    let copy = r#"name = "copy"; workdir = "/w"; tasks = (
+        { name = "one"; kernel = "/bin/cp"; args = ["f1", "out"]; input = ["f1"]; output = ["out"]; } );"#;
+    let job = array.submit(copy);
+    array.done(job);
+
+    disk.fill();
+    make_folders(&array, 0);
+    assert!(trouble(&array).contains("nearly full"));
+    let refused = array.try_submit(copy);
+    assert!(
+        !refused.ok && refused.err.contains("nearly full"),
+        "{}",
+        refused.err
+    );
+    array.sh("for n in $(seq 1 100); do rm w/f$n; done; : > w/f101");
+    assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
+
+    // Full when it starts, too.
+    array.kill_server();
+    disk.fill();
+    array.start_server();
+    array.wait_for_elements(2);
+    disk.fill();
+    array.sh("for n in $(seq 102 200); do rm w/f$n; done");
+
+    disk.free();
+    array.sh("mkdir w/more");
+    wait("the server has room", || trouble(&array).is_empty());
+    array.done(
+        array.submit(
+            &copy
+                .replace("\"f1\"", "\"f101\"")
+                .replace("\"out\"", "\"out2\""),
+        ),
+    );
+}

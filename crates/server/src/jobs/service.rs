@@ -14,6 +14,7 @@ use crate::recall::Recalls;
 use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::JobId;
@@ -56,6 +57,9 @@ impl JobService {
 
     /// Keeps a job and has it taken up.
     async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
+        if self.names.shared().low.load(Ordering::Relaxed) {
+            return Err(refused(&Fault::Low));
+        }
         match submit(&self.names, &self.recalls, &self.array, submission).await {
             Ok((accepted, waits)) => {
                 let job = accepted.spec.job.0;

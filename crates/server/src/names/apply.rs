@@ -4,6 +4,7 @@ use super::fault::Fault;
 use super::together;
 use super::transaction::Tx;
 use prost::Message;
+use std::sync::atomic::Ordering;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Whether the operation changes nothing, so that a reading connection will do.
@@ -119,7 +120,17 @@ impl Tx<'_> {
         Ok(result)
     }
 
+    /// Refuses to make names while the device of the server's folder is nearly full: the rest of it is for what makes room.
+    fn need_space(&self, op: &v1::NameOp) -> Result<(), Fault> {
+        let makes = matches!(op.op, Some(Op::Create(_) | Op::Link(_) | Op::SetXattr(_)));
+        match makes && self.shared.low.load(Ordering::Relaxed) {
+            true => Err(Fault::Low),
+            false => Ok(()),
+        }
+    }
+
     fn apply(&mut self, op: &v1::NameOp) -> Result<Answer, Fault> {
+        self.need_space(op)?;
         match op
             .op
             .as_ref()
@@ -151,5 +162,54 @@ impl Tx<'_> {
             Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
             Op::Lock(_) => Err(Fault::Malformed("locks come in requests of their own")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Caller, SqliteNames};
+    use rustix::io::Errno;
+
+    #[test]
+    fn low_space_refuses_new_names_and_lets_others_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let create = |name: &str| {
+            Op::Create(v1::Create {
+                parent: 1,
+                name: name.into(),
+                kind: v1::Kind::File.into(),
+                ..v1::Create::default()
+            })
+        };
+        let unlink = Op::Unlink(v1::Unlink {
+            parent: 1,
+            name: b"before".to_vec(),
+            ..v1::Unlink::default()
+        });
+        let shared = names.shared().clone();
+        let [before, unlink, after] =
+            [create("before"), unlink, create("after")].map(|op| v1::NameOp { op: Some(op) });
+        let results = names.database().write_blocking(move |db| {
+            let root = Caller::root();
+            let mut tx = Tx::new(db, &shared, &root, 0, 1);
+            let mut results = tx.apply_all(&[before], false)?;
+            shared.low.store(true, Ordering::Relaxed);
+            results.extend(tx.apply_all(&[unlink, after], false)?);
+            Ok(results)
+        });
+        let results: Vec<_> = results.unwrap().into_iter().map(|one| one.result).collect();
+        let [
+            Some(Answer::Entry(_)),
+            Some(gone),
+            Some(Answer::Error(error)),
+        ] = &results[..]
+        else {
+            panic!("{results:?}")
+        };
+        assert!(!matches!(gone, Answer::Error(_)), "{gone:?}");
+        assert_eq!(error.errno, Errno::NOSPC.raw_os_error());
+        assert!(error.message.contains("free some space"), "{error:?}");
     }
 }

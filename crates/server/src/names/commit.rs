@@ -8,6 +8,7 @@
 use super::budget::{Share, Shares, in_place};
 use super::fault::Fault;
 use super::node::Caller;
+use super::reserve::Reserve;
 use super::schema::{self, OpenError};
 use crate::clock;
 use parking_lot::Mutex;
@@ -132,6 +133,8 @@ pub(crate) struct Database {
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
+    /// Whether the device of its folder is nearly full.
+    low: Arc<AtomicBool>,
     /// What users read and write at once.
     reads: Arc<Shares>,
     writes: Arc<Shares>,
@@ -155,6 +158,8 @@ struct Writing {
     /// Set while transactions can't be kept.
     trouble: Trouble,
     failing: bool,
+    /// `None` in memory and on a small device.
+    reserve: Option<Reserve>,
     #[cfg(test)]
     syncs: usize,
 }
@@ -183,7 +188,9 @@ impl Database {
         wal.push("-wal");
         let trouble = Trouble::default();
         let wal = Some(PathBuf::from(wal));
-        let writing = Writing::new(connection, committing, wal, &trouble);
+        let low = Arc::default();
+        let reserve = Reserve::new(path, &low);
+        let writing = Writing::new((connection, committing), wal, &trouble, reserve);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -197,6 +204,7 @@ impl Database {
             writing,
             waiting,
             trouble,
+            low,
             reads: Shares::new(READERS - 1, READERS_EACH),
             writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: false,
@@ -223,7 +231,7 @@ impl Database {
             Err(error) => return Err((connection, error)),
         };
         let trouble = Trouble::default();
-        let writing = Writing::new(connection, committing, None, &trouble);
+        let writing = Writing::new((connection, committing), None, &trouble, None);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
@@ -232,6 +240,7 @@ impl Database {
             writing,
             waiting: Arc::default(),
             trouble,
+            low: Arc::default(),
             reads: Shares::new(READERS - 1, READERS_EACH),
             writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
             alone: true,
@@ -446,7 +455,13 @@ impl Database {
 
     /// Why the last change could not be kept, until one can.
     pub(crate) fn trouble(&self) -> Option<Fault> {
-        self.trouble.lock().clone().map(Fault::NotKept)
+        let trouble = self.trouble.lock().clone().map(Fault::NotKept);
+        trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
+    }
+
+    /// Whether the device of its folder is nearly full.
+    pub(crate) fn low(&self) -> &Arc<AtomicBool> {
+        &self.low
     }
 
     /// Ends the writer after the work that waits.
@@ -560,10 +575,10 @@ fn write_loop(
 
 impl Writing {
     fn new(
-        connection: Connection,
-        committing: Arc<AtomicBool>,
+        (connection, committing): (Connection, Arc<AtomicBool>),
         wal: Option<PathBuf>,
         trouble: &Trouble,
+        reserve: Option<Reserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
             connection,
@@ -573,6 +588,7 @@ impl Writing {
             doubtful: false,
             trouble: trouble.clone(),
             failing: false,
+            reserve,
             #[cfg(test)]
             syncs: 0,
         })))
@@ -645,13 +661,20 @@ impl Writing {
             tracing::error!(error = %cause, "the database can't keep changes; each is refused until it can");
         }
         *self.trouble.lock() = Some(cause.clone());
-        Fault::NotKept(cause)
+        let fault = Fault::NotKept(cause);
+        if let Some(reserve) = self.reserve.as_ref().filter(|_| fault.is_full()) {
+            reserve.give();
+        }
+        fault
     }
 
     fn begin(&mut self) -> rusqlite::Result<()> {
         // What could not be rolled back when it failed.
         if !self.connection.is_autocommit() {
             self.connection.execute_batch("ROLLBACK")?;
+        }
+        if let Some(reserve) = &mut self.reserve {
+            reserve.look(&self.connection);
         }
         execute(&self.connection, "BEGIN IMMEDIATE").map(drop)
     }
@@ -882,6 +905,22 @@ mod tests {
         };
         assert_eq!(database.kept(), kept);
         database.write_blocking(insert(4)).unwrap();
+    }
+
+    #[test]
+    fn full_database_gives_its_reserve_and_takes_it_back() {
+        let (folder, database) = open();
+        let reserve = folder.path().join("server.reserve");
+        let low = || database.low().load(Ordering::Relaxed);
+        assert!(std::fs::metadata(&reserve).unwrap().len() > 0 && !low());
+        fill(&database);
+        database.write_blocking(large).unwrap_err();
+        assert!(!reserve.exists() && low());
+        assert!(matches!(database.trouble(), Some(Fault::NotKept(_))));
+        // The device has room.
+        database.write_blocking(insert(1)).unwrap();
+        assert!(reserve.exists() && !low());
+        assert!(database.trouble().is_none());
     }
 
     #[test]

@@ -159,6 +159,11 @@ pub enum Fault {
         "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
     )]
     Damaged(String),
+    /// The device of the server's folder is nearly full.
+    #[error(
+        "the device of the server's folder is nearly full: free some space on it, or remove files or jobs, then try again"
+    )]
+    Low,
     /// More work than one request may be.
     #[error("this is too much for one request: ask for the rest again, in smaller requests")]
     TooMuch,
@@ -209,6 +214,7 @@ impl Fault {
             Self::Placement(PlacementError::Full(_) | PlacementError::AllFull) => Errno::NOSPC,
             Self::Placement(PlacementError::BurstFull) | Self::TooMuch => Errno::AGAIN,
             Self::Placement(_) => Errno::HOSTUNREACH,
+            Self::Low => Errno::NOSPC,
             _ if self.is_full() => Errno::NOSPC,
             Self::Database(_)
             | Self::NotKept(_)
@@ -246,6 +252,7 @@ impl Fault {
         match self {
             Self::Database(error) => full(error),
             Self::NotKept(error) => full(error),
+            Self::Low => true,
             _ => false,
         }
     }

@@ -30,6 +30,7 @@ pub(crate) mod parts;
 pub(crate) mod promises;
 mod quota;
 pub(crate) mod reading;
+mod reserve;
 pub(crate) mod rooms;
 pub(crate) mod schema;
 pub(crate) mod shared;

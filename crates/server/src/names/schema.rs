@@ -8,8 +8,9 @@ use std::path::Path;
 /// Version of the tables; kept as `PRAGMA user_version`.
 pub const SCHEMA_VERSION: usize = MIGRATIONS.len();
 
-/// Pages of the write-ahead log before it is folded back into the database.
+/// Pages of the write-ahead log before it is folded back into the database, and the length to which it is cut off then.
 const WAL_PAGES_MAX: u32 = 8192;
+const WAL_BYTES_MAX: u32 = WAL_PAGES_MAX * 4096;
 /// Prepared statements kept per connection.
 const STATEMENTS_MAX: usize = 256;
 
@@ -479,6 +480,9 @@ pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Op
         .map_err(at)?;
     connection
         .pragma_update(None, "wal_autocheckpoint", WAL_PAGES_MAX)
+        .map_err(at)?;
+    connection
+        .pragma_update(None, "journal_size_limit", WAL_BYTES_MAX)
         .map_err(at)?;
     connection
         .pragma_update(None, "cache_size", -65536)

@@ -77,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Allowed,
     /// There are headers to be read.
     pub(crate) headers: Wake,
+    /// The device of the server's folder is nearly full.
+    pub(crate) low: Arc<AtomicBool>,
 }
 
 /// Room in the array.
@@ -135,7 +137,7 @@ impl AsRef<Lent> for Arc<Shared> {
 }
 
 impl Shared {
-    pub(crate) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: Key, low: Arc<AtomicBool>) -> Self {
         Self {
             key,
             lent: Lent::default(),
@@ -162,6 +164,7 @@ impl Shared {
             arrivals: Kept::default(),
             limits: Allowed::default(),
             headers: Wake::default(),
+            low,
         }
     }
 
@@ -526,7 +529,7 @@ mod tests {
 
     #[test]
     fn objects_stay_held_until_the_last_user_lets_go() {
-        let shared = Shared::new(Key::new([0; 32]));
+        let shared = Shared::new(Key::new([0; 32]), Arc::default());
         shared.hold(1, (7, 70), 0);
         shared.hold(1, (7, 70), 0);
         shared.hold(2, (7, 70), 3);

@@ -57,7 +57,7 @@ impl SqliteNames {
             path: path.display().to_string(),
             reason: fault.to_string(),
         };
-        let shared = Shared::new(key);
+        let shared = Shared::new(key, database.low().clone());
         let count = |sql: &str| -> Result<i64, Fault> {
             database.read(|db| Ok(db.query_row(sql, [], |row| row.get(0))?))
         };

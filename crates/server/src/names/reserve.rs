@@ -1,0 +1,146 @@
+//! Space set aside on the device of the server's folder, so that files can be removed when the device is full.
+//!
+//! A file beside the database holds the space. It is removed when the device is nearly full, or when SQLite says that it
+//! is full: from then on new names and jobs are refused, and the space is left for what makes room. The file is made again
+//! when the device has room again.
+
+use rusqlite::Connection;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Space set aside, unless that is more than [`PART`] of the device.
+const BYTES: u64 = 16 << 20;
+/// The part of a device that is set aside at most.
+const PART: u64 = 8;
+/// A smaller device has no room for more than the database.
+const DEVICE_BYTES_MIN: u64 = 32 << 20;
+/// The device is nearly full with less than this free.
+const FULL_BYTES: u64 = 1 << 20;
+/// How often the log is made shorter while the device is nearly full.
+const PERIOD: Duration = Duration::from_secs(1);
+/// As long as SQLite waits for others at other times.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Reserve {
+    path: PathBuf,
+    bytes: u64,
+    low: Arc<AtomicBool>,
+    shortened: Option<Instant>,
+}
+
+impl Reserve {
+    /// Sets the space aside beside a database, unless it is already; `None` on a small device.
+    pub(super) fn new(database: &Path, low: &Arc<AtomicBool>) -> Option<Self> {
+        let space = rustix::fs::statvfs(database.parent()?).ok()?;
+        let device = space.f_blocks.saturating_mul(space.f_frsize);
+        if device < DEVICE_BYTES_MIN {
+            return None;
+        }
+        let mut reserve = Self {
+            path: database.with_extension("reserve"),
+            bytes: BYTES.min(device / PART),
+            low: low.clone(),
+            shortened: None,
+        };
+        let held = std::fs::metadata(&reserve.path).map_or(0, |file| file.len());
+        if held > 0 {
+            reserve.bytes = held;
+        } else if reserve.has_room() {
+            reserve.take();
+        } else {
+            reserve.set_low(true);
+        }
+        Some(reserve)
+    }
+
+    /// Whether the device has room for the file and more.
+    fn has_room(&self) -> bool {
+        let needed = self.bytes + 2 * FULL_BYTES;
+        self.free().is_none_or(|free| free >= needed)
+    }
+
+    /// Bytes that are free on the device.
+    fn free(&self) -> Option<u64> {
+        let space = rustix::fs::statvfs(self.path.parent()?).ok()?;
+        Some(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    /// Makes the file. Where the file system can't, nothing is set aside.
+    fn take(&self) {
+        let made = self.allocate();
+        if let Err(error) = made {
+            tracing::warn!(%error, "no space can be set aside for the server's database");
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn allocate(&self) -> io::Result<()> {
+        let mut options = std::fs::File::options();
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&self.path)?;
+        Ok(fallocate(&file, FallocateFlags::empty(), 0, self.bytes)?)
+    }
+
+    fn is_low(&self) -> bool {
+        self.low.load(Ordering::Relaxed)
+    }
+
+    fn set_low(&self, low: bool) {
+        if self.low.swap(low, Ordering::Relaxed) == low {
+            return;
+        }
+        if low {
+            tracing::warn!(
+                "the device of the server's folder is nearly full: new names and jobs are refused until there is room"
+            );
+        } else {
+            tracing::info!("the device of the server's folder has room again");
+        }
+    }
+
+    /// Gives the space back to the database.
+    pub(super) fn give(&self) {
+        self.set_low(true);
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// To be called before each transaction: one system call while there is room.
+    pub(super) fn look(&mut self, connection: &Connection) {
+        if self.is_low() {
+            if self.has_room() {
+                self.take();
+                self.set_low(false);
+            } else {
+                self.shorten(connection);
+            }
+        } else if self.free().is_some_and(|free| free < FULL_BYTES) {
+            self.give();
+        }
+    }
+
+    /// Folds the log back and cuts it off: the database may have pages that are free.
+    fn shorten(&mut self, connection: &Connection) {
+        if self.shortened.is_some_and(|last| last.elapsed() < PERIOD) {
+            return;
+        }
+        self.shortened = Some(Instant::now());
+        // Readers are not waited for.
+        let _ = connection.busy_timeout(Duration::ZERO);
+        let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
+        if let Err(error) = connection.query_row(sql, [], |_| Ok(())) {
+            tracing::debug!(%error, "the write-ahead log can't be made shorter");
+        }
+        let _ = connection.busy_timeout(PATIENCE);
+    }
+}

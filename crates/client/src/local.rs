@@ -122,7 +122,8 @@ impl LocalNames {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        let path = local::Short::of(&self.path)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
         let mut stream = UnixStream::from(socket);
         local::send_bytes(&mut stream, &[], &local::greeting())?;
         Ok(BufReader::new(stream))

@@ -315,7 +315,8 @@ async fn open(
             let connector = tower::service_fn(move |_| {
                 let path = path.clone();
                 async move {
-                    tokio::net::UnixStream::connect(path)
+                    let path = tidemill_wire::local::Short::of(&path)?;
+                    tokio::net::UnixStream::connect(&path)
                         .await
                         .map(hyper_util::rt::TokioIo::new)
                 }

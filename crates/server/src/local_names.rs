@@ -17,6 +17,7 @@ use std::time::Duration;
 use tidemill_client::sparse::Sparse;
 use tidemill_client::tls::ACCEPT_PAUSE;
 use tidemill_wire::bounded::Excess;
+use tidemill_wire::local::Short;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
 /// Connections at once; a peer that is refused one uses the other protocol.
@@ -59,7 +60,7 @@ impl LocalNames {
     pub(crate) fn start(path: &Path, recalls: Recalls, access: Arc<Access>) -> io::Result<Self> {
         // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
         let _ = std::fs::remove_file(path);
-        let listener = Arc::new(UnixListener::bind(path)?);
+        let listener = Arc::new(UnixListener::bind(Short::of(path)?)?);
         // Everyone may connect: the server knows who they are.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let service = Arc::new(Service {

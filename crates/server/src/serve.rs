@@ -57,6 +57,7 @@ use tidemill_client::turns::Turns;
 use tidemill_core::burst;
 use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
+use tidemill_wire::local::Short;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::arrivals_server::ArrivalsServer;
 use tidemill_wire::v1::bridges_server::BridgesServer;
@@ -721,7 +722,8 @@ async fn listen(
     let bound = tcp.local_addr().map_err(refused)?;
     // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
     let _ = std::fs::remove_file(socket);
-    let unix = UnixListener::bind(socket).map_err(|source| file(socket, source))?;
+    let short = Short::of(socket).map_err(|source| file(socket, source))?;
+    let unix = UnixListener::bind(&short).map_err(|source| file(socket, source))?;
     // Everyone may connect: the server knows who they are.
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
         .map_err(|source| file(socket, source))?;

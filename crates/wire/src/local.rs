@@ -7,7 +7,9 @@
 use crate::bounded::{self, Excess};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
 use prost::Message;
+use rustix::fs::{Mode, OFlags};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The status of an answer that is a reply.
@@ -33,6 +35,49 @@ pub fn socket(control: &Path) -> PathBuf {
     let mut path = control.as_os_str().to_owned();
     path.push(".names");
     path.into()
+}
+
+/// Bytes of a path that system calls take for a Unix socket.
+const PATH_BYTES_MAX: usize = 107;
+
+/// A path of a Unix socket that is short enough to bind or connect to: a longer one goes through its open folder.
+#[derive(Debug)]
+pub struct Short {
+    path: PathBuf,
+    _folder: Option<OwnedFd>,
+}
+
+impl Short {
+    /// # Errors
+    /// If the folder of a long path can't be opened.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(Self::whole(path));
+        };
+        if path.as_os_str().len() <= PATH_BYTES_MAX {
+            return Ok(Self::whole(path));
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(parent, flags, Mode::empty())?;
+        let open = format!("/proc/self/fd/{}", folder.as_raw_fd());
+        Ok(Self {
+            path: Path::new(&open).join(name),
+            _folder: Some(folder),
+        })
+    }
+
+    fn whole(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            _folder: None,
+        }
+    }
+}
+
+impl AsRef<Path> for Short {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// Sends a frame that begins with `head` and goes on with `message`.
@@ -178,5 +223,23 @@ mod tests {
             Path::new("/a/names.sock")
         );
         assert_eq!(socket(Path::new("/a/b")), Path::new("/a/b.names"));
+    }
+
+    #[test]
+    fn socket_in_a_long_folder_is_bound_and_connected_to() {
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let folder = tempfile::tempdir().unwrap();
+        for length in [1, 100, 200] {
+            let folder = folder.path().join("x".repeat(length));
+            std::fs::create_dir(&folder).unwrap();
+            let path = folder.join("server.sock");
+            let listener = UnixListener::bind(Short::of(&path).unwrap()).unwrap();
+            assert!(path.exists());
+            UnixStream::connect(Short::of(&path).unwrap()).unwrap();
+            listener.accept().unwrap();
+        }
+        let absent = folder.path().join("y".repeat(200)).join("server.sock");
+        let error = Short::of(&absent).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -10,6 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidemill_wire::labels::labels_server::LabelsServer;
+use tidemill_wire::local::Short;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::service::interceptor::InterceptedService;
@@ -97,7 +98,7 @@ fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
     }
     // The folder is closed to all others; so is the socket, from its first moment on.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let bound = UnixListener::bind(path);
+    let bound = Short::of(path).and_then(UnixListener::bind);
     rustix::process::umask(before);
     let socket = bound.with_context(at)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).with_context(at)?;

@@ -504,6 +504,11 @@ pub enum Problem {
     /// An input that its owner may not read.
     #[error("you may not read \"{0}\"")]
     Denied(String),
+    /// An input that an absolute symbolic link leads away from.
+    #[error(
+        "\"{0}\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and is not there; make the link relative"
+    )]
+    Away(String),
     /// An output that is there already.
     #[error(
         "output \"{0}\" exists already; remove it, write to another name, or submit with --replace"

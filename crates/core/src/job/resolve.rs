@@ -39,6 +39,8 @@ pub trait Outside {
 pub enum Look {
     /// Nothing.
     Nothing,
+    /// Nothing: a symbolic link on the way is an absolute path, which leads nowhere from the cluster's root.
+    Away,
     /// A folder or a special file.
     Folder,
     /// A file that the owner of the job may not read.
@@ -217,6 +219,7 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
             Look::Unsealed if job.strict => Problem::Unsealed(path()),
             Look::Folder => Problem::FolderPath(path()),
             Look::Denied => Problem::Denied(path()),
+            Look::Away => Problem::Away(path()),
             Look::Sealed(found)
                 if input
                     .version
@@ -241,7 +244,7 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
     for output in task.outputs.iter().filter(|output| !output.part) {
         let path = || output.path.clone();
         let problem = match view.look(&output.path) {
-            Look::Nothing => continue,
+            Look::Nothing | Look::Away => continue,
             Look::Folder if output.is_folder() => {
                 let inside = format!("{}/", output.path);
                 if job.replace || view.outside.beside(&inside).is_empty() {
@@ -315,7 +318,8 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
         let mut below = made.range(inside.as_str()..);
         made.contains(path) || below.next().is_some_and(|one| one.starts_with(&inside))
     };
-    let there = |path: &str| makes(path) || outside.look(path) != Look::Nothing;
+    let there =
+        |path: &str| makes(path) || !matches!(outside.look(path), Look::Nothing | Look::Away);
     let beside = |path: &str| {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let in_folder = |path: &&str| {
@@ -510,6 +514,7 @@ fn stored(
             Look::Folder if kind.is_none() => return Ok(None),
             Look::Folder => return Err(Problem::FolderPath(file.path.clone())),
             Look::Denied => return Err(Problem::Denied(file.path.clone())),
+            Look::Away => return Err(Problem::Away(file.path.clone())),
             Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
             Look::Sealed(found) if !native && !wasm && !found.executable => {
                 let name = file.path.rsplit('/').next().unwrap_or_default();

@@ -1931,6 +1931,7 @@ fn what_the_array_says_against_a_job() {
         ("/w/open", Look::Unsealed),
         ("/w/dir", Look::Folder),
         ("/w/secret", Look::Denied),
+        ("/w/away", Look::Away),
         ("/w/o", file(2, false)),
     ]);
     let task = |rest: &str| format!("{{ name = \"a\"; {rest} }}");
@@ -1970,6 +1971,10 @@ fn what_the_array_says_against_a_job() {
         (
             r#"kernel = "max"; output = [ "p" ]; input = [ "secret" ];"#,
             "3:59: task \"a\": you may not read \"/w/secret\"",
+        ),
+        (
+            r#"kernel = "max"; output = [ "p" ]; input = [ "away" ];"#,
+            "3:59: task \"a\": \"/w/away\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and is not there; make the link relative",
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; element = 4;"#,

@@ -725,7 +725,7 @@ impl Below for Folders<'_> {
                     io::ErrorKind::PermissionDenied,
                     "you may not read it",
                 )),
-                Look::Nothing | Look::Folder | Look::Unsealed => Ok(None),
+                Look::Nothing | Look::Away | Look::Folder | Look::Unsealed => Ok(None),
             })
         });
         made.map_err(io::Error::other)?
@@ -812,7 +812,10 @@ pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
 fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     let node = match tx.resolve(path.as_bytes(), true) {
         Ok(node) => node,
-        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return (Look::Nothing, None),
+        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
+            let away = tx.absolute_link(path.as_bytes()).is_some();
+            return (if away { Look::Away } else { Look::Nothing }, None);
+        }
         Err(_) => return (Look::Denied, None),
     };
     if node.kind != Kind::File {

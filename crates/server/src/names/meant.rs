@@ -2,7 +2,7 @@
 //! look at all names of a folder.
 
 use super::fault::Fault;
-use super::transaction::Tx;
+use super::transaction::{Tx, shown};
 use tidemill_core::nearest::{PARTS_MAX, nearest_path};
 
 /// Names in a folder among which the one is looked for that was probably meant.
@@ -22,6 +22,13 @@ impl Tx<'_> {
         let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
             return fault;
         };
+        if let Some(target) = self.absolute_link(path.as_bytes()) {
+            let advice = format!(
+                "a symbolic link on the way leads to {}, and absolute links begin at the root of the cluster here: make it relative",
+                shown(&target)
+            );
+            return Fault::Misspelt(what.clone(), advice);
+        }
         if path.matches('/').count() > PARTS_MAX {
             return fault;
         }
@@ -49,5 +56,42 @@ impl Tx<'_> {
             }
         }
         if folder.is_empty() { "/" } else { folder }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::names::transaction::Tx;
+    use crate::names::{Caller, SqliteNames};
+    use tidemill_wire::v1::{self, name_op::Op};
+
+    #[test]
+    fn absolute_link_that_leads_nowhere_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let shared = names.shared().clone();
+        let link = |name: &str, target: &str| v1::NameOp {
+            op: Some(Op::Create(v1::Create {
+                parent: 1,
+                name: name.into(),
+                kind: v1::Kind::Symlink.into(),
+                target: target.into(),
+                ..v1::Create::default()
+            })),
+        };
+        let links = [link("away", "/mnt/raw"), link("near", "raw")];
+        let seen = names.database().write_blocking(move |db| {
+            let root = Caller::root();
+            let mut tx = Tx::new(db, &shared, &root, 0, 1);
+            tx.apply_all(&links, false)?;
+            let fault = |path: &[u8]| {
+                let fault = tx.resolve(path, true).unwrap_err();
+                tx.advised(path, fault).to_string()
+            };
+            Ok([fault(b"/away/a"), fault(b"/near/a")])
+        });
+        let [away, near] = seen.unwrap();
+        assert!(away.contains("leads to /mnt/raw, and absolute"), "{away}");
+        assert!(!near.contains("absolute"), "{near}");
     }
 }

@@ -209,6 +209,23 @@ impl<'a> Tx<'a> {
 
     /// Follows a path from the root. The last symbolic link is followed only if `follow`.
     pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<Node, Fault> {
+        self.follow(path, follow, &mut None)
+    }
+
+    /// Where the last absolute symbolic link on the way of a path leads. On a mount it leads to a path of the host.
+    pub(crate) fn absolute_link(&self, path: &[u8]) -> Option<Vec<u8>> {
+        let mut absolute = None;
+        // The links that were followed until nothing was found count.
+        let _ = self.follow(path, true, &mut absolute);
+        absolute
+    }
+
+    fn follow(
+        &self,
+        path: &[u8],
+        follow: bool,
+        absolute: &mut Option<Vec<u8>>,
+    ) -> Result<Node, Fault> {
         if path.len() > PATH_MAX {
             return Err(Fault::NameTooLong(path.len()));
         }
@@ -239,6 +256,7 @@ impl<'a> Tx<'a> {
             must_be_dir |= last && next.target.ends_with(b"/");
             if next.target.starts_with(b"/") {
                 node = Node::get(self.db, Inode::ROOT.0)?;
+                *absolute = Some(next.target.clone());
             }
             todo.extend(components(&next.target));
         }

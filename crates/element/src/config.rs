@@ -4,7 +4,7 @@ use crate::outside::Where;
 use crate::power::Meter;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint};
 use tidemill_core::event::Role;
@@ -100,45 +100,14 @@ pub struct Config {
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// The memory of this machine that kernels may have, unless an element is told otherwise: seven eighths of it, or of that which the
-/// control groups of this process allow, as in a container.
+/// The memory of this machine that kernels may have, unless an element is told otherwise: seven eighths of it, or of what
+/// the control group of this process may have.
 #[must_use]
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();
     let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let allowed = memory_of_groups(Path::new("/sys/fs/cgroup"), &groups);
-    let bytes = allowed.map_or(bytes, |allowed| allowed.min(bytes));
+    let bytes = tidemill_kernel::memory_limit().map_or(bytes, |limit| bytes.min(limit));
     bytes - bytes / 8
-}
-
-/// The least memory that control groups allow, whose folders are below `root`: those of a process and all that these are in.
-/// Both versions of control groups are known. In a container the path may be one that only its host has.
-fn memory_of_groups(root: &Path, groups: &str) -> Option<u64> {
-    let mut least = None::<u64>;
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let (below, file) = match controllers {
-            "" => (root.to_owned(), "memory.max"),
-            _ if controllers.split(',').any(|one| one == "memory") => {
-                (root.join("memory"), "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        let path = Path::new(path.trim_start_matches('/'));
-        let plain = |path: &Path| path.components().all(|c| matches!(c, Component::Normal(_)));
-        for group in path.ancestors().filter(|group| plain(group)) {
-            let text = std::fs::read_to_string(below.join(group).join(file)).unwrap_or_default();
-            // It says `max` where there is no bound.
-            if let Ok(bytes) = text.trim().parse() {
-                least = Some(least.map_or(bytes, |least| least.min(bytes)));
-            }
-        }
-    }
-    least
 }
 
 impl Config {
@@ -202,41 +171,5 @@ impl Config {
             pulled_bytes_max: PULLED_BYTES_MAX_DEFAULT,
             scrub_bytes_per_sec: Some(SCRUB_BYTES_PER_SEC_DEFAULT),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn memory_is_what_all_control_groups_allow() {
-        let root = tempfile::tempdir().unwrap();
-        let put = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        let of = |groups| memory_of_groups(root.path(), groups);
-        let own = "12:cpu,cpuacct:/x\n0::/above/own\n";
-        assert_eq!(of(own), None);
-        put("above/own/memory.max", "max\n");
-        assert_eq!(of(own), None);
-        put("above/memory.max", "2147483648\n");
-        assert_eq!(of(own), Some(2 << 30));
-        put("above/own/memory.max", "1073741824\n");
-        assert_eq!(of(own), Some(1 << 30));
-        // A container sees its own group as the outermost one, whatever the path says.
-        assert_eq!(of("0::/\n"), None);
-        put("memory.max", "4294967296\n");
-        assert_eq!(of("0::/\n"), Some(4 << 30));
-        assert_eq!(of("0::/docker/elsewhere\n"), Some(4 << 30));
-        assert_eq!(of("0::/../above\n"), Some(4 << 30));
-        let old = "9:memory:/docker/elsewhere\n0::/\n";
-        put("memory/memory.limit_in_bytes", "3221225472\n");
-        assert_eq!(of(old), Some(3 << 30));
-        put("memory/memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(of(old), Some(4 << 30));
     }
 }

@@ -75,6 +75,6 @@ pub use run::{
 };
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;
-pub use sandbox::group::Together;
+pub use sandbox::group::{Together, memory_limit};
 pub use sandbox::ids::{KERNELS_FROM, STORE_USER};
 pub use sandbox::{SandboxSupport, sandbox_support};

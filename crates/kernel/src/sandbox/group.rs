@@ -388,6 +388,31 @@ fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> 
     })
 }
 
+/// The memory that the control groups of this process allow, in bytes; `None` without a bound.
+#[must_use]
+pub fn memory_limit() -> Option<u64> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let versions = [
+        (None, "memory.max"),
+        (Some("memory"), "memory.limit_in_bytes"),
+    ];
+    let limits = versions.into_iter().filter_map(|(controller, file)| {
+        let folder = folder(&mounts, &own, controller)?;
+        least(&folder, file)
+    });
+    limits.min()
+}
+
+/// The least number in this file of a group and those above it.
+fn least(folder: &Path, file: &str) -> Option<u64> {
+    let numbers = folder.ancestors().filter_map(|group| {
+        let text = fs::read_to_string(group.join(file)).ok()?;
+        text.trim().parse().ok()
+    });
+    numbers.min()
+}
+
 /// Has a group get what nobody else wants of the processors, if kernels are to.
 fn yield_to_others(folder: &Path, together: &Together, version: Version) {
     if !together.idle || fs::write(folder.join("cpu.idle"), "1").is_ok() {
@@ -501,5 +526,19 @@ mod tests {
         assert_eq!(found(Some("pids")), None);
         // Mounted is another part of the hierarchy than the one with this process.
         assert_eq!(folder(MOUNTS, "4:memory:/other", Some("memory")), None);
+    }
+
+    #[test]
+    fn memory_is_bounded_by_the_least_group_above() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("container/service");
+        fs::create_dir_all(&inner).unwrap();
+        let limit = |group: &Path, text: &str| fs::write(group.join("memory.max"), text).unwrap();
+        limit(&inner, "max\n");
+        assert_eq!(least(&inner, "memory.max"), None);
+        limit(folder.path(), "8589934592\n");
+        limit(inner.parent().unwrap(), "2147483648\n");
+        assert_eq!(least(&inner, "memory.max"), Some(2 << 30));
+        assert_eq!(least(&inner, "memory.limit_in_bytes"), None);
     }
 }

@@ -202,8 +202,12 @@ impl Pauses {
 mod tests {
     use super::*;
 
+    /// Held by each test, as one of them sets back the clock that all share.
+    static CLOCK: Mutex<()> = Mutex::new(());
+
     #[test]
     fn parts_of_an_operation_share_its_deadline() {
+        let _clock = CLOCK.lock();
         let outer = serve(|| {
             let outer = deadline();
             assert_eq!(at_most(PATIENCE * 2, deadline), outer);
@@ -218,6 +222,7 @@ mod tests {
 
     #[test]
     fn patience_without_end_is_a_deadline_far_away() {
+        let _clock = CLOCK.lock();
         assert_eq!(limit(), PATIENCE);
         assert_eq!(bounded(Some(PATIENCE)), PATIENCE);
         assert_eq!(bounded(Some(Duration::MAX)), FOREVER);
@@ -227,6 +232,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_end_with_the_deadline() {
+        let _clock = CLOCK.lock();
         let mut endless = Pauses::until(None);
         let pauses: Vec<_> = (0..100).filter_map(|_| endless.next()).collect();
         assert_eq!((pauses[0], pauses[99]), (PAUSE_MIN, PAUSE_MAX));
@@ -239,6 +245,7 @@ mod tests {
     /// Several threads miss the same time; it counts once, and nobody's deadline passes by it.
     #[test]
     fn what_was_not_lived_through_does_not_count() {
+        let _clock = CLOCK.lock();
         let (gone, before) = (Duration::from_secs(3600), now());
         let until = before + PATIENCE;
         let at = Instant::now().checked_sub(gone).unwrap();

@@ -133,6 +133,8 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
     node.join(welcome.array_id, Key::from_slice(&welcome.key)?)
         .await?;
     node.renew(&welcome.certificate).await?;
+    node.clocks
+        .heard(u64::try_from(welcome.time_ns).unwrap_or(0));
     tracing::info!(element = %node.config.element, url = %node.url, "attached to array {:016x}", welcome.array_id);
     node.labels().report().map_err(Error::from)?;
     Ok(())

@@ -12,6 +12,7 @@ mod asleep;
 mod attach;
 mod bytes_out;
 mod channels;
+mod clocks;
 pub mod config;
 mod confirms;
 mod copies;

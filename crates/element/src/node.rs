@@ -1,6 +1,7 @@
 //! One element as its parts see it: its configuration, its identity in the array, and what it works with.
 
 use crate::asleep::Traffic;
+use crate::clocks::Clocks;
 use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
 use crate::db::{Db, DbError};
 use crate::error::Error;
@@ -10,6 +11,7 @@ use crate::labels::Labels;
 use crate::power::{Meter, Reading};
 use crate::ranks::Ranks;
 use crate::revoked::Revoked;
+use crate::task::now;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +53,7 @@ pub struct Node {
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) ranks: Ranks,
+    pub(crate) clocks: Clocks,
     /// What says how much its host draws.
     meter: Option<(Meter, Reading)>,
     /// Of an element in memory, else 0: [`crate::memory`].
@@ -123,6 +126,7 @@ impl Node {
             revoked: Revoked::default(),
             traffic: Arc::default(),
             ranks: Ranks::default(),
+            clocks: Clocks::default(),
             memory_id: 0,
             counts_room: false,
         })
@@ -286,6 +290,9 @@ impl Node {
                 element.trouble = outside.trouble();
             }
             element.outside = Some(outside.told());
+        }
+        if element.trouble.is_empty() {
+            element.trouble = self.clocks.trouble(now().0);
         }
         if left.is_short() {
             // New files go elsewhere.

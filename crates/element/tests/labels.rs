@@ -481,3 +481,24 @@ async fn what_a_cheap_task_reads_is_not_hashed() {
     assert!(outcome.contents.is_empty(), "{:?}", outcome.contents);
     element.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_not_the_servers_is_told() {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let started = Element::start(config(1, folder.path(), &server)).await;
+    let _element = started.unwrap();
+    let mut connection = server.connection().await;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = i64::try_from(now.unwrap().as_nanos()).unwrap();
+    connection.welcome_at(server.array, now + 600_000_000_000);
+    let told = connection.status(|status| !status.trouble.is_empty()).await;
+    assert!(
+        told.trouble.contains("behind the server's"),
+        "{}",
+        told.trouble
+    );
+    // The clocks were set.
+    connection.welcome_at(server.array, now);
+    connection.status(|status| status.trouble.is_empty()).await;
+}

@@ -515,6 +515,7 @@ impl Array {
                 array_id: self.array_id,
                 key: self.shared.key().as_bytes().to_vec(),
                 certificate,
+                time_ns: clock::now_ns(),
             };
             let _ = outbox.try_send(v1::ToElement {
                 message: Some(To::Welcome(welcome)),

@@ -156,10 +156,16 @@ impl Connection {
     }
 
     pub fn welcome(&self, array_id: u64) {
+        self.welcome_at(array_id, 0);
+    }
+
+    /// By a server whose clock shows that time.
+    pub fn welcome_at(&self, array_id: u64, time_ns: i64) {
         self.send(to_element::Message::Welcome(v1::Welcome {
             array_id,
             key: KEY.to_vec(),
             certificate: Vec::new(),
+            time_ns,
         }));
     }
 

@@ -1,0 +1,63 @@
+//! Whether the clock of this element's host agrees with that of the server's: capabilities end at times of the server's.
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Clocks that differ by less do no harm.
+const APART_MIN: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks(Mutex<Option<(u64, Instant)>>);
+
+impl Clocks {
+    /// The server says what time it is, in nanoseconds since 1970; 0: an earlier release, which says nothing.
+    pub(crate) fn heard(&self, server_ns: u64) {
+        *self.0.lock() = (server_ns != 0).then(|| (server_ns, Instant::now()));
+    }
+
+    /// What is wrong, for people, when it is that time by this host's clock; empty if nothing is.
+    pub(crate) fn trouble(&self, now_ns: u64) -> String {
+        let Some((server_ns, at)) = *self.0.lock() else {
+            return String::new();
+        };
+        let since = u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        apart(server_ns.saturating_add(since), now_ns)
+    }
+}
+
+fn apart(server_ns: u64, now_ns: u64) -> String {
+    let difference = Duration::from_nanos(server_ns.abs_diff(now_ns));
+    if difference < APART_MIN {
+        return String::new();
+    }
+    let where_to = if now_ns < server_ns {
+        "behind"
+    } else {
+        "ahead of"
+    };
+    format!(
+        "the clock of its host is {} s {where_to} the server's: set both clocks; from 5 minutes on its files can't be read or written by other hosts",
+        difference.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_are_told() {
+        let second = 1_000_000_000;
+        let clocks = Clocks::default();
+        assert_eq!(clocks.trouble(7), "", "nothing is known yet");
+        clocks.heard(1000 * second);
+        assert_eq!(clocks.trouble(1050 * second), "");
+        let ahead = clocks.trouble(4600 * second);
+        assert!(ahead.contains("s ahead of the server's"), "{ahead}");
+        let behind = apart(1000 * second, 100 * second);
+        assert!(behind.contains("900 s behind the server's"), "{behind}");
+        clocks.heard(0);
+        assert_eq!(clocks.trouble(7), "", "an earlier release");
+    }
+}

@@ -39,6 +39,12 @@ impl HealthView {
         }
     }
 
+    /// Elements that say what is wrong with them.
+    fn troubled(&self) -> impl Iterator<Item = &v1::Element> {
+        let elements = self.elements.iter();
+        elements.filter(|one| one.up && !one.trouble.is_empty())
+    }
+
     /// Whether copies are missing of which none can be made.
     fn has_no_room(&self) -> bool {
         let health = &self.health;
@@ -146,6 +152,9 @@ impl View for HealthView {
                 "lost      element {element} has been away for too long: start it, or leave it; what else has copies of is made again"
             )?;
         }
+        for one in self.troubled() {
+            writeln!(out, "trouble   element {}: {}", one.element, one.trouble)?;
+        }
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
             writeln!(
@@ -187,10 +196,15 @@ impl View for HealthView {
             "bytes_left": health.bytes_left,
             "left_ns": self.left_ns(),
             "lost_elements": health.lost_elements,
+            "troubled": self.troubled().map(troubled_json).collect::<Vec<_>>(),
             "scrubs": health.scrubs.iter().map(scrub_json).collect::<Vec<_>>(),
             "files": health.ailing.iter().map(ailing_json).collect::<Vec<_>>(),
         })
     }
+}
+
+fn troubled_json(one: &v1::Element) -> Value {
+    json!({ "element": one.element, "trouble": one.trouble })
 }
 
 /// One file that is not well.
@@ -268,6 +282,24 @@ mod tests {
             ..v1::HealthReply::default()
         });
         assert_eq!((exit, word), (4, "lost"));
+    }
+
+    #[test]
+    fn trouble_of_an_element_is_shown() {
+        let view = HealthView {
+            health: v1::HealthReply::default(),
+            elements: vec![v1::Element {
+                element: 2,
+                up: true,
+                trouble: "its clock is wrong".into(),
+                ..v1::Element::default()
+            }],
+        };
+        let mut text = Vec::new();
+        view.text(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("element 2: its clock"), "{text}");
+        assert_eq!(view.json()["troubled"][0]["element"], 2);
     }
 
     #[test]

@@ -359,7 +359,13 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
     if !parts.db.write_blocking(false, mark)? {
         return Ok(());
     }
-    tracing::error!(element = %parts.element, "object {object} {what}: it is damaged, and is not read any more");
+    let element = parts.element;
+    if what == MISSING {
+        // An element that was killed while it removed the object finds it so, too.
+        tracing::warn!(%element, "object {object} {what}: the server logs an error if a file has it");
+    } else {
+        tracing::error!(%element, "object {object} {what}: it is damaged, and is not read any more");
+    }
     if let Err(error) = parts.store.set_aside(object) {
         tracing::error!(%error, %object, "a damaged object can't be set aside");
     }

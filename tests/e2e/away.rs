@@ -164,6 +164,26 @@ fn a_hung_element_holds_up_nobody_else() {
     });
 }
 
+/// A file that can't be sealed, of which the Linux kernel has forgotten the names, holds up only directories that it is below.
+#[test]
+fn a_file_that_can_not_be_sealed_holds_up_no_other_directory() {
+    let Some(mut array) = Array::with(options(false)) else {
+        return;
+    };
+    array.sh("mkdir -p e1/in other; setfattr -n user.tidemill.element -v 1 e1");
+    let mut file = File::create(array.at("e1/in/f")).unwrap();
+    file.write_all(b"before").unwrap();
+    array.kill_element(1);
+    drop(file);
+    // Only root has the names forgotten; they may be without that, too.
+    let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+    array.sh("mv other moved");
+    array.start_element(1);
+    wait("it is sealed", || {
+        array.run(&["cat", "/e1/in/f"]).out == "before"
+    });
+}
+
 /// Ctrl-C and SIGKILL end programs that wait for a server that is stopped, whatever they wait for.
 #[test]
 fn programs_end_while_the_server_is_stopped() {

@@ -261,6 +261,12 @@ impl Entries {
         self.paths.get(&ino)?.last()
     }
 
+    /// Inodes that are, or were when that was last known, entries of a directory.
+    pub(crate) fn within(&self, directory: u64) -> impl Iterator<Item = u64> {
+        let folder = self.folders.get(&directory).into_iter();
+        folder.flat_map(|folder| folder.entries.values().map(|entry| entry.ino))
+    }
+
     /// Forgets an inode: its names have to be asked for, and of a directory all entries.
     pub(crate) fn forget(&mut self, ino: u64) {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {

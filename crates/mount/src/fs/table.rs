@@ -619,24 +619,37 @@ impl Table {
         self.inner.lock().entries.made(directory, asked);
     }
 
-    /// Forgets the node if nothing holds it.
+    /// Forgets the node if nothing holds it, and then the directories above it that were kept for it.
     pub(crate) fn drop_unused(&self, ino: u64) {
         let mut inner = self.inner.lock();
-        let Some(node) = inner.nodes.get(&ino) else {
-            return;
-        };
+        let mut next = Some(ino);
+        while let Some(ino) = next {
+            next = self.drop_one(&mut inner, ino);
+        }
+    }
+
+    /// Forgets a node if nothing holds it; gives the directory that it was in.
+    fn drop_one(&self, inner: &mut Inner, ino: u64) -> Option<u64> {
+        let node = inner.nodes.get(&ino)?;
         let state = node.state.lock();
         let held = node.lookups.load(Ordering::Acquire) > 0 || ino == Inode::ROOT.0;
         if held || state.opens > 0 || state.writing.is_some() {
-            return;
+            return None;
+        }
+        // What is below it and not sealed yet keeps its path.
+        let is_kept = |child| inner.nodes.contains_key(&child);
+        if inner.entries.within(ino).any(is_kept) {
+            return None;
         }
         // What was changed from here is not to be learned from an older answer again.
         self.foreign
             .of(ino)
             .fetch_max(state.stamp, Ordering::AcqRel);
         drop(state);
+        let parent = inner.entries.name_of(ino).map(|&(parent, _)| parent);
         inner.nodes.remove(&ino);
         inner.entries.forget(ino);
+        parent
     }
 
     /// Believes nothing that was asked before `heard`, since when others' changes are heard of; [`u64::MAX`] if
@@ -785,6 +798,30 @@ mod tests {
         assert!(table.get(6).is_none());
         assert_eq!(table.known(5, b"f").0, Known::Unsure);
         assert!(table.changed_since(6, asked));
+    }
+
+    /// The Linux kernel forgets a closed file and the directories above it before the file is sealed.
+    #[test]
+    fn a_file_that_is_being_sealed_keeps_its_path() {
+        let table = Table::default();
+        let asked = table.now();
+        for ino in [5, 6, 7, 8] {
+            table.hold(ino);
+        }
+        table.learned(1, b"d", 5, asked);
+        table.learned(5, b"e", 6, asked);
+        table.learned(6, b"f", 7, asked);
+        table.learned(1, b"other", 8, asked);
+        let file = table.get(7).unwrap();
+        file.state.lock().writing = Some(Writing::open(object(9), 0, None));
+        for ino in [7, 6, 5] {
+            table.let_go(ino, 1);
+        }
+        assert_eq!(table.path(7).unwrap(), b"/d/e/f");
+        assert!(table.may_be_below(7, 5) && !table.may_be_below(7, 8));
+        file.state.lock().writing = None;
+        table.drop_unused(7);
+        assert!([5, 6, 7].iter().all(|&ino| table.get(ino).is_none()));
     }
 
     #[test]

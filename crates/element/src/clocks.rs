@@ -16,7 +16,7 @@ impl Clocks {
         *self.0.lock() = (server_ns != 0).then(|| (server_ns, Instant::now()));
     }
 
-    /// What is wrong, for people, when it is that time by this host's clock; empty if nothing is.
+    /// The difference between the two clocks, as text for people, at this time of the host's clock; empty if it does no harm.
     pub(crate) fn trouble(&self, now_ns: u64) -> String {
         let Some((server_ns, at)) = *self.0.lock() else {
             return String::new();

@@ -100,8 +100,8 @@ pub struct Config {
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// The memory of this machine that kernels may have, unless an element is told otherwise: seven eighths of it, or of what
-/// the control group of this process may have.
+/// The memory of this machine that kernels may have, unless the configuration of an element names another: seven eighths of
+/// it, or of the limit of this process's control group.
 #[must_use]
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();

@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, watch};
 const RUNS_MAX: usize = 8;
 /// How long a turn is waited for: those before it may read long objects.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
-/// What was read so recently is not read again because another hash is named.
+/// An object that was read so recently is not read again for another hash.
 const RECENT: Duration = Duration::from_secs(600);
 /// Objects that are remembered as read.
 const RECENT_MAX: usize = 4096;

@@ -128,7 +128,7 @@ fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// What an object is a part of, as a note says.
+/// The version that an object is a part of, by a note.
 fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
     let layout = note.layout.as_ref()?;
     let index = layout.parts.iter().position(|one| one.object == part.0)?;

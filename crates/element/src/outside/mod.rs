@@ -200,7 +200,7 @@ struct Here {
     near_bytes: u64,
     /// What has to be settled and nobody waits for.
     waiting: BTreeSet<ObjectId>,
-    /// What has to be settled when the server has told the name of its file.
+    /// Objects that settle when a note of the server has named their file.
     unnamed: BTreeSet<ObjectId>,
     /// What is on its way there, how often at once, and whether it was removed meanwhile.
     going: HashMap<ObjectId, (usize, bool)>,

@@ -440,7 +440,7 @@ impl Outside {
         }
     }
 
-    /// What is known of an object's file; `None`: the object is not kept, or the server has not told the file's path yet.
+    /// Path, part and hash of an object's file; `None`: the object is not kept, or no note of the server has named the file yet.
     fn named(&self, object: ObjectId) -> Result<Option<Named>, DbError> {
         let read = |db: &rusqlite::Connection| {
             let Some(sum) = records::sum(db, object)?.filter(|sum| sum.damage.is_none()) else {
@@ -507,7 +507,7 @@ impl Outside {
         well
     }
 
-    /// The server has told of files: what waited for their names can settle.
+    /// Notes of the server have come: objects that waited for the names of their files can settle.
     pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
         let mut known = self.known.lock();
         for object in objects {

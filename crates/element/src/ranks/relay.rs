@@ -43,7 +43,7 @@ pub(super) struct Relays {
     pub(super) ended: watch::Receiver<bool>,
 }
 
-/// What listens in the place of another rank, until it is dropped.
+/// A listener in the place of another rank, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Listening(AbortHandle);
 
@@ -127,7 +127,7 @@ impl To {
     }
 }
 
-/// Waits until a stream that was told to connect is connected: the rank may never accept it.
+/// Waits until a stream that is connecting is connected: the rank may never accept it.
 pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
     let tcp = TcpStream::from_std(tcp)?;
     let ready = tokio::time::timeout(CONNECT_MAX, tcp.writable()).await;
@@ -151,7 +151,7 @@ pub(super) async fn carry(
     let ways = async {
         let mut there = pin!(one_way(from_rank, to_other, ended.clone()));
         let mut back = pin!(one_way(from_other, to_rank, ended.clone()));
-        // Who has closed one way may read what the other end says to its last.
+        // An end that has closed one way may read the last bytes of the other end.
         let _ = tokio::select! {
             () = &mut there => tokio::time::timeout(HELD, back).await,
             () = &mut back => tokio::time::timeout(HELD, there).await,

@@ -140,6 +140,45 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
     Ok(())
 }
 
+/// Keeps notes about names, and compares the lengths of files with those that the server noted.
+fn on_notes(node: &Arc<Node>, notes: v1::NameNotes) {
+    let node = Arc::clone(node);
+    let about: Vec<ObjectId> = notes
+        .notes
+        .iter()
+        .flat_map(crate::notes::objects_of)
+        .collect();
+    let put = move |db: &rusqlite::Connection| {
+        let mut wrong = Vec::new();
+        for note in &notes.notes {
+            wrong.extend(crate::notes::of_false_length(db, note)?);
+        }
+        Ok((crate::notes::put(db, &notes.notes)?, wrong))
+    };
+    let db = node.parts().db.clone();
+    let runtime = tokio::runtime::Handle::current();
+    // The server sends a note once, and files go outside only by their notes.
+    let durable = node.parts().outside.is_some();
+    db.submit(durable, put, move |kept| match kept {
+        Ok((change, wrong)) => {
+            if !wrong.is_empty() {
+                let node = Arc::clone(&node);
+                runtime.spawn_blocking(move || {
+                    crate::scrub::refuse(node.parts(), &wrong);
+                });
+            }
+            if let Some(outside) = &node.parts().outside {
+                outside.on_noted(about.into_iter());
+            }
+            let noted = v1::Noted { change };
+            let noted = from_element::Message::Noted(noted);
+            node.parts().reports.send(noted);
+        }
+        // They are sent again with the next connection.
+        Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
+    });
+}
+
 fn on_message(node: &Arc<Node>, message: Message) {
     match message {
         // Handled where it can be waited for.
@@ -173,30 +212,7 @@ fn on_message(node: &Arc<Node>, message: Message) {
                 reports.send(from_element::Message::Probed(probed));
             });
         }
-        Message::Notes(notes) => {
-            let node = Arc::clone(node);
-            let about: Vec<ObjectId> = notes
-                .notes
-                .iter()
-                .flat_map(crate::notes::objects_of)
-                .collect();
-            let put = move |db: &rusqlite::Connection| crate::notes::put(db, &notes.notes);
-            let db = node.parts().db.clone();
-            // The server sends a note once, and files go outside only by their notes.
-            let durable = node.parts().outside.is_some();
-            db.submit(durable, put, move |kept| match kept {
-                Ok(change) => {
-                    if let Some(outside) = &node.parts().outside {
-                        outside.on_noted(about.into_iter());
-                    }
-                    let noted = v1::Noted { change };
-                    let noted = from_element::Message::Noted(noted);
-                    node.parts().reports.send(noted);
-                }
-                // They are sent again with the next connection.
-                Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
-            });
-        }
+        Message::Notes(notes) => on_notes(node, notes),
         Message::Channels(channels) => {
             let channels_here = Arc::clone(&node.parts().channels);
             channels_here.on_told(&channels);

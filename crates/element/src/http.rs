@@ -10,6 +10,7 @@ use crate::confirms::Confirms;
 use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
+use crate::notes;
 use crate::ranks;
 use crate::records::{self, ObjectRecord};
 use crate::reduce::{self, ReduceTrouble, Reducers};
@@ -805,16 +806,23 @@ async fn seal_objects(
     };
     let (results, rows) = tokio::task::spawn_blocking(seal_files).await?;
     let change = move |connection: &rusqlite::Connection| {
-        let mut new = Vec::with_capacity(rows.len());
+        let (mut new, mut wrong) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in rows {
             if !records::has_object(connection, row.id)? {
                 records::put_object(connection, &row)?;
                 new.push((row.id, row.size));
+                let what = notes::is_of_false_length(connection, row.inode, row.id)?;
+                wrong.extend(what.map(|what| (row.id, what)));
             }
         }
-        Ok(new)
+        Ok((new, wrong))
     };
-    for (object, size) in parts.db.write(durable, change).await? {
+    let (new, wrong) = parts.db.write(durable, change).await?;
+    if !wrong.is_empty() {
+        let node = Arc::clone(&context.node);
+        tokio::task::spawn_blocking(move || scrub::refuse(node.parts(), &wrong));
+    }
+    for (object, size) in new {
         counters.on_sealed(object, size);
         parts.flash.on_written(object, size);
     }

@@ -92,6 +92,51 @@ fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
     Ok(())
 }
 
+/// Objects of a file whose lengths here are not those that the server noted, with what is wrong. Their writer named a false length
+/// when it sealed the file.
+pub(crate) fn of_false_length(
+    connection: &Connection,
+    note: &v1::NameNote,
+) -> Result<Vec<(ObjectId, String)>> {
+    let mut found = Vec::new();
+    for about in objects_of(note) {
+        let size = match &note.layout {
+            None => note.size,
+            Some(layout) => match layout.parts.iter().find(|part| part.object == about.0) {
+                // Pieces may be fewer than what a part has.
+                Some(part) if layout.unit != 0 => part.size,
+                _ => continue,
+            },
+        };
+        let known = crate::records::sum(connection, about)?;
+        if let Some(known) = known
+            && known.size != size
+            && known.damage.is_none()
+        {
+            let what = format!(
+                "has {} bytes, and was sealed as a file of {size}",
+                known.size
+            );
+            found.push((about, what));
+        }
+    }
+    Ok(found)
+}
+
+/// As [`of_false_length`], of an object that was sealed after the note had come.
+pub(crate) fn is_of_false_length(
+    connection: &Connection,
+    ino: u64,
+    object: ObjectId,
+) -> Result<Option<String>> {
+    let Some(note) = noted(connection, ino)? else {
+        return Ok(None);
+    };
+    let found = of_false_length(connection, &note)?;
+    let mut found = found.into_iter().filter(|(about, _)| *about == object);
+    Ok(found.next().map(|(_, what)| what))
+}
+
 fn noted(connection: &Connection, ino: u64) -> Result<Option<v1::NameNote>> {
     let note = attribute(
         connection,
@@ -319,6 +364,51 @@ mod tests {
         assert_eq!(value(object::PART), Some(of.to_bytes().to_vec()));
         let place = place_of(&db, ObjectId(6)).unwrap();
         assert_eq!(place, Some(("/a".into(), true)));
+    }
+
+    #[test]
+    fn a_length_that_the_server_was_given_is_compared() {
+        let (_folder, db) = database();
+        seal(&db, 5, 7);
+        let size = crate::records::sum(&db, ObjectId(5)).unwrap().unwrap().size;
+        let noted = |size| v1::NameNote {
+            size,
+            ..note(7, 1, 5, &["a"])
+        };
+        assert_eq!(of_false_length(&db, &noted(size)).unwrap(), []);
+        let found = of_false_length(&db, &noted(1 << 62)).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(
+            found[0].1.contains(&format!("has {size} bytes")),
+            "{found:?}"
+        );
+        // Nothing is known of what is not sealed yet. Once it is, it is compared with the note.
+        let late = v1::NameNote {
+            size: size + 1,
+            ..note(8, 2, 6, &["b"])
+        };
+        assert_eq!(of_false_length(&db, &late).unwrap(), []);
+        put(&db, &[late]).unwrap();
+        seal(&db, 6, 8);
+        assert!(is_of_false_length(&db, 8, ObjectId(6)).unwrap().is_some());
+        assert_eq!(is_of_false_length(&db, 7, ObjectId(5)).unwrap(), None);
+        // A part of stripes has its own length.
+        let part = |object, size| v1::LayoutPart {
+            object,
+            size,
+            ..v1::LayoutPart::default()
+        };
+        for (unit, wrong) in [(4096, 1), (0, 0)] {
+            let striped = v1::NameNote {
+                layout: Some(v1::Layout {
+                    unit,
+                    parts: vec![part(5, size), part(6, size + 1)],
+                    pieces: Vec::new(),
+                }),
+                ..note(9, 3, 10, &["c"])
+            };
+            assert_eq!(of_false_length(&db, &striped).unwrap().len(), wrong);
+        }
     }
 
     /// A client of an earlier release told that an object is a part of another user's file, and the server notes that it is all of

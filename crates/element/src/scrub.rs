@@ -374,6 +374,15 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
     Ok(())
 }
 
+/// Sets aside objects that are not what their writer sealed them as.
+pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
+    for (object, what) in wrong {
+        if let Err(error) = set_aside(parts, *object, what) {
+            tracing::warn!(%error, %object, "that an object {what} can't be kept yet");
+        }
+    }
+}
+
 fn told(damaged: Vec<(ObjectId, String)>) -> Message {
     let objects = damaged.into_iter().map(|(object, what)| v1::DamagedObject {
         object: object.0,

@@ -327,8 +327,9 @@ impl Found {
             });
         }
         let mut parts: BTreeMap<usize, Vec<&Piece>> = BTreeMap::new();
+        let mut lookups = Lookups::new(layout);
         for piece in &self.pieces {
-            let spans = layout.spans(piece.span.clone());
+            let spans = lookups.spans(piece.span.clone())?;
             // That of the most bytes, of several the first one.
             let most = spans
                 .iter()
@@ -512,6 +513,39 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
         })?);
     }
     Ok(codecs)
+}
+
+/// Extents that one map may cross, each as often as pieces have it.
+const EXTENTS_MAX: usize = 1 << 20;
+
+/// Finds the bytes of parts that bytes of a file are, up to a bound for all pieces of a map.
+struct Lookups<'a> {
+    layout: &'a Layout,
+    left: usize,
+}
+
+impl<'a> Lookups<'a> {
+    fn new(layout: &'a Layout) -> Self {
+        let left = EXTENTS_MAX;
+        Self { layout, left }
+    }
+
+    fn spans(&mut self, bytes: Range<u64>) -> Result<Vec<(usize, Range<u64>)>, String> {
+        let crossed = match self.layout {
+            Layout::Whole(_) | Layout::Striped(_) => 1,
+            Layout::Extents(_) => {
+                let pieces = self.layout.pieces(bytes.clone());
+                pieces.take(self.left + 1).count()
+            }
+        };
+        let left = self.left.checked_sub(crossed);
+        self.left = left.ok_or_else(|| {
+            format!(
+                "the pieces cross more than {EXTENTS_MAX} extents of a file that several mounts wrote: name fewer pieces, or copy the file and map the copy"
+            )
+        })?;
+        Ok(self.layout.spans(bytes))
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What a mapper that is a program of a user's prints: which bytes of its file make which pieces, and how these decode. Nothing of it is
 //! believed (`docs/job-scripts.md`).
 
-use super::{Found, PIECES_MAX, Piece, joined};
+use super::{Found, Lookups, PIECES_MAX, Piece, joined};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -164,10 +164,13 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, Stri
         });
     }
     let mut parts: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+    let mut lookups = Lookups::new(layout);
     for piece in &printed.pieces {
         let mut held: BTreeMap<usize, u64> = BTreeMap::new();
-        for (part, bytes) in piece.spans().flat_map(|span| layout.spans(span)) {
-            *held.entry(part).or_default() += bytes.end - bytes.start;
+        for span in piece.spans() {
+            for (part, bytes) in lookups.spans(span)? {
+                *held.entry(part).or_default() += bytes.end - bytes.start;
+            }
         }
         let most = held.iter().rev().max_by_key(|(_, bytes)| **bytes);
         let part = most.map_or(0, |(part, _)| *part);
@@ -380,7 +383,7 @@ fn codec(name: &str) -> Result<Codec, String> {
 mod tests {
     use super::*;
     use tidemill_core::id::{ElementId, ObjectId};
-    use tidemill_core::layout::{Part, Striped};
+    use tidemill_core::layout::{Extent, Extents, Part, Striped, Within};
 
     const SIZE: u64 = 40_000;
 
@@ -403,6 +406,31 @@ mod tests {
         r#"{"version":1,"variable":"t","dtype":"int16","shape":[4,90],"chunk":[2,50],"codecs":["zlib","shuffle:2"],"pieces":[
             {"bytes":[[100,190]],"start":[0,0]},{"bytes":[[5000,5009]],"start":[2,50],"shape":[2,40],"codecs":["zstd"]}]}"#,
     ];
+
+    /// Each piece is all of a file of 2000 extents.
+    #[test]
+    fn extents_that_a_map_may_cross_are_bounded() {
+        let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, ElementId(id));
+        let extent = |number: u64| Extent {
+            offset: number,
+            length: 1,
+            at: Within {
+                part: usize::from(number % 2 == 1),
+                offset: number / 2,
+            },
+        };
+        let parts = vec![part(0), part(1)];
+        let extents = Extents::of(2000, parts, (0..2000).map(extent)).unwrap();
+        let layout = Layout::Extents(extents);
+        let pieces = |count: usize| {
+            let pieces = vec![r#"{"bytes":[[0,2000]]}"#; count].join(",");
+            format!(r#"{{"version":1,"overlap":true,"pieces":[{pieces}]}}"#)
+        };
+        map(pieces(500).as_bytes(), &layout, true).unwrap();
+        let refused = map(pieces(600).as_bytes(), &layout, true).unwrap_err();
+        assert!(refused.contains("more than 1048576 extents"), "{refused}");
+        map(pieces(600).as_bytes(), &layout, false).unwrap();
+    }
 
     #[test]
     fn pieces_are_the_bytes_that_it_says() {

@@ -398,3 +398,103 @@ fn several_files_are_one_and_a_rule_makes_monthly_means() {
         Some(2 * SHAPE.iter().product::<u64>())
     );
 }
+
+#[test]
+fn a_result_in_the_cluster_has_its_lineage() {
+    let Some(array) = Array::start() else { return };
+    std::fs::write(array.path("daily.nc"), daily()).unwrap();
+    array.sh("mkdir d");
+    put(&array, &array.path("daily.nc"), &[], "/d/daily.nc");
+    let mean = ["mean", "/d/daily.nc:tas", "--by", "month", "--over", "time"];
+    let to = |to: &str| array.run(&[&["reduce"], &mean[..], &["--to", to]].concat());
+    let local = array.path("monthly.nc");
+    let said = to(local.to_str().unwrap());
+    assert!(said.ok, "{}", said.err);
+    let said = to("cluster:/results/monthly.nc");
+    assert!(said.ok, "{}", said.err);
+    let sum = |args: &[&str]| reduced(&array, &[&["sum"], args, &["--over", "lon"]].concat());
+    assert_eq!(
+        sum(&["/results/monthly.nc:tas"]),
+        sum(&["--local", &format!("{}:tas", local.display())])
+    );
+    let lineage = array.json(&["lineage", "/results/monthly.nc"]).to_string();
+    for word in ["/d/daily.nc", "op=mean", "by=month"] {
+        assert!(lineage.contains(word), "{word}: {lineage}");
+    }
+    // A result that is there stays, and so does what is of this machine.
+    let said = to("cluster:/results/monthly.nc");
+    assert!(
+        !said.ok && said.err.contains("/results/monthly.nc"),
+        "{}",
+        said.err
+    );
+    let said = refused(&array, &["max", "/d/daily.nc:tas", "--to", "cluster:x.nc"]);
+    assert!(said.contains("by its full path"), "{said}");
+    let file = format!("{}:tas", local.display());
+    let said = refused(&array, &["max", "--local", &file, "--to", "cluster:/x.nc"]);
+    assert!(said.contains("leave out one of the two"), "{said}");
+}
+
+/// A Zarr of more cells than are found at once, of which one chunk in six was written.
+fn sparse(folder: &Path) {
+    std::fs::create_dir_all(folder.join("x")).unwrap();
+    let array = serde_json::json!({
+        "zarr_format": 2, "shape": [6, 2, 1800, 1600], "chunks": [1, 2, 1800, 1600], "dtype": "<f4",
+        "compressor": null, "fill_value": -1.0, "order": "C", "filters": null,
+    });
+    let names = serde_json::json!({ "_ARRAY_DIMENSIONS": ["time", "k", "lat", "lon"] });
+    std::fs::write(folder.join(".zgroup"), r#"{"zarr_format": 2}"#).unwrap();
+    std::fs::write(folder.join("x/.zarray"), array.to_string()).unwrap();
+    std::fs::write(folder.join("x/.zattrs"), names.to_string()).unwrap();
+    let values = (0..2 * 1800 * 1600_u32).map(|cell| cell.wrapping_mul(2_654_435_761) >> 20);
+    #[expect(clippy::cast_precision_loss, reason = "they are below 2^12")]
+    let bytes: Vec<u8> = values
+        .flat_map(|value| (value as f32).to_le_bytes())
+        .collect();
+    std::fs::write(folder.join("x/3.0.0.0"), bytes).unwrap();
+}
+
+#[test]
+fn a_result_of_any_size_is_written_slab_by_slab() {
+    let Some(array) = Array::start() else { return };
+    let folder = array.path("cube.zarr");
+    sparse(&folder);
+    array.sh(&format!("cp -r {} cube.zarr; sync", folder.display()));
+    let local = folder.display().to_string();
+    for (place, flags) in [("here.nc", vec!["--local"]), ("there.nc", vec![])] {
+        let to = array.path(place).display().to_string();
+        let of = if flags.is_empty() {
+            "/cube.zarr"
+        } else {
+            &local
+        };
+        let said = refused(
+            &array,
+            &[&["max", &format!("{of}:x"), "--over", "k"], &flags[..]].concat(),
+        );
+        assert!(
+            said.contains("17280000 values") && said.contains(".nc"),
+            "{said}"
+        );
+        let (file, args) = (format!("{of}:x"), ["--over", "k", "--to", &to]);
+        let said = array.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
+        assert!(said.ok, "{}", said.err);
+        let found = reduced(
+            &array,
+            &["stats", "--local", &format!("{to}:x"), "--over", "lat,lon"],
+        );
+        assert_eq!(
+            found["count"],
+            serde_json::json!([0, 0, 0, 1800 * 1600, 0, 0])
+        );
+        let cell = |cell: u32| f64::from(cell.wrapping_mul(2_654_435_761) >> 20);
+        let most = (0..1800 * 1600_u32).map(|at| cell(at).max(cell(at + 1800 * 1600)));
+        assert_eq!(found["sum"][3].as_f64(), Some(most.sum::<f64>()));
+    }
+    let left = std::fs::read_dir(array.path("")).unwrap();
+    let left = left.filter(|one| {
+        let name = one.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with(".tidemill-")
+    });
+    assert_eq!(left.count(), 0);
+}

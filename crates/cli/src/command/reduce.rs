@@ -3,16 +3,19 @@
 use crate::context::Context;
 use crate::output::reduce::TableView;
 use crate::progress::Progress;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::io::{self, BufWriter};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::lineage::search::matches_pattern;
 use tidemill_format::time::Units;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Store};
-use tidemill_kernel::reduction::{Form, Input, Query, Table, Words, here};
+use tidemill_kernel::reduction::{self, Cells, Form, Input, Netcdf, Query, Table, Words, here};
 use tokio::task::block_in_place;
 
+mod job;
 mod remote;
 
 const EXAMPLES: &str = "Examples:
@@ -23,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   tidemill reduce histogram /cmip6/pr.nc:pr --bins 0:50:100 --by year --over time
   tidemill reduce mean /cmip6/tas.nc:tas,pr --over time --to means.nc
   tidemill reduce stats /obs/cube.zarr:sst --where 'lat=[0:180:2],lon=::4'
+  tidemill reduce mean '/cmip6/tas_*.nc:tas' --by year --over time --to cluster:/results/yearly.nc
   tidemill reduce max --local ~/data/pr.nc:pr --over lat,lon --to daily.csv";
 
 /// Variables of one command.
@@ -74,7 +78,7 @@ pub(crate) struct Args {
     /// Where in the time that a value stands for its time lies: start, middle, end, or bounds for the intervals that the file has
     #[arg(long, value_name = "WHERE")]
     time_at: Option<String>,
-    /// Write the result to a local file: .nc, .npy, .csv or .json
+    /// Write the result to a local file, .nc, .npy, .csv or .json; with cluster:/PATH a job writes it there, with its lineage
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
     /// The files are of this machine, a mounted array's too
@@ -83,6 +87,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if let Some(to) = job::target(&args)? {
+        return job::run(&args, &to, context).await;
+    }
     let mut queries = Vec::new();
     for (variable, paths) in named(&args.files)? {
         queries.push((query(&args, &variable)?, paths));
@@ -94,24 +101,91 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .transpose()?;
     let progress = Progress::new(context, 0);
     let mut tables = Vec::new();
-    for (query, paths) in &queries {
-        tables.push(if args.local {
-            block_in_place(|| local(query, paths, &progress))?
-        } else {
-            remote::reduce(query, paths, context, &progress).await?
-        });
+    for of in &queries {
+        tables.push(reduced(&args, of, context, &progress, None).await?);
     }
-    let mut table = Table::join(tables)?;
+    if let Some(to) = args.to.as_deref()
+        && form == Some(Form::Netcdf)
+        && tables.iter().any(Table::is_outline)
+    {
+        large((&args, to), (&queries, tables), context, &progress).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let table = joined(tables, context)?;
     progress.end();
+    match (args.to, form) {
+        (Some(to), Some(form)) => write(&table, &to, form)?,
+        _ if table.is_outline() => {
+            return Err(reduction::Error::TooLarge(table.all().1.iter().product()).into());
+        }
+        _ => context.output.show(&TableView(table))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A query with its files.
+type Of = (Query, Vec<String>);
+
+/// Takes what was found of some cells of a large result.
+type Put<'a> = dyn FnMut(&Cells, &Table) -> reduction::Result<()> + 'a;
+
+/// The result of one query, or its outline if it is too large to be found at once: then its slabs are found if somebody takes
+/// them.
+async fn reduced(
+    args: &Args,
+    (query, paths): &Of,
+    context: &Context,
+    progress: &Progress,
+    put: Option<&mut Put<'_>>,
+) -> anyhow::Result<Table> {
+    match args.local {
+        true => block_in_place(|| local(query, paths, progress, put)),
+        false => remote::reduce(query, paths, (context, progress), put).await,
+    }
+}
+
+/// The results of all variables as one, whose notes are shown.
+fn joined(tables: Vec<Table>, context: &Context) -> anyhow::Result<Table> {
+    let mut table = Table::join(tables)?;
     for note in &table.notes {
         context.note(format_args!("note: {note}"));
     }
     table.log(&logged());
-    match (args.to, form) {
-        (Some(to), Some(form)) => write(&table, &to, form)?,
-        _ => context.output.show(&TableView(table))?,
+    Ok(table)
+}
+
+/// Finds and writes a result slab by slab. The file has its name when it is whole.
+async fn large(
+    (args, to): (&Args, &Path),
+    (queries, tables): (&[Of], Vec<Table>),
+    context: &Context,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let unwritten = || format!("{} can't be written", to.display());
+    let folder = to.parent().filter(|folder| *folder != Path::new(""));
+    let mut file = tempfile::Builder::new();
+    file.prefix(".tidemill-")
+        .permissions(Permissions::from_mode(0o666));
+    let file = file.tempfile_in(folder.unwrap_or(Path::new(".")));
+    let file = anyhow::Context::with_context(file, unwritten)?;
+    let table = joined(tables.clone(), context)?;
+    let mut netcdf = Netcdf::create(&table, BufWriter::new(file))?;
+    let mut first = 0;
+    for (of, part) in queries.iter().zip(&tables) {
+        let mut put = |cells: &Cells, found: &Table| netcdf.put(first, cells, found);
+        if part.is_outline() {
+            reduced(args, of, context, progress, Some(&mut put)).await?;
+        } else {
+            put(&part.all(), part)?;
+        }
+        first += part.fields.len();
     }
-    Ok(ExitCode::SUCCESS)
+    let file = netcdf.finish()?.into_inner();
+    let file =
+        anyhow::Context::with_context(file.map_err(io::IntoInnerError::into_error), unwritten)?;
+    anyhow::Context::with_context(file.persist(to), unwritten)?;
+    progress.end();
+    Ok(())
 }
 
 fn query(args: &Args, variable: &str) -> anyhow::Result<Query> {
@@ -291,7 +365,12 @@ enum Opened {
     Folder(PathBuf),
 }
 
-fn local(query: &Query, paths: &[String], progress: &Progress) -> anyhow::Result<Table> {
+fn local(
+    query: &Query,
+    paths: &[String],
+    progress: &Progress,
+    put: Option<&mut Put<'_>>,
+) -> anyhow::Result<Table> {
     let list = |folder: &str| {
         let folder = if folder.is_empty() { "." } else { folder };
         let entries = anyhow::Context::with_context(std::fs::read_dir(folder), || {
@@ -341,7 +420,12 @@ fn local(query: &Query, paths: &[String], progress: &Progress) -> anyhow::Result
             },
         })
         .collect();
-    let mut table = here::reduce(query, &inputs, |bytes| progress.add(bytes))?;
+    let done = |bytes| progress.add(bytes);
+    if let Some(put) = put {
+        here::slabs(query, &inputs, done, put)?;
+        return Ok(Table::default());
+    }
+    let mut table = here::reduce(query, &inputs, done)?;
     notes.append(&mut table.notes);
     Ok(Table { notes, ..table })
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Seek as _, Write};
 
 use super::BuiltinError;
 use super::table::{Arg, Code, Kernel, Options};
 use crate::reduction::here::{self, Opened};
-use crate::reduction::{Form, Table, Words};
+use crate::reduction::{Cells, Form, Netcdf, Query, Table, Words};
+use rustix::fs::{Mode, OFlags};
 use tidemill_format::zarr::METADATA;
 
 /// This group's part of the table.
@@ -133,11 +134,16 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         Source::File(name) => Ok((name.to_owned(), Opened::File(open(name)?))),
     });
     let files: Vec<(String, Opened)> = files.collect::<Result<_, BuiltinError>>()?;
+    let queries = variables.split(',');
+    let queries = queries.map(|variable| words(variable.trim()).query());
+    let queries: Vec<Query> = queries.collect::<Result<_, _>>().map_err(wrong)?;
     let mut tables = Vec::new();
-    for variable in variables.split(',') {
-        let query = words(variable.trim()).query().map_err(wrong)?;
-        tables.push(here::reduce_files(&query, &files, |_| {}).map_err(wrong)?);
+    for query in &queries {
+        let found = here::with_files(&files, |inputs| here::reduce(query, inputs, |_| {}));
+        tables.push(found.map_err(wrong)?);
     }
+    let is_large = tables.iter().any(Table::is_outline) && form == Form::Netcdf;
+    let parts = if is_large { tables.clone() } else { Vec::new() };
     let mut table = Table::join(tables).map_err(wrong)?;
     let said = ARGS.iter().filter_map(|arg| {
         let value = options.text(arg.key).filter(|value| !value.is_empty())?;
@@ -150,7 +156,39 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     for note in &table.notes {
         eprintln!("note: {note}");
     }
+    if is_large {
+        return large((&queries, &files), &parts, &table, out);
+    }
     table.write(form, out).map_err(wrong)
+}
+
+/// Writes a result of which some parts are too large to be found at once, by way of a file without a name.
+fn large(
+    (queries, files): (&[Query], &[(String, Opened)]),
+    parts: &[Table],
+    table: &Table,
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    let wrong = |error| BuiltinError::Reduce(Box::new(error));
+    let unwritten = |source: std::io::Error| BuiltinError::Write(source);
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let scratch = rustix::fs::open(".", flags, Mode::RUSR | Mode::WUSR);
+    let scratch = File::from(scratch.map_err(|error| unwritten(error.into()))?);
+    let mut netcdf = Netcdf::create(table, BufWriter::new(&scratch)).map_err(wrong)?;
+    let mut first = 0;
+    for (query, part) in queries.iter().zip(parts) {
+        let mut put = |cells: &Cells, found: &Table| netcdf.put(first, cells, found);
+        let found = match part.is_outline() {
+            false => put(&part.all(), part),
+            true => here::with_files(files, |inputs| here::slabs(query, inputs, |_| {}, &mut put)),
+        };
+        found.map_err(wrong)?;
+        first += part.fields.len();
+    }
+    drop(netcdf.finish().map_err(wrong)?);
+    (&scratch).rewind().map_err(unwritten)?;
+    std::io::copy(&mut &scratch, out).map_err(unwritten)?;
+    Ok(())
 }
 
 /// What inputs are: files, or all of the files of a Zarr.

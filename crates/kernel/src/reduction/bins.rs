@@ -11,7 +11,7 @@ use crate::loops::number::Number;
 const BINS_MAX: u32 = 1 << 20;
 
 /// Counters of all cells.
-const COUNTERS_MAX: u64 = 2 << 20;
+pub(super) const COUNTERS_MAX: u64 = 2 << 20;
 
 /// Bins as they are asked for: `10`, `-5:35:80`.
 #[derive(Clone, Copy, Debug, PartialEq)]

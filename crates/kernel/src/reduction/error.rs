@@ -50,7 +50,7 @@ pub enum Error {
         other: String,
         why: String,
     },
-    #[error("the result has {0} values, and at most {max} are made: reduce more dimensions, or select less", max = super::CELLS_MAX)]
+    #[error("the result has {0} values; one of more than {max} is written as netCDF only: name a .nc file with --to (the kernel: to=nc), or reduce more dimensions", max = super::CELLS_MAX)]
     TooLarge(u64),
     #[error("one piece of the result has more than {max} bytes: select less of it at a time", max = super::STATE_BYTES_MAX)]
     PieceTooLarge,

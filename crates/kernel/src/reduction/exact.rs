@@ -181,3 +181,165 @@ fn the_weighted_mean_of_a_constant_is_the_constant() {
         }
     }
 }
+
+/// A cube of 75 days from 20 January on, in which each seventh value is missing.
+fn cube(kind: &Kind) -> (Vec<Variable>, Vec<u8>) {
+    let (times, lats, lons) = (75_u32, 4_u32, 3_u32);
+    let mut bytes: Vec<u8> = (0..times)
+        .flat_map(|day| f64::from(19 + day).to_le_bytes())
+        .collect();
+    let at_lat = bytes.len();
+    bytes.extend((0..lats).flat_map(|place| f64::from(20 * place).to_le_bytes()));
+    let at_x = bytes.len();
+    for number in 0..times * lats * lons {
+        let value = match number % 7 {
+            6 => -1,
+            _ => i64::from(number.wrapping_mul(2_654_435_761) >> 20),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "they are below 2^12")]
+        bytes.extend(match *kind {
+            Kind::Int => value.to_le_bytes(),
+            _ => (value as f64 / 10.0).to_le_bytes(),
+        });
+    }
+    let dimensions = [("time", times), ("lat", lats), ("lon", lons)];
+    let dimensions: Vec<Dimension> = dimensions
+        .iter()
+        .map(|(name, size)| dimension(name, (*size).into(), false))
+        .collect();
+    let attribute = |name: &str, value| Attribute {
+        name: name.into(),
+        value,
+    };
+    let mut time = variable("time", Kind::Float, vec![dimensions[0].clone()], 0);
+    let since = Value::Text("days since 2001-01-01".into());
+    time.attributes.push(attribute("units", since));
+    let lat = variable("lat", Kind::Float, vec![dimensions[1].clone()], at_lat);
+    let mut x = variable("x", kind.clone(), dimensions, at_x);
+    x.attributes.push(match *kind {
+        Kind::Int => attribute("_FillValue", Value::Int(vec![-1])),
+        _ => attribute("_FillValue", Value::Float(vec![-0.1])),
+    });
+    (vec![time, lat, x], bytes)
+}
+
+fn words(text: &str) -> Query {
+    let value = |key: &str| {
+        let mut words = text.split(' ').filter_map(|word| word.split_once('='));
+        words.find(|(name, _)| *name == key).map_or("", |one| one.1)
+    };
+    let words = Words {
+        operation: value("op"),
+        variable: "x",
+        select: value("where"),
+        over: value("over"),
+        by: value("by"),
+        weights: value("weights"),
+        quantiles: value("q"),
+        bins: value("bins"),
+        ..Words::default()
+    };
+    words.query().unwrap()
+}
+
+/// The result at once, and the same written in slabs of at most so many cells.
+fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
+    let (variables, bytes) = cube(kind);
+    let whole = table(query, variables.clone(), &bytes).unwrap();
+    let header = Header {
+        format: Format::Hdf5,
+        attributes: Vec::new(),
+        groups: Vec::new(),
+        variables,
+    };
+    let input = Input {
+        name: "f",
+        header: &header,
+        store: Store::File(&bytes),
+        bytes: Some(&bytes),
+    };
+    let plan = plan(query, &[input]).unwrap();
+    let out = std::io::Cursor::new(Vec::new());
+    let mut file = Netcdf::create(&plan.outline().unwrap(), out).unwrap();
+    let mut cells = 0;
+    for (at, slab) in plan.slabs_of(most) {
+        assert!(slab.cells() <= most, "{at:?}");
+        cells += slab.cells();
+        let found = here::found(&slab, &[input], &mut |_| {}).unwrap();
+        file.put(0, &at, &found).unwrap();
+    }
+    assert_eq!(cells, plan.cells());
+    (whole, file.finish().unwrap().into_inner())
+}
+
+#[test]
+fn slabs_of_a_result_are_the_result() {
+    for query in [
+        "op=mean over=time by=month",
+        "op=mean over=time,lon by=day weights=lat",
+        "op=sum weights=lat over=lon",
+        "op=stddev over=lat",
+        "op=max over=lat where=time=::3,lon=[1:3]",
+        "op=min by=climatological-month over=time",
+        "op=quantile q=0.1,0.5 over=time by=month",
+        "op=range by=season over=time,lat",
+    ] {
+        for most in [1, 2, 3, 5, 12, 100, 1000] {
+            let (whole, file) = both(&Kind::Float, &words(query), most);
+            let mut expected = Vec::new();
+            whole.write(Form::Netcdf, &mut expected).unwrap();
+            assert!(expected == file, "{query}, {most}");
+        }
+    }
+}
+
+#[test]
+fn slabs_of_integers_have_64_bits_and_a_fill_value() {
+    for query in [
+        "op=max over=lat",
+        "op=sum over=time by=month",
+        "op=count over=time by=climatological-month",
+        "op=histogram bins=0:4096:5 over=time,lon by=month",
+        "op=min where=lat=20..40 over=lon",
+    ] {
+        for most in [1, 2, 3, 5, 12, 100] {
+            let (whole, file) = both(&Kind::Int, &words(query), most);
+            let Column::Whole(all) = &whole.fields[0].values else {
+                panic!("{query} has real numbers");
+            };
+            let fill = i128::from(netcdf::WHOLE_FILL);
+            let all = all.iter().map(|one| one.unwrap_or(fill));
+            let values = &file[file.len() - 8 * all.len()..];
+            let values = values.chunks_exact(8);
+            let values = values.map(|bytes| i64::from_be_bytes(bytes.try_into().unwrap()));
+            assert!(all.eq(values.map(i128::from)), "{query}, {most}");
+            let header = here::header("slabs", Store::File(&file)).unwrap();
+            let x = header.find("x").unwrap();
+            let fill = x.attributes.iter().find(|one| one.name == "_FillValue");
+            assert_eq!(
+                fill.map(|one| &one.value),
+                Some(&Value::Int(vec![netcdf::WHOLE_FILL]))
+            );
+        }
+    }
+}
+
+#[test]
+fn bins_of_a_large_result_have_named_ends() {
+    let (variables, bytes) = cube(&Kind::Float);
+    let header = Header {
+        format: Format::Hdf5,
+        attributes: Vec::new(),
+        groups: Vec::new(),
+        variables,
+    };
+    let input = Input {
+        name: "f",
+        header: &header,
+        store: Store::File(&bytes),
+        bytes: Some(&bytes),
+    };
+    let plan = plan(&words("op=histogram bins=5 over=time"), &[input]).unwrap();
+    let refused = plan.outline().unwrap_err().to_string();
+    assert!(refused.contains("--bins LOW:HIGH:N"), "{refused}");
+}

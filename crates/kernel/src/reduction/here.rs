@@ -9,8 +9,9 @@ use tidemill_format::{Bytes, Format, Header, Piece, Range, Span, Store, Variable
 use super::error::{Error, Result};
 use super::filters::{coding, keep};
 use super::pass::Pass;
-use super::plan::{FilePlan, Input, plan};
+use super::plan::{FilePlan, Input, Plan, plan};
 use super::query::Query;
+use super::slabs::Cells;
 use super::state::{State, Sums, as_usize, real, total};
 use super::table::Table;
 use super::task::{Target, Task, Wants};
@@ -33,17 +34,48 @@ pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
     header.map_err(|source| Error::of(name, source))
 }
 
-/// Reduces files that can be read here.
+/// Reduces files that can be read here. Of a result that is too large to be found at once this is the outline, whose values
+/// [`slabs`] finds.
 ///
 /// # Errors
 /// If they can't be reduced as asked.
 pub fn reduce(query: &Query, inputs: &[Input<'_>], mut done: impl FnMut(u64)) -> Result<Table> {
     let plan = plan(query, inputs)?;
+    match plan.is_large() {
+        true => plan.outline(),
+        false => found(&plan, inputs, &mut done),
+    }
+}
+
+/// Takes what was found of some cells of a result.
+pub type Put<'a> = dyn FnMut(&Cells, &Table) -> Result<()> + 'a;
+
+/// As [`reduce`], slab by slab.
+///
+/// # Errors
+/// As [`reduce`], or if the slabs can't be written.
+pub fn slabs(
+    query: &Query,
+    inputs: &[Input<'_>],
+    mut done: impl FnMut(u64),
+    put: &mut Put<'_>,
+) -> Result<()> {
+    for (cells, slab) in plan(query, inputs)?.slabs() {
+        put(&cells, &found(&slab, inputs, &mut done)?)?;
+    }
+    Ok(())
+}
+
+pub(super) fn found(
+    plan: &Plan,
+    inputs: &[Input<'_>],
+    done: &mut impl FnMut(u64),
+) -> Result<Table> {
     let mut pass = plan.pass()?;
     loop {
         let mut all = pass.state();
         for file in &plan.files {
-            fold((&pass, file), inputs[file.input], &mut all, &mut done)?;
+            fold((&pass, file), inputs[file.input], &mut all, done)?;
         }
         if !pass.next(&all)? {
             return Ok(pass.table(&all));
@@ -76,15 +108,14 @@ impl Opened {
     }
 }
 
-/// As [`reduce`], of files that are open.
+/// Does something with the headers of files that are open.
 ///
 /// # Errors
-/// As [`reduce`].
-pub fn reduce_files(
-    query: &Query,
+/// If a header can't be read, or as what is done.
+pub fn with_files<T>(
     files: &[(String, Opened)],
-    done: impl FnMut(u64),
-) -> Result<Table> {
+    run: impl FnOnce(&[Input<'_>]) -> Result<T>,
+) -> Result<T> {
     let mut headers = Vec::new();
     for (name, file) in files {
         headers.push(header(name, file.store())?);
@@ -106,7 +137,7 @@ pub fn reduce_files(
         bytes: files[place].1.file().map(|file| file as &dyn Bytes),
     };
     let inputs: Vec<Input<'_>> = (0..files.len()).map(input).collect();
-    reduce(query, &inputs, done)
+    run(&inputs)
 }
 
 /// Puts what was found of some pieces of a file into the whole.

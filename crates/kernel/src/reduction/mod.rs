@@ -16,12 +16,14 @@ mod exact;
 mod filters;
 mod fold;
 pub mod here;
+mod netcdf;
 mod pass;
 mod periods;
 mod plan;
 mod query;
 mod ranks;
 mod series;
+mod slabs;
 mod state;
 mod table;
 mod task;
@@ -34,10 +36,12 @@ pub use chunk::{cut, item};
 pub use counted::Counted;
 pub use error::{Error, Result};
 pub use fold::Folding;
+pub use netcdf::Netcdf;
 pub use pass::Pass;
 pub use plan::{FilePlan, Input, Plan, plan};
 pub use query::{By, Operation, Query, Select, TimeAt, Words};
 pub use ranks::Digits;
+pub use slabs::Cells;
 pub use state::State;
 pub use table::{Axis, Column, Coordinate, Field, Scalar, Table};
 pub use task::{Batch, Item, Keep, Target, Task, Wants, around};
@@ -46,8 +50,11 @@ pub use write::Form;
 /// Cells of one state: what is folded at once.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 
-/// Cells of a result.
+/// Cells of a result that is found at once.
 pub const CELLS_MAX: u64 = 16 << 20;
+
+/// Cells of a result.
+const RESULT_MAX: u64 = 1 << 36;
 
 /// Values of a coordinate.
 pub const COORDINATE_MAX: u64 = 4 << 20;

@@ -2,7 +2,7 @@
 
 use super::bins::{Binning, Bins};
 use super::counted::Counted;
-use super::error::Result;
+use super::error::{Error, Result};
 use super::plan::{FilePlan, Plan, wants};
 use super::ranks::Search;
 use super::state::State;
@@ -27,11 +27,12 @@ impl Plan {
     /// The first pass.
     ///
     /// # Errors
-    /// If quantiles or bins of more cells are asked for than may be.
+    /// If the result has more cells than are found at once.
     pub fn pass(&self) -> Result<Pass<'_>> {
-        let of = match (self.search(), self.binning()) {
+        let of = match (self.search(), self.binning(self.cells())) {
             (Some(search), _) => Of::Ranks(search?),
             (None, Some(binning)) => Of::Bins(binning?),
+            (None, None) if self.is_large() => return Err(Error::TooLarge(self.cells())),
             (None, None) => Of::Once,
         };
         Ok(Pass { plan: self, of })
@@ -61,7 +62,7 @@ impl Pass<'_> {
     /// A state of all of the result, with no values yet.
     #[must_use]
     pub fn state(&self) -> State {
-        let mut state = self.plan.state(self.wants());
+        let mut state = self.plan.state(self.wants(), self.plan.shape());
         state.counters = vec![0; self.counters() * state.counts.len()];
         state
     }

@@ -18,7 +18,7 @@ use super::series;
 use super::state::{State, as_usize};
 use super::table::{Axis, Coordinate, Scalar};
 use super::task::{Target, Task, Wants};
-use super::{CELLS_MAX, COORDINATE_MAX, FILES_MAX, STATE_BYTES_MAX, here};
+use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, here};
 
 /// A file whose header was read.
 #[derive(Clone, Copy)]
@@ -105,15 +105,35 @@ impl Plan {
         ))
     }
 
-    /// The way to a histogram, if one is wanted.
-    pub(super) fn binning(&self) -> Option<Result<Binning>> {
-        let cells = self.shape().iter().product();
+    /// The way to a histogram of so many cells, if one is wanted.
+    pub(super) fn binning(&self, cells: u64) -> Option<Result<Binning>> {
         self.bins.map(|wanted| Binning::new(wanted, cells))
     }
 
-    /// A state of all of the result, with no values yet, of which that is kept.
-    pub(super) fn state(&self, wants: Wants) -> State {
-        let shape = self.shape();
+    /// How many bins are wanted, if any.
+    pub(super) fn bin_count(&self) -> Option<u32> {
+        self.bins.map(|wanted| wanted.bins)
+    }
+
+    /// The same of other files, with other axes, and with nothing that is known about the whole result.
+    pub(super) fn with(&self, files: Vec<FilePlan>, axes: Vec<Axis>) -> Self {
+        Self {
+            files,
+            axes,
+            operation: self.operation,
+            variable: self.variable.clone(),
+            units: None,
+            attributes: [Vec::new(), Vec::new()],
+            methods: (String::new(), String::new()),
+            scalars: Vec::new(),
+            notes: Vec::new(),
+            quantiles: self.quantiles.clone(),
+            ..*self
+        }
+    }
+
+    /// A state of no values, of which that is kept.
+    pub(super) fn state(&self, wants: Wants, shape: Vec<u64>) -> State {
         let task = self.files.first().map(|file| &file.task);
         State::empty(
             shape,
@@ -533,8 +553,10 @@ fn led(
     let cells = axes
         .iter()
         .fold(1_u64, |all, axis: &Axis| all.saturating_mul(axis.length));
-    if cells > CELLS_MAX {
-        return Err(Error::TooLarge(cells));
+    if cells > RESULT_MAX {
+        return Err(Error::Query(format!(
+            "the result has {cells} values, and at most {RESULT_MAX} are made: reduce more dimensions, or select less"
+        )));
     }
     Ok((targets, axes))
 }

@@ -13,7 +13,7 @@ const DIGIT_MAX: u32 = 11;
 /// Quantiles of one reduction.
 pub(super) const QUANTILES_MAX: usize = 32;
 /// Cells of which ranks are looked for: each has counters.
-const CELLS_MAX: u64 = 2 << 20;
+pub(super) const CELLS_MAX: u64 = 2 << 20;
 
 /// What is counted in one pass, beside the values themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use super::bins::{Edges, whole};
 use super::error::{Error, Result};
 use super::plan::{OF_STORAGE, Plan};
 use super::query::Operation;
+use super::slabs::Cells;
 use super::state::{Numbers, State, Sums, count, real, total};
 
 /// A dimension of a result.
@@ -72,7 +73,7 @@ pub struct Field {
 }
 
 /// A result.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     /// Its dimensions; none if it is one value.
     pub axes: Vec<Axis>,
@@ -105,6 +106,19 @@ impl Table {
             Ok(one)
         });
         joined.unwrap_or_else(|| Err(Error::Query("no variable was named".into())))
+    }
+
+    /// Whether it has no values, as they are too many to be found at once.
+    #[must_use]
+    pub fn is_outline(&self) -> bool {
+        self.cells() == 0 && self.axes.iter().all(|axis| axis.length > 0)
+    }
+
+    /// All of its cells.
+    #[must_use]
+    pub fn all(&self) -> Cells {
+        let lengths: Vec<u64> = self.axes.iter().map(|axis| axis.length).collect();
+        (vec![0; lengths.len()], lengths)
     }
 
     fn unlike(&self, other: &Self) -> Error {

@@ -7,7 +7,7 @@ use tidemill_format::time::Units;
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
-use super::table::{Axis, Column, Field, Scalar, Table};
+use super::table::{Axis, Column, Field, Table};
 
 /// How a result is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,8 +169,11 @@ impl Table {
     /// Writes it.
     ///
     /// # Errors
-    /// If it has several fields and is to be npy, or can't be written.
+    /// If it has several fields and is to be npy, has no values yet, or can't be written.
     pub fn write(&self, form: Form, out: &mut dyn Write) -> Result<()> {
+        if self.is_outline() {
+            return Err(Error::TooLarge(self.all().1.iter().product()));
+        }
         if matches!(form, Form::Npy | Form::Netcdf) {
             self.fields.iter().try_for_each(Field::check_integers)?;
         }
@@ -248,171 +251,6 @@ impl Table {
         out.write_all(head.as_bytes())?;
         out.write_all(&bytes)
     }
-
-    /// netCDF classic; with 64-bit integers, the form of it that has them.
-    fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut dimensions = self
-            .axes
-            .iter()
-            .map(|axis| (axis.name.clone(), axis.length))
-            .collect::<Vec<_>>();
-        let is_bounded = |axis: &Axis| {
-            axis.coordinate
-                .as_ref()
-                .is_some_and(|one| one.bounds.is_some())
-        };
-        if self.axes.iter().any(is_bounded) {
-            let mut name = "bnds".to_owned();
-            while dimensions.iter().any(|(known, _)| *known == name) {
-                name.push('_');
-            }
-            dimensions.push((name, 2));
-        }
-        let mut variables = self.coordinates();
-        variables.extend(self.scalars.iter().map(scalar));
-        variables.extend(self.fields.iter().map(|field| self.variable(field)));
-        let own = |one: &&Attribute| one.name != "Conventions" && !one.name.starts_with("_NC");
-        let mut attributes = vec![attribute("Conventions", Value::Text("CF-1.8".into()))];
-        attributes.extend(self.attributes.iter().filter(own).cloned());
-        written(&dimensions, &attributes, &variables, out)
-    }
-
-    /// The coordinates of all dimensions, each behind its bounds, of which the last dimension is that behind the others.
-    fn coordinates(&self) -> Vec<Written> {
-        let mut variables = Vec::new();
-        for (number, axis) in self.axes.iter().enumerate() {
-            if let Some(coordinate) = &axis.coordinate {
-                let mut attributes: Vec<Attribute> = coordinate
-                    .attributes
-                    .iter()
-                    .filter(|one| !PACKED.contains(&one.name.as_str()))
-                    .cloned()
-                    .collect();
-                if let Some(bounds) = &coordinate.bounds {
-                    let name = self.bounds_of(&axis.name);
-                    attributes.push(attribute("bounds", Value::Text(name.clone())));
-                    let ends = bounds.iter().flat_map(|(low, high)| [low, high]);
-                    variables.push(Written {
-                        name,
-                        dimensions: vec![number, self.axes.len()],
-                        attributes: Vec::new(),
-                        kind: DOUBLE,
-                        bytes: ends.flat_map(|end| end.to_be_bytes()).collect(),
-                    });
-                }
-                variables.push(Written {
-                    name: axis.name.clone(),
-                    dimensions: vec![number],
-                    attributes,
-                    kind: DOUBLE,
-                    bytes: coordinate
-                        .values
-                        .iter()
-                        .flat_map(|value| value.to_be_bytes())
-                        .collect(),
-                });
-            }
-        }
-        variables
-    }
-
-    /// What the bounds of a coordinate are called.
-    fn bounds_of(&self, name: &str) -> String {
-        let mut name = format!("{name}_bnds");
-        while self.fields.iter().any(|field| field.variable == name) {
-            name.push('_');
-        }
-        name
-    }
-
-    fn variable(&self, field: &Field) -> Written {
-        let others = self
-            .fields
-            .iter()
-            .filter(|one| one.variable == field.variable);
-        let name = match others.count() {
-            1 => field.variable.replace('/', "_"),
-            // Names have letters, digits and underscores.
-            _ => field.title().replace('.', "_"),
-        };
-        let (kind, bytes) = match field.single {
-            true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
-            false => big(&field.values),
-        };
-        let mut attributes = field.attributes.clone();
-        if field.name == "count" {
-            attributes.push(attribute("units", Value::Text("1".into())));
-        } else if let Some(units) = &field.units {
-            attributes.push(attribute("units", Value::Text(units.clone())));
-        }
-        if !self.scalars.is_empty() {
-            let names: Vec<&str> = self.scalars.iter().map(|one| one.name.as_str()).collect();
-            attributes.push(attribute("coordinates", Value::Text(names.join(" "))));
-        }
-        if matches!(kind, FLOAT | DOUBLE) {
-            attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
-        }
-        Written {
-            name,
-            dimensions: (0..self.axes.len()).collect(),
-            attributes,
-            kind,
-            bytes,
-        }
-    }
-}
-
-/// The middle of what was reduced of a dimension.
-fn scalar(scalar: &Scalar) -> Written {
-    let (low, high) = scalar.ends;
-    let is_kept = |one: &&Attribute| !PACKED.contains(&one.name.as_str());
-    Written {
-        name: scalar.name.clone(),
-        dimensions: Vec::new(),
-        attributes: scalar.attributes.iter().filter(is_kept).cloned().collect(),
-        kind: DOUBLE,
-        bytes: (low + (high - low) / 2.0).to_be_bytes().to_vec(),
-    }
-}
-
-/// What a file says about numbers that are packed there, or lie in another variable that is not written.
-const PACKED: [&str; 11] = [
-    "_FillValue",
-    "missing_value",
-    "scale_factor",
-    "add_offset",
-    "valid_min",
-    "valid_max",
-    "valid_range",
-    "_Unsigned",
-    "bounds",
-    "climatology",
-    "formula_terms",
-];
-
-/// netCDF's default for a double that nobody wrote.
-const FILL: f64 = 9.969_209_968_386_869e36;
-
-const CHAR: u32 = 2;
-const INT: u32 = 4;
-const FLOAT: u32 = 5;
-const DOUBLE: u32 = 6;
-const INT64: u32 = 10;
-const UINT64: u32 = 11;
-
-struct Written {
-    name: String,
-    dimensions: Vec<usize>,
-    attributes: Vec<Attribute>,
-    kind: u32,
-    bytes: Vec<u8>,
-}
-
-fn attribute(name: &str, value: Value) -> Attribute {
-    Attribute {
-        name: name.into(),
-        value,
-    }
 }
 
 pub(super) fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a str> {
@@ -443,7 +281,7 @@ impl Field {
 }
 
 /// All as integers of 64 bits, if there is one everywhere and each fits.
-fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
+pub(super) fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
     let signed: Option<Vec<u64>> = all
         .iter()
         .map(|one| i64::try_from((*one)?).ok().map(i64::cast_unsigned))
@@ -455,7 +293,7 @@ fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
     })
 }
 
-fn reals(values: &Column, none: f64) -> Vec<f64> {
+pub(super) fn reals(values: &Column, none: f64) -> Vec<f64> {
     match values {
         Column::Whole(all) => all
             .iter()
@@ -466,7 +304,7 @@ fn reals(values: &Column, none: f64) -> Vec<f64> {
 }
 
 /// Values of a field of 32-bit floats.
-fn singles(field: &Field, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
+pub(super) fn singles(field: &Field, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
     let values = reals(&field.values, none).into_iter();
     #[expect(
         clippy::cast_possible_truncation,
@@ -499,162 +337,4 @@ fn little(values: &Column) -> (&'static str, Vec<u8>) {
                 .collect(),
         ),
     }
-}
-
-fn big(values: &Column) -> (u32, Vec<u8>) {
-    let doubles = || {
-        (
-            DOUBLE,
-            reals(values, FILL)
-                .into_iter()
-                .flat_map(f64::to_be_bytes)
-                .collect(),
-        )
-    };
-    let Column::Whole(all) = values else {
-        return doubles();
-    };
-    let short: Option<Vec<i32>> = all.iter().map(|one| i32::try_from((*one)?).ok()).collect();
-    if let Some(short) = short {
-        return (INT, short.into_iter().flat_map(i32::to_be_bytes).collect());
-    }
-    match integers(all) {
-        Some((signed, all)) => (
-            if signed { INT64 } else { UINT64 },
-            all.into_iter().flat_map(u64::to_be_bytes).collect(),
-        ),
-        None => doubles(),
-    }
-}
-
-/// The header of a classic file, whose numbers have 8 bytes where its version is 5.
-struct Head {
-    bytes: Vec<u8>,
-    wide: bool,
-}
-
-impl Head {
-    fn number(&mut self, number: u64) {
-        if self.wide {
-            self.bytes.extend(number.to_be_bytes());
-        } else {
-            self.bytes
-                .extend(u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes());
-        }
-    }
-
-    fn tag(&mut self, tag: u32) {
-        self.bytes.extend(tag.to_be_bytes());
-    }
-
-    fn padded(&mut self, bytes: &[u8]) {
-        self.bytes.extend(bytes);
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-    }
-
-    fn name(&mut self, name: &str) {
-        self.number(name.len() as u64);
-        self.padded(name.as_bytes());
-    }
-
-    fn list(&mut self, tag: u32, count: usize) {
-        self.tag(if count == 0 { 0 } else { tag });
-        self.number(count as u64);
-    }
-
-    /// Those of a variable of 32-bit floats have its type where they are about its values.
-    fn attributes(&mut self, attributes: &[Attribute], of: u32) {
-        let kept: Vec<(&str, u32, u64, Vec<u8>)> = attributes
-            .iter()
-            .filter_map(|one| {
-                let (kind, count, bytes) = match &one.value {
-                    Value::Float(all) if of == FLOAT && one.name == "_FillValue" => {
-                        #[expect(
-                            clippy::cast_possible_truncation,
-                            reason = "the fill value of that type"
-                        )]
-                        let bytes = all.iter().flat_map(|value| (*value as f32).to_be_bytes());
-                        (FLOAT, all.len(), bytes.collect())
-                    }
-                    Value::Text(text) => (CHAR, text.len(), text.as_bytes().to_vec()),
-                    Value::Float(all) => (
-                        DOUBLE,
-                        all.len(),
-                        all.iter().flat_map(|value| value.to_be_bytes()).collect(),
-                    ),
-                    Value::Int(_) | Value::Uint(_) => {
-                        let all = one.value.numbers();
-                        (
-                            DOUBLE,
-                            all.len(),
-                            all.into_iter().flat_map(f64::to_be_bytes).collect(),
-                        )
-                    }
-                    Value::Texts(all) => {
-                        let [text] = &all[..] else { return None };
-                        (CHAR, text.len(), text.as_bytes().to_vec())
-                    }
-                    Value::Other => return None,
-                };
-                Some((one.name.as_str(), kind, count as u64, bytes))
-            })
-            .collect();
-        self.list(12, kept.len());
-        for (name, kind, count, bytes) in kept {
-            self.name(name);
-            self.tag(kind);
-            self.number(count);
-            self.padded(&bytes);
-        }
-    }
-}
-
-fn written(
-    dimensions: &[(String, u64)],
-    attributes: &[Attribute],
-    variables: &[Written],
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    let wide = variables
-        .iter()
-        .any(|one| one.kind >= INT64 || one.bytes.len() > i32::MAX as usize);
-    let head = |begins: &[u64]| {
-        let mut head = Head {
-            bytes: b"CDF".to_vec(),
-            wide,
-        };
-        head.bytes.push(if wide { 5 } else { 2 });
-        head.number(0);
-        head.list(10, dimensions.len());
-        for (name, length) in dimensions {
-            head.name(name);
-            head.number(*length);
-        }
-        head.attributes(attributes, DOUBLE);
-        head.list(11, variables.len());
-        for (one, begin) in variables.iter().zip(begins) {
-            head.name(&one.name);
-            head.number(one.dimensions.len() as u64);
-            one.dimensions
-                .iter()
-                .for_each(|dimension| head.number(*dimension as u64));
-            head.attributes(&one.attributes, one.kind);
-            head.tag(one.kind);
-            head.number(one.bytes.len().next_multiple_of(4) as u64);
-            head.bytes.extend(begin.to_be_bytes());
-        }
-        head.bytes
-    };
-    let mut begin = head(&vec![0; variables.len()]).len() as u64;
-    let mut begins = Vec::new();
-    for one in variables {
-        begins.push(begin);
-        begin += one.bytes.len().next_multiple_of(4) as u64;
-    }
-    out.write_all(&head(&begins))?;
-    for one in variables {
-        out.write_all(&one.bytes)?;
-        out.write_all(&[0; 3][..one.bytes.len().next_multiple_of(4) - one.bytes.len()])?;
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 //! Headers, indices of chunks and coordinates are read by ranges, and decoded here. Bytes of a piece that lie on other elements than
 //! most of it are sent along; fill values that nobody wrote are folded here.
 
-use super::{expanded, having};
+use super::{Put, expanded, having};
 use crate::command::variables::{ArrayFile, ArrayFolder};
 use crate::context::{Context, credentials};
 use crate::files;
@@ -14,6 +14,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use tidemill_client::ranged::Ranged;
+use tidemill_client::Server;
+use tidemill_client::transfer::Transfer;
 use tidemill_core::layout::Layout;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Piece, Pieces, Storage, Store, pieces};
@@ -40,38 +42,12 @@ const FETCHED_AT_ONCE: usize = 4;
 pub(super) async fn reduce(
     query: &Query,
     paths: &[String],
-    context: &Context,
-    progress: &Progress,
+    (context, progress): (&Context, &Progress),
+    put: Option<&mut Put<'_>>,
 ) -> anyhow::Result<Table> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
-    let list = |folder: &str| {
-        let names = block_in_place(|| {
-            Handle::current().block_on(async {
-                let ino = files::inode(&server, &files::path(folder)?).await?;
-                anyhow::Ok(files::list(&server, ino).await?)
-            })
-        })?;
-        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
-        Ok(names.into_iter().filter_map(name).collect())
-    };
-    let paths = paths.iter().map(|path| files::path(path));
-    let paths: Vec<String> = paths.collect::<anyhow::Result<_>>()?;
-    let (names, by_pattern) = expanded(&paths, list)?;
-    let mut opened = Vec::new();
-    for name in &names {
-        let attr = files::resolve(&server, name, true).await?.attr;
-        opened.push(
-            match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-                true => Opened::Folder(ArrayFolder::new(&server, &transfer, name.clone())),
-                false => {
-                    let ranged = transfer.ranged(name).await;
-                    let ranged = ranged.with_context(|| name.clone())?;
-                    Opened::File(ArrayFile::new(ranged))
-                }
-            },
-        );
-    }
+    let (names, by_pattern, opened) = opened(paths, &server, &transfer).await?;
     let (headers, zips) = block_in_place(|| headers(&names, &opened))?;
     let input = |place: usize| Input {
         name: &names[place],
@@ -89,13 +65,89 @@ pub(super) async fn reduce(
     let opened: Vec<&Opened<'_>> = places.iter().map(|place| &opened[*place]).collect();
     let inputs: Vec<Input<'_>> = places.into_iter().map(input).collect();
     let plan = block_in_place(|| plan(query, &inputs))?;
+    if let Some(put) = put {
+        for (cells, slab) in plan.slabs() {
+            put(&cells, &found(&slab, (&inputs, &opened), progress).await?)?;
+        }
+        return Ok(Table::default());
+    }
+    let mut table = match plan.is_large() {
+        true => plan.outline()?,
+        false => found(&plan, (&inputs, &opened), progress).await?,
+    };
+    notes.append(&mut table.notes);
+    Ok(Table { notes, ..table })
+}
+
+/// The files that are reduced, as inputs of a job: those of [`having`], folders with a slash behind them.
+pub(super) async fn inputs(
+    query: &Query,
+    paths: &[String],
+    context: &Context,
+) -> anyhow::Result<Vec<String>> {
+    let server = context.connect().await?;
+    let transfer = context.transfer().await?;
+    let (names, by_pattern, opened) = opened(paths, &server, &transfer).await?;
+    let (headers, _zips) = block_in_place(|| headers(&names, &opened))?;
+    let (places, notes) = having(query, (&names, &by_pattern), &headers);
+    for note in notes {
+        context.note(format_args!("note: {note}"));
+    }
+    let input = |place: usize| match &opened[place] {
+        Opened::File(_) => names[place].clone(),
+        Opened::Folder(_) => format!("{}/", names[place]),
+    };
+    Ok(places.into_iter().map(input).collect())
+}
+
+/// All files that names and patterns stand for, with whether a pattern does.
+type AllOpened<'a> = (Vec<String>, Vec<bool>, Vec<Opened<'a>>);
+
+async fn opened<'a>(
+    paths: &[String],
+    server: &'a Server,
+    transfer: &'a Transfer,
+) -> anyhow::Result<AllOpened<'a>> {
+    let list = |folder: &str| {
+        let names = block_in_place(|| {
+            Handle::current().block_on(async {
+                let ino = files::inode(server, &files::path(folder)?).await?;
+                anyhow::Ok(files::list(server, ino).await?)
+            })
+        })?;
+        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
+        Ok(names.into_iter().filter_map(name).collect())
+    };
+    let paths = paths.iter().map(|path| files::path(path));
+    let paths: Vec<String> = paths.collect::<anyhow::Result<_>>()?;
+    let (names, by_pattern) = expanded(&paths, list)?;
+    let mut opened = Vec::new();
+    for name in &names {
+        let attr = files::resolve(server, name, true).await?.attr;
+        opened.push(
+            match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
+                true => Opened::Folder(ArrayFolder::new(server, transfer, name.clone())),
+                false => {
+                    let ranged = transfer.ranged(name).await;
+                    let ranged = ranged.with_context(|| name.clone())?;
+                    Opened::File(ArrayFile::new(ranged))
+                }
+            },
+        );
+    }
+    Ok((names, by_pattern, opened))
+}
+
+async fn found(
+    plan: &Plan,
+    (inputs, opened): (&[Input<'_>], &[&Opened<'_>]),
+    progress: &Progress,
+) -> anyhow::Result<Table> {
     let mut pass = plan.pass()?;
     loop {
-        let found = folded((&plan, &pass), &inputs, &opened, progress).await?;
+        let found = folded((plan, &pass), inputs, opened, progress).await?;
         if !pass.next(&found)? {
-            let mut table = pass.table(&found);
-            notes.append(&mut table.notes);
-            return Ok(Table { notes, ..table });
+            return Ok(pass.table(&found));
         }
     }
 }

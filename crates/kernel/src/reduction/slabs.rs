@@ -1,0 +1,262 @@
+//! Results that are too large to be found at once: a result is cut into slabs, and each slab is found as a result of its own.
+
+use tidemill_format::{Range, Storage};
+
+use super::bins::Binning;
+use super::error::{Error, Result};
+use super::plan::{FilePlan, Plan, wants};
+use super::state::as_usize;
+use super::table::{Axis, Table};
+use super::task::{Target, Task};
+use super::{CELLS_MAX, bins, ranks};
+
+/// Cells of a result: the first along each axis, and how many.
+pub type Cells = (Vec<u64>, Vec<u64>);
+
+/// Cells of a slab, so that its state stays below some 100 MB.
+const SLAB_CELLS: u64 = 2 << 20;
+/// Quantiles of a slab: with so few a pass finds 4 bits of each.
+const SLAB_QUANTILES: u64 = 128 << 10;
+
+impl Plan {
+    /// How many cells the result has.
+    #[must_use]
+    pub fn cells(&self) -> u64 {
+        product(&self.shape())
+    }
+
+    /// Whether the result has more cells than are found at once.
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.cells() > self.limited(CELLS_MAX, ranks::CELLS_MAX)
+    }
+
+    /// The most cells, where each has several quantiles or bins.
+    fn limited(&self, cells: u64, quantiles: u64) -> u64 {
+        let counts = |bins: u32| (bins::COUNTERS_MAX / (u64::from(bins) + 2)).max(1);
+        match (self.quantiles.len() as u64, self.bin_count()) {
+            (0, None) => cells,
+            (0, Some(bins)) => cells.min(counts(bins)),
+            (each, _) => cells.min((quantiles / each).max(1)),
+        }
+    }
+
+    /// The result without its values.
+    ///
+    /// # Errors
+    /// If the ends of bins are known only when all values have been read.
+    pub fn outline(&self) -> Result<Table> {
+        let edges = match self.binning(1).transpose()? {
+            None => None,
+            Some(Binning::Counted(edges, _)) => Some(edges),
+            Some(Binning::Ends(_)) => {
+                return Err(Error::Query(
+                    "the result is too large for bins between the extremes: name the ends, as --bins LOW:HIGH:N".into(),
+                ));
+            }
+        };
+        let none = self.state(wants(self.operation), vec![0; self.shape().len()]);
+        Ok(self.table(&none, vec![Vec::new(); self.quantiles.len()], edges))
+    }
+
+    /// The slabs of the result, each with its cells.
+    pub fn slabs(&self) -> impl Iterator<Item = (Cells, Self)> {
+        self.slabs_of(self.limited(SLAB_CELLS, SLAB_QUANTILES))
+    }
+
+    /// The slabs of at most `most` cells.
+    pub(super) fn slabs_of(&self, most: u64) -> impl Iterator<Item = (Cells, Self)> {
+        let shape = self.shape();
+        let lengths = lengths(&shape, &self.order(most), most);
+        let counts = shape
+            .iter()
+            .zip(&lengths)
+            .map(|(all, some)| all.div_ceil(*some));
+        let counts: Vec<u64> = counts.collect();
+        (0..product(&counts)).map(move |number| {
+            let (mut left, mut cells) = (number, (lengths.clone(), lengths.clone()));
+            for axis in (0..shape.len()).rev() {
+                let first = left % counts[axis] * lengths[axis];
+                left /= counts[axis];
+                cells.0[axis] = first;
+                cells.1[axis] = lengths[axis].min(shape[axis] - first);
+            }
+            let slab = self.slab(&cells);
+            (cells, slab)
+        })
+    }
+
+    fn slab(&self, cells: &Cells) -> Self {
+        let axis = |(axis, length): (&Axis, &u64)| Axis {
+            name: axis.name.clone(),
+            length: *length,
+            coordinate: None,
+            labels: None,
+        };
+        let files = self.files.iter();
+        self.with(
+            files.flat_map(|file| file.within(cells)).collect(),
+            self.axes.iter().zip(&cells.1).map(axis).collect(),
+        )
+    }
+
+    /// In which order axes are cut: those first for whose slabs the least is read twice.
+    fn order(&self, most: u64) -> Vec<usize> {
+        let shape = self.shape();
+        let mut order: Vec<(f64, usize)> = (0..shape.len())
+            .map(|axis| {
+                let length = lengths(&shape, &[axis], most)[axis];
+                let files = self.files.iter().take(SAMPLED);
+                let worst = files.map(|file| file.read_again(axis, length));
+                (worst.fold(1.0, f64::max), axis)
+            })
+            .collect();
+        order.sort_by(|one, other| one.0.total_cmp(&other.0));
+        order.into_iter().map(|(_, axis)| axis).collect()
+    }
+}
+
+/// Files that are looked at to choose where the result is cut.
+const SAMPLED: usize = 64;
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio is wanted")]
+fn real(count: u64) -> f64 {
+    count as f64
+}
+
+fn product(lengths: &[u64]) -> u64 {
+    lengths
+        .iter()
+        .fold(1, |all: u64, one| all.saturating_mul(*one))
+}
+
+/// Lengths of slabs of at most `most` cells, if cutting the axes of that order can do it.
+fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
+    let mut lengths = shape.to_vec();
+    for axis in order {
+        if product(&lengths) <= most {
+            break;
+        }
+        let mut others = lengths.clone();
+        others[*axis] = 1;
+        lengths[*axis] = (most / product(&others)).clamp(1, shape[*axis].max(1));
+    }
+    lengths
+}
+
+/// What of a dimension leads to some cells: indices of the variable, where they lead, and their places in the selection.
+type Part = (Range, Target, std::ops::Range<usize>);
+
+impl FilePlan {
+    /// The dimension that leads to an axis of the result.
+    fn dimension(&self, axis: usize) -> Option<usize> {
+        let kept = self.task.targets.iter().enumerate();
+        let mut kept = kept.filter(|(_, target)| **target != Target::Reduced);
+        kept.nth(axis).map(|(dimension, _)| dimension)
+    }
+
+    /// How often a value is read, if slabs have that length along an axis.
+    fn read_again(&self, axis: usize, length: u64) -> f64 {
+        let Some(dimension) = self.dimension(axis) else {
+            return 1.0;
+        };
+        let indices = self.selection[dimension].count();
+        let all = match &self.task.targets[dimension] {
+            Target::Grouped(groups) if !groups.is_sorted() => return f64::INFINITY,
+            Target::Grouped(groups) => {
+                let ends = groups.first().zip(groups.last());
+                ends.map_or(1, |(first, last)| u64::from(last - first) + 1)
+            }
+            _ => indices.max(1),
+        };
+        let chunk = match &self.variable.storage {
+            Storage::Chunked(chunked) => chunked.shape[dimension],
+            _ => 1,
+        };
+        let read = (real(indices) * real(length.min(all)) / real(all)).max(1.0);
+        (read + real(chunk) - 1.0) / read
+    }
+
+    /// What is folded of the file for some cells.
+    fn within(&self, (first, lengths): &Cells) -> Vec<Self> {
+        let mut axis = 0;
+        let mut boxes: Vec<Vec<Part>> = vec![Vec::new()];
+        for (target, run) in self.task.targets.iter().zip(&self.selection) {
+            let parts = match target {
+                Target::Reduced => vec![(*run, Target::Reduced, 0..as_usize(run.count()))],
+                target => {
+                    let cells = (first[axis], lengths[axis]);
+                    axis += 1;
+                    parts(*run, target, cells)
+                }
+            };
+            let with = |known: &Vec<Part>| {
+                let one = |part: &Part| known.iter().cloned().chain([part.clone()]).collect();
+                parts.iter().map(one).collect::<Vec<Vec<Part>>>()
+            };
+            boxes = boxes.iter().flat_map(with).collect();
+        }
+        boxes.into_iter().map(|parts| self.of(&parts)).collect()
+    }
+
+    fn of(&self, parts: &[Part]) -> Self {
+        let weights = self.task.weights.as_ref().map(|(dimension, weights)| {
+            let places = parts[*dimension as usize].2.clone();
+            (*dimension, weights[places].to_vec())
+        });
+        Self {
+            input: self.input,
+            variable: self.variable.clone(),
+            selection: parts.iter().map(|(run, ..)| *run).collect(),
+            task: Task {
+                targets: parts.iter().map(|(_, target, _)| target.clone()).collect(),
+                weights,
+                ..self.task.clone()
+            },
+            unpack: self.unpack,
+        }
+    }
+}
+
+/// The parts of a run that lead to some cells of its axis.
+fn parts(run: Range, target: &Target, (first, length): (u64, u64)) -> Vec<Part> {
+    let end = first + length;
+    let part = |places: std::ops::Range<usize>, target| {
+        let start = run.start + places.start as u64 * run.step;
+        let last = run.start + (places.end as u64 - 1) * run.step;
+        let range = Range {
+            start,
+            end: last + 1,
+            step: run.step,
+        };
+        (range, target, places)
+    };
+    match target {
+        Target::Reduced => Vec::new(),
+        Target::Kept(at) => {
+            let (low, high) = (first.max(*at), end.min(at + run.count()));
+            match low < high {
+                true => {
+                    let places = as_usize(low - at)..as_usize(high - at);
+                    vec![part(places, Target::Kept(low - first))]
+                }
+                false => Vec::new(),
+            }
+        }
+        Target::Grouped(groups) => {
+            let is_within = |group: &u32| (first..end).contains(&u64::from(*group));
+            let mut found = Vec::new();
+            let mut place = 0;
+            for some in groups.chunk_by(|one, other| is_within(one) == is_within(other)) {
+                let places = place..place + some.len();
+                place = places.end;
+                if is_within(&some[0]) {
+                    let own = some.iter().map(|group| u64::from(*group) - first);
+                    let own = own.map(|group| u32::try_from(group).unwrap_or(u32::MAX));
+                    found.push(part(places, Target::Grouped(own.collect())));
+                }
+            }
+            found
+        }
+    }
+}

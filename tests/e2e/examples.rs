@@ -1,6 +1,6 @@
 //! Every job that the documentation shows runs as it stands there.
 
-use crate::array::{Array, Options};
+use crate::array::{Array, Options, can_mount, said};
 use std::path::Path;
 use std::process::Command;
 
@@ -86,6 +86,44 @@ fn scripts(page: &Path) -> Vec<(String, String)> {
         (name, whole)
     })
     .collect()
+}
+
+/// The commands of README's tour but for the build, as somebody types them who has just cloned it.
+#[test]
+fn the_tour_of_the_readme_runs_as_it_stands_there() {
+    if !can_mount() {
+        return;
+    }
+    let readme = std::fs::read_to_string(format!("{ROOT}/README.md")).unwrap();
+    let (_, tour) = readme.split_once("\n## A tour\n").unwrap();
+    let (_, tour) = tour.split_once("```sh\n").unwrap();
+    let (tour, _) = tour.split_once("```").unwrap();
+    let typed: Vec<&str> = tour.lines().skip(1).collect();
+    assert!(tour.starts_with("make build") && typed.last().unwrap().starts_with("tidemill down"));
+    let home = tempfile::Builder::new()
+        .prefix("tidemill-e2e-")
+        .tempdir()
+        .unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_tidemill"));
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", program.parent().unwrap().display());
+    std::os::unix::fs::symlink(format!("{ROOT}/examples"), home.path().join("examples")).unwrap();
+    let shell = |text: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-euo", "pipefail", "-c", text]);
+        command.current_dir(home.path()).env("PATH", &path);
+        command.env("HOME", home.path());
+        command.env("TIDEMILL_DIR", home.path().join("array"));
+        said(command.output().unwrap())
+    };
+    let toured = shell(&typed.join("\n"));
+    if !toured.ok {
+        shell("tidemill down --force");
+    }
+    assert!(toured.ok, "{}{}", toured.out, toured.err);
+    assert!(toured.out.contains("\n300000\n"), "{}", toured.out);
+    let svg = std::fs::read_to_string(home.path().join("result.svg")).unwrap();
+    assert!(svg.contains("largest") || svg.contains("max"), "{svg}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Which numbers of a variable stand for no value, and how the others are unpacked: one reading of attributes for all that reduces,
 //! finds or shows values. Attributes that have no certain reading are refused by name.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::{signed, unsigned};
@@ -46,6 +48,54 @@ impl Number {
             Self::Whole(number) => number as f64,
             Self::Real(number) => number,
         }
+    }
+}
+
+impl Number {
+    /// Which of two numbers is larger, exactly; none if one is NaN.
+    fn order(self, other: Self) -> Option<Ordering> {
+        match (self, other) {
+            (Self::Whole(one), Self::Whole(other)) => Some(one.cmp(&other)),
+            (Self::Real(one), Self::Real(other)) => one.partial_cmp(&other),
+            (Self::Whole(one), Self::Real(other)) => {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "it saturates beyond all integers"
+                )]
+                let below = other.floor() as i128;
+                let beside = if other.fract() == 0.0 {
+                    Ordering::Equal
+                } else {
+                    Ordering::Less
+                };
+                (!other.is_nan()).then(|| one.cmp(&below).then(beside))
+            }
+            (Self::Real(_), Self::Whole(_)) => other.order(self).map(Ordering::reverse),
+        }
+    }
+}
+
+impl Meaning {
+    /// What a stored value means; none if it stands for none, as NaN does.
+    #[must_use]
+    pub fn value(&self, stored: Number) -> Option<f64> {
+        let is = |other: Number, order| stored.order(other) == Some(order);
+        let is_beyond = self
+            .valid_min
+            .is_some_and(|least| is(least, Ordering::Less))
+            || self
+                .valid_max
+                .is_some_and(|most| is(most, Ordering::Greater));
+        let is_missing = self
+            .missing
+            .iter()
+            .any(|missing| is(*missing, Ordering::Equal));
+        let (scale, offset) = (
+            self.scale_factor.unwrap_or(1.0),
+            self.add_offset.unwrap_or(0.0),
+        );
+        let counts = !(is_beyond || is_missing || stored.real().is_nan());
+        counts.then(|| stored.real() * scale + offset)
     }
 }
 
@@ -254,7 +304,9 @@ impl Reader<'_> {
         let rounded = self.rounded(real);
         // JSON has decimal numbers of no type: they are read in that of the variable.
         let same = rounded.to_bits() == real.to_bits() || self.is_zarr();
-        (same && rounded.is_finite() == real.is_finite()).then_some(Number::Real(rounded))
+        let is_zero = |number: f64| number == 0.0;
+        (same && is_zero(rounded) == is_zero(real) && rounded.is_finite() == real.is_finite())
+            .then_some(Number::Real(rounded))
     }
 
     /// The nearest number that the type has.
@@ -486,6 +538,45 @@ mod tests {
             let found = variable(kind, 8, &[("_FillValue", value)]).meaning(Format::Netcdf4);
             assert_eq!(found.unwrap().missing, whole(&[number]));
         }
+    }
+
+    #[test]
+    fn values_are_held_against_what_is_missing_exactly() {
+        let big = 1_i64 << 53;
+        let said = [
+            ("_FillValue", Value::Int(vec![big + 1])),
+            ("valid_min", Value::Int(vec![-90])),
+            ("valid_max", Value::Float(vec![9.5e15])),
+        ];
+        let found = variable(Kind::Int, 8, &said)
+            .meaning(Format::Netcdf4)
+            .unwrap();
+        let value = |whole: i64| found.value(Number::Whole(whole.into()));
+        #[expect(clippy::cast_precision_loss, reason = "they are exact")]
+        let same = |whole: i64| Some(whole as f64);
+        assert_eq!((value(big), value(big + 2)), (same(big), same(big + 2)));
+        assert_eq!(
+            (value(big + 1), value(-91), value(-90)),
+            (None, None, same(-90))
+        );
+        assert_eq!(value(9_500_000_000_000_001), None);
+        let said = [
+            ("missing_value", Value::Float(vec![0.0])),
+            ("scale_factor", Value::Float(vec![0.5])),
+        ];
+        let found = variable(Kind::Float, 8, &said)
+            .meaning(Format::Netcdf4)
+            .unwrap();
+        let value = |real| found.value(Number::Real(real));
+        assert_eq!(
+            (value(-0.0), value(f64::NAN), value(3.0)),
+            (None, None, Some(1.5))
+        );
+        // What is no zero is no missing value of zero, however small it is.
+        let said = [("missing_value", Value::Float(vec![1e-60]))];
+        variable(Kind::Float, 4, &said)
+            .meaning(Format::Zarr(3))
+            .unwrap_err();
     }
 
     #[test]

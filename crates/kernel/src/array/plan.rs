@@ -154,21 +154,31 @@ fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
     })
 }
 
-/// A number as a value of the array: integers must be whole and in range, floats are rounded and finite.
+/// A number as a value of the array, exactly: what the type does not have is refused. Only decimals for floats are rounded, and are
+/// finite then.
 pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, ArrayError> {
+    let parsed = || T::parse(&value.to_string()).filter(|parsed| parsed.to_f64().is_finite());
+    // Floats have some integers only.
+    let is_exact = |parsed: &T, whole: i128| T::INTEGER || whole_of(parsed.to_f64()) == Some(whole);
     let bound = match value {
-        Literal::Int(whole) if T::INTEGER => T::parse(&whole.to_string()),
-        Literal::Uint(whole) if T::INTEGER => T::parse(&whole.to_string()),
-        Literal::Float(_) if T::INTEGER => None,
-        Literal::Int(_) | Literal::Uint(_) | Literal::Float(_) => {
-            let parsed = T::parse(&value.to_string());
-            parsed.filter(|parsed| parsed.to_f64().is_finite())
-        }
+        Literal::Int(whole) => parsed().filter(|parsed| is_exact(parsed, whole.into())),
+        Literal::Uint(whole) => parsed().filter(|parsed| is_exact(parsed, whole.into())),
+        // From 2⁶³ on it may be an integer with more digits than a double has.
+        Literal::Float(real) if T::INTEGER => whole_of(real)
+            .filter(|whole| whole.unsigned_abs() < 1 << 63)
+            .and_then(|whole| T::parse(&whole.to_string())),
+        Literal::Float(real) => parsed().filter(|parsed| real == 0.0 || parsed.to_f64() != 0.0),
     };
     bound.ok_or_else(|| ArrayError::Missing {
         value: value.to_string(),
         dtype: spec.dtype,
     })
+}
+
+/// The integer that a double is.
+#[allow(clippy::cast_possible_truncation, reason = "it is whole and small")]
+fn whole_of(real: f64) -> Option<i128> {
+    (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128)
 }
 
 /// The first index and how many are taken.

@@ -623,6 +623,48 @@ fn what_can_not_be_is_refused_before_anything_is_read() {
 }
 
 #[test]
+fn missing_values_are_exactly_what_is_said_or_refused() {
+    // A float that is whole is an integer, and floats do not have all integers.
+    let as_type = |dtype, literal| {
+        let spec = Spec {
+            missing: Some(Missing::Values(vec![literal])),
+            ..plain(Operation::Sum, dtype)
+        };
+        Plan::new(&spec).map(drop)
+    };
+    let odd = (1 << 53) + 1;
+    for (dtype, literal, is_good) in [
+        (Dtype::Int8, Literal::Float(-128.0), true),
+        (Dtype::Int8, Literal::Float(f64::NAN), false),
+        (Dtype::Int64, Literal::Int(odd), true),
+        (
+            Dtype::Int64,
+            Literal::Float(-9_223_372_036_854_775_808.0),
+            false,
+        ),
+        (Dtype::Uint64, Literal::Uint(u64::MAX), true),
+        (
+            Dtype::Uint64,
+            Literal::Float(18_446_744_073_709_551_616.0),
+            false,
+        ),
+        (Dtype::Float64, Literal::Int(odd), false),
+        (Dtype::Float64, Literal::Int(odd - 1), true),
+        (Dtype::Float32, Literal::Int(16_777_217), false),
+        (Dtype::Float32, Literal::Float(0.1), true),
+        (Dtype::Float32, Literal::Float(1e-60), false),
+        (Dtype::Float32, Literal::Float(1e300), false),
+        (Dtype::Float64, Literal::Float(f64::INFINITY), false),
+    ] {
+        assert_eq!(
+            as_type(dtype, literal).is_ok(),
+            is_good,
+            "{dtype} {literal:?}"
+        );
+    }
+}
+
+#[test]
 fn a_bomb_is_stopped_at_the_size_of_the_array() {
     let zeros = vec![0; 64 << 20];
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);

@@ -5,8 +5,8 @@ use super::facts::Span;
 use tidemill_core::find::place_in_time;
 use tidemill_format::time::{Moment, Units};
 use tidemill_format::{
-    DataType, Filter, Format, Header, Kind, Order, Piece, Range, Span as Bytes, Storage, Store,
-    Variable, pieces,
+    DataType, Filter, Format, Header, Kind, Number, Order, Piece, Range, Span as Bytes, Storage,
+    Store, Variable, pieces,
 };
 use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
 
@@ -133,20 +133,11 @@ fn values(
             all.extend(of_piece(variable, &piece.ok()?, stored)?);
         }
     }
-    let missing: Vec<f64> = meaning.missing.iter().map(|one| one.real()).collect();
-    all.retain(|value| !missing.iter().any(|other| other.total_cmp(value).is_eq()));
-    let (scale, offset) = (
-        meaning.scale_factor.unwrap_or(1.0),
-        meaning.add_offset.unwrap_or(0.0),
-    );
-    Some(
-        all.into_iter()
-            .map(|value| value * scale + offset)
-            .collect(),
-    )
+    let values = all.into_iter().filter_map(|one| meaning.value(one));
+    Some(values.collect())
 }
 
-fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<Vec<f64>> {
+fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<Vec<Number>> {
     let span = piece.span.as_ref();
     if span.is_none() {
         stored.lacks();
@@ -167,7 +158,7 @@ fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<V
             usize::try_from(within.start).ok()?,
             usize::try_from(within.end).ok()?,
         );
-        return all.get(from..to).map(<[f64]>::to_vec);
+        return all.get(from..to).map(<[Number]>::to_vec);
     }
     let selection = Slice {
         start: within.start.cast_signed(),
@@ -217,11 +208,7 @@ fn dtype(data_type: &DataType) -> Option<Dtype> {
 }
 
 /// Values as numbers, if they are of a type that computers have.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "coordinates are compared as floating point"
-)]
-fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<f64>> {
+fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<Number>> {
     let size = dtype(data_type)?.size();
     let one = |bytes: &[u8]| {
         let mut word = [0; 8];
@@ -232,11 +219,77 @@ fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<f64>> {
         let bits = u64::from_le_bytes(word);
         let unused = 64 - 8 * size;
         match (&data_type.kind, size) {
-            (Kind::Float, 4) => f64::from(f32::from_bits(u32::try_from(bits).unwrap_or(0))),
-            (Kind::Float, _) => f64::from_bits(bits),
-            (Kind::Int, _) => ((bits << unused).cast_signed() >> unused) as f64,
-            _ => bits as f64,
+            (Kind::Float, 4) => {
+                Number::Real(f32::from_bits(u32::try_from(bits).unwrap_or(0)).into())
+            }
+            (Kind::Float, _) => Number::Real(f64::from_bits(bits)),
+            (Kind::Int, _) => Number::Whole(((bits << unused).cast_signed() >> unused).into()),
+            _ => Number::Whole(bits.into()),
         }
     };
     Some(stored.chunks_exact(size).map(one).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_format::{Attribute, Dimension, Value};
+
+    /// Bytes of a file that is here.
+    struct Here(Vec<u8>);
+
+    impl Stored for Here {
+        fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()> {
+            let begin = usize::try_from(bytes.offset).ok()?;
+            into.copy_from_slice(self.0.get(begin..begin + into.len())?);
+            Some(())
+        }
+
+        fn decode(&self, _: Spec, _: &Bytes) -> Option<Vec<u8>> {
+            None
+        }
+    }
+
+    /// Missing values and those outside the valid range are those that `tidemill reduce` leaves out.
+    #[test]
+    fn values_that_stand_for_none_are_not_in_the_span() {
+        let big = (1_i64 << 53) + 1;
+        let said = [
+            ("missing_value", Value::Int(vec![big])),
+            ("valid_min", Value::Int(vec![-90])),
+        ];
+        let attribute = |(name, value): (&str, Value)| Attribute {
+            name: name.into(),
+            value,
+        };
+        let values = [-9999, -90, 5, big, big - 1];
+        let depth = Variable {
+            path: "depth".into(),
+            dimensions: vec![Dimension {
+                name: "depth".into(),
+                size: values.len() as u64,
+                unlimited: false,
+            }],
+            data_type: DataType {
+                kind: Kind::Int,
+                size: 8,
+                order: Order::Little,
+            },
+            attributes: said.map(attribute).into(),
+            storage: Storage::Contiguous { offset: 0 },
+            fill: None,
+        };
+        let header = Header {
+            format: Format::Hdf5,
+            attributes: Vec::new(),
+            groups: Vec::new(),
+            variables: vec![depth],
+        };
+        let here = Here(values.map(i64::to_le_bytes).concat());
+        let found = spans(&header, Store::File(&here.0), &here);
+        let [span] = &found[..] else {
+            panic!("{} spans", found.len());
+        };
+        assert_eq!((span.low, span.high), (-90.0, 9_007_199_254_740_992.0));
+    }
 }

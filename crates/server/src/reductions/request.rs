@@ -279,6 +279,8 @@ mod tests {
             (r#", "compression": {"id": "lzma"}"#, "lzma"),
             (r#", "compression": {"id": "blosc2"}"#, ""),
             (r#", "missing": {"missing_value": 1.5}"#, "1.5"),
+            (r#", "missing": {"missing_value": NaN}"#, "expected value"),
+            (r#", "missing": {"missing_value": null}"#, "JSON number"),
             (r#", "missing": {"valid_range": [4, 4]}"#, "below"),
             (
                 r#", "filters": [{"id": "shuffle", "element_size": 999}]"#,

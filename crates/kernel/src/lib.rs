@@ -58,8 +58,8 @@ mod threads;
 mod watch;
 
 pub use builtin::{
-    Arg, BuiltinError, Kernel, MERGE, PARTIAL, builtin_kernels, builtin_names, check_arguments,
-    fold_builtin, is_builtin, run_builtin, stream_builtin,
+    Arg, BuiltinError, Kernel, MERGE, PARTIAL, Reads, builtin_kernels, builtin_names,
+    check_arguments, fold_builtin, is_builtin, reads_numbers, run_builtin, stream_builtin,
 };
 pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};

@@ -60,6 +60,19 @@ pub struct Map {
     pub count: usize,
     /// Where in the whole their values are is not known.
     pub unplaced: bool,
+    /// Arguments that the kernel is given beside its own: how it is to read the values.
+    pub args: Vec<String>,
+}
+
+/// A variable that a task names, and what reads its values.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping<'a> {
+    /// The variable, as the task has it.
+    pub mapper: &'a str,
+    /// Whether there is a component for each part, not for each piece.
+    pub per_part: bool,
+    /// The kernels that get the values, one behind the other, with their arguments; none if they are no built-in ones.
+    pub kernels: &'a [Vec<String>],
 }
 
 /// What stands in the place of which word.
@@ -160,6 +173,16 @@ fn set(task: &mut Group, name: &str, data: Data, at: Position) {
     task.settings.push(setting(name, data, at));
 }
 
+/// Gives a task more arguments, behind its own.
+fn with_args(task: &mut Group, args: Vec<String>, at: Position) {
+    if args.is_empty() {
+        return;
+    }
+    let mut all = values(task, "args").to_vec();
+    all.extend(args.into_iter().map(|word| said(word, at)));
+    set(task, "args", Data::List(all), at);
+}
+
 fn choice(setting: &Setting, valid: &[&'static str]) -> Result<usize, Wrong> {
     let given = text(&setting.value).unwrap_or_else(|| setting.value.data.kind());
     let known = valid.iter().position(|one| *one == given);
@@ -246,7 +269,7 @@ impl Expander<'_> {
         let (all, parts) = match (per, &mapper) {
             (Per::File, _) => (Self::files(&task), None),
             (_, Some(mapper)) => {
-                let all = self.mapped(&task, &first, per, mapper, &mut unplaced)?;
+                let all = self.mapped(&mut task, &first, per, mapper, &mut unplaced)?;
                 (all, None)
             }
             _ => self.pieces_of(&task, &first, per, &seams)?,
@@ -292,23 +315,45 @@ impl Expander<'_> {
         if halo.is_some() {
             return false;
         }
-        let said = |name: &str| text(&task.get(name)?.value);
-        let (Some(kernel), [_], [output]) = (
-            said("kernel"),
-            values(task, "input"),
-            values(task, "output"),
-        ) else {
+        let ([_], [output]) = (values(task, "input"), values(task, "output")) else {
             return false;
         };
-        let named = path::file(&self.workdir, kernel);
-        let is_file = named.is_ok_and(|named| self.files.made_of(&named.path).is_some());
-        let builtin = said("type").map_or(!is_file, |kind| kind == "builtin");
-        let args = values(task, "args").iter().filter_map(text);
-        let args: Vec<String> = args.map(str::to_owned).collect();
+        let kernel = task.get("kernel").and_then(|kernel| text(&kernel.value));
+        let builtin = match &self.builtins(task)[..] {
+            [one] if !kernel.is_some_and(stack::is_stack) => one
+                .split_first()
+                .is_some_and(|(kernel, args)| self.files.folds(kernel, args)),
+            _ => false,
+        };
         builtin
             && task.get("stdin").is_none()
             && text(output).is_some_and(|output| is_shared(output) && !is_folder(output))
-            && self.files.folds(kernel, &args)
+    }
+
+    /// The kernels of a task with their arguments, one behind the other, unless it says, or a file of that name, that the first is no
+    /// built-in one.
+    fn builtins(&self, task: &Group) -> Vec<Vec<String>> {
+        let said = |name: &str| text(&task.get(name)?.value);
+        let kernel = said("kernel").unwrap_or_default();
+        let stages = match stack::is_stack(kernel) {
+            true => stack::split(kernel).unwrap_or_default(),
+            false => {
+                let args = values(task, "args").iter().filter_map(text);
+                vec![
+                    std::iter::once(kernel)
+                        .chain(args)
+                        .map(str::to_owned)
+                        .collect(),
+                ]
+            }
+        };
+        let first = stages.first().and_then(|stage| stage.first());
+        let named = path::file(&self.workdir, first.map_or("", String::as_str));
+        let is_file = named.is_ok_and(|named| self.files.made_of(&named.path).is_some());
+        match said("type").map_or(!is_file, |kind| kind == "builtin") {
+            true => stages,
+            false => Vec::new(),
+        }
     }
 
     /// Outputs of several components under one name would be written over.
@@ -415,10 +460,10 @@ impl Expander<'_> {
         Ok(((0..count).map(one).collect(), parts))
     }
 
-    /// What a mapper finds in the first input, with all others.
+    /// What a mapper finds in the first input, with all others. Its task is told how to read that.
     fn mapped(
         &mut self,
-        task: &Group,
+        task: &mut Group,
         first: &Value,
         per: Per,
         mapper: &Setting,
@@ -427,7 +472,20 @@ impl Expander<'_> {
         let problem = |what: &str| wrong(mapper.value.at, Problem::Mapper(what.to_owned()));
         let how = text(&mapper.value).ok_or_else(|| problem(MAPPERS))?;
         let word = if per == Per::Part { "%part" } else { "%piece" };
-        if let Some(all) = self.mapped_folder(task, first, (how, mapper.value.at), word)? {
+        let kernels = self.builtins(task);
+        let name = kernels.first().and_then(|stage| stage.first());
+        let is_own = task.get("type").is_none()
+            && name.is_some_and(|name| self.files.has_own(name))
+            && !self.merges(task, &[None, None]);
+        let kernels = if is_own { Vec::new() } else { kernels };
+        let mapping = Mapping {
+            mapper: how,
+            per_part: per == Per::Part,
+            kernels: &kernels,
+        };
+        let found = self.mapped_folder(task, first, (&mapping, mapper.value.at), word)?;
+        if let Some((all, args)) = found {
+            with_args(task, args, mapper.value.at);
             return Ok(all);
         }
         let form = self.form(first)?;
@@ -446,7 +504,7 @@ impl Expander<'_> {
         let named = path::file(&self.workdir, file.unwrap_or_default());
         let named = named.map_err(|problem| wrong(first.at, problem))?;
         let map = match how.strip_prefix(PROGRAM) {
-            None => self.files.mapped(&named.path, made, how, per == Per::Part),
+            None => self.files.mapped(&named.path, made, &mapping),
             Some(words) => {
                 let size = made.layout.size();
                 let program = Program::of(task, words, (&named, size), mapper.value.at);
@@ -471,6 +529,7 @@ impl Expander<'_> {
                 words: vec![(word, padded(*number, map.count))],
             });
         }
+        with_args(task, map.args, mapper.value.at);
         Ok(all)
     }
 

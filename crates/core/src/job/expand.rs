@@ -4,9 +4,9 @@
 //! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
 
 use super::MAX_TASKS;
-use super::components::{Made, Map};
+use super::components::{Made, Map, Mapping};
 use super::error::{Errors, Problem};
-use super::mapped::MappedFile;
+use super::mapped::FolderMap;
 use super::mapper::Program;
 use super::path::{self, Named};
 use super::read::within;
@@ -32,17 +32,13 @@ pub trait Files {
     ///
     /// # Errors
     /// Why it finds nothing, for the job's owner.
-    fn mapped(&self, path: &str, made: &Made, mapper: &str, per_part: bool) -> Result<Map, String>;
+    fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String>;
     /// What a mapper finds in a folder: for each part, or for each piece, the files that its bytes are in. `None`: it is no folder.
     ///
     /// # Errors
     /// Why it finds nothing, for the job's owner.
-    fn mapped_folder(
-        &self,
-        path: &str,
-        mapper: &str,
-        per_part: bool,
-    ) -> Result<Option<Vec<Vec<MappedFile>>>, String>;
+    fn mapped_folder(&self, path: &str, mapping: &Mapping<'_>)
+    -> Result<Option<FolderMap>, String>;
     /// As [`mapped`](Self::mapped), by what a program of the owner's says.
     ///
     /// # Errors
@@ -55,6 +51,10 @@ pub trait Files {
     }
     /// Whether a built-in kernel can put together what it finds in pieces of its input.
     fn folds(&self, kernel: &str, args: &[String]) -> bool;
+    /// Whether the job's owner has a kernel of this name, which goes before a built-in one.
+    fn has_own(&self, _kernel: &str) -> bool {
+        false
+    }
 }
 
 /// An array without files.
@@ -70,16 +70,11 @@ impl Files for NoFiles {
         None
     }
 
-    fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
+    fn mapped(&self, _: &str, _: &Made, _: &Mapping<'_>) -> Result<Map, String> {
         Err("there are no files here".to_owned())
     }
 
-    fn mapped_folder(
-        &self,
-        _: &str,
-        _: &str,
-        _: bool,
-    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+    fn mapped_folder(&self, _: &str, _: &Mapping<'_>) -> Result<Option<FolderMap>, String> {
         Ok(None)
     }
 

@@ -1,7 +1,7 @@
 //! Components of a variable whose bytes are in many files of one folder: each has those files as inputs, of which the kernel
 //! sees the first one only, as the values that they hold together.
 
-use super::components::{One, SELECTION, VERSION, padded, setting, told};
+use super::components::{Mapping, One, SELECTION, VERSION, padded, setting, told};
 use super::error::Problem;
 use super::expand::{Expander, Wrong, group_of, text, values, wrong};
 use super::path;
@@ -20,15 +20,27 @@ pub struct MappedFile {
     pub selection: Selection,
 }
 
+/// What a mapper finds in a folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FolderMap {
+    /// For each component the files that its bytes are in.
+    pub components: Vec<Vec<MappedFile>>,
+    /// Arguments that the kernel is given beside its own: how it is to read the values.
+    pub args: Vec<String>,
+}
+
+/// The inputs of components, and what their kernel is told beside its own arguments.
+pub(super) type Read = (Vec<One>, Vec<String>);
+
 impl Expander<'_> {
     /// What a mapper finds in the first input if that is a folder, with all others.
     pub(super) fn mapped_folder(
         &mut self,
         task: &Group,
         first: &Value,
-        (how, at): (&str, Position),
+        (mapping, at): (&Mapping<'_>, Position),
         word: &'static str,
-    ) -> Result<Option<Vec<One>>, Wrong> {
+    ) -> Result<Option<Read>, Wrong> {
         let problem = |what: &str| wrong(at, Problem::Mapper(what.to_owned()));
         let group = group_of(first);
         let of_it = ["part", "bytes", "records"];
@@ -45,8 +57,8 @@ impl Expander<'_> {
                 "it reads a header, so the folder must be there when the job is submitted",
             ));
         }
-        let found = self.files.mapped_folder(&named.path, how, word == "%part");
-        let Some(components) = found.map_err(|why| problem(&why))? else {
+        let found = self.files.mapped_folder(&named.path, mapping);
+        let Some(FolderMap { components, args }) = found.map_err(|why| problem(&why))? else {
             return Ok(None);
         };
         let name = said("name").unwrap_or(named.name.trim_end_matches('/'));
@@ -65,7 +77,7 @@ impl Expander<'_> {
             let words = vec![(word, padded(number, count))];
             all.push(One { inputs, words });
         }
-        Ok(Some(all))
+        Ok(Some((all, args)))
     }
 
     /// A file below a folder as an input.

@@ -17,10 +17,10 @@ mod read;
 mod resolve;
 pub(crate) mod stack;
 
-pub use components::{MERGE, Made, Map, Mapped, PARTIAL};
+pub use components::{MERGE, Made, Map, Mapped, Mapping, PARTIAL};
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
 pub use expand::{Files, NoFiles};
-pub use mapped::MappedFile;
+pub use mapped::{FolderMap, MappedFile};
 pub use mapper::{HEAD_BYTES, PRINTED_BYTES_MAX, Program};
 pub use quantity::{duration, size};
 pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};

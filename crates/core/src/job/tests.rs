@@ -401,7 +401,12 @@ impl Files for Folder<'_> {
     }
 
     /// Two bytes in each of the parts 0 and 2, whatever the mapper.
-    fn mapped(&self, _: &str, _: &Made, mapper: &str, per_part: bool) -> Result<Map, String> {
+    fn mapped(&self, _: &str, _: &Made, mapping: &Mapping<'_>) -> Result<Map, String> {
+        let Mapping {
+            mapper,
+            per_part,
+            kernels,
+        } = *mapping;
         if mapper == "netcdf:none" {
             return Err("there is no variable \"none\"".to_owned());
         }
@@ -422,6 +427,7 @@ impl Files for Folder<'_> {
             components,
             count,
             unplaced,
+            args: told_of(kernels),
         })
     }
 
@@ -429,13 +435,12 @@ impl Files for Folder<'_> {
     fn mapped_folder(
         &self,
         path: &str,
-        mapper: &str,
-        per_part: bool,
-    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        mapping: &Mapping<'_>,
+    ) -> Result<Option<FolderMap>, String> {
         if path != "/w/cube.zarr" {
             return Ok(None);
         }
-        if mapper != "zarr:tas" {
+        if mapping.mapper != "zarr:tas" {
             return Err("a folder can be a Zarr only".to_owned());
         }
         let file = |number: u64, how: Option<&str>| MappedFile {
@@ -444,16 +449,28 @@ impl Files for Folder<'_> {
             selection: Selection::part(0).of_values(how).unwrap(),
         };
         let first = vec![file(0, Some("how")), file(1, None)];
-        Ok(Some(match per_part {
+        let components = match mapping.per_part {
             true => vec![first, vec![file(2, Some("how"))]],
             false => (0..12)
                 .map(|number| vec![file(number, Some("how"))])
                 .collect(),
+        };
+        Ok(Some(FolderMap {
+            components,
+            args: told_of(mapping.kernels),
         }))
     }
 
     fn folds(&self, kernel: &str, args: &[String]) -> bool {
         kernel == "mean" && !args.contains(&"dtype=text".to_owned())
+    }
+}
+
+/// What `mean` is told of a variable, alone in its task.
+fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
+    match kernels {
+        [one] if one[0] == "mean" => vec!["missing=-9".to_owned()],
+        _ => Vec::new(),
     }
 }
 
@@ -673,6 +690,38 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
     assert_eq!(
         (pieces.tasks.len(), pieces.tasks[3].outputs[0].name.as_str()),
         (11, "o.03")
+    );
+}
+
+#[test]
+fn built_in_kernels_are_told_how_to_read_what_a_mapper_finds() {
+    let args = |(input, mapper): (&str, &str), rest: &str, files: &[&str]| {
+        let task = format!(
+            "{{ name = \"s\"; kernel = \"mean\"; args = [ \"dtype=f32\" ]; input = [ \"{input}\" ]; per = \"part\"; mapper = \"{mapper}\"; {rest} }}"
+        );
+        let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &Folder(files)).unwrap();
+        let args = job.tasks.into_iter().map(|task| task.args);
+        args.collect::<Vec<Vec<String>>>()
+    };
+    let variable = ("striped", "netcdf:tas");
+    for of in [variable, ("cube.zarr", "zarr:tas")] {
+        // Each component, and what puts together what they found: its arguments are those of the components.
+        let found = args(of, "output = [ \"o\" ];", &["/w/striped"]);
+        let begins = [PARTIAL, PARTIAL, MERGE];
+        assert_eq!(found.len(), begins.len());
+        for (found, begin) in found.iter().zip(begins) {
+            assert_eq!(*found, [begin, "dtype=f32", "missing=-9"]);
+        }
+    }
+    let each = "output = [ \"o.%part\" ];";
+    let found = args(variable, each, &["/w/striped"]);
+    assert_eq!(found[1], ["dtype=f32", "missing=-9"]);
+    // A program, or a file that has the name.
+    let program = format!("type = \"program\"; {each}");
+    assert_eq!(args(variable, &program, &["/w/striped"])[1], ["dtype=f32"]);
+    assert_eq!(
+        args(variable, each, &["/w/striped", "/w/mean"])[1],
+        ["dtype=f32"]
     );
 }
 

@@ -6,7 +6,7 @@ use super::{
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{ElementId, ObjectId};
-use crate::job::{Files, Job, Made, Map, Mapped, MappedFile, duration, size};
+use crate::job::{Files, FolderMap, Job, Made, Map, Mapped, Mapping, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 use regex::Regex;
@@ -88,7 +88,7 @@ impl Files for Sample {
         Some(Made { object, layout })
     }
 
-    fn mapped(&self, _: &str, _: &Made, _: &str, _: bool) -> Result<Map, String> {
+    fn mapped(&self, _: &str, _: &Made, _: &Mapping<'_>) -> Result<Map, String> {
         let selection = Selection::WHOLE;
         let components = vec![Mapped {
             number: 0,
@@ -97,16 +97,11 @@ impl Files for Sample {
         Ok(Map {
             components,
             count: 1,
-            unplaced: false,
+            ..Map::default()
         })
     }
 
-    fn mapped_folder(
-        &self,
-        _: &str,
-        _: &str,
-        _: bool,
-    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+    fn mapped_folder(&self, _: &str, _: &Mapping<'_>) -> Result<Option<FolderMap>, String> {
         Ok(None)
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Whoever has read a file's header says what is where ([`Held`]); nothing of that is believed here.
 
+use super::absent::{Absent, Replace};
 use super::codec::{self, Decoder};
 use super::error::ArrayError;
 use super::{Codec, DIMENSIONS_MAX, Dtype, Operation, RAW_BYTES_MAX, Spec};
@@ -17,7 +18,7 @@ const SWAPPED_BYTES: usize = 256 << 10;
 const ELEMENT_BYTES_MAX: u32 = 1 << 16;
 
 /// What of a variable some bytes hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// Its name, for people.
     pub variable: String,
@@ -36,6 +37,9 @@ pub struct Held {
     /// How many more files hold the bytes, after the first: they count as one, in their order.
     #[serde(default, skip_serializing_if = "is_none")]
     pub more: u32,
+    /// Which values stand for none and become one value, if the kernel that reads them passes over that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<Absent>,
     /// In the order in which they are written.
     pub pieces: Vec<HeldPiece>,
 }
@@ -79,9 +83,18 @@ pub enum HeldError {
         /// What is wrong.
         why: ArrayError,
     },
+    /// What is said of values that stand for none.
+    #[error("values that stand for none can't be found: {0}")]
+    Absent(ArrayError),
     /// What they are written to.
     #[error(transparent)]
     Write(#[from] io::Error),
+}
+
+/// How values are written.
+struct Turned {
+    room: Vec<u8>,
+    replace: Option<Replace>,
 }
 
 enum Failed {
@@ -126,7 +139,12 @@ impl Held {
     /// As [`Self::decode`].
     pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), HeldError> {
         let mut decoder = Decoder::default();
-        let mut turned = Vec::new();
+        let absent = self.absent.as_ref();
+        let replace = absent.map(|absent| absent.replace(self.element));
+        let mut turned = Turned {
+            room: Vec::new(),
+            replace: replace.transpose().map_err(HeldError::Absent)?,
+        };
         for (number, piece) in self.pieces.iter().enumerate() {
             let done = self.piece(piece, (stored, &mut decoder), &mut turned, out);
             done.map_err(|failed| match failed {
@@ -146,7 +164,7 @@ impl Held {
         &self,
         piece: &HeldPiece,
         (stored, decoder): (&[&[u8]], &mut Decoder),
-        turned: &mut Vec<u8>,
+        turned: &mut Turned,
         out: &mut dyn Write,
     ) -> Result<(), Failed> {
         let numbers_fit =
@@ -269,15 +287,21 @@ impl Held {
         }
     }
 
-    /// Writes values in this machine's order of bytes.
-    fn turn(&self, values: &[u8], turned: &mut Vec<u8>, out: &mut dyn Write) -> io::Result<()> {
-        let Some(size) = self.swap else {
+    /// Writes values in this machine's order of bytes, those that stand for none as one value.
+    fn turn(&self, values: &[u8], to: &mut Turned, out: &mut dyn Write) -> io::Result<()> {
+        if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);
-        };
-        turned.resize(SWAPPED_BYTES, 0);
+        }
+        to.room.resize(SWAPPED_BYTES, 0);
         for values in values.chunks(SWAPPED_BYTES) {
-            let turned = &mut turned[..values.len()];
-            swap(values, turned, size.into());
+            let turned = &mut to.room[..values.len()];
+            match self.swap {
+                Some(size) => swap(values, turned, size.into()),
+                None => turned.copy_from_slice(values),
+            }
+            if let Some(replace) = &to.replace {
+                replace(turned);
+            }
             out.write_all(turned)?;
         }
         Ok(())
@@ -334,6 +358,7 @@ mod tests {
             chunk,
             codecs,
             more: 0,
+            absent: None,
             pieces,
         }
     }

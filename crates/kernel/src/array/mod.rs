@@ -9,6 +9,7 @@
 //! wrap as the type does. Sums of floats are added up in `f64`, in pairs and with compensation, and rounded once, however the
 //! array was cut.
 
+mod absent;
 pub(crate) mod codec;
 mod error;
 mod fold;
@@ -21,6 +22,7 @@ mod tests;
 mod text;
 pub(crate) mod values;
 
+pub use absent::{Absent, absent};
 pub use codec::Codec;
 pub use error::ArrayError;
 pub use held::{Held, HeldError, HeldPiece};

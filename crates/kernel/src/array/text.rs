@@ -10,7 +10,7 @@ use tidemill_format::csv::{Csv, LineError, MARK, Number};
 const SHOWN_BYTES_MAX: usize = 40;
 
 /// How the values of an input with a `mapper` are had out of its bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Encoded {
     /// They are there as numbers.

@@ -88,6 +88,32 @@ pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> 
     }
 }
 
+/// How a built-in kernel reads numbers, by its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reads {
+    /// The type of its values, as `dtype=` has it.
+    pub dtype: String,
+    /// Whether their highest byte comes first.
+    pub big_endian: bool,
+    /// Whether it can pass over a value that stands for none.
+    pub passes_over: bool,
+    /// The value that it is told to pass over.
+    pub missing: Option<String>,
+}
+
+/// How a built-in kernel reads numbers; `None`: it is none that does, or its arguments are wrong.
+#[must_use]
+pub fn reads_numbers(name: &str, args: &[String]) -> Option<Reads> {
+    let options = Options::parse(find(name).ok()?, args).ok()?;
+    let owned = |key| options.text(key).map(str::to_owned);
+    Some(Reads {
+        dtype: owned("dtype")?,
+        big_endian: options.is("order", "big"),
+        passes_over: options.kernel.args().any(|arg| arg.key == "missing"),
+        missing: owned("missing"),
+    })
+}
+
 pub(crate) fn revision(name: &str) -> Option<u32> {
     find(name).ok().map(|kernel| kernel.revision)
 }

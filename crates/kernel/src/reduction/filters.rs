@@ -54,7 +54,8 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
     })
 }
 
-fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
+/// The type of numbers of 8 to 64 bits.
+pub(crate) fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
     match data_type.kind {
         Kind::Int | Kind::Uint | Kind::Bool => {}
         Kind::Float => {
@@ -92,7 +93,7 @@ fn name(filter: &Filter) -> String {
 }
 
 /// Which values of a variable do not count, as its attributes say.
-pub(super) fn keep(meaning: &Meaning) -> super::Keep {
+pub(crate) fn keep(meaning: &Meaning) -> super::Keep {
     super::Keep {
         missing: meaning.missing.iter().map(literal).collect(),
         least: meaning.valid_min.as_ref().map(literal),

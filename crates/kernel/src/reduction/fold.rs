@@ -339,7 +339,7 @@ struct Typed<T: Summed> {
 
 /// Which values count. NaN never does.
 #[derive(Clone, Debug)]
-enum Kept<T> {
+pub(crate) enum Kept<T> {
     All,
     /// All but this.
     Not(T),
@@ -354,6 +354,21 @@ enum Kept<T> {
         most: T,
         not: Vec<T>,
     },
+}
+
+impl<T: Number> Kept<T> {
+    /// Whether a value counts.
+    pub(crate) fn counts(&self, value: T) -> bool {
+        let within = |least: T, most: T| (value >= least) & (value <= most);
+        match self {
+            Self::All => within(T::LOWEST, T::HIGHEST),
+            Self::Not(one) => (value < *one) | (value > *one),
+            Self::Within { least, most, not } => {
+                within(*least, *most) && not.is_none_or(|not| !not.contains(&value))
+            }
+            Self::Many { least, most, not } => within(*least, *most) && !not.contains(&value),
+        }
+    }
 }
 
 fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayError> {
@@ -379,11 +394,15 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
     }))
 }
 
+/// Which values of a type count.
+///
+/// # Errors
+/// If there are more missing values than may be.
 #[allow(
     clippy::cast_precision_loss,
     reason = "the nearest bound is looked for"
 )]
-fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
+pub(crate) fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
     let bound = |literal: &Literal, up: bool| match *literal {
         Literal::Float(value) => T::bound(value, up),
         Literal::Int(value) => T::parse(&value.to_string()).or(T::bound(value as f64, up)),

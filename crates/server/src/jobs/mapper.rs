@@ -2,6 +2,7 @@
 //! through readers that are bounded whatever they find (`tidemill_format`); no value is read.
 
 pub(super) mod folder;
+mod numbers;
 pub(super) mod printed;
 mod text;
 
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
-use tidemill_core::job::{Map, Mapped};
+use tidemill_core::job::{Map, Mapped, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
 use tidemill_format::{
     Bytes, DataType, Filter, Format, Header, Kind, Order, Range as Indices, Storage, Store,
@@ -89,13 +90,13 @@ struct Piece {
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
-    mapper: &str,
-    per_part: bool,
+    mapping: &Mapping<'_>,
 ) -> Result<Map, String> {
+    let mapper = mapping.mapper;
     let told = |error: tidemill_format::Error| format!("{mapper}: {error}");
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
     if let Some(said) = name.strip_prefix("csv,").filter(|_| kind == "columns") {
-        return text::map(bytes, layout, said, per_part).map_err(|why| format!("{mapper}: {why}"));
+        return text::map(bytes, layout, (said, mapping)).map_err(|why| format!("{mapper}: {why}"));
     }
     let header = match kind {
         "netcdf" | "hdf5" | "zarr" | "fits" => tidemill_format::read(bytes).map_err(told)?,
@@ -114,10 +115,15 @@ pub(super) fn map(
     let store = zip
         .as_ref()
         .map_or(Store::File(bytes), |zip| Store::Folder(zip));
-    let found = Found::new(variable, layout, store).map_err(|why| format!("{mapper}: {why}"))?;
-    found
-        .map(layout, per_part)
-        .map_err(|why| format!("{mapper}: {why}"))
+    let wrong = |why| format!("{mapper}: {why}");
+    let handed = numbers::handed(mapping.kernels, variable, header.format).map_err(wrong)?;
+    let mut found = Found::new(variable, layout, store).map_err(wrong)?;
+    found.held.absent = handed.absent;
+    let map = found.map(layout, mapping.per_part).map_err(wrong)?;
+    Ok(Map {
+        args: handed.args,
+        ..map
+    })
 }
 
 /// The variable that is meant.
@@ -164,6 +170,7 @@ impl Found {
                 chunk: None,
                 codecs: Vec::new(),
                 more: 0,
+                absent: None,
                 pieces: Vec::new(),
             },
             pieces: Vec::new(),
@@ -323,7 +330,7 @@ impl Found {
             return Ok(Map {
                 components,
                 count,
-                unplaced: false,
+                ..Map::default()
             });
         }
         let mut parts: BTreeMap<usize, Vec<&Piece>> = BTreeMap::new();
@@ -351,7 +358,7 @@ impl Found {
         Ok(Map {
             components,
             count,
-            unplaced: false,
+            ..Map::default()
         })
     }
 
@@ -577,6 +584,15 @@ mod tests {
         }
     }
 
+    /// A variable whose values no built-in kernel reads.
+    pub(super) fn plain(mapper: &str, per_part: bool) -> Mapping<'_> {
+        Mapping {
+            mapper,
+            per_part,
+            kernels: &[],
+        }
+    }
+
     /// What the elements gather for a component.
     fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let at = |offset: u64| usize::try_from(offset).unwrap();
@@ -680,7 +696,8 @@ mod tests {
         for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
             let layout = lies(file.len() as u64, unit, width);
             for per_part in [true, false] {
-                let map = match map(&bytes, &layout, mapper, per_part) {
+                let mapping = plain(mapper, per_part);
+                let map = match map(&bytes, &layout, &mapping) {
                     Ok(map) => map,
                     Err(why) => {
                         wrong.push(why);
@@ -797,7 +814,8 @@ mod tests {
                 }
                 file.truncate(file.len() - next(2) * next(file.len()));
                 let layout = lies(file.len() as u64, 100, 3);
-                for component in map(&file, &layout, mapper, next(2) == 0)
+                let mapping = plain(mapper, next(2) == 0);
+                for component in map(&file, &layout, &mapping)
                     .into_iter()
                     .flat_map(|map| map.components)
                 {

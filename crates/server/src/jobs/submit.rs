@@ -26,9 +26,10 @@ use std::time::Duration;
 use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use tidemill_core::job::own::OwnName;
 use tidemill_core::job::{
-    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, MappedFile, Outside,
-    Problem, Program, awaited, resolve,
+    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, Mapping,
+    Outside, Problem, Program, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
@@ -675,23 +676,22 @@ impl Files for Folders<'_> {
         })
     }
 
-    fn mapped(&self, path: &str, made: &Made, how: &str, per_part: bool) -> Result<Map, String> {
+    fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String> {
         let file = self.version(path, made)?;
-        mapper::map(&file, file.layout(), how, per_part)
+        mapper::map(&file, file.layout(), mapping)
     }
 
     fn mapped_folder(
         &self,
         path: &str,
-        how: &str,
-        per_part: bool,
-    ) -> Result<Option<Vec<Vec<MappedFile>>>, String> {
+        mapping: &Mapping<'_>,
+    ) -> Result<Option<FolderMap>, String> {
         let is_folder = self.names.database().read(|db| {
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
             Ok(look(&tx, path).0 == Look::Folder)
         });
         match is_folder.map_err(|fault| fault.to_string())? {
-            true => mapper::folder::map(self, path, how, per_part).map(Some),
+            true => mapper::folder::map(self, path, mapping).map(Some),
             false => Ok(None),
         }
     }
@@ -703,6 +703,16 @@ impl Files for Folders<'_> {
 
     fn folds(&self, kernel: &str, args: &[String]) -> bool {
         tidemill_kernel::fold_builtin(kernel, args).is_ok()
+    }
+
+    fn has_own(&self, kernel: &str) -> bool {
+        let own = self.names.database().read(|db| {
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
+            tx.own_kernels(self.caller.uid)
+        });
+        let files = own.unwrap_or_default();
+        let found = OwnName::parse(kernel).pick(files.iter().map(String::as_str));
+        found.is_some()
     }
 }
 

@@ -1,12 +1,12 @@
 //! What a mapper finds in a Zarr that is a folder of files: each chunk or shard is a file of its own, with its own elements.
 
-use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, place};
+use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use tidemill_core::id::ElementId;
-use tidemill_core::job::{Made, MappedFile};
+use tidemill_core::job::{FolderMap, Made, MappedFile, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
 use tidemill_format::{Folder, Range as Indices, Storage, Store, Variable, pieces, zarr};
 use tidemill_kernel::array::{Held, HeldPiece};
@@ -96,9 +96,9 @@ struct Found {
 pub(in crate::jobs) fn map(
     files: &dyn Below,
     root: &str,
-    mapper: &str,
-    per_part: bool,
-) -> Result<Vec<Vec<MappedFile>>, String> {
+    mapping: &Mapping<'_>,
+) -> Result<FolderMap, String> {
+    let mapper = mapping.mapper;
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
     if kind != "zarr" {
         return Err(format!(
@@ -117,13 +117,19 @@ pub(in crate::jobs) fn map(
     }
     let header = zarr::read(&tree).map_err(|error| told(&whole(&error)))?;
     let variable = chosen(&header, (kind, name)).map_err(|why| told(&why))?;
-    let found = Found::new(variable, &tree).map_err(|why| told(&why))?;
-    let components = match per_part {
+    let handed = numbers::handed(mapping.kernels, variable, header.format);
+    let handed = handed.map_err(|why| told(&why))?;
+    let mut found = Found::new(variable, &tree).map_err(|why| told(&why))?;
+    found.held.absent = handed.absent;
+    let components = match mapping.per_part {
         true => found.parts(),
         false => found.pieces.iter().map(|piece| vec![piece]).collect(),
     };
     let files = components.iter().map(|pieces| found.files_of(pieces));
-    files.collect::<Result<_, _>>().map_err(|why| told(&why))
+    Ok(FolderMap {
+        components: files.collect::<Result<_, _>>().map_err(|why| told(&why))?,
+        args: handed.args,
+    })
 }
 
 /// An error with what caused it.
@@ -150,6 +156,7 @@ impl Found {
                 chunk: Some(chunked.shape.clone()),
                 codecs: codecs(&chunked.filters, 0)?,
                 more: 0,
+                absent: None,
                 pieces: Vec::new(),
             },
             files: Vec::new(),
@@ -281,7 +288,7 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{expected, fixtures, lies};
+    use super::super::tests::{expected, fixtures, lies, plain};
     use super::*;
     use serde_json::Value as Json;
     use std::path::PathBuf;
@@ -421,7 +428,9 @@ mod tests {
                     [(false, true), (false, false), (true, true), (true, false)]
                 {
                     let here = here(name, striped);
-                    let components = match map(&here, "/z", &mapper, per_part) {
+                    let components = match map(&here, "/z", &plain(&mapper, per_part))
+                        .map(|map| map.components)
+                    {
                         Ok(components) => components,
                         Err(why) => {
                             let known = ["can't be decoded here", "none of its chunks"];
@@ -456,7 +465,7 @@ mod tests {
 
     #[test]
     fn what_is_no_zarr_or_can_not_be_read_is_told_with_its_path() {
-        let told = |here: &Here, mapper: &str| map(here, "/z", mapper, true).unwrap_err();
+        let told = |here: &Here, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
         let good = here("three.zarr", false);
         assert!(told(&good, "netcdf:tas").contains("is a folder"));
         assert!(told(&good, "zarr:rain").contains("no variable rain; there are"));
@@ -499,7 +508,7 @@ mod tests {
             root: folder.path().to_owned(),
             ..here("", false)
         };
-        let components = map(&here, "/z", "zarr:", true).unwrap();
+        let components = map(&here, "/z", &plain("zarr:", true)).unwrap().components;
         assert!((6..20).contains(&components.len()), "{}", components.len());
         assert!(components.iter().all(|files| files.len() <= FILES_MAX));
         let mut found = vec![None; 2000];
@@ -510,7 +519,7 @@ mod tests {
         );
         std::fs::write(at("3"), b"").unwrap();
         assert!(
-            map(&here, "/z", "zarr:", true)
+            map(&here, "/z", &plain("zarr:", true))
                 .unwrap_err()
                 .contains("3 is empty")
         );
@@ -518,7 +527,7 @@ mod tests {
         let huge = |shape: u64| {
             let huge = array.to_string().replace("2000", &shape.to_string());
             std::fs::write(at(".zarray"), huge).unwrap();
-            map(&here, "/z", "zarr:", false).unwrap_err()
+            map(&here, "/z", &plain("zarr:", false)).unwrap_err()
         };
         assert!(huge(1 << 40).contains("more than 65536 chunks"));
         assert!(huge(u64::MAX).contains("more than"));

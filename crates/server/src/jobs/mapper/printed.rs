@@ -160,7 +160,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, Stri
         return Ok(Map {
             components,
             count,
-            unplaced: false,
+            ..Map::default()
         });
     }
     let mut parts: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
@@ -184,7 +184,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, Stri
     Ok(Map {
         components,
         count,
-        unplaced: false,
+        ..Map::default()
     })
 }
 
@@ -218,6 +218,7 @@ fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
                 .unwrap_or_default(),
             pieces: Vec::new(),
             more: 0,
+            absent: None,
         },
         pieces: Vec::new(),
     };

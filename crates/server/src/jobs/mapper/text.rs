@@ -1,22 +1,22 @@
 //! What a mapper finds in a file of text: lines with columns. Only the first lines are read here; a component is told which bytes its lines
 //! begin in.
 
-use super::within_part;
+use super::{numbers, within_part};
 use std::ops::Range;
-use tidemill_core::job::{Map, Mapped};
+use tidemill_core::job::{Map, Mapped, Mapping};
 use tidemill_core::layout::{Layout, Records, Selection, Striped};
 use tidemill_format::Bytes;
-use tidemill_format::csv::Csv;
-use tidemill_kernel::array::Encoded;
+use tidemill_format::csv::{Csv, Number};
+use tidemill_kernel::array::{Dtype, Encoded};
 
 /// Components of a column of a text file.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
-    said: &str,
-    per_part: bool,
+    (said, mapping): (&str, &Mapping<'_>),
 ) -> Result<Map, String> {
     let csv = Csv::read(said, bytes).map_err(|error| error.to_string())?;
+    let args = args(&csv, mapping.kernels)?;
     let begin = csv.begin;
     if begin >= layout.size() {
         return Err("there is no line behind its header".to_owned());
@@ -40,10 +40,11 @@ pub(super) fn map(
             components: vec![component(0, None, begin..layout.size())?],
             count: 1,
             unplaced: true,
+            args,
         });
     };
     let width = striped.parts.len();
-    let (count, all): (usize, Vec<_>) = match per_part {
+    let (count, all): (usize, Vec<_>) = match mapping.per_part {
         true => {
             let of = |size: u64, part: usize| Striped::part_size(striped.unit, width, size, part);
             let one = |part: usize| (part, Some(part), of(begin, part)..of(striped.size, part));
@@ -80,7 +81,17 @@ pub(super) fn map(
         components: components.collect::<Result<_, String>>()?,
         count,
         unplaced: true,
+        args,
     })
+}
+
+/// What a built-in kernel of numbers is told of a column.
+fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
+    let (dtype, missing) = match csv.number {
+        Number::Float => (Dtype::Float64, Some("nan".to_owned())),
+        Number::Int => (Dtype::Int64, csv.fill.map(|fill| fill.to_string())),
+    };
+    Ok(numbers::of_type(kernels, dtype, missing)?.args)
 }
 
 /// A file in several parts.
@@ -93,7 +104,7 @@ fn striped(layout: &Layout) -> Option<&Striped> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::lies;
+    use super::super::tests::{lies, plain};
     use super::*;
     use std::fmt::Write as _;
 
@@ -129,7 +140,8 @@ mod tests {
         ] {
             let layout = lies(text.len() as u64, unit, width);
             for per_part in [true, false] {
-                let map = map(&text, &layout, "x,skip=1,type=i8", per_part).unwrap();
+                let mapping = plain("", per_part);
+                let map = map(&text, &layout, ("x,skip=1,type=i8", &mapping)).unwrap();
                 assert!(map.components.iter().all(|one| one.number < map.count));
                 let mut found = Vec::new();
                 for one in &map.components {
@@ -162,7 +174,7 @@ mod tests {
             (b"", "a", "no header line"),
             (b"a,b\n1,2\n", "a,sep=;", "is none of"),
         ] {
-            let told = map(&text.to_vec(), &layout(text), said, true).unwrap_err();
+            let told = map(&text.to_vec(), &layout(text), (said, &plain("", true))).unwrap_err();
             assert!(told.contains(why), "{told}");
         }
     }

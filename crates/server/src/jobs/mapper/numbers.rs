@@ -1,0 +1,244 @@
+//! Whether built-in kernels of numbers read the values of a variable as its file means them: in its type, and without those that
+//! stand for none.
+
+use tidemill_format::{DataType, Format, Kind, Variable};
+use tidemill_kernel::array::{self, Absent, Dtype};
+use tidemill_kernel::{Reads, reads_numbers};
+
+/// How values are handed to a kernel.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Handed {
+    /// Which values stand for none and become one value.
+    pub(super) absent: Option<Absent>,
+    /// What the kernel is told beside its own arguments.
+    pub(super) args: Vec<String>,
+}
+
+/// How the values of a variable are handed to kernels that read them one behind the other.
+///
+/// # Errors
+/// For whoever wrote the task: the kernel would read something else, and what to write instead.
+pub(super) fn handed(
+    kernels: &[Vec<String>],
+    variable: &Variable,
+    format: Format,
+) -> Result<Handed, String> {
+    let Some((name, reads)) = first(kernels) else {
+        return Ok(Handed::default());
+    };
+    let stated = reads.missing.is_some() || !reads.passes_over;
+    let found = match array::absent(variable, format) {
+        Err(_) if stated => return typed(&name, &reads, &names(&variable.data_type, None)),
+        found => found,
+    };
+    let found = found.map_err(|why| {
+        format!("{why}; or name the value that stands for none in the arguments of {name}, as missing=-9999")
+    })?;
+    let dtype = found.as_ref().map(|(dtype, _)| *dtype);
+    let plain = typed(&name, &reads, &names(&variable.data_type, dtype))?;
+    let absent = match found {
+        Some((_, absent)) if !stated => absent,
+        _ => return Ok(plain),
+    };
+    let missing = absent.as_ref().map_or("nan".to_owned(), Absent::missing);
+    let is_float = matches!(dtype, Some(Dtype::Float32 | Dtype::Float64));
+    match kernels {
+        [_] if absent.is_some() || is_float => Ok(Handed {
+            absent,
+            args: vec![format!("missing={missing}")],
+        }),
+        [_, _, ..] if absent.is_some() => Err(format!(
+            "some values of {} stand for none, and {name} hands them on to the next kernel: name the value in the arguments of each kernel, as missing=-9999",
+            variable.path
+        )),
+        _ => Ok(plain),
+    }
+}
+
+/// As [`handed`], of values of a type whose file says nothing more, but that some are `missing` for nothing.
+pub(super) fn of_type(
+    kernels: &[Vec<String>],
+    dtype: Dtype,
+    missing: Option<String>,
+) -> Result<Handed, String> {
+    let Some((name, reads)) = first(kernels) else {
+        return Ok(Handed::default());
+    };
+    let plain = typed(&name, &reads, &[short(dtype)])?;
+    Ok(match (kernels, missing) {
+        ([_], Some(missing)) if reads.missing.is_none() && reads.passes_over => Handed {
+            args: vec![format!("missing={missing}")],
+            ..plain
+        },
+        _ => plain,
+    })
+}
+
+/// The first kernel, if it is a built-in one that reads numbers.
+fn first(kernels: &[Vec<String>]) -> Option<(String, Reads)> {
+    let (name, args) = kernels.first()?.split_first()?;
+    let name = name.strip_suffix(".so").unwrap_or(name);
+    Some((name.to_owned(), reads_numbers(name, args)?))
+}
+
+fn typed(name: &str, reads: &Reads, known: &[&str]) -> Result<Handed, String> {
+    let [first, ..] = known else {
+        return Err(format!(
+            "its values are no numbers of 8 to 64 bits, which {name} reads"
+        ));
+    };
+    if !known.contains(&reads.dtype.as_str()) {
+        return Err(format!(
+            "its values are {first}, and {name} would read {}: say dtype={first}",
+            reads.dtype
+        ));
+    }
+    if reads.big_endian {
+        return Err(format!(
+            "its values are handed to {name} with the lowest byte first: leave out order=big"
+        ));
+    }
+    Ok(Handed::default())
+}
+
+/// What kernels call the types in which values can be read: the one that is meant, or of complex numbers and text their parts.
+fn names(data_type: &DataType, meant: Option<Dtype>) -> Vec<&'static str> {
+    if let Some(dtype) = meant {
+        return vec![short(dtype)];
+    }
+    match (&data_type.kind, data_type.size) {
+        (Kind::Int | Kind::Uint | Kind::Bool | Kind::Text, 1) => vec!["u8", "i8"],
+        (Kind::Text, _) => vec!["u8"],
+        (Kind::Int | Kind::Uint, 2) => vec!["i16", "u16"],
+        (Kind::Int | Kind::Uint, 4) => vec!["i32", "u32"],
+        (Kind::Int | Kind::Uint, 8) => vec!["i64", "u64"],
+        (Kind::Float, 4) | (Kind::Complex, 8) => vec!["f32"],
+        (Kind::Float, 8) | (Kind::Complex, 16) => vec!["f64"],
+        _ => Vec::new(),
+    }
+}
+
+fn short(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Int8 => "i8",
+        Dtype::Int16 => "i16",
+        Dtype::Int32 => "i32",
+        Dtype::Int64 => "i64",
+        Dtype::Uint8 => "u8",
+        Dtype::Uint16 => "u16",
+        Dtype::Uint32 => "u32",
+        Dtype::Uint64 => "u64",
+        Dtype::Float32 => "f32",
+        Dtype::Float64 => "f64",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_format::{Attribute, Order, Storage, Value};
+
+    fn variable(kind: Kind, size: u32, said: &[(&str, Value)]) -> Variable {
+        let attribute = |(name, value): &(&str, Value)| Attribute {
+            name: (*name).into(),
+            value: value.clone(),
+        };
+        Variable {
+            path: "tas".into(),
+            dimensions: Vec::new(),
+            data_type: DataType {
+                kind,
+                size,
+                order: Order::Little,
+            },
+            attributes: said.iter().map(attribute).collect(),
+            storage: Storage::Absent,
+            fill: None,
+        }
+    }
+
+    fn stages(text: &str) -> Vec<Vec<String>> {
+        let stages = text.split('|');
+        let words = |stage: &str| stage.split_whitespace().map(str::to_owned).collect();
+        stages.map(words).collect()
+    }
+
+    fn args(text: &str, variable: &Variable) -> Result<Vec<String>, String> {
+        handed(&stages(text), variable, Format::Netcdf4).map(|handed| handed.args)
+    }
+
+    #[test]
+    fn kernels_pass_over_what_the_file_says_is_missing() {
+        let fill = ("_FillValue", Value::Int(vec![-9]));
+        let also = ("missing_value", Value::Int(vec![-8]));
+        let ints = variable(Kind::Int, 4, &[fill, also]);
+        let found = handed(&stages("mean dtype=i32"), &ints, Format::Netcdf4).unwrap();
+        assert_eq!(found.args, ["missing=-9"]);
+        assert!(found.absent.is_some());
+        let floats = variable(Kind::Float, 4, &[("_FillValue", Value::Float(vec![1e20]))]);
+        assert!(args("mean dtype=f32", &floats).is_err(), "1e20 is no f32");
+        let floats = variable(Kind::Float, 8, &[("_FillValue", Value::Float(vec![1e20]))]);
+        assert_eq!(args("mean", &floats).unwrap(), ["missing=nan"]);
+        // NaN never counts, whatever is said; of integers without attributes all do.
+        assert_eq!(
+            args("mean", &variable(Kind::Float, 8, &[])).unwrap(),
+            ["missing=nan"]
+        );
+        assert!(
+            args("mean dtype=u8", &variable(Kind::Uint, 1, &[]))
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn what_a_task_says_is_missing_is_followed() {
+        let wrong = ("missing_value", Value::Text("-9".into()));
+        let ints = variable(Kind::Int, 2, &[wrong]);
+        let refused = args("mean dtype=i16", &ints).unwrap_err();
+        assert!(
+            refused.contains("missing_value") && refused.contains("missing=-9999"),
+            "{refused}"
+        );
+        let found = handed(&stages("mean dtype=i16 missing=7"), &ints, Format::Netcdf4);
+        assert_eq!(found, Ok(Handed::default()));
+        let fill = variable(Kind::Int, 2, &[("_FillValue", Value::Int(vec![-9]))]);
+        let found = handed(&stages("mean dtype=i16 missing=7"), &fill, Format::Netcdf4);
+        assert_eq!(found, Ok(Handed::default()));
+        let refused = args("scale dtype=i16 a=2 | mean dtype=i16", &fill).unwrap_err();
+        assert!(refused.contains("each kernel"), "{refused}");
+        // Programs and kernels of bytes get values as they are stored.
+        for text in ["fingerprint", "mine.so dtype=f64", ""] {
+            let found = handed(&stages(text), &fill, Format::Netcdf4);
+            assert_eq!(found, Ok(Handed::default()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_would_read_another_type_is_refused() {
+        let unsigned = ("_Unsigned", Value::Text("true".into()));
+        let bytes = variable(Kind::Int, 1, &[unsigned]);
+        let refused = args("max dtype=i8", &bytes).unwrap_err();
+        assert!(refused.contains("dtype=u8"), "{refused}");
+        assert_eq!(args("max dtype=u8", &bytes), Ok(Vec::new()));
+        let floats = variable(Kind::Float, 4, &[]);
+        for (text, word) in [
+            ("mean", "dtype=f32"),
+            ("mean dtype=text", "dtype=f32"),
+            ("mean dtype=f32 order=big", "order=big"),
+            ("mean missing=0", "dtype=f32"),
+        ] {
+            let refused = args(text, &floats).unwrap_err();
+            assert!(refused.contains(word), "{text}: {refused}");
+        }
+        let half = variable(Kind::Float, 2, &[]);
+        assert!(args("mean", &half).unwrap_err().contains("8 to 64 bits"));
+        assert_eq!(
+            args("mean dtype=f32", &variable(Kind::Complex, 8, &[])),
+            Ok(Vec::new())
+        );
+        assert!(of_type(&stages("mean"), Dtype::Int64, None).is_err());
+        let csv = of_type(&stages("mean dtype=i64"), Dtype::Int64, Some("-1".into()));
+        assert_eq!(csv.unwrap().args, ["missing=-1"]);
+    }
+}

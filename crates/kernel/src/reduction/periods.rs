@@ -30,8 +30,12 @@ pub(super) fn stamps(
                     "the file has no bounds for it, by which times were to be told (--time-at)",
                 )
             })?;
-            let middle = |(start, end): &(f64, f64)| start + (end - start) / 2.0;
-            Ok(intervals.iter().map(middle).collect())
+            // An index without a time has none, whatever its interval.
+            let middle = |(value, (start, end)): (&f64, &(f64, f64))| match value.is_nan() {
+                true => f64::NAN,
+                false => start + (end - start) / 2.0,
+            };
+            Ok(found.values.iter().zip(&intervals).map(middle).collect())
         }
         None => {
             for (value, (start, end)) in found

@@ -186,15 +186,20 @@ impl State {
             }),
             _ => return Err(ArrayError::OtherReduction),
         }
+        // Cells without values have the ends of their type, which may lie within those of another one.
+        let some = || pairs().filter(|(_, from)| other.counts[*from] > 0);
+        let is_first = |to: usize| self.counts[to] == 0;
         for (largest, (own, more)) in self.extremes.iter_mut().zip(&other.extremes).enumerate() {
             match (own, more) {
                 (Numbers::None, Numbers::None) => {}
-                (Numbers::Whole(own), Numbers::Whole(more)) => pairs().for_each(|(to, from)| {
-                    let (a, b) = (own[to], more[from]);
+                (Numbers::Whole(own), Numbers::Whole(more)) => some().for_each(|(to, from)| {
+                    let b = more[from];
+                    let a = if is_first(to) { b } else { own[to] };
                     own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
                 }),
-                (Numbers::Real(own), Numbers::Real(more)) => pairs().for_each(|(to, from)| {
-                    let (a, b) = (own[to], more[from]);
+                (Numbers::Real(own), Numbers::Real(more)) => some().for_each(|(to, from)| {
+                    let b = more[from];
+                    let a = if is_first(to) { b } else { own[to] };
                     own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
                 }),
                 _ => return Err(ArrayError::OtherReduction),

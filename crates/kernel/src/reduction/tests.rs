@@ -707,3 +707,32 @@ fn bins_of_values_that_change_between_passes_are_an_error() {
     assert!(refused.contains("--bins LOW:HIGH:N"), "{refused}");
     Binning::new("1022".parse().unwrap(), 2 << 11).unwrap_err();
 }
+
+/// Files of several types in one series: of a cell in which one of them has no value, the extremes are those of the others.
+#[test]
+fn cells_without_values_do_not_bound_those_of_another_type() {
+    let wants = Wants {
+        sum: false,
+        extremes: true,
+        moments: false,
+    };
+    let empty = || State::empty(vec![1], true, wants, false);
+    // What a fold of bytes without values has, and one of shorts.
+    let mut bytes = empty();
+    bytes.extremes = [255, 0].map(|end| Numbers::Whole(vec![end]));
+    let mut shorts = empty();
+    shorts.extremes = [-50, -47].map(|end| Numbers::Whole(vec![end]));
+    shorts.counts = vec![2];
+    for order in [[&bytes, &shorts], [&shorts, &bytes]] {
+        let mut all = empty();
+        order.into_iter().for_each(|one| all.merge(one).unwrap());
+        let found = all.extremes.map(|end| match end {
+            Numbers::Whole(end) => end,
+            _ => Vec::new(),
+        });
+        assert_eq!(found, [vec![-50], vec![-47]]);
+        let mut one = order[0].clone();
+        one.merge(order[1]).unwrap();
+        assert!(matches!(&one.extremes[1], Numbers::Whole(end) if *end == [-47]));
+    }
+}

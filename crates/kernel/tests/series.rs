@@ -189,6 +189,204 @@ fn files_with_other_coordinates_are_refused_by_name() {
 }
 
 #[test]
+fn an_index_without_a_time_is_left_out_whatever_its_interval() {
+    let mut axis = times(&[f64::NAN, 1.5]);
+    axis.coordinate.as_mut().unwrap().bounds = Some(vec![(0.0, 1.0), (1.0, 2.0)]);
+    let file = simple(vec![axis], &[1.0, 2.0]);
+    for time_at in ["bounds", "start"] {
+        let words = Words {
+            select: "time=2000",
+            time_at,
+            ..sum()
+        };
+        let found = reduced(&words, std::slice::from_ref(&file)).unwrap();
+        assert_eq!(values(&found), [2.0], "{time_at}");
+        assert!(
+            found
+                .notes
+                .iter()
+                .any(|note| note.contains("1 indices of time")),
+            "{:?}",
+            found.notes
+        );
+    }
+}
+
+fn inner<'a>() -> Words<'a> {
+    Words {
+        join: "inner",
+        ..sum()
+    }
+}
+
+/// Files of a day each, whose values are the latitude and the day.
+fn of_latitudes() -> [Made; 3] {
+    let lat = |values: &[f64]| axis("lat", values, "degrees_north");
+    let of = |time: f64, lats: &[f64]| {
+        let values: Vec<f64> = lats.iter().map(|one| one + time).collect();
+        simple(vec![times(&[time]), lat(lats)], &values)
+    };
+    [
+        of(0.0, &[60.0, 40.0, 20.0, 0.0, -20.0]),
+        of(
+            1.0,
+            &[-40.0, -20.0, 0.0, 20.000_000_000_000_004, 50.0, 60.0],
+        ),
+        of(2.0, &[60.0, 20.0, 0.0, -20.0]),
+    ]
+}
+
+#[test]
+fn an_inner_join_takes_what_all_files_have_in_the_order_of_the_first() {
+    let files = of_latitudes();
+    let kept = Words {
+        over: "time",
+        ..inner()
+    };
+    let found = reduced(&kept, &files).unwrap();
+    assert_eq!(coordinates(&found), [60.0, 20.0, 0.0, -20.0]);
+    let close = |one: &f64, two: f64| (one - two).abs() < 1e-9;
+    let expected = [183.0, 63.0, 3.0, -57.0];
+    assert!(
+        values(&found)
+            .iter()
+            .zip(expected)
+            .all(|(one, two)| close(one, two))
+    );
+    // Of any other order of the files, too.
+    let [one, two, three] = files.clone();
+    let found = reduced(&kept, &[two, three, one]).unwrap();
+    assert_eq!(coordinates(&found).len(), 4);
+    assert!(
+        close(&coordinates(&found)[0], -20.0),
+        "{:?}",
+        coordinates(&found)
+    );
+    // Selections, steps and indices are of what all have.
+    for (select, expected) in [
+        ("lat=[1:3]", 66.0),
+        ("lat=[-1]", -57.0),
+        ("lat=0:30", 66.0),
+        ("lat=::2", 186.0),
+        ("lat=20,time=2000-01-02", 21.0),
+    ] {
+        let words = Words { select, ..inner() };
+        let found = values(&reduced(&words, &files).unwrap());
+        assert!(close(&found[0], expected), "{select}: {found:?}");
+    }
+    let outside = Words {
+        select: "lat=[2:5]",
+        ..inner()
+    };
+    refused(&outside, &files, &["dimension lat", "it has 4"]);
+}
+
+#[test]
+fn weights_of_an_inner_join_are_those_of_what_all_files_have() {
+    let close = |one: &f64, two: f64| (one - two).abs() < 1e-9;
+    let files = of_latitudes();
+    let weighted = Words {
+        operation: "mean",
+        weights: "lat",
+        ..inner()
+    };
+    let cosine = |lat: f64| lat.to_radians().cos();
+    let lats = [60.0, 20.0, 0.0, -20.0];
+    let weights: f64 = lats.into_iter().map(cosine).sum();
+    let mean = lats
+        .into_iter()
+        .map(|lat| (lat + 1.0) * cosine(lat))
+        .sum::<f64>()
+        / weights;
+    let found = values(&reduced(&weighted, &files).unwrap());
+    assert!(close(&found[0], mean), "{found:?} {mean}");
+}
+
+#[test]
+fn an_inner_join_without_a_common_value_is_refused() {
+    let lat = |values: &[f64]| axis("lat", values, "degrees_north");
+    let of = |time: f64, lats: Axis| {
+        let values = vec![1.0; usize::try_from(lats.length).unwrap()];
+        simple(vec![times(&[time]), lats], &values)
+    };
+    let one = of(0.0, lat(&[0.0, 1.0]));
+    let other = of(1.0, lat(&[0.5, 1.5, 2.5]));
+    refused(
+        &inner(),
+        &[one.clone(), other],
+        &[
+            "2.nc and 1.nc",
+            "coordinate lat",
+            "no value is in all files",
+        ],
+    );
+    let twice = of(1.0, lat(&[0.0, 1.0, 1.0]));
+    refused(
+        &inner(),
+        &[one.clone(), twice],
+        &["coordinate lat", "1 is twice"],
+    );
+    let metres = of(1.0, axis("lat", &[0.0, 1.0, 2.0], "m"));
+    refused(
+        &inner(),
+        &[one.clone(), metres],
+        &["coordinate lat", "its units"],
+    );
+    let none = |length: u64| Axis {
+        coordinate: None,
+        length,
+        ..lat(&[])
+    };
+    refused(
+        &inner(),
+        &[one.clone(), of(1.0, none(3))],
+        &["coordinate lat", "has none"],
+    );
+    refused(
+        &inner(),
+        &[of(0.0, none(2)), of(1.0, none(3))],
+        &["coordinate lat", "another length"],
+    );
+    assert_eq!(
+        values(&reduced(&inner(), &[of(0.0, none(2)), of(1.0, none(2))]).unwrap()),
+        [4.0]
+    );
+    // NaN is no value that two files have.
+    let nan = |time| of(time, lat(&[f64::NAN, 1.0]));
+    assert_eq!(
+        values(&reduced(&inner(), &[nan(0.0), nan(1.0)]).unwrap()),
+        [2.0]
+    );
+}
+
+#[test]
+fn members_of_an_inner_join_have_different_times() {
+    let ensemble = Words {
+        ensemble: "yes",
+        ..inner()
+    };
+    let members = [
+        simple(vec![times(&[0.0, 1.0, 2.0])], &[1.0, 2.0, 4.0]),
+        simple(
+            vec![with(
+                times(&[1.0, 0.0, -1.0]),
+                text("units", "days since 2000-01-02"),
+            )],
+            &[8.0, 16.0, 32.0],
+        ),
+    ];
+    assert_eq!(
+        values(&reduced(&ensemble, &members).unwrap()),
+        [1.0 + 2.0 + 4.0 + 8.0 + 16.0 + 32.0]
+    );
+    let members = [
+        simple(vec![times(&[0.0, 1.0])], &[1.0, 2.0]),
+        simple(vec![times(&[1.0, 2.0, 3.0])], &[4.0, 8.0, 16.0]),
+    ];
+    assert_eq!(values(&reduced(&ensemble, &members).unwrap()), [2.0 + 4.0]);
+}
+
+#[test]
 fn first_file_of_a_series_has_the_coordinates_of_the_result() {
     let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
     let of = |time: f64, axis: Axis, values: &[f64]| simple(vec![times(&[time]), axis], values);

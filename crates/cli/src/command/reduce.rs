@@ -72,7 +72,8 @@ pub(crate) struct Args {
     /// The files are members of an ensemble, which are reduced, and not one series
     #[arg(long)]
     ensemble: bool,
-    /// Whether the other coordinates of several files must be equal, or are taken from the first: exact or override [default: exact]
+    /// Whether the other coordinates of several files must be equal (exact), are taken from the first (override), or what all files
+    /// have is reduced (inner) [default: exact]
     #[arg(long, value_name = "HOW")]
     join: Option<String>,
     /// Where in the time that a value stands for its time lies: start, middle, end, or bounds for the intervals that the file has

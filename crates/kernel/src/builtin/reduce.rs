@@ -14,7 +14,7 @@ use tidemill_format::zarr::METADATA;
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "reduce",
-    revision: 3,
+    revision: 4,
     help: "variables of netCDF, HDF5, Zarr or FITS files, reduced",
     args: &[ARGS],
     usage: None,
@@ -91,9 +91,9 @@ const ARGS: &[Arg] = &[
     },
     Arg {
         key: "join",
-        values: "exact|override",
+        values: "exact|override|inner",
         default: "exact",
-        help: "whether other coordinates of the files must be equal, or are those of the first",
+        help: "whether other coordinates of the files must be equal, are those of the first, or what all files have is reduced",
     },
     Arg {
         key: "time-at",

@@ -3,6 +3,7 @@
 use tidemill_format::{DataType, Filter, Kind, Meaning, Number, Order, Storage, Variable};
 
 use super::error::{Error, Result};
+use super::task::{Task, Wants};
 use crate::array::{Codec, Dtype, Literal};
 
 /// What decodes a variable.
@@ -13,6 +14,24 @@ pub(super) struct Coding {
     pub(super) filters: Vec<Codec>,
     pub(super) order: Option<Vec<u32>>,
     pub(super) fill: Vec<u8>,
+}
+
+impl Coding {
+    /// How such values are folded into what is wanted of them, without saying where they go.
+    pub(super) fn task(self, meaning: &Meaning, wants: Wants) -> Task {
+        Task {
+            dtype: self.dtype,
+            big_endian: self.big_endian,
+            filters: self.filters,
+            order: self.order,
+            fill: self.fill,
+            keep: keep(meaning),
+            wants,
+            targets: Vec::new(),
+            weights: None,
+            counted: None,
+        }
+    }
 }
 
 /// `unsigned`: whether integers are read as unsigned ([`Meaning::unsigned`]).
@@ -110,4 +129,40 @@ fn literal(number: &Number) -> Literal {
             _ => Literal::Float(number.real()),
         },
     }
+}
+
+/// Attributes about how values are stored, and which of them count.
+const OF_STORAGE: [&str; 8] = [
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+    "valid_min",
+    "valid_max",
+    "valid_range",
+    "_Unsigned",
+];
+
+/// Whether an attribute of a coordinate means nothing for its values in a result, or names a variable that is not in it.
+pub(super) fn is_of_stored_coordinate(attribute: &str) -> bool {
+    OF_STORAGE.contains(&attribute)
+        || matches!(attribute, "bounds" | "climatology" | "formula_terms")
+}
+
+/// The same of the variable that is reduced, whose results have units and methods of their own.
+pub(super) fn is_of_stored_values(attribute: &str) -> bool {
+    OF_STORAGE.contains(&attribute)
+        || matches!(
+            attribute,
+            "actual_range"
+                | "units"
+                | "cell_methods"
+                | "coordinates"
+                | "ancillary_variables"
+                | "cell_measures"
+                | "grid_mapping"
+                | "BSCALE"
+                | "BZERO"
+                | "BLANK"
+        )
 }

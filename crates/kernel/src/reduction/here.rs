@@ -7,7 +7,7 @@ use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Format, Header, Piece, Range, Span, Store, Variable, pieces};
 
 use super::error::{Error, Result};
-use super::filters::{coding, keep};
+use super::filters::coding;
 use super::pass::Pass;
 use super::plan::{FilePlan, Input, Plan, plan};
 use super::query::Query;
@@ -257,20 +257,13 @@ pub fn values(input: Input<'_>, variable: &Variable) -> Result<Vec<f64>> {
     let meaning = meaning.map_err(|source| Error::of(input.name, source))?;
     let coding = coding(input.name, variable, meaning.unsigned)?;
     let selection: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+    let wants = Wants {
+        sum: true,
+        ..Wants::default()
+    };
     let task = Task {
-        dtype: coding.dtype,
-        big_endian: coding.big_endian,
-        filters: coding.filters,
-        order: coding.order,
-        fill: coding.fill,
-        keep: keep(&meaning),
-        wants: Wants {
-            sum: true,
-            ..Wants::default()
-        },
         targets: vec![Target::Kept(0); selection.len()],
-        weights: None,
-        counted: None,
+        ..coding.task(&meaning, wants)
     };
     let count = selection.iter().map(Range::count).collect::<Vec<_>>();
     let mut folding = Folding::new(task, (vec![0; count.len()], count))?;

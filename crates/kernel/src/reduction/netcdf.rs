@@ -5,6 +5,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
+use super::filters::is_of_stored_coordinate;
 use super::slabs::Cells;
 use super::state::as_usize;
 use super::table::{Axis, Column, Field, Scalar, Table};
@@ -71,7 +72,7 @@ impl Table {
                 let mut attributes: Vec<Attribute> = coordinate
                     .attributes
                     .iter()
-                    .filter(|one| !PACKED.contains(&one.name.as_str()))
+                    .filter(|one| !is_of_stored_coordinate(&one.name))
                     .cloned()
                     .collect();
                 if let Some(bounds) = &coordinate.bounds {
@@ -140,7 +141,7 @@ impl Table {
 /// The middle of what was reduced of a dimension.
 fn scalar(scalar: &Scalar) -> Written {
     let (low, high) = scalar.ends;
-    let is_kept = |one: &&Attribute| !PACKED.contains(&one.name.as_str());
+    let is_kept = |one: &&Attribute| !is_of_stored_coordinate(&one.name);
     doubles(
         (scalar.name.clone(), Vec::new()),
         scalar.attributes.iter().filter(is_kept).cloned().collect(),
@@ -163,21 +164,6 @@ fn doubles(
         bytes,
     }
 }
-
-/// What a file says about numbers that are packed there, or lie in another variable that is not written.
-const PACKED: [&str; 11] = [
-    "_FillValue",
-    "missing_value",
-    "scale_factor",
-    "add_offset",
-    "valid_min",
-    "valid_max",
-    "valid_range",
-    "_Unsigned",
-    "bounds",
-    "climatology",
-    "formula_terms",
-];
 
 /// netCDF's default for a double that nobody wrote.
 const FILL: f64 = 9.969_209_968_386_869e36;

@@ -10,15 +10,15 @@ use tidemill_format::{Attribute, Bytes, Header, Kind, Range, Store, Value, Varia
 use super::bins::{Binning, Wanted};
 use super::choose::{self, Span};
 use super::error::{Error, Result};
-use super::filters::{coding, keep};
+use super::filters::coding;
 use super::periods;
-use super::query::{By, Operation, Query, Select, TimeAt, What, bounds};
+use super::query::{By, Join, Operation, Query, Select, TimeAt, What, bounds};
 use super::ranks::Search;
 use super::series;
 use super::state::{State, as_usize};
 use super::table::{Axis, Coordinate, Scalar};
 use super::task::{Target, Task, Wants};
-use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, here};
+use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, here, inner};
 
 /// A file whose header was read.
 #[derive(Clone, Copy)]
@@ -166,28 +166,6 @@ const PARTS_MAX: usize = 4096;
 /// The dimension that the files of an ensemble are.
 const MEMBER: &str = "member";
 
-/// What is said about how values are stored, or names variables that the result has not.
-pub(super) const OF_STORAGE: [&str; 18] = [
-    "_FillValue",
-    "missing_value",
-    "scale_factor",
-    "add_offset",
-    "valid_min",
-    "valid_max",
-    "valid_range",
-    "actual_range",
-    "_Unsigned",
-    "units",
-    "cell_methods",
-    "coordinates",
-    "ancillary_variables",
-    "cell_measures",
-    "grid_mapping",
-    "BSCALE",
-    "BZERO",
-    "BLANK",
-];
-
 /// One file while it is planned.
 pub(super) struct File<'a> {
     pub(super) input: usize,
@@ -195,7 +173,9 @@ pub(super) struct File<'a> {
     pub(super) variable: &'a Variable,
     /// Coordinates that were looked at, by dimension.
     coordinates: BTreeMap<usize, Option<Rc<Found>>>,
-    /// Runs of indices of each dimension, in the order of the result.
+    /// Of dimensions of which files have different parts: which of its indices those are that all files have.
+    pub(super) common: BTreeMap<usize, Rc<[u64]>>,
+    /// Runs of indices of each dimension, in the order of the result; within what all files have.
     pub(super) selection: Vec<Vec<Range>>,
 }
 
@@ -259,6 +239,14 @@ impl<'a> File<'a> {
                 name: name.into(),
                 there: self.names(),
             })
+    }
+
+    /// How many indices there are to select from.
+    fn size(&self, dimension: usize) -> u64 {
+        let own = self.variable.dimensions[dimension].size;
+        self.common
+            .get(&dimension)
+            .map_or(own, |common| common.len() as u64)
     }
 
     pub(super) fn wrong(&self, dimension: usize, why: impl Into<String>) -> Error {
@@ -386,7 +374,11 @@ impl<'a> File<'a> {
         };
         let values = here::values(self.of, found)?;
         let pairs = values.chunks_exact(2).map(|pair| (pair[0], pair[1]));
-        Ok(Some(pairs.collect()))
+        let pairs: Vec<(f64, f64)> = pairs.collect();
+        Ok(Some(match self.common.get(&dimension) {
+            Some(own) => own.iter().map(|index| pairs[as_usize(*index)]).collect(),
+            None => pairs,
+        }))
     }
 
     fn needed(&mut self, dimension: usize, what: &str) -> Result<Found> {
@@ -448,10 +440,7 @@ impl<'a> File<'a> {
                     text(found.values[found.values.len() - 1])
                 )
             }
-            _ => format!(
-                "it has {} indices",
-                self.variable.dimensions[dimension].size
-            ),
+            _ => format!("it has {} indices", self.size(dimension)),
         }
     }
 
@@ -508,7 +497,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     let (targets, axes) = led(query, &mut files, (along, grouped), &over)?;
     let mut planned = Vec::new();
     for (file, targets) in files.iter_mut().zip(targets) {
-        planned.extend(of_file(query, file, &targets)?);
+        planned.extend(of_file(query, file, targets)?);
     }
     let header = inputs[files[0].input].header;
     let mut plan = finished(query, planned, axes);
@@ -786,6 +775,7 @@ fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
             of: *of,
             variable,
             coordinates: BTreeMap::new(),
+            common: BTreeMap::new(),
             selection: Vec::new(),
         })
     };
@@ -821,9 +811,12 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
                     .zip(&shape)
                     .position(|(a, b)| a != b)
             };
-            unlimited(&files[0])
-                .or_else(|| files.iter().find_map(differs))
-                .unwrap_or(0)
+            let differs = || match query.join {
+                // Others may differ, too.
+                Join::Inner => None,
+                Join::Exact | Join::Override => files.iter().find_map(differs),
+            };
+            unlimited(&files[0]).or_else(differs).unwrap_or(0)
         }
     };
     if names.is_empty() {
@@ -834,7 +827,11 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
     }
     let shape = files[0].variable.shape();
     for file in &files[1..] {
-        let fit = |place: usize| place == along || file.variable.shape()[place] == shape[place];
+        let fit = |place: usize| {
+            place == along
+                || query.join == Join::Inner
+                || file.variable.shape()[place] == shape[place]
+        };
         if file.names() != names || !(0..names.len()).all(fit) {
             let why = format!(
                 "{} is {names:?} {shape:?} in one and {:?} {:?} in the other, and only {} may differ",
@@ -857,7 +854,8 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
 fn members(query: &Query, files: &[File<'_>]) -> Result<()> {
     let (names, shape) = (files[0].names(), files[0].variable.shape());
     for file in &files[1..] {
-        if file.names() != names || file.variable.shape() != shape {
+        let may_differ = query.join == Join::Inner && file.variable.shape().len() == shape.len();
+        if file.names() != names || !may_differ && file.variable.shape() != shape {
             let why = format!(
                 "{} is {names:?} {shape:?} in one and {:?} {:?} in the other, and members of an ensemble are alike",
                 query.variable,
@@ -881,8 +879,8 @@ fn select(
     notes: &mut Vec<String>,
 ) -> Result<()> {
     for file in &mut *files {
-        let all = file.variable.shape().into_iter().map(Range::all);
-        file.selection = all.map(|range| vec![range]).collect();
+        let all = (0..file.variable.dimensions.len()).map(|dimension| file.size(dimension));
+        file.selection = all.map(|size| vec![Range::all(size)]).collect();
     }
     let mut seen = Vec::new();
     for one in &query.select {
@@ -895,7 +893,7 @@ fn select(
             select_along(one, files, (dimension, query.time_at), notes)?;
             continue;
         }
-        let size = files[0].variable.dimensions[dimension].size;
+        let size = files[0].size(dimension);
         let runs = match &one.what {
             What::Values(low, high) => {
                 let ends = (low.as_str(), high.as_str());
@@ -1263,11 +1261,15 @@ fn axis_of(
 }
 
 /// What is folded of a file: one for all runs of its dimensions.
-fn of_file(query: &Query, file: &mut File<'_>, targets: &[Vec<Target>]) -> Result<Vec<FilePlan>> {
+fn of_file(
+    query: &Query,
+    file: &mut File<'_>,
+    mut targets: Vec<Vec<Target>>,
+) -> Result<Vec<FilePlan>> {
     let meaning = file.variable.meaning(file.of.header.format);
     let meaning = meaning.map_err(|source| file.error(source))?;
     let coding = coding(file.of.name, file.variable, meaning.unsigned)?;
-    let weights = match &query.weights {
+    let mut weights = match &query.weights {
         None => None,
         Some(name) => {
             let dimension = file.dimension(name)?;
@@ -1292,24 +1294,13 @@ fn of_file(query: &Query, file: &mut File<'_>, targets: &[Vec<Target>]) -> Resul
             Some((dimension, weights))
         }
     };
-    let keep = keep(&meaning);
+    inner::to_own(file, &mut targets, &mut weights);
     let unpack = match (meaning.scale_factor, meaning.add_offset) {
         (None, None) => None,
         (scale, offset) => Some((scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
     };
-    let task = Task {
-        dtype: coding.dtype,
-        big_endian: coding.big_endian,
-        filters: coding.filters,
-        order: coding.order,
-        fill: coding.fill,
-        keep,
-        wants: wants(query.operation),
-        targets: Vec::new(),
-        weights: None,
-        counted: None,
-    };
-    boxes(file, targets, (task, unpack), weights)
+    let task = coding.task(&meaning, wants(query.operation));
+    boxes(file, &targets, (task, unpack), weights)
 }
 
 /// One for each choice of a run of each dimension.

@@ -114,11 +114,29 @@ pub struct Query {
     pub along: Option<String>,
     /// Whether the files are members, which are reduced, and not a series.
     pub ensemble: bool,
-    /// Whether coordinates of other files than the first are not looked at, but along the series.
-    pub override_coordinates: bool,
+    /// Which coordinates of other dimensions than that of the series files may have.
+    pub join: Join,
     /// What times mean.
     pub time_at: Option<TimeAt>,
 }
+
+/// Which coordinates of other dimensions than that of the series files may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Join {
+    /// The same ones.
+    #[default]
+    Exact,
+    /// Any: those of the first file count.
+    Override,
+    /// Any: what all files have is reduced.
+    Inner,
+}
+
+const JOINS: [(&str, Join); 3] = [
+    ("exact", Join::Exact),
+    ("override", Join::Override),
+    ("inner", Join::Inner),
+];
 
 /// Where in the time that a value stands for its time lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +172,7 @@ impl Query {
             bins: Wanted::default(),
             along: None,
             ensemble: false,
-            override_coordinates: false,
+            join: Join::Exact,
             time_at: None,
         }
     }
@@ -454,7 +472,7 @@ pub struct Words<'a> {
     pub along: &'a str,
     /// `yes`, or nothing.
     pub ensemble: &'a str,
-    /// `exact`, `override` or nothing.
+    /// `exact`, `override`, `inner` or nothing.
     pub join: &'a str,
     /// `start`, `middle`, `end`, `bounds` or nothing.
     pub time_at: &'a str,
@@ -494,8 +512,8 @@ impl Words<'_> {
                 .map(|text| named("ensemble", &[("yes", true), ("no", false)], &text))
                 .transpose()?
                 .unwrap_or_default(),
-            override_coordinates: some(self.join)
-                .map(|text| named("join", &[("exact", false), ("override", true)], &text))
+            join: some(self.join)
+                .map(|text| named("join", &JOINS, &text))
                 .transpose()?
                 .unwrap_or_default(),
             time_at: some(self.time_at)

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::error::{Error, Result};
+use super::inner;
 use super::plan::{File, Found, alike};
-use super::query::{Query, What};
+use super::query::{Join, Query, What};
 
 /// Seconds by which two times may differ that are the same.
 const SAME_TIME: f64 = 5e-4;
@@ -21,10 +22,12 @@ pub(super) fn check(
     }
     variables(query, files, notes)?;
     let others = (0..files[0].variable.dimensions.len()).filter(|one| Some(*one) != along);
-    if !query.override_coordinates {
-        others
-            .clone()
-            .try_for_each(|dimension| same_coordinate(files, dimension))?;
+    for dimension in others.clone() {
+        match query.join {
+            Join::Exact => same_coordinate(files, dimension)?,
+            Join::Inner => inner::intersect(files, dimension)?,
+            Join::Override => {}
+        }
     }
     if let Some(along) = along {
         sorted(query, files, along)?;
@@ -32,7 +35,7 @@ pub(super) fn check(
     for dimension in others {
         let name = files[0].names().swap_remove(dimension);
         let weighs = query.weights.as_deref().map(super::plan::last) == Some(name.as_str());
-        if weighs || query.override_coordinates {
+        if weighs || query.join != Join::Exact {
             let first = files[0].shared(dimension)?;
             for file in &mut files[1..] {
                 file.adopt(dimension, first.clone());
@@ -50,7 +53,12 @@ fn unfit(one: &File<'_>, other: &File<'_>, why: String) -> Error {
     }
 }
 
-fn of_coordinate(one: &File<'_>, other: &File<'_>, dimension: usize, why: &str) -> Error {
+pub(super) fn of_coordinate(
+    one: &File<'_>,
+    other: &File<'_>,
+    dimension: usize,
+    why: &str,
+) -> Error {
     let name = one.names().swap_remove(dimension);
     unfit(one, other, format!("coordinate {name}: {why}"))
 }
@@ -115,7 +123,7 @@ fn same_coordinate(files: &mut [File<'_>], dimension: usize) -> Result<()> {
     Ok(())
 }
 
-fn lacking(first_has: bool) -> String {
+pub(super) fn lacking(first_has: bool) -> String {
     let (has, lacks) = if first_has {
         ("latter", "former")
     } else {
@@ -142,7 +150,7 @@ pub(super) fn spelt(units: &str) -> &str {
 }
 
 /// Why numbers of two coordinates can't be compared.
-fn units_differ(first: &Found, other: &Found) -> Option<String> {
+pub(super) fn units_differ(first: &Found, other: &Found) -> Option<String> {
     let units = |found| text(found, "units").unwrap_or_default();
     let calendar = |found| text(found, "calendar").unwrap_or("standard");
     let differ = || {
@@ -180,7 +188,7 @@ fn units_differ(first: &Found, other: &Found) -> Option<String> {
 }
 
 /// How far two values of coordinates may be apart that are the same.
-fn slack(first: &Found, other: &Found) -> f64 {
+pub(super) fn slack(first: &Found, other: &Found) -> f64 {
     let largest = first.values.iter().chain(&other.values);
     let largest = largest
         .map(|value| value.abs())
@@ -194,7 +202,7 @@ fn slack(first: &Found, other: &Found) -> f64 {
     (part * largest).max(first.slack).max(other.slack)
 }
 
-fn is_same(one: f64, two: f64, slack: f64) -> bool {
+pub(super) fn is_same(one: f64, two: f64, slack: f64) -> bool {
     one.total_cmp(&two).is_eq() || one.is_nan() && two.is_nan() || (one - two).abs() <= slack
 }
 
@@ -216,7 +224,7 @@ fn values_differ(first: &Found, other: &Found) -> Option<String> {
         )
     } else {
         format!(
-            "its value at index {place} is {} in the latter and {} in the former (--join override takes those of the first file)",
+            "its value at index {place} is {} in the latter and {} in the former (--join override takes those of the first file, --join inner what all files have)",
             first.shown(own[place]),
             first.shown(others[place])
         )

@@ -6,7 +6,8 @@ use tidemill_format::{Attribute, Value};
 
 use super::bins::{Edges, whole};
 use super::error::{Error, Result};
-use super::plan::{OF_STORAGE, Plan};
+use super::filters::is_of_stored_values;
+use super::plan::Plan;
 use super::query::Operation;
 use super::slabs::Cells;
 use super::state::{Numbers, State, Sums, count, real, total};
@@ -247,7 +248,7 @@ impl Plan {
         let own = &self.attributes[0];
         let mut attributes: Vec<Attribute> = own
             .iter()
-            .filter(|one| !OF_STORAGE.contains(&one.name.as_str()))
+            .filter(|one| !is_of_stored_values(&one.name))
             .cloned()
             .collect();
         let method = match name {

@@ -1,0 +1,225 @@
+//! Files of which only that part of a dimension is reduced that all of them have, as `xarray.open_mfdataset(join="inner")`: the
+//! values of the coordinate that are in every file, in the order of the first. What is selected counts within that part, until
+//! [`to_own`] says which indices of a file those are.
+
+use std::rc::Rc;
+
+use tidemill_format::Range;
+
+use super::error::Result;
+use super::plan::{File, Found, alike};
+use super::series::{is_same, lacking, of_coordinate, slack, units_differ};
+use super::state::as_usize;
+use super::task::Target;
+
+/// The index of a value that a file does not have.
+const NONE: u64 = u64::MAX;
+
+/// Finds the part of a dimension that all files have.
+///
+/// # Errors
+/// If the coordinates can't be compared, or no value is in all files.
+pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> {
+    let Some(first) = files[0].shared(dimension)? else {
+        return without(files, dimension);
+    };
+    let mut is_in_all = vec![true; first.values.len()];
+    // For each file where it has the values of the first; nothing if it has the same.
+    let mut places: Vec<Option<Vec<u64>>> = vec![None];
+    for place in 1..files.len() {
+        let other = files[place].shared(dimension)?;
+        let wrong = |why: &str| of_coordinate(&files[0], &files[place], dimension, why);
+        let Some(other) = other else {
+            return Err(wrong(&lacking(true)));
+        };
+        if let Some(why) = units_differ(&first, &other) {
+            return Err(wrong(&why));
+        }
+        let found = found_in(&first, &other).map_err(|why| wrong(&why))?;
+        if let Some(found) = &found {
+            for (known, own) in is_in_all.iter_mut().zip(found) {
+                *known &= *own != NONE;
+            }
+        }
+        if !is_in_all.contains(&true) {
+            return Err(wrong(
+                "no value is in all files up to the former, and --join inner takes the values that all have",
+            ));
+        }
+        places.push(found);
+        files[place].forget(dimension);
+    }
+    if places.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let kept = |all: &mut dyn Iterator<Item = u64>| -> Rc<[u64]> {
+        let kept = all.zip(&is_in_all).filter(|(_, is_kept)| **is_kept);
+        kept.map(|(own, _)| own).collect()
+    };
+    let of_first = kept(&mut (0..first.values.len() as u64));
+    let mut common = Found::clone(&first);
+    common.values = of_first
+        .iter()
+        .map(|own| first.values[as_usize(*own)])
+        .collect();
+    let common = Rc::new(common);
+    for (file, places) in files.iter_mut().zip(places) {
+        let own = places.map_or_else(|| of_first.clone(), |all| kept(&mut all.into_iter()));
+        file.common.insert(dimension, own);
+        file.adopt(dimension, Some(common.clone()));
+    }
+    Ok(())
+}
+
+/// A dimension of which the first file has no values is as long in all, and none has values.
+fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
+    let size = |file: &File<'_>| file.variable.dimensions[dimension].size;
+    for place in 1..files.len() {
+        let has = files[place].shared(dimension)?.is_some();
+        files[place].forget(dimension);
+        let why = match has {
+            true => lacking(false),
+            false if size(&files[place]) != size(&files[0]) => {
+                "it has another length, and no values by which --join inner could find what both have".to_owned()
+            }
+            false => continue,
+        };
+        return Err(of_coordinate(&files[0], &files[place], dimension, &why));
+    }
+    Ok(())
+}
+
+/// Where another file has the values of the first; nothing if the two are the same. What is NaN is no value.
+fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>>, String> {
+    let others = alike(other, first.units.as_ref(), other.values.clone());
+    let slack = slack(first, other);
+    let same = |(one, two): (&f64, &f64)| !one.is_nan() && is_same(*one, *two, slack);
+    if first.values.len() == others.len() && first.values.iter().zip(&others).all(same) {
+        return Ok(None);
+    }
+    let mut sorted: Vec<(f64, u64)> = others.into_iter().zip(0..).collect();
+    sorted.retain(|(value, _)| !value.is_nan());
+    sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut taken = vec![false; sorted.len()];
+    let mut found = Vec::with_capacity(first.values.len());
+    for value in &first.values {
+        let begin = sorted.partition_point(|(own, _)| !is_same(*own, *value, slack) && own < value);
+        let here = sorted[begin..].iter();
+        let count = here
+            .take_while(|(own, _)| is_same(*own, *value, slack))
+            .count();
+        let is_twice = count > 1 || count == 1 && std::mem::replace(&mut taken[begin], true);
+        if is_twice && !value.is_nan() {
+            return Err(format!(
+                "{} is twice in one of the files, and --join inner takes each value once",
+                first.shown(*value)
+            ));
+        }
+        found.push(match count {
+            0 => NONE,
+            _ => sorted[begin].1,
+        });
+    }
+    Ok(Some(found))
+}
+
+/// What is selected of one dimension, and where each run leads.
+type Runs = (Vec<Range>, Vec<Target>, Vec<Vec<f64>>);
+
+/// Turns what is selected of a file from indices of what all files have into its own; `weights` are those of one dimension.
+pub(super) fn to_own(
+    file: &mut File<'_>,
+    targets: &mut [Vec<Target>],
+    weights: &mut Option<(usize, Vec<Vec<f64>>)>,
+) {
+    for (dimension, common) in std::mem::take(&mut file.common) {
+        let weighs = weights
+            .as_mut()
+            .filter(|(weighed, _)| *weighed == dimension);
+        let before = weighs.as_ref().map(|(_, weights)| weights.as_slice());
+        let (runs, leads, own) = turned(
+            (&file.selection[dimension], &common),
+            &targets[dimension],
+            before,
+        );
+        file.selection[dimension] = runs;
+        targets[dimension] = leads;
+        if let Some((_, weights)) = weighs {
+            *weights = own;
+        }
+    }
+}
+
+fn turned(
+    (runs, common): (&[Range], &[u64]),
+    targets: &[Target],
+    weights: Option<&[Vec<f64>]>,
+) -> Runs {
+    let mut turned: Runs = Default::default();
+    for (place, (run, target)) in runs.iter().zip(targets).enumerate() {
+        let own = |index: u64| common.get(as_usize(run.start + index * run.step)).copied();
+        let own: Vec<u64> = (0..run.count()).filter_map(own).collect();
+        let mut begin = 0;
+        while begin < own.len() {
+            let range = ascending(&own[begin..]);
+            let count = as_usize(range.count());
+            turned.0.push(range);
+            turned.1.push(match target {
+                Target::Reduced => Target::Reduced,
+                Target::Kept(first) => Target::Kept(first + begin as u64),
+                Target::Grouped(groups) => Target::Grouped(groups[begin..begin + count].to_vec()),
+            });
+            if let Some(weights) = weights {
+                turned.2.push(weights[place][begin..begin + count].to_vec());
+            }
+            begin += count;
+        }
+    }
+    turned
+}
+
+/// As many of the first indices as ascend by one step.
+fn ascending(own: &[u64]) -> Range {
+    let step = match own {
+        [one, two, ..] if two > one => two - one,
+        _ => 1,
+    };
+    let goes_on = |pair: &&[u64]| pair[1] == pair[0].saturating_add(step);
+    let more = own.windows(2).take_while(goes_on).count();
+    Range {
+        start: own[0],
+        end: own[more] + 1,
+        step,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64, step: u64) -> Range {
+        Range { start, end, step }
+    }
+
+    #[test]
+    fn runs_of_what_all_have_become_runs_of_a_file() {
+        // Of ten common indices every second from the second on.
+        let common: Vec<u64> = vec![3, 4, 5, 6, 20, 21, 9, 8, 7, 30];
+        let targets = [Target::Kept(5)];
+        let (runs, leads, _) = turned((&[range(1, 10, 2)], &common), &targets, None);
+        // 4, 6, 21, 8, 30.
+        assert_eq!(runs, [range(4, 7, 2), range(21, 22, 1), range(8, 31, 22)]);
+        assert_eq!(leads, [Target::Kept(5), Target::Kept(7), Target::Kept(8)]);
+        let groups = [Target::Grouped(vec![0, 0, 1, 1])];
+        let weights = [vec![0.5, 0.25, 1.0, 2.0]];
+        let found = turned((&[range(3, 7, 1)], &common), &groups, Some(&weights));
+        // 6, 20, 21, 9.
+        assert_eq!(
+            found.0,
+            [range(6, 21, 14), range(21, 22, 1), range(9, 10, 1)]
+        );
+        let groups = [vec![0, 0], vec![1], vec![1]].map(Target::Grouped);
+        assert_eq!(found.1, groups);
+        assert_eq!(found.2, [vec![0.5, 0.25], vec![1.0], vec![2.0]]);
+    }
+}

@@ -2,6 +2,9 @@
 
 use crate::array::{Array, Options, Said, can_mount, folder_of_nobody, said, wait};
 use crate::require;
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -264,4 +267,130 @@ fn nothing_gets_the_names_of_the_control_folder() {
         array.sh("cat f; ls -A | sort | tr '\\n' ' '"),
         "x\nd f kernels w "
     );
+}
+
+/// Runs a command with arguments of any bytes, which must succeed.
+fn ok_bytes(array: &Array, args: &[&[u8]]) -> Vec<u8> {
+    let args = args.iter().map(|arg| OsStr::from_bytes(arg));
+    let done = array.tidemill().args(args.clone()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(
+        done.status.success(),
+        "{:?}: {said}",
+        args.collect::<Vec<_>>()
+    );
+    done.stdout
+}
+
+fn json_bytes(array: &Array, args: &[&[u8]]) -> Value {
+    let args = [&[b"--json".as_slice()], args].concat();
+    serde_json::from_slice(&ok_bytes(array, &args)).unwrap()
+}
+
+#[test]
+fn commands_take_and_json_tells_names_that_are_not_utf8() {
+    let Some(array) = Array::start() else { return };
+    let (ff, fe) = (OsStr::from_bytes(b"n\xff"), OsStr::from_bytes(b"n\xfe"));
+    let plain = r"n\xff";
+    for (name, text) in [(ff, "one"), (fe, "two"), (OsStr::new(plain), "three")] {
+        std::fs::write(array.at("").join(name), text).unwrap();
+    }
+    array.sh("sync .; mkdir d");
+    assert_eq!(ok_bytes(&array, &[b"cat", b"/n\xff"]), b"one");
+    assert_eq!(
+        ok_bytes(&array, &[b"cat", b"/n\xfe", plain.as_bytes()]),
+        b"twothree"
+    );
+    let listed = json_bytes(&array, &[b"ls", b"/"]);
+    let entries = listed["entries"].as_array().unwrap().iter();
+    let names: Vec<&str> = entries.map(|one| one["name"].as_str().unwrap()).collect();
+    for name in [r"n\xff", r"n\xfe", r"n\x5cxff"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let text = String::from_utf8(ok_bytes(&array, &[b"ls", b"/n\xff"])).unwrap();
+    assert_eq!(text, "/n\u{fffd}\n");
+    let found = ok_bytes(&array, &[b"--json", b"find", b"name ~ \"n*\" and size = 3"]);
+    let found = String::from_utf8(found).unwrap();
+    assert!(
+        found.contains(r#""/n\\xff""#) && found.contains(r#""/n\\xfe""#),
+        "{found}"
+    );
+
+    let layout = json_bytes(&array, &[b"layout", b"/n\xff"]);
+    assert_eq!(
+        (&layout["path"], &layout["size"]),
+        (&json!(r"/n\xff"), &json!(3))
+    );
+    let lineage = json_bytes(&array, &[b"lineage", b"--versions", b"/n\xff"]);
+    assert_eq!(lineage["versions"][0]["path"], r"/n\xff", "{lineage}");
+    assert_eq!(
+        lineage["found"]["objects"].as_array().unwrap().len(),
+        1,
+        "{lineage}"
+    );
+    let scrub = array
+        .tidemill()
+        .args(["scrub", "--wait"])
+        .arg(OsStr::from_bytes(b"/n\xff"))
+        .output();
+    assert!(scrub.unwrap().status.success());
+
+    let local = array.path("local");
+    std::fs::create_dir(&local).unwrap();
+    ok_bytes(
+        &array,
+        &[b"get", b"/n\xff", b"/n\xfe", local.as_os_str().as_bytes()],
+    );
+    assert_eq!(std::fs::read(local.join(fe)).unwrap(), b"two");
+    ok_bytes(
+        &array,
+        &[b"put", b"-r", local.as_os_str().as_bytes(), b"/d\xff"],
+    );
+    assert_eq!(
+        std::fs::read(array.at("").join(OsStr::from_bytes(b"d\xff/n\xff"))).unwrap(),
+        b"one"
+    );
+    ok_bytes(&array, &[b"stripe", b"/d\xff", b"1MiB,2"]);
+    ok_bytes(&array, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
+    ok_bytes(&array, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
+    assert_eq!(ok_bytes(&array, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
+    ok_bytes(&array, &[b"move", b"/d\xff", b"--element", b"0"]);
+    ok_bytes(&array, &[b"rm", b"/n\xfe"]);
+    ok_bytes(&array, &[b"rm", b"-r", b"/d\xff"]);
+    assert!(!array.at("").join(OsStr::from_bytes(b"d\xff")).exists());
+    let missing = array
+        .tidemill()
+        .arg("cat")
+        .arg(OsStr::from_bytes(b"/n\xff"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8(missing.stderr).unwrap();
+    assert!(
+        said.contains("no such file") && !missing.status.success(),
+        "{said}"
+    );
+    assert_eq!(ok_bytes(&array, &[b"cat", plain.as_bytes()]), b"three");
+}
+
+/// A script has only text, so a pattern never leaves a file out in silence.
+#[test]
+fn patterns_of_jobs_refuse_names_that_are_not_utf8() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir in && echo 1 > in/a.txt && echo 2 > in/b.dat && sync in/a.txt");
+    std::fs::write(array.at("in").join(OsStr::from_bytes(b"n\xff.txt")), "3").unwrap();
+    let script = |pattern: &str| {
+        format!(
+            "name = \"j\"; workdir = \"/\"; tasks = ( {{ name = \"t\"; kernel = \"wordcount\"; input = [ \"{pattern}\" ]; output = [ \"o\" ]; }} );"
+        )
+    };
+    for pattern in ["in/*.txt", "in/*", "in/"] {
+        let refused = array.try_submit(&script(pattern));
+        assert!(!refused.ok, "{pattern}");
+        assert!(
+            refused.err.contains("n\u{fffd}.txt") && refused.err.contains("not UTF-8"),
+            "{pattern}: {}",
+            refused.err
+        );
+    }
+    array.done(array.submit(&script("in/*.dat")));
 }

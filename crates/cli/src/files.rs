@@ -1,74 +1,144 @@
 //! The namespace as the file commands see it: paths, listing, walking, making folders.
 
 use crate::context::credentials;
+use serde::{Serialize, Serializer};
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use tidemill_client::{Error, Server};
+use tidemill_core::shown;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Entries asked for at once.
 const PAGE: u32 = 4096;
 
+/// A path of the array: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
+/// JSON has it as [`shown::escaped`].
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Path(Vec<u8>);
+
+impl Path {
+    /// The path of an entry of this folder.
+    pub(crate) fn join(&self, name: impl AsRef<[u8]>) -> Self {
+        let folder = self.0.strip_suffix(b"/").unwrap_or(&self.0);
+        Self([folder, b"/", name.as_ref()].concat())
+    }
+
+    /// The folder and the last component.
+    ///
+    /// # Errors
+    /// If it is the root.
+    pub(crate) fn split(&self) -> anyhow::Result<(Self, &[u8])> {
+        let slash = self.0.iter().rposition(|&byte| byte == b'/');
+        let (folder, name) = slash.map_or((&[][..], &self.0[..]), |at| {
+            (&self.0[..at], &self.0[at + 1..])
+        });
+        anyhow::ensure!(
+            !name.is_empty(),
+            "bad path: {self}; the root has no name of its own"
+        );
+        let folder = if folder.is_empty() { b"/" } else { folder };
+        Ok((Self(folder.to_vec()), name))
+    }
+
+    /// The bytes, as the server takes them.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    /// The path, if it is UTF-8.
+    ///
+    /// # Errors
+    /// If it is not; `what` needs such a path.
+    pub(crate) fn text(&self, what: &str) -> anyhow::Result<&str> {
+        std::str::from_utf8(&self.0)
+            .map_err(|_| anyhow::anyhow!("bad path: {self}: {what} needs a path in UTF-8"))
+    }
+}
+
+impl AsRef<[u8]> for Path {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown::line(&String::from_utf8_lossy(&self.0)))
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", shown::escaped(&self.0))
+    }
+}
+
+impl Serialize for Path {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&shown::escaped(&self.0))
+    }
+}
+
 /// A path of the array as a user may write it: relative ones start at the root, `.` and empty parts go.
 ///
 /// # Errors
 /// If it has `..`, whose meaning would depend on symbolic links.
-pub(crate) fn path(text: &str) -> anyhow::Result<String> {
-    let mut clean = String::new();
-    for part in text.split('/') {
+pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<Path> {
+    let text = text.as_ref();
+    let mut clean = Vec::new();
+    for part in text.as_bytes().split(|&byte| byte == b'/') {
         match part {
-            "" | "." => {}
-            ".." => {
+            b"" | b"." => {}
+            b".." => {
+                let text = shown::line(&text.to_string_lossy());
                 anyhow::bail!("bad path: {text}; `..` is not followed, give the full path from /")
             }
             part => {
-                clean.push('/');
-                clean.push_str(part);
+                clean.push(b'/');
+                clean.extend(part);
             }
         }
     }
-    Ok(if clean.is_empty() { "/".into() } else { clean })
-}
-
-/// Appends a name to a folder's path.
-pub(crate) fn join(folder: &str, name: &str) -> String {
-    format!("{}/{name}", folder.trim_end_matches('/'))
-}
-
-/// The folder and the last component of a path that [`path`] made.
-///
-/// # Errors
-/// If it is the root.
-pub(crate) fn split(path: &str) -> anyhow::Result<(&str, &str)> {
-    match path.rsplit_once('/') {
-        Some((_, "")) | None => anyhow::bail!("bad path: {path}; the root has no name of its own"),
-        Some(("", name)) => Ok(("/", name)),
-        Some((folder, name)) => Ok((folder, name)),
-    }
+    Ok(Path(if clean.is_empty() {
+        b"/".to_vec()
+    } else {
+        clean
+    }))
 }
 
 /// Looks a path up that should be there.
 ///
 /// # Errors
 /// If nothing is there; with what may have been meant.
-pub(crate) async fn resolve(server: &Server, path: &str, follow: bool) -> Result<v1::Entry, Error> {
-    look_up(server, path, follow, true).await
+pub(crate) async fn resolve(
+    server: &Server,
+    path: impl AsRef<[u8]>,
+    follow: bool,
+) -> Result<v1::Entry, Error> {
+    look_up(server, path.as_ref(), follow, true).await
 }
 
 /// Looks a path up that need not be there.
 ///
 /// # Errors
 /// If nothing is there.
-pub(crate) async fn find(server: &Server, path: &str, follow: bool) -> Result<v1::Entry, Error> {
-    look_up(server, path, follow, false).await
+pub(crate) async fn find(
+    server: &Server,
+    path: impl AsRef<[u8]>,
+    follow: bool,
+) -> Result<v1::Entry, Error> {
+    look_up(server, path.as_ref(), follow, false).await
 }
 
 async fn look_up(
     server: &Server,
-    path: &str,
+    path: &[u8],
     follow: bool,
     advise: bool,
 ) -> Result<v1::Entry, Error> {
     let resolve = v1::Resolve {
-        path: path.as_bytes().to_vec(),
+        path: path.to_vec(),
         follow,
         advise,
     };
@@ -82,7 +152,7 @@ async fn look_up(
 ///
 /// # Errors
 /// If nothing is there.
-pub(crate) async fn inode(server: &Server, path: &str) -> Result<u64, Error> {
+pub(crate) async fn inode(server: &Server, path: impl AsRef<[u8]>) -> Result<u64, Error> {
     let entry = resolve(server, path, true).await?;
     Ok(entry.attr.ok_or(Error::Answer("Resolve"))?.ino)
 }
@@ -121,7 +191,7 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
 ///
 /// # Errors
 /// If it is there, or may not be made.
-pub(crate) async fn make_folder(server: &Server, path: &str, parents: bool) -> anyhow::Result<()> {
+pub(crate) async fn make_folder(server: &Server, path: &Path, parents: bool) -> anyhow::Result<()> {
     if parents && let Ok(entry) = find(server, path, true).await {
         let is_folder = entry
             .attr
@@ -133,7 +203,7 @@ pub(crate) async fn make_folder(server: &Server, path: &str, parents: bool) -> a
     let (ino, _) = server.reserve(1, 0).await?;
     let me = credentials();
     let create = v1::Create {
-        name: path.as_bytes().to_vec(),
+        name: path.0.clone(),
         kind: v1::Kind::Directory.into(),
         mode: 0o777 & !umask(),
         ino: ino.0,
@@ -161,13 +231,32 @@ mod tests {
     #[test]
     fn paths_start_at_the_root_and_do_not_climb() {
         for (text, clean) in [("a/b", "/a/b"), ("/a//./b/", "/a/b"), ("/", "/"), ("", "/")] {
-            assert_eq!(path(text).unwrap(), clean);
+            assert_eq!(path(text).unwrap().as_ref(), clean.as_bytes());
         }
         assert!(path("/a/../b").unwrap_err().to_string().contains("/a/../b"));
-        assert_eq!(split("/a/b").unwrap(), ("/a", "b"));
-        assert_eq!(split("/a").unwrap(), ("/", "a"));
+        let split = |text| {
+            let path = path(text).unwrap();
+            let (folder, name) = path.split()?;
+            anyhow::Ok((folder.to_string(), name.to_vec()))
+        };
+        assert_eq!(split("/a/b").unwrap(), ("/a".into(), b"b".to_vec()));
+        assert_eq!(split("/a").unwrap(), ("/".into(), b"a".to_vec()));
         assert!(split("/").is_err());
-        assert_eq!(join("/", "a"), "/a");
-        assert_eq!(join("/a", "b"), "/a/b");
+        assert_eq!(path("/").unwrap().join("a"), path("/a").unwrap());
+        assert_eq!(path("/a").unwrap().join(b"b"), path("/a/b").unwrap());
+    }
+
+    #[test]
+    fn paths_that_are_not_utf8_keep_their_bytes() {
+        let odd = path(OsStr::from_bytes(b"a/n\xff")).unwrap();
+        assert_eq!(odd.as_ref(), b"/a/n\xff");
+        assert_eq!(odd.to_string(), "/a/n\u{fffd}");
+        assert_eq!(serde_json::json!(odd), r"/a/n\xff");
+        assert!(
+            odd.text("a rule")
+                .unwrap_err()
+                .to_string()
+                .contains("a rule")
+        );
     }
 }

@@ -77,7 +77,7 @@ fn of_a_mount(text: &str) -> Option<String> {
         return None;
     }
     let mounts = tidemill_label::mounts();
-    std::env::args().skip(1).find_map(|word| {
+    std::env::args_os().skip(1).find_map(|word| {
         let within = |mount| Some((mount, Path::new(&word).strip_prefix(mount).ok()?));
         let (mount, inside) = mounts.iter().find_map(within)?;
         let (mount, inside) = (mount.display(), inside.display());

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
 use tidemill_core::layout::Layout;
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Pause after nothing has come; doubled up to [`PAUSE_MAX`].
@@ -110,10 +111,10 @@ impl Transfer {
     /// they had been handed on ([`Error::WrittenOver`]); if the server does not answer for a minute; or what `piece` gives.
     pub async fn follow(
         &self,
-        path: &str,
+        path: impl AsRef<[u8]>,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<Followed, Error> {
-        let ino = self.resolve(path).await?.ino;
+        let ino = self.resolve(&path).await?.ino;
         let Some(mut version) = self.begun(ino).await? else {
             let bytes = self.read(path, piece).await?;
             return Ok(Followed {
@@ -121,6 +122,7 @@ impl Transfer {
                 ..Followed::default()
             });
         };
+        let path = &*escaped(path.as_ref());
         let mut read = Read::default();
         let mut pause = PAUSE_MIN;
         while !version.is_sealed() {

@@ -37,7 +37,7 @@ impl Transfer {
     ///
     /// # Errors
     /// If it is not there, is no file, or may not be read.
-    pub async fn ranged(&self, path: &str) -> Result<Ranged<'_>, Error> {
+    pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<Ranged<'_>, Error> {
         let ino = self.settled(path).await?.ino;
         let mut open = v1::Open {
             ino,

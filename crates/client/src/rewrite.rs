@@ -7,6 +7,7 @@ use crate::{Error, striped::Parts};
 use bytes::Bytes;
 use std::ops::Range;
 use tidemill_core::layout::Stripes;
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Bytes that are read and written as one.
@@ -38,11 +39,12 @@ impl Transfer {
     /// If somebody writes the file, the caller may not, or an element fails; then nothing has changed.
     pub async fn rewrite(
         &self,
-        path: &str,
+        path: impl AsRef<[u8]>,
         stripes: Option<Stripes>,
         progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
-        let attr = self.resolve(path).await?;
+        let attr = self.resolve(&path).await?;
+        let path = &*escaped(path.as_ref());
         if attr.writing {
             return Err(Error::Name {
                 errno: rustix::io::Errno::TXTBSY.raw_os_error(),

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tidemill_core::copies;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Stripes;
+use tidemill_core::shown::escaped;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
@@ -90,7 +91,7 @@ impl Transfer {
     pub async fn put(
         &self,
         local: &Path,
-        path: &str,
+        path: impl AsRef<[u8]>,
         wanted: Wanted,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
@@ -113,11 +114,12 @@ impl Transfer {
     pub async fn put_from<R: Read + Send + 'static>(
         &self,
         file: R,
-        path: &str,
+        path: impl AsRef<[u8]>,
         (mode, wanted): (u32, Wanted),
         mut progress: impl FnMut(u64),
     ) -> Result<(u64, u64), Error> {
-        let opened = self.begin(path, mode, wanted).await?;
+        let opened = self.begin(path.as_ref(), mode, wanted).await?;
+        let path = &*escaped(path.as_ref());
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
@@ -144,7 +146,7 @@ impl Transfer {
         &self,
         element: ElementId,
         outside: &str,
-        (path, mode): (&str, u32),
+        (path, mode): (&[u8], u32),
     ) -> Result<(u64, u64), Error> {
         let wanted = Wanted {
             element: Some(element),
@@ -156,7 +158,8 @@ impl Transfer {
         let link = async {
             let remote = Self::remote(&opened)?;
             let size = self.objects.link(&remote, outside).await?;
-            self.objects.seal(&remote, &seal_body(&attr, path)).await?;
+            let body = seal_body(&attr, &escaped(path));
+            self.objects.seal(&remote, &body).await?;
             Ok((size, Vec::new()))
         };
         let linked = link.await;
@@ -310,7 +313,7 @@ impl Transfer {
     /// If the file can't be read or the local path can't be written.
     pub async fn get(
         &self,
-        path: &str,
+        path: impl AsRef<[u8]>,
         local: &Path,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
@@ -332,12 +335,12 @@ impl Transfer {
     /// As those of [`Self::get`].
     pub async fn get_damaged(
         &self,
-        path: &str,
+        path: impl AsRef<[u8]>,
         local: &Path,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
         let open = v1::Open {
-            ino: self.resolve(path).await?.ino,
+            ino: self.resolve(&path).await?.ino,
             damaged: true,
             ..v1::Open::default()
         };
@@ -372,7 +375,7 @@ impl Transfer {
     /// If the file can't be read, or what `piece` gives.
     pub async fn read(
         &self,
-        path: &str,
+        path: impl AsRef<[u8]>,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let attr = self.settled(path).await?;
@@ -486,10 +489,10 @@ impl Transfer {
 
     /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
     /// shortly after `close`. A file that somebody goes on writing is waited for [`SEAL_PATIENCE`].
-    pub(crate) async fn settled(&self, path: &str) -> Result<v1::Attr, Error> {
+    pub(crate) async fn settled(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
         let deadline = tokio::time::Instant::now() + SEAL_PATIENCE;
         loop {
-            let attr = self.resolve(path).await?;
+            let attr = self.resolve(&path).await?;
             if !attr.writing || tokio::time::Instant::now() > deadline {
                 return Ok(attr);
             }
@@ -501,9 +504,9 @@ impl Transfer {
     ///
     /// # Errors
     /// If nothing is there or a folder on the way may not be searched.
-    pub async fn resolve(&self, path: &str) -> Result<v1::Attr, Error> {
+    pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
         let resolve = v1::Resolve {
-            path: path.as_bytes().to_vec(),
+            path: path.as_ref().to_vec(),
             follow: true,
             advise: true,
         };
@@ -570,7 +573,7 @@ impl Transfer {
         }
     }
 
-    async fn begin(&self, path: &str, mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
+    async fn begin(&self, path: &[u8], mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
         let element = wanted.element.map(|element| element.0);
         let stripes = wanted.stripes.map(|stripes| v1::Stripes {
             unit: stripes.unit,
@@ -579,7 +582,7 @@ impl Transfer {
         let (ino, object) = self.ids.take().await?;
         let create = v1::Create {
             parent: 0,
-            name: path.as_bytes().to_vec(),
+            name: path.to_vec(),
             kind: v1::Kind::File.into(),
             mode,
             ino: ino.0,

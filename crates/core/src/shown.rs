@@ -16,6 +16,55 @@ pub fn lines(text: &str) -> String {
     text.replace(obeyed, UNSHOWN)
 }
 
+/// A name as JSON has it, so that no two names are alike: a byte that is not UTF-8 becomes `\xHH` (two lower-case hexadecimal
+/// digits), and so does the backslash of a name that has such a text itself. All other names stay as they are.
+#[must_use]
+pub fn escaped(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        let mut rest = chunk.valid();
+        while let Some(at) = rest.find('\\') {
+            let (before, from) = rest.split_at(at);
+            text.push_str(before);
+            text.push_str(if is_escape(from) { "\\x5c" } else { "\\" });
+            rest = &from[1..];
+        }
+        text.push_str(rest);
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// The name that [`escaped`] has made a text of.
+#[must_use]
+pub fn unescaped(text: &str) -> Vec<u8> {
+    let (mut name, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some(at) = rest.find('\\') {
+        let (before, from) = rest.split_at(at);
+        name.extend(before.bytes());
+        match from.get(2..4).map(|digits| u8::from_str_radix(digits, 16)) {
+            Some(Ok(byte)) if is_escape(from) => {
+                name.push(byte);
+                rest = &from[4..];
+            }
+            _ => {
+                name.push(b'\\');
+                rest = &from[1..];
+            }
+        }
+    }
+    name.extend(rest.bytes());
+    name
+}
+
+/// Whether a text begins as the bytes do that [`escaped`] escapes.
+fn is_escape(text: &str) -> bool {
+    let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    matches!(text.as_bytes(), [b'\\', b'x', high, low, ..] if digit(high) && digit(low))
+}
+
 /// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "display only")]
@@ -79,6 +128,24 @@ mod tests {
         );
         assert!(!line(hostile).contains(char::is_control));
         assert_eq!(line("Größe 5 µs"), "Größe 5 µs");
+    }
+
+    #[test]
+    fn escaped_names_differ_and_give_their_bytes_back() {
+        for (name, text) in [
+            (&b"plain \xc3\xa4\n"[..], "plain ä\n"),
+            (b"n\xff", r"n\xff"),
+            (b"n\xfe", r"n\xfe"),
+            (br"n\xff", r"n\x5cxff"),
+            (br"n\x5cxff", r"n\x5cx5cxff"),
+            (br"n\xFF", r"n\xFF"),
+            (b"\\x5\xff", r"\x5\xff"),
+            (b"\\\xe2\x82", r"\\xe2\x82"),
+            (br"C:\new", r"C:\new"),
+        ] {
+            assert_eq!(escaped(name), text);
+            assert_eq!(unescaped(text), name, "{text}");
+        }
     }
 
     #[test]

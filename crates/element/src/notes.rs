@@ -12,6 +12,7 @@ use rusqlite::{Connection, Result, params};
 use tidemill_core::attribute::{name, object};
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_core::layout::PartOf;
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Longest path that is put together of notes: folders that an old note put into each other have none.
@@ -207,7 +208,7 @@ pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(
         true => path_by_notes(connection, &note)?,
     };
     let part = part_of(&note, id).is_some();
-    Ok(path.map(|path| (String::from_utf8_lossy(&path).into_owned(), part)))
+    Ok(path.map(|path| (escaped(&path), part)))
 }
 
 /// An object is removed: what was noted about it goes. To be called while its own attributes are there.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use tidemill_core::attribute::{object, status, task};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::{Input, Operation, Output};
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Names of the attributes of a task collection, and whether they are numbers.
@@ -120,7 +121,12 @@ pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     };
     match is_number {
         Some(is_number) => {
-            json!({"page": page, "number": number, "value": decode(value, is_number)})
+            let is_path = page == object::PAGE && number == object::PATH;
+            let value = match is_path {
+                true => escaped(value).into(),
+                false => decode(value, is_number),
+            };
+            json!({"page": page, "number": number, "value": value})
         }
         None => {
             let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();

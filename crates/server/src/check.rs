@@ -17,6 +17,7 @@ use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Error, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::PartOf;
+use tidemill_core::shown::escaped;
 use tidemill_wire::route::{self, Listed, SEAL_ALL_MAX, SealBody};
 use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
@@ -283,7 +284,7 @@ impl Run<'_> {
         let part = self.check.names.database().read(part).ok().flatten();
         SealBody {
             inode: held.ino,
-            path: String::from_utf8_lossy(&self.path(held)).into_owned(),
+            path: escaped(&self.path(held)),
             uid: held.owner.0,
             gid: held.owner.1,
             mode: held.mode,

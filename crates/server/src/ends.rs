@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
 use tidemill_core::layout::PartOf;
+use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -296,7 +297,7 @@ fn body(version: &Unfinished) -> SealBody {
     let (uid, gid) = version.owner;
     SealBody {
         inode: version.ino,
-        path: String::from_utf8_lossy(&version.path).into_owned(),
+        path: escaped(&version.path),
         uid,
         gid,
         mode: version.mode,

@@ -23,6 +23,7 @@ use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_core::job::own::OwnName;
+use tidemill_core::shown::escaped;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
@@ -344,7 +345,7 @@ fn shown(
         .as_ref()
         .is_some_and(|file| file.object != version.object);
     let path = file.map(|file| file.path).unwrap_or_default();
-    version.current_path = String::from_utf8_lossy(&path).into_owned();
+    version.current_path = escaped(&path);
     if !sight.owns(version.uid) {
         version.path = version.current_path.clone();
     }

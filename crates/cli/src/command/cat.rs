@@ -1,6 +1,8 @@
 //! `tidemill cat`: a file of the array on standard output.
 
 use crate::context::Context;
+use crate::files;
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use tidemill_client::follow::Followed;
@@ -19,7 +21,7 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// If it is being written, give what has come, and go on until it is closed
     #[arg(long)]
     wait: bool,
@@ -28,6 +30,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let transfer = context.transfer().await?;
     for path in &args.paths {
+        let path = &files::path(path)?;
         let copied = to_stdout(&transfer, path, args.wait).await?;
         for hole in copied.unwritten.iter().take(UNWRITTEN_MAX) {
             context.note(format_args!(
@@ -50,7 +53,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// If it can't be read. A reader who went away is an `std::io::Error` of that kind.
 pub(crate) async fn to_stdout(
     transfer: &tidemill_client::transfer::Transfer,
-    path: &str,
+    path: &files::Path,
     wait: bool,
 ) -> anyhow::Result<Followed> {
     let piece = |piece: bytes::Bytes| {

@@ -3,6 +3,7 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::places::StagedView;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1;
@@ -27,7 +28,7 @@ const SHORTEST: Duration = Duration::from_millis(25);
 pub(crate) struct Args {
     /// Files and folders; all below a folder drains
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Wait until it is done, and say how far it is meanwhile
     #[arg(long)]
     wait: bool,
@@ -48,7 +49,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Asks for something to be done with files and the burst tier, and says how far it is; again until it is done, if that is waited for.
 pub(super) async fn ask(
     context: &Context,
-    (paths, request): (&[String], v1::StageRequest),
+    (paths, request): (&[OsString], v1::StageRequest),
     wait: bool,
 ) -> anyhow::Result<()> {
     let server = context.connect().await?;

@@ -4,6 +4,8 @@ use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::find::FoundView;
 use anyhow::anyhow;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Error;
@@ -31,7 +33,7 @@ pub(crate) struct Args {
     expression: String,
     /// Only files below this folder of the array, or of a place where it is mounted
     #[arg(long, value_name = "FOLDER", default_value = "/")]
-    under: String,
+    under: OsString,
     /// With --json: show what is known of each file's header
     #[arg(long)]
     header: bool,
@@ -76,15 +78,12 @@ fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
 }
 
 /// Where the array is mounted, if a folder is named as it is there, and the folder's path in the array.
-fn folder(text: &str) -> anyhow::Result<(Option<PathBuf>, String)> {
-    if text.starts_with(['/', '.']) {
+fn folder(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::Path)> {
+    if matches!(text.as_bytes(), [b'/' | b'.', ..]) {
         let whole = std::path::absolute(text)?;
         let whole: PathBuf = whole.components().collect();
         if let Some(mount) = whole.ancestors().find(|path| is_mounted(path)) {
             let below = whole.strip_prefix(mount).unwrap_or(Path::new(""));
-            let below = below
-                .to_str()
-                .ok_or_else(|| anyhow!("{}: no UTF-8", whole.display()))?;
             return Ok((Some(mount.to_owned()), files::path(below)?));
         }
     }

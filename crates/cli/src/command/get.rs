@@ -4,11 +4,11 @@ use super::{cat, put};
 use crate::context::Context;
 use crate::files;
 use crate::format;
-use crate::output::files::{kind, name};
+use crate::output::files::kind;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use serde_json::json;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ const AT_ONCE: usize = 8;
 pub(crate) struct Args {
     /// Paths in the array and, last, the local path; `-` is standard output
     #[arg(required = true, num_args = 2.., value_name = "PATH... LOCAL")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Folders with all that is in them
     #[arg(long, short)]
     recursive: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 
 /// One file to be copied: path in the array, local path, mode, size.
 struct Wanted {
-    path: String,
+    path: files::Path,
     local: PathBuf,
     mode: u32,
     size: u64,
@@ -99,7 +99,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Lists the files to copy, making local folders and links on the way.
 async fn plan(
     server: &Server,
-    sources: &[String],
+    sources: &[OsString],
     local: &Path,
     recursive: bool,
 ) -> anyhow::Result<Vec<Wanted>> {
@@ -114,8 +114,8 @@ async fn plan(
     for source in sources {
         let path = files::path(source)?;
         let entry = files::resolve(server, &path, true).await?;
-        let to = match files::split(&path) {
-            Ok((_, name)) if is_folder => local.join(name),
+        let to = match path.split() {
+            Ok((_, name)) if is_folder => local.join(OsStr::from_bytes(name)),
             _ => local.to_path_buf(),
         };
         let directory = kind(&entry) == v1::Kind::Directory;
@@ -130,7 +130,7 @@ async fn plan(
 
 async fn collect(
     server: &Server,
-    path: &str,
+    path: &files::Path,
     entry: &v1::Entry,
     local: PathBuf,
     wanted: &mut Vec<Wanted>,
@@ -141,7 +141,7 @@ async fn collect(
         v1::Kind::Directory => {
             std::fs::create_dir_all(&local).with_context(at)?;
             for below in files::list(server, attr.ino).await? {
-                let path = files::join(path, &name(&below));
+                let path = path.join(&below.name);
                 let local = local.join(OsStr::from_bytes(&below.name));
                 Box::pin(collect(server, &path, &below, local, wanted)).await?;
             }
@@ -151,7 +151,7 @@ async fn collect(
             std::os::unix::fs::symlink(target, &local).with_context(at)?;
         }
         v1::Kind::File => wanted.push(Wanted {
-            path: path.to_owned(),
+            path: path.clone(),
             local,
             mode: attr.mode,
             size: attr.size,

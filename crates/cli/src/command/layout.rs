@@ -4,6 +4,7 @@ use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::layout::LayoutView;
 use anyhow::Context as _;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::Error;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -18,7 +19,7 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Args {
     /// Paths of files in the array
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {

@@ -3,16 +3,17 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::lineage::{difference, json};
-use crate::output::prov;
+use crate::output::{exact, prov};
 use anyhow::Context as _;
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
 use tidemill_core::lineage::search::{Search, matches_pattern};
 use tidemill_core::lineage::{Graph, Vertex, difference as differences, dot, svg, text};
-use tidemill_core::shown::day_of;
+use tidemill_core::shown::{day_of, escaped};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -38,7 +39,7 @@ const SECOND_NS: i64 = 1_000_000_000;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Path in the array
-    path: Option<String>,
+    path: Option<OsString>,
     /// An object instead of a path, by its id
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     object: Option<u64>,
@@ -65,7 +66,7 @@ pub(crate) struct Args {
     stop: Option<String>,
     /// What differs from the lineage of another: of a path, or an id as the first
     #[arg(long, value_name = "OTHER")]
-    diff: Option<String>,
+    diff: Option<OsString>,
     #[command(flatten)]
     search: Searched,
     /// Of what was found, only files that a task with this kernel made
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     outputs_of: Option<String>,
     /// Of what was found, only files called so; `*` and `?` stand for anything
     #[arg(long, value_name = "NAME")]
-    only: Option<String>,
+    only: Option<OsString>,
     /// How to write it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -241,7 +242,7 @@ impl Args {
             "say which file, or what to search for: a path, --object, --task, --job, --kernel, --arg, --on, --since, \
              --until or --annotation"
         );
-        let path = self.path.as_deref().map(files::path).transpose()?;
+        let path = self.path.as_ref().map(files::path).transpose()?;
         let (up, down) = self.ways();
         Ok(v1::LineageRequest {
             credentials: Some(credentials()),
@@ -261,11 +262,12 @@ impl Args {
     fn other(
         &self,
         request: &v1::LineageRequest,
-        other: &str,
+        other: &OsStr,
     ) -> anyhow::Result<v1::LineageRequest> {
         let id = || -> anyhow::Result<u64> {
-            let wrong = || format!("--diff {other}: give an id, as for the first");
-            other.parse().with_context(wrong)
+            let wrong = || format!("--diff {}: give an id, as for the first", other.display());
+            let id = other.to_str().and_then(|id| id.parse().ok());
+            id.with_context(wrong)
         };
         let mut request = request.clone();
         if self.task.is_some() {
@@ -383,7 +385,8 @@ fn ends_of(graph: &Graph, job: JobId, up: bool) -> Vec<Vertex> {
 }
 
 /// The versions of a path, without what their tasks read.
-fn of_path(graph: &Graph, path: &str) -> Vec<Vertex> {
+fn of_path(graph: &Graph, path: &files::Path) -> Vec<Vertex> {
+    let path = &*escaped(path.as_ref());
     let of = |version: &&tidemill_core::lineage::Version| {
         version.path == path || version.current_path.as_deref() == Some(path)
     };
@@ -397,8 +400,9 @@ fn of_path(graph: &Graph, path: &str) -> Vec<Vertex> {
 
 /// The files that are wanted, of those that some runs made or of all.
 fn selected(args: &Args, graph: &Graph, among: Option<&[Vertex]>) -> Vec<Vertex> {
+    let only = args.only.as_ref().map(exact);
     let named = |object: ObjectId| {
-        let Some(pattern) = &args.only else {
+        let Some(pattern) = &only else {
             return true;
         };
         let path = graph

@@ -2,7 +2,8 @@
 
 use crate::context::Context;
 use crate::files;
-use crate::output::files::{FolderView, kind, name};
+use crate::output::files::{FolderView, kind};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -19,7 +20,7 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Args {
     /// Paths in the array
     #[arg(value_name = "PATH", default_value = "/")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Mode, owner, size, time, and the element that holds each file
     #[arg(long, short)]
     long: bool,
@@ -35,7 +36,7 @@ const LOOKS: u32 = 10;
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let titled = args.recursive || args.paths.len() > 1;
-    let mut waiting: Vec<String> = Vec::new();
+    let mut waiting: Vec<files::Path> = Vec::new();
     for path in args.paths.iter().rev() {
         waiting.push(files::path(path)?);
     }
@@ -52,7 +53,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let folders = entries
                 .iter()
                 .filter(|entry| kind(entry) == v1::Kind::Directory);
-            waiting.extend(folders.rev().map(|entry| files::join(&path, &name(entry))));
+            waiting.extend(folders.rev().map(|entry| path.join(&entry.name)));
         }
         context.output.step(&FolderView {
             path,

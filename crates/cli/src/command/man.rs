@@ -2,7 +2,7 @@
 
 use crate::args::command_line;
 use crate::context::Context;
-use crate::output::Said;
+use crate::output::{Said, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         .and_then(|()| clap_mangen::generate_to(command_line(), folder));
     written.with_context(|| format!("can't write manual pages: {}", folder.display()))?;
     let text = format!("manual pages in {}", folder.display());
-    let json = json!({ "folder": folder.display().to_string() });
+    let json = json!({ "folder": exact(folder) });
     context.output.show(&Said::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }

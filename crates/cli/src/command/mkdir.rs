@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::files;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -14,7 +15,7 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Make folders above, too; no error if it is there
     #[arg(long, short)]
     parents: bool,

@@ -3,6 +3,7 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::places::MovedView;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -21,7 +22,7 @@ does not notice. Of a file with several copies the first one moves. What lies on
 pub(crate) struct Args {
     /// Files and folders; all below a folder moves
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Where they shall lie: one element, or several over which files, and the parts of striped ones, are spread
     #[arg(
         long,

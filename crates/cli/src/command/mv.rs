@@ -3,6 +3,7 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::files::kind;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_wire::v1::{self, name_op::Op};
 
@@ -15,9 +16,9 @@ const EXAMPLES: &str = "Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// What it is called now
-    from: String,
+    from: OsString,
     /// What it shall be called, or the folder it shall be in
-    to: String,
+    to: OsString,
     /// Don't replace what is there
     #[arg(long, short)]
     no_replace: bool,
@@ -26,19 +27,19 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (from, mut to) = (files::path(&args.from)?, files::path(&args.to)?);
-    let (folder, name) = files::split(&from)?;
+    let (folder, name) = from.split()?;
     // So that what is missing is told by its whole path.
     files::resolve(&server, &from, false).await?;
     let target = files::find(&server, &to, true).await;
     if target.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory) {
-        to = files::join(&to, name);
+        to = to.join(name);
     }
-    let (new_folder, new_name) = files::split(&to)?;
+    let (new_folder, new_name) = to.split()?;
     let rename = v1::Rename {
         parent: files::inode(&server, folder).await?,
-        name: name.as_bytes().to_vec(),
+        name: name.to_vec(),
         new_parent: files::inode(&server, new_folder).await?,
-        new_name: new_name.as_bytes().to_vec(),
+        new_name: new_name.to_vec(),
         no_replace: args.no_replace,
         ..v1::Rename::default()
     };

@@ -8,6 +8,7 @@ use crate::output::files::kind;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,18 +59,15 @@ pub(crate) struct Args {
 /// One thing to be made in the array.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    Folder(String),
-    Link(String, PathBuf),
-    File(PathBuf, String, u64),
+    Folder(files::Path),
+    Link(files::Path, PathBuf),
+    File(PathBuf, files::Path, u64),
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (sources, target) = args.paths.split_at(args.paths.len() - 1);
-    let target = target[0]
-        .to_str()
-        .context("bad path: names in the array given here must be UTF-8")?;
-    let steps = plan(&server, sources, target, args.recursive).await?;
+    let steps = plan(&server, sources, target[0].as_os_str(), args.recursive).await?;
     let total = steps
         .iter()
         .map(|step| {
@@ -143,7 +141,7 @@ struct Copy {
 }
 
 impl Copy {
-    async fn file(&self, local: &Path, path: &str) -> anyhow::Result<u64> {
+    async fn file(&self, local: &Path, path: &files::Path) -> anyhow::Result<u64> {
         self.progress.now(local.display());
         let progress = |bytes| self.progress.add(bytes);
         let put = self.transfer.put(local, path, self.wanted, progress).await;
@@ -155,14 +153,14 @@ impl Copy {
 async fn plan(
     server: &Server,
     sources: &[PathBuf],
-    target: &str,
+    target: &OsStr,
     recursive: bool,
 ) -> anyhow::Result<Vec<Step>> {
     let path = files::path(target)?;
     let found = files::find(server, &path, true).await;
     let is_folder = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
     anyhow::ensure!(
-        is_folder || (sources.len() == 1 && !target.ends_with('/')),
+        is_folder || (sources.len() == 1 && !target.as_bytes().ends_with(b"/")),
         "not a folder: {path}; make it first (`tidemill mkdir -p {path}`)"
     );
     let mut steps = Vec::new();
@@ -182,7 +180,7 @@ async fn plan(
             source.display()
         );
         let path = if is_folder {
-            files::join(&path, &own_name(source)?)
+            path.join(own_name(source)?.as_bytes())
         } else {
             path.clone()
         };
@@ -196,33 +194,24 @@ async fn plan(
 }
 
 /// The last component of a local path, also of `.` and `a/..`.
-fn own_name(source: &Path) -> anyhow::Result<String> {
+fn own_name(source: &Path) -> anyhow::Result<OsString> {
     let full = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let name = source.file_name().or_else(|| full.file_name());
     let name =
         name.with_context(|| format!("no name: {}; give the path of a file", source.display()))?;
-    text(name).map(str::to_owned)
+    Ok(name.to_owned())
 }
 
-fn text(name: &std::ffi::OsStr) -> anyhow::Result<&str> {
-    name.to_str().with_context(|| {
-        format!(
-            "name is no UTF-8: {}; copy it through the mount",
-            name.display()
-        )
-    })
-}
-
-fn walk(folder: &Path, path: &str, steps: &mut Vec<Step>) -> anyhow::Result<()> {
+fn walk(folder: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Result<()> {
     let at = || folder.display().to_string();
-    steps.push(Step::Folder(path.to_owned()));
+    steps.push(Step::Folder(path.clone()));
     let mut entries = std::fs::read_dir(folder)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .with_context(at)?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
         let (local, kind) = (entry.path(), entry.file_type().with_context(at)?);
-        let path = files::join(path, text(&entry.file_name())?);
+        let path = path.join(entry.file_name().as_bytes());
         if kind.is_dir() {
             walk(&local, &path, steps)?;
         } else if kind.is_symlink() {
@@ -241,11 +230,11 @@ fn walk(folder: &Path, path: &str, steps: &mut Vec<Step>) -> anyhow::Result<()> 
     Ok(())
 }
 
-async fn make_link(server: &Server, path: &str, target: &Path) -> anyhow::Result<()> {
+async fn make_link(server: &Server, path: &files::Path, target: &Path) -> anyhow::Result<()> {
     let (ino, _) = server.reserve(1, 0).await?;
     let me = credentials();
     let create = v1::Create {
-        name: path.as_bytes().to_vec(),
+        name: path.clone().into_bytes(),
         kind: v1::Kind::Symlink.into(),
         mode: 0o777,
         ino: ino.0,
@@ -270,12 +259,13 @@ mod tests {
         std::fs::write(root.join("sub/a"), "four").unwrap();
         std::os::unix::fs::symlink("sub/a", root.join("z")).unwrap();
         let mut steps = Vec::new();
-        walk(&root, "/data", &mut steps).unwrap();
+        let path = |text| files::path(text).unwrap();
+        walk(&root, &path("/data"), &mut steps).unwrap();
         let expected = [
-            Step::Folder("/data".into()),
-            Step::Folder("/data/sub".into()),
-            Step::File(root.join("sub/a"), "/data/sub/a".into(), 4),
-            Step::Link("/data/z".into(), "sub/a".into()),
+            Step::Folder(path("/data")),
+            Step::Folder(path("/data/sub")),
+            Step::File(root.join("sub/a"), path("/data/sub/a"), 4),
+            Step::Link(path("/data/z"), "sub/a".into()),
         ];
         assert_eq!(steps, expected);
     }
@@ -289,7 +279,7 @@ mod tests {
                 .file_name()
                 .unwrap()
                 .to_str(),
-            Some(here.as_str())
+            here.to_str()
         );
     }
 }

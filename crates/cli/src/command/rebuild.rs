@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::format;
-use crate::output::Said;
+use crate::output::{Said, exact};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -69,10 +69,10 @@ fn said(rebuilt: &Rebuilt) -> Said {
         rebuilt.rules
     );
     let lists = [
-        ("files have lost their bytes", paths(&rebuilt.missing)),
+        ("files have lost their bytes", shown(&rebuilt.missing)),
         (
             "files are as they were when they were sealed, with version 1: nothing newer was noted of them",
-            paths(&rebuilt.unnoted),
+            shown(&rebuilt.unnoted),
         ),
         (
             "files and folders that could not get their own place are in /lost+found",
@@ -102,7 +102,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
     let apart: Vec<_> = rebuilt
         .apart
         .iter()
-        .map(|file| json!({"path": file.path.to_string_lossy(), "was": file.was.to_string_lossy()}))
+        .map(|file| json!({"path": exact(&file.path), "was": exact(&file.was)}))
         .collect();
     let json = json!({
         "elements": rebuilt.elements,
@@ -144,11 +144,16 @@ fn warnings(rebuilt: &Rebuilt) -> String {
     text
 }
 
-/// Paths for people: names need not be UTF-8, and may hold what a terminal would obey.
 fn paths(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(exact).collect()
+}
+
+/// Paths for people.
+fn shown(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| readable(path)).collect()
 }
 
+/// A path for people: names need not be UTF-8, and may hold what a terminal would obey.
 fn readable(path: &Path) -> String {
     path.to_string_lossy().replace(char::is_control, "\u{fffd}")
 }

@@ -1,14 +1,18 @@
 //! `tidemill reduce`: sums, means and extremes of variables of scientific files, found on the elements that have their bytes.
 
 use crate::context::Context;
+use crate::output::exact;
 use crate::output::reduce::TableView;
 use crate::progress::Progress;
-use std::fs::{File, Permissions};
+use std::ffi::OsString;
+use std::fs::{DirEntry, File, Permissions};
 use std::io::{self, BufWriter};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::lineage::search::matches_pattern;
+use tidemill_core::shown::unescaped;
 use tidemill_format::time::Units;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Store};
@@ -43,7 +47,7 @@ pub(crate) struct Args {
     /// Files of the array, or folders that are a Zarr, and variables behind a colon; `*` and `?` stand for any names. Several
     /// files of a variable are one along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
-    files: Vec<String>,
+    files: Vec<OsString>,
     /// What of each dimension: DIM=LOW..HIGH or DIM=LOW:HIGH by the values of its coordinate, DIM=[START:END] by index, each
     /// with ::STEP behind it; DIM=::STEP
     #[arg(long = "where", value_name = "DIM=WHAT,...")]
@@ -237,10 +241,12 @@ fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
 
 /// Each variable with the files that it is in. Variables stand behind a colon at one file at least; a file without is one of all
 /// variables.
-fn named(files: &[String]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+    // From here on names are text, whatever their bytes are.
+    let files: Vec<String> = files.iter().map(exact).collect();
     let mut variables: Vec<&str> = Vec::new();
     let mut named = Vec::new();
-    for file in files {
+    for file in &files {
         let (path, names) = match file.rsplit_once(':') {
             Some((path, names)) if !path.is_empty() && !names.is_empty() => (path, names),
             _ => (file.as_str(), ""),
@@ -282,6 +288,22 @@ fn is_pattern(part: &str) -> bool {
     part.contains(['*', '?'])
 }
 
+/// Whether a name is one that a pattern stands for. A byte that is not UTF-8 counts as one character.
+fn matches(name: &str, pattern: &str) -> bool {
+    /// No name has characters from here on: 256 of those that are for private use.
+    const BYTES: u32 = 0x0010_ff00;
+    let characters = |text: &str| {
+        let mut all = String::new();
+        for chunk in unescaped(text).utf8_chunks() {
+            all.push_str(chunk.valid());
+            let bytes = chunk.invalid().iter();
+            all.extend(bytes.filter_map(|&byte| char::from_u32(BYTES + u32::from(byte))));
+        }
+        all
+    };
+    matches_pattern(&characters(name), &characters(pattern))
+}
+
 /// All paths that a pattern stands for, in order; `list` gives the names in a folder.
 fn expand(
     path: &str,
@@ -307,7 +329,7 @@ fn expand(
         let mut next = Vec::new();
         for folder in &found {
             let mut names = list(folder)?;
-            names.retain(|name| !name.starts_with('.') && matches_pattern(name, part));
+            names.retain(|name| !name.starts_with('.') && matches(name, part));
             names.sort_unstable();
             next.extend(names.iter().map(|name| join(folder, name)));
         }
@@ -366,6 +388,11 @@ enum Opened {
     Folder(PathBuf),
 }
 
+/// The local path that a text stands for.
+fn path(text: &str) -> PathBuf {
+    OsString::from_vec(unescaped(text)).into()
+}
+
 fn local(
     query: &Query,
     paths: &[String],
@@ -374,17 +401,16 @@ fn local(
 ) -> anyhow::Result<Table> {
     let list = |folder: &str| {
         let folder = if folder.is_empty() { "." } else { folder };
-        let entries = anyhow::Context::with_context(std::fs::read_dir(folder), || {
-            format!("{folder} can't be read")
-        })?;
-        Ok(entries
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .collect())
+        let at = || format!("{folder} can't be read");
+        let entries = anyhow::Context::with_context(std::fs::read_dir(path(folder)), at)?;
+        let name = |entry: std::io::Result<DirEntry>| Ok(exact(entry?.file_name()));
+        let names: std::io::Result<_> = entries.map(name).collect();
+        anyhow::Context::with_context(names, at)
     };
     let (names, by_pattern) = expanded(paths, list)?;
     let mut opened = Vec::new();
     for name in &names {
-        let path = PathBuf::from(name);
+        let path = path(name);
         opened.push(if path.is_dir() {
             Opened::Folder(path)
         } else {
@@ -443,7 +469,7 @@ mod tests {
     use super::*;
 
     fn all(files: &[&str]) -> Result<String, String> {
-        let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+        let files: Vec<OsString> = files.iter().map(OsString::from).collect();
         let told =
             |(variable, paths): &(String, Vec<String>)| format!("{variable}={}", paths.join("+"));
         let found = named(&files).map_err(|error| error.to_string())?;
@@ -480,6 +506,20 @@ mod tests {
         assert_eq!((kept, notes.len()), (vec![0, 1], 0));
         let headers = ["pr", "pr"].map(header);
         assert_eq!(having(&query, (&names, &[true, true]), &headers).0, [0, 1]);
+    }
+
+    #[test]
+    fn patterns_stand_for_names_that_are_not_utf8() {
+        let names = [&b"a.nc"[..], b"b\xff.nc", b"b\xe4.nc", br"b\xff.nc"];
+        let list = |_: &str| anyhow::Ok(names.map(tidemill_core::shown::escaped).to_vec());
+        let found = |pattern: &[u8]| {
+            let pattern = tidemill_core::shown::escaped(pattern);
+            let found = expand(&pattern, list).unwrap();
+            found.iter().map(|name| unescaped(name)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(b"*.nc").len(), 4);
+        assert_eq!(found(b"b?.nc"), [&b"b\xe4.nc"[..], b"b\xff.nc"]);
+        assert_eq!(found(b"b\xff*"), [b"b\xff.nc"]);
     }
 
     #[test]

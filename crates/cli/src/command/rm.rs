@@ -3,6 +3,7 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::files::{kind, name};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_wire::v1::{self, name_op::Op};
@@ -20,7 +21,7 @@ const BATCH: usize = 1000;
 pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Folders with everything in them
     #[arg(long, short)]
     recursive: bool,
@@ -37,7 +38,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             Err(error) if args.force && error.is(rustix::io::Errno::NOENT) => continue,
             found => found?,
         };
-        let (folder, name) = files::split(&path)?;
+        let (folder, name) = path.split()?;
         let directory = kind(&found) == v1::Kind::Directory;
         if directory {
             anyhow::ensure!(
@@ -48,7 +49,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         let unlink = v1::Unlink {
             parent: files::inode(&server, folder).await?,
-            name: name.as_bytes().to_vec(),
+            name: name.to_vec(),
             directory,
             time: 0,
         };

@@ -2,6 +2,7 @@
 
 use crate::command::cat;
 use crate::context::{Context, credentials};
+use crate::files;
 use crate::format::{self, Length, Size};
 use crate::output::Said;
 use crate::output::room::{RoomsView, room_json};
@@ -9,6 +10,7 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 use serde_json::json;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -96,7 +98,7 @@ struct Get {
     /// The room
     name: String,
     /// The file, below the room
-    key: String,
+    key: OsString,
     /// How long to wait for it, as 30s [default: not at all]
     #[arg(long, value_name = "TIME")]
     wait: Option<Length>,
@@ -294,7 +296,8 @@ fn pass_on(child: &tokio::process::Child, signal: Signal) {
 }
 
 async fn get(args: Get, context: &Context, server: &Server) -> anyhow::Result<()> {
-    let path = format!("/rooms/{}/{}", args.name, args.key);
+    let room = files::path(format!("/rooms/{}", args.name))?;
+    let path = room.join(args.key.as_bytes());
     if let Some(Length(wait)) = args.wait {
         await_file(server, &path, wait).await?;
     }
@@ -303,13 +306,13 @@ async fn get(args: Get, context: &Context, server: &Server) -> anyhow::Result<()
 }
 
 /// Waits until there is a file, also through the server's restart.
-async fn await_file(server: &Server, path: &str, wait: Duration) -> anyhow::Result<()> {
+async fn await_file(server: &Server, path: &files::Path, wait: Duration) -> anyhow::Result<()> {
     let until = Instant::now() + wait;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let request = v1::WaitForFileRequest {
             credentials: Some(credentials()),
-            path: path.as_bytes().to_vec(),
+            path: path.clone().into_bytes(),
             wait_ns: u64::try_from(left.as_nanos()).unwrap_or(u64::MAX),
         };
         let Err(status) = server.rooms().wait(request).await else {

@@ -2,11 +2,13 @@
 
 use crate::context::{Context, credentials};
 use crate::files;
-use crate::output::Said;
 use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
+use crate::output::{Said, exact};
 use anyhow::{Context as _, bail};
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use tidemill_core::rule::MAX_RULE_BYTES;
 use tidemill_wire::v1::{self, name_op::Op};
@@ -68,13 +70,13 @@ struct Named {
 struct Add {
     /// Its text: libconfig or XML; - for standard input
     #[arg(value_name = "FILE")]
-    file: String,
+    file: OsString,
     /// It takes the place of the rule of the same name, which keeps its log
     #[arg(long)]
     replace: bool,
     /// Make it the attribute user.tidemill.rule of this folder of the array, in place of the one that it has
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["replace", "existing", "for_all"])]
-    folder: Option<String>,
+    folder: Option<OsString>,
     /// It fires for files that are there already, too
     #[arg(long)]
     existing: bool,
@@ -87,9 +89,9 @@ struct Add {
 struct Test {
     /// Name of a rule, or else a file with the text of one
     #[arg(value_name = "RULE|FILE")]
-    rule: String,
+    rule: OsString,
     /// Path of the array, absolute or relative to the rule's folder
-    path: String,
+    path: OsString,
 }
 
 #[derive(Debug, clap::Args)]
@@ -114,20 +116,19 @@ struct Retry {
     #[arg(value_name = "RULE")]
     name: String,
     /// Only this file's
-    path: Option<String>,
+    path: Option<OsString>,
 }
 
-fn read(file: &str) -> anyhow::Result<String> {
-    let open: Box<dyn Read> = match file {
-        "-" => Box::new(std::io::stdin()),
-        path => Box::new(std::fs::File::open(path).with_context(|| path.to_owned())?),
+fn read(file: &OsStr) -> anyhow::Result<String> {
+    let at = || file.display().to_string();
+    let open: Box<dyn Read> = match file.as_bytes() {
+        b"-" => Box::new(std::io::stdin()),
+        _ => Box::new(std::fs::File::open(file).with_context(at)?),
     };
     let mut text = String::new();
     // One more than may be: the server says what is too long.
     let most = MAX_RULE_BYTES as u64 + 1;
-    open.take(most)
-        .read_to_string(&mut text)
-        .with_context(|| file.to_owned())?;
+    open.take(most).read_to_string(&mut text).with_context(at)?;
     Ok(text)
 }
 
@@ -174,11 +175,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let request = v1::RetryRuleRequest {
                 credentials: Some(credentials()),
                 name: args.name,
-                path: args
-                    .path
-                    .map(|path| files::path(&path))
-                    .transpose()?
-                    .unwrap_or_default(),
+                path: match args.path {
+                    Some(path) => files::path(path)?.text("a rule")?.to_owned(),
+                    None => String::new(),
+                },
             };
             let retried = server.rules().retry(request).await;
             let firings = retried
@@ -241,7 +241,7 @@ async fn add(
     let request = v1::AddRuleRequest {
         credentials: Some(credentials()),
         text,
-        source: args.file,
+        source: exact(&args.file),
         replace: args.replace,
         existing: args.existing,
         for_all: args.for_all,
@@ -261,7 +261,7 @@ async fn add(
 
 /// Makes a rule of a folder's attribute, as `setfattr` does, which can't say what is wrong with it.
 async fn set(
-    folder: &str,
+    folder: &OsStr,
     text: String,
     context: &Context,
     server: &tidemill_client::Server,
@@ -287,16 +287,23 @@ async fn test(
     context: &Context,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
+    let path = args.path.to_str().with_context(|| {
+        format!(
+            "bad path: {}: a rule needs a path in UTF-8",
+            args.path.display()
+        )
+    })?;
     let mut request = v1::TestRuleRequest {
         credentials: Some(credentials()),
-        path: args.path,
+        path: path.to_owned(),
         ..v1::TestRuleRequest::default()
     };
-    if args.rule == "-" || std::path::Path::new(&args.rule).is_file() {
-        request.text = read(&args.rule)?;
-        request.source = args.rule;
+    let file = &args.rule;
+    if file == "-" || std::path::Path::new(file).is_file() {
+        request.text = read(file)?;
+        request.source = exact(file);
     } else {
-        request.name = args.rule;
+        request.name = file.to_string_lossy().into_owned();
     }
     let reply = server.rules().test(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();

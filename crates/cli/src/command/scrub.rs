@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::files;
 use crate::output::scrub::{AskedView, ScrubView};
 use crate::progress::Progress;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -29,7 +30,7 @@ const PERIOD: Duration = Duration::from_millis(300);
 pub(crate) struct Args {
     /// A file, or a folder with all below it [default: everything]
     #[arg(value_name = "PATH")]
-    path: Option<String>,
+    path: Option<OsString>,
     /// Only what this element holds
     #[arg(long, value_name = "ID")]
     element: Option<u32>,
@@ -39,7 +40,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let path = args.path.as_deref().map(files::path).transpose()?;
+    let path = args.path.map(files::path).transpose()?;
     let server = context.connect().await?;
     let request = v1::ScrubRequest {
         path: path.unwrap_or_default().into_bytes(),

@@ -8,6 +8,7 @@ use crate::format::{self, Length, Size};
 use crate::output::Said;
 use crate::output::promise::{PromisesView, promise_json};
 use anyhow::Context as _;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     command: Option<StageCommand>,
     /// Files and folders; all below a folder is staged
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
     /// Wait until it is done, and say how far it is meanwhile
     #[arg(long)]
     wait: bool,
@@ -65,7 +66,7 @@ enum StageCommand {
     Release {
         /// Its number, or its folder, for all of yours there
         #[arg(value_name = "PROMISE|FOLDER")]
-        which: String,
+        which: OsString,
     },
 }
 
@@ -76,7 +77,7 @@ struct Reserve {
     size: Size,
     /// The folder, which you may write to
     #[arg(long, value_name = "FOLDER")]
-    folder: String,
+    folder: OsString,
     /// How long, at most, as 4h [default: 1d]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<Length>,
@@ -122,7 +123,8 @@ async fn promises(command: StageCommand, context: &Context) -> anyhow::Result<()
             Ok(())
         }
         StageCommand::Release { which } => {
-            let id = which.parse().unwrap_or(0);
+            let id = which.to_str().and_then(|id| id.parse().ok());
+            let id = id.unwrap_or(0);
             let path = match id {
                 0 => files::path(&which)?.into_bytes(),
                 _ => Vec::new(),

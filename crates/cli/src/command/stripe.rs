@@ -5,10 +5,10 @@ use crate::context::{Context, credentials};
 use crate::files;
 use crate::format;
 use crate::output::Said;
-use crate::output::files::name;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::{Error, Server};
 use tidemill_core::layout::Stripes;
@@ -35,7 +35,7 @@ const NAME: &[u8] = b"user.tidemill.stripe";
 pub(crate) struct Args {
     /// A folder in the array; with --rewrite a file, too
     #[arg(value_name = "FOLDER")]
-    path: String,
+    path: OsString,
     /// Write the file, or all files that are below the folder, anew
     #[arg(long, requires = "stripes")]
     rewrite: bool,
@@ -93,7 +93,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 async fn rewrite(
     context: &Context,
     server: &Server,
-    (path, found): (String, v1::Entry),
+    (path, found): (files::Path, v1::Entry),
     stripes: Option<String>,
 ) -> anyhow::Result<ExitCode> {
     // `off` is no stripes.
@@ -124,9 +124,9 @@ async fn rewrite(
 /// The file, or all below the folder, each once, and its length.
 async fn below(
     server: &Server,
-    path: String,
+    path: files::Path,
     entry: v1::Entry,
-) -> anyhow::Result<Vec<(String, u64)>> {
+) -> anyhow::Result<Vec<(files::Path, u64)>> {
     let (mut left, mut files) = (vec![(path, entry)], Vec::new());
     let mut seen = BTreeSet::new();
     while let Some((path, entry)) = left.pop() {
@@ -134,7 +134,7 @@ async fn below(
         match attr.kind() {
             Kind::Directory => {
                 let entries = files::list(server, attr.ino).await?.into_iter().rev();
-                left.extend(entries.map(|one| (files::join(&path, &name(&one)), one)));
+                left.extend(entries.map(|one| (path.join(&one.name), one)));
             }
             Kind::File if seen.insert(attr.ino) => files.push((path, attr.size)),
             _ => {}

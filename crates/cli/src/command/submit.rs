@@ -3,7 +3,7 @@
 use super::{dry_run, watch};
 use crate::config::Submit;
 use crate::context::{Context, credentials};
-use crate::output::Said;
+use crate::output::{Said, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::io::Read;
@@ -156,7 +156,7 @@ fn source(script: &Path) -> String {
         return "standard input".into();
     }
     let full = std::path::absolute(script).unwrap_or_else(|_| script.into());
-    full.display().to_string()
+    exact(full)
 }
 
 fn read(script: &Path) -> anyhow::Result<String> {

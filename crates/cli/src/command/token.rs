@@ -1,8 +1,8 @@
 //! `tidemill token`: by what users on other hosts are known.
 
 use crate::context::Context;
-use crate::output::Said;
 use crate::output::token::{TokensView, token_json, whose};
+use crate::output::{Said, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::io::Write;
@@ -153,7 +153,7 @@ async fn create(
         owner.with_context(|| path.display().to_string())?;
     }
     let text = format!("{of} is in {}", path.display());
-    let json = json!({ "token": token_json(&token), "file": path.display().to_string() });
+    let json = json!({ "token": token_json(&token), "file": exact(path) });
     context.output.show(&Said::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,7 @@ use super::mount;
 use crate::command::server::{QUEUE, QueueArg};
 use crate::context::Context;
 use crate::format::{QueueText, Size};
-use crate::output::Said;
+use crate::output::{Said, exact};
 use crate::process;
 use anyhow::Context as _;
 use serde_json::json;
@@ -605,7 +605,7 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
     let json = json!({
         "dir": dir,
         "endpoint": Endpoint::Unix(context.array.socket()).to_string(),
-        "mount": mount.map(|path| path.display().to_string()),
+        "mount": mount.map(exact),
         "elements": ids,
         "started": done.started,
         "already_running": done.already,

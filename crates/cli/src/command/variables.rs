@@ -5,6 +5,7 @@ use crate::files;
 use crate::output::variables::{Place, Shown, VariablesView};
 use anyhow::Context as _;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ const FILES_MAX: usize = 4096;
 pub(crate) struct Args {
     /// A file of the array, or a folder that is a Zarr
     #[arg(value_name = "FILE")]
-    file: String,
+    file: OsString,
     /// Only these variables, with their attributes
     #[arg(value_name = "VARIABLE")]
     variables: Vec<String>,
@@ -81,7 +82,7 @@ async fn in_array(args: &Args, context: &Context) -> anyhow::Result<VariablesVie
         });
     }
     let ranged = transfer.ranged(&path).await;
-    let file = ArrayFile::new(ranged.with_context(|| path.clone())?);
+    let file = ArrayFile::new(ranged.with_context(|| path.to_string())?);
     block_in_place(|| of_file(args, &file, &mut &file))
 }
 
@@ -262,13 +263,13 @@ impl Bytes for ArrayFile<'_> {
 pub(crate) struct ArrayFolder<'a> {
     server: &'a Server,
     transfer: &'a Transfer,
-    root: String,
+    root: files::Path,
     /// Files whose elements were looked up.
     known: Mutex<BTreeMap<String, Vec<At>>>,
 }
 
 impl<'a> ArrayFolder<'a> {
-    pub(crate) fn new(server: &'a Server, transfer: &'a Transfer, root: String) -> Self {
+    pub(crate) fn new(server: &'a Server, transfer: &'a Transfer, root: files::Path) -> Self {
         Self {
             server,
             transfer,
@@ -278,7 +279,7 @@ impl<'a> ArrayFolder<'a> {
     }
 
     fn attr(&self, path: &str) -> io::Result<Option<v1::Attr>> {
-        let path = files::join(&self.root, path);
+        let path = self.root.join(path);
         match Handle::current().block_on(files::find(self.server, &path, true)) {
             Ok(entry) => Ok(entry.attr),
             Err(error)
@@ -292,7 +293,7 @@ impl<'a> ArrayFolder<'a> {
 
     /// One of its files.
     pub(crate) async fn ranged(&self, path: &str) -> Result<Ranged<'a>, Error> {
-        self.transfer.ranged(&files::join(&self.root, path)).await
+        self.transfer.ranged(self.root.join(path)).await
     }
 
     fn open(&self, path: &str) -> Result<Ranged<'a>, Error> {
@@ -350,11 +351,12 @@ impl Folder for ArrayFolder<'_> {
             return Ok(Vec::new());
         }
         let entries = Handle::current().block_on(files::list(self.server, attr.ino));
-        let name = |entry: v1::Entry| String::from_utf8_lossy(&entry.name).into_owned();
+        // The names that a Zarr has are UTF-8.
+        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
         Ok(entries
             .map_err(io::Error::other)?
             .into_iter()
-            .map(name)
+            .filter_map(name)
             .collect())
     }
 }

@@ -372,7 +372,7 @@ fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {
     json!({
         "short": copies.short,
         "lost": copies.lost,
-        "lost_paths": paths.map(|path| String::from_utf8_lossy(path)).collect::<Vec<_>>(),
+        "lost_paths": paths.map(|path| tidemill_core::shown::escaped(path)).collect::<Vec<_>>(),
         "lost_elements": copies.lost_elements,
         "damaged": copies.damaged,
     })

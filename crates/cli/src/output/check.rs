@@ -4,6 +4,7 @@ use super::View;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 /// One thing that is wrong.
@@ -19,7 +20,7 @@ impl View for FindingView {
             write!(out, ", {}", format::bytes(finding.size))?;
         }
         if !finding.path.is_empty() {
-            write!(out, ", {}", String::from_utf8_lossy(&finding.path))?;
+            write!(out, ", {}", line(&String::from_utf8_lossy(&finding.path)))?;
         }
         let mended = if finding.mended { " (mended)" } else { "" };
         writeln!(out, ": {}{mended}", finding.text)
@@ -32,7 +33,7 @@ impl View for FindingView {
             "element": finding.element,
             "object": finding.object,
             "bytes": finding.size,
-            "path": String::from_utf8_lossy(&finding.path),
+            "path": escaped(&finding.path),
             "text": finding.text,
             "mended": finding.mended,
         })

@@ -1,17 +1,18 @@
 //! Files and folders of the namespace.
 
 use super::{View, table, write_table};
+use crate::files::Path;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::line;
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 /// What `tidemill ls` shows of one folder.
 #[derive(Debug)]
 pub(crate) struct FolderView {
     /// Path of the folder, or of the file if only one was named.
-    pub(crate) path: String,
+    pub(crate) path: Path,
     /// What is in it.
     pub(crate) entries: Vec<v1::Entry>,
     /// Everything about each.
@@ -23,7 +24,7 @@ pub(crate) struct FolderView {
 impl View for FolderView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.titled {
-            writeln!(out, "{}:", line(&self.path))?;
+            writeln!(out, "{}:", self.path)?;
         }
         if self.long {
             let header = [
@@ -120,9 +121,9 @@ fn entry_json(entry: &v1::Entry) -> Value {
         v1::Kind::Unspecified => "unknown",
     };
     json!({
-        "name": name(entry),
+        "name": escaped(&entry.name),
         "kind": kind,
-        "target": String::from_utf8_lossy(&entry.target),
+        "target": escaped(&entry.target),
         "inode": attr.ino,
         "mode": attr.mode,
         "links": attr.nlink,

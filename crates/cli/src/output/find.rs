@@ -3,8 +3,9 @@
 use super::View;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use tidemill_core::shown::line;
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 /// A file that was found.
@@ -16,24 +17,23 @@ pub(crate) struct FoundView<'a> {
 }
 
 impl FoundView<'_> {
-    fn path(&self) -> String {
-        let path = String::from_utf8_lossy(&self.file.path);
-        match self.mount {
-            Some(mount) => format!("{}{path}", mount.display()),
-            None => path.into_owned(),
-        }
+    fn path(&self) -> Vec<u8> {
+        let mount = self
+            .mount
+            .map_or(&[][..], |mount| mount.as_os_str().as_bytes());
+        [mount, &self.file.path].concat()
     }
 }
 
 impl View for FoundView<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}", line(&self.path()))
+        writeln!(out, "{}", line(&String::from_utf8_lossy(&self.path())))
     }
 
     fn json(&self) -> Value {
         let file = &self.file;
         let mut shown = json!({
-            "path": self.path(),
+            "path": escaped(&self.path()),
             "inode": file.ino,
             "object": file.object,
             "size": file.size,

@@ -4,7 +4,7 @@ use super::View;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::line;
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 /// What `tidemill health` shows.
@@ -228,7 +228,7 @@ pub(super) fn ailing_text(one: &v1::Ailing, out: &mut dyn Write) -> io::Result<(
 pub(super) fn ailing_json(one: &v1::Ailing) -> Value {
     json!({
         "kind": one.kind,
-        "path": String::from_utf8_lossy(&one.path),
+        "path": escaped(&one.path),
         "object": format!("{:016x}", one.object),
         "bytes": one.size,
         "elements": one.elements,

@@ -1,6 +1,7 @@
 //! Where the bytes of a file are.
 
 use super::{View, table, write_table};
+use crate::files::Path;
 use crate::format;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use tidemill_wire::v1;
 #[derive(Debug)]
 pub(crate) struct LayoutView {
     /// Its path.
-    pub(crate) path: String,
+    pub(crate) path: Path,
     /// As the server says it.
     pub(crate) layout: Value,
     /// The array's.
@@ -27,7 +28,7 @@ impl View for LayoutView {
         writeln!(
             out,
             "{}: {}, {}version {}, {} wanted",
-            line(&self.path),
+            self.path,
             format::bytes(size),
             self.stripes(),
             self.layout["version"],

@@ -28,7 +28,9 @@ pub(crate) mod variables;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use tidemill_core::shown;
 
 /// Something a command shows.
@@ -104,6 +106,11 @@ fn harmless(json: &str) -> String {
         }
     }
     text
+}
+
+/// A path or name of this machine as JSON has it: [`shown::escaped`].
+pub(crate) fn exact(path: impl AsRef<OsStr>) -> String {
+    shown::escaped(path.as_ref().as_bytes())
 }
 
 /// A sentence that says what was done, and the same as data.

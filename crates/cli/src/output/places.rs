@@ -1,11 +1,12 @@
 //! Where files lie: elements that are emptied, files that move, and the labels that do it.
 
 use super::{View, table, write_table};
+use crate::files::Path;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_core::shown::line;
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 fn now_ns() -> i64 {
@@ -129,7 +130,7 @@ impl View for DrainView {
 /// What will move because somebody asked for it.
 #[derive(Debug)]
 pub(crate) struct MovedView {
-    pub(crate) path: String,
+    pub(crate) path: Path,
     /// Where it goes; none if that was given up.
     pub(crate) elements: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
@@ -234,14 +235,14 @@ impl View for RebalanceView {
 /// How far what lies in the burst tier of files has drained, or what is stored of them has been copied there.
 #[derive(Debug)]
 pub(crate) struct StagedView {
-    pub(crate) path: String,
+    pub(crate) path: Path,
     pub(crate) brings: bool,
     pub(crate) staged: v1::StageReply,
 }
 
 impl View for StagedView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let (path, staged) = (line(&self.path), &self.staged);
+        let (path, staged) = (&self.path, &self.staged);
         match (staged.objects, staged.held) {
             (0, 0) if self.brings => {
                 write!(out, "{path}: all that is closed is in the burst tier")?
@@ -347,7 +348,7 @@ impl View for LabelsView {
                 "object": format!("{:016x}", label.object),
                 "objects": label.objects,
                 "from": (label.kind == "copy").then_some(label.from),
-                "path": String::from_utf8_lossy(&label.path),
+                "path": escaped(&label.path),
             })
         };
         let pending =

@@ -5,7 +5,7 @@ use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
-use tidemill_core::shown::line;
+use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
 /// What `tidemill stage list` shows.
@@ -49,7 +49,7 @@ impl View for PromisesView {
 pub(crate) fn promise_json(promise: &v1::Promise) -> Value {
     json!({
         "promise": promise.id,
-        "folder": String::from_utf8_lossy(&promise.folder),
+        "folder": escaped(&promise.folder),
         "element": promise.element,
         "bytes": promise.bytes,
         "used": promise.used,

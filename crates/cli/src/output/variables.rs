@@ -1,8 +1,9 @@
 //! The variables of a scientific file.
 
-use super::{View, table, write_table};
+use super::{View, exact, table, write_table};
 use crate::format;
 use serde_json::{Value as Json, json};
+use std::ffi::OsString;
 use std::io::{self, Write};
 use tidemill_core::shown::line;
 use tidemill_format::{Attribute, Filter, Format, Order, Storage, Value, Variable};
@@ -11,7 +12,7 @@ use tidemill_format::{Attribute, Filter, Format, Order, Storage, Value, Variable
 #[derive(Debug)]
 pub(crate) struct VariablesView {
     /// The file, as it was named.
-    pub(crate) path: String,
+    pub(crate) path: OsString,
     /// Its format.
     pub(crate) format: Format,
     /// What is said about all of it.
@@ -44,7 +45,12 @@ pub(crate) struct Place {
 
 impl View for VariablesView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}: {}", line(&self.path), format_name(self.format))?;
+        writeln!(
+            out,
+            "{}: {}",
+            line(&self.path.to_string_lossy()),
+            format_name(self.format)
+        )?;
         let mut rows = table(
             &["NAME", "TYPE", "DIMENSIONS", "STORAGE", "BYTES", "WHERE"],
             &[4],
@@ -77,7 +83,7 @@ impl View for VariablesView {
 
     fn json(&self) -> Json {
         json!({
-            "path": self.path,
+            "path": exact(&self.path),
             "format": format_name(self.format),
             "attributes": attributes(&self.attributes),
             "variables": self.variables.iter().map(Shown::json).collect::<Vec<_>>(),

@@ -441,6 +441,16 @@ pub enum Problem {
         "no file matches \"{0}\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above"
     )]
     NoMatch(String),
+    /// A pattern that means a file whose name a script can't have.
+    #[error(
+        "\"{pattern}\" means \"{name}\", too, whose name is not UTF-8; rename it, or write a pattern that does not mean it"
+    )]
+    NotText {
+        /// The pattern.
+        pattern: String,
+        /// The name, with U+FFFD for bytes that are not UTF-8.
+        name: String,
+    },
     /// Tasks of a `foreach` that would all have one name.
     #[error("all tasks of this foreach would be \"{0}\"; put {{{1}}} into the name")]
     ForeachName(String, String),

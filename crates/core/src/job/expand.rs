@@ -24,8 +24,8 @@ pub(super) const ALL_INPUTS: &str = "{inputs}";
 
 /// The folders of the array as a job's owner may list them.
 pub trait Files {
-    /// The names in a folder, given by its full path, and whether each is a folder too. None if it can't be listed.
-    fn list(&self, folder: &str) -> Vec<(String, bool)>;
+    /// The names in a folder, given by its full path. None if it can't be listed.
+    fn list(&self, folder: &str) -> Vec<Listed>;
     /// What the sealed version of a file is made of that the job's owner may read, and that nobody writes.
     fn made_of(&self, path: &str) -> Option<Made>;
     /// What a mapper finds in it: what there is for each part, or for each piece.
@@ -57,12 +57,23 @@ pub trait Files {
     }
 }
 
+/// A name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listed {
+    /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
+    pub name: String,
+    /// Whether the name is that of a folder.
+    pub is_folder: bool,
+    /// Whether the name is UTF-8.
+    pub is_text: bool,
+}
+
 /// An array without files.
 #[derive(Clone, Copy, Debug)]
 pub struct NoFiles;
 
 impl Files for NoFiles {
-    fn list(&self, _: &str) -> Vec<(String, bool)> {
+    fn list(&self, _: &str) -> Vec<Listed> {
         Vec::new()
     }
 
@@ -187,7 +198,7 @@ type Binding = Vec<(String, String)>;
 pub(super) struct Expander<'a> {
     pub(super) workdir: String,
     pub(super) files: &'a dyn Files,
-    listed: BTreeMap<String, Rc<Vec<(String, bool)>>>,
+    listed: BTreeMap<String, Rc<Vec<Listed>>>,
     /// Full paths of the outputs of the tasks so far, and of those of them that are folders.
     pub(super) made: BTreeSet<String>,
     pub(super) made_folders: BTreeSet<String>,
@@ -394,7 +405,11 @@ impl Expander<'_> {
             ));
         }
         let prefix = &plain[..plain.len() - last.len()];
-        let names = self.names_in(prefix, is_folder, at)?;
+        let (names, others) = self.names_in(prefix, is_folder, at)?;
+        only_text(
+            (given, at),
+            others.iter().filter(|name| pattern.fits(name).is_some()),
+        )?;
         let bindings = names.iter().filter_map(|name| {
             let values = pattern.fits(name)?.into_iter().map(str::to_owned);
             Some(pattern.names().map(str::to_owned).zip(values).collect())
@@ -415,7 +430,11 @@ impl Expander<'_> {
             return Err(no_pattern(given, "'*' may stand in its last part only", at));
         }
         let pattern = Pattern::with_stars(last);
-        let names = self.names_in(prefix, is_folder, at)?;
+        let (names, others) = self.names_in(prefix, is_folder, at)?;
+        only_text(
+            (given, at),
+            others.iter().filter(|name| pattern.fits(name).is_some()),
+        )?;
         let folder = self.folder(prefix, at)?;
         let fitting = names.iter().filter(|name| pattern.fits(name).is_some());
         let mut found = Vec::new();
@@ -443,7 +462,13 @@ impl Expander<'_> {
         let mut paths = BTreeSet::new();
         let mut folders = vec![top.clone()];
         while let Some(folder) = folders.pop() {
-            for (name, is_folder) in self.list(&folder, at)?.iter() {
+            let listed = self.list(&folder, at)?;
+            let others = listed.iter().filter(|one| !one.is_text);
+            only_text((given, at), others.map(|one| &one.name))?;
+            for Listed {
+                name, is_folder, ..
+            } in listed.iter()
+            {
                 let path = format!("{folder}/{name}");
                 if !*is_folder {
                     paths.insert(path);
@@ -475,7 +500,7 @@ impl Expander<'_> {
         Ok(path)
     }
 
-    fn list(&mut self, folder: &str, at: Position) -> Result<Rc<Vec<(String, bool)>>, Wrong> {
+    fn list(&mut self, folder: &str, at: Position) -> Result<Rc<Vec<Listed>>, Wrong> {
         let listed = self.listed.entry(folder.to_owned());
         let names = listed.or_insert_with(|| Rc::new(self.files.list(folder)));
         let names = names.clone();
@@ -493,18 +518,20 @@ impl Expander<'_> {
         }
     }
 
-    /// The names of the files, or of the folders, in a folder, there or to be made, in order.
+    /// The names of the files, or of the folders, in a folder, there or to be made, in order; and those that are not UTF-8.
     fn names_in(
         &mut self,
         prefix: &str,
         folders: bool,
         at: Position,
-    ) -> Result<BTreeSet<String>, Wrong> {
+    ) -> Result<(BTreeSet<String>, Vec<String>), Wrong> {
         let folder = self.folder(prefix, at)?;
         self.not_within(&folder, prefix, at)?;
         let listed = self.list(&folder, at)?;
-        let listed = listed.iter().filter(|(_, is_folder)| *is_folder == folders);
-        let mut names: BTreeSet<String> = listed.map(|(name, _)| name.clone()).collect();
+        let listed = listed.iter().filter(|one| one.is_folder == folders);
+        let (texts, others): (Vec<&Listed>, Vec<&Listed>) = listed.partition(|one| one.is_text);
+        let mut names: BTreeSet<String> = texts.iter().map(|one| one.name.clone()).collect();
+        let others = others.iter().map(|one| one.name.clone()).collect();
         let start = format!("{folder}/");
         let made = if folders {
             &self.made_folders
@@ -516,7 +543,24 @@ impl Expander<'_> {
         names.extend(made.filter(|name| !name.contains('/')).map(str::to_owned));
         let left = self.compares_left.checked_sub(names.len());
         self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
-        Ok(names)
+        Ok((names, others))
+    }
+}
+
+/// Refuses a pattern that means files whose names are not UTF-8: a script can't name them.
+fn only_text<'a>(
+    (given, at): (&str, Position),
+    mut others: impl Iterator<Item = &'a String>,
+) -> Result<(), Wrong> {
+    match others.next() {
+        Some(name) => Err(wrong(
+            at,
+            Problem::NotText {
+                pattern: given.to_owned(),
+                name: name.clone(),
+            },
+        )),
+        None => Ok(()),
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) mod stack;
 
 pub use components::{MERGE, Made, Map, Mapped, Mapping, PARTIAL};
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
-pub use expand::{Files, NoFiles};
+pub use expand::{Files, Listed, NoFiles};
 pub use mapped::{FolderMap, MappedFile};
 pub use mapper::{HEAD_BYTES, PRINTED_BYTES_MAX, Program};
 pub use quantity::{duration, size};

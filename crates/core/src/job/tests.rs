@@ -366,7 +366,7 @@ fn every_setting_is_read() {
 struct Folder<'a>(&'a [&'a str]);
 
 impl Files for Folder<'_> {
-    fn list(&self, folder: &str) -> Vec<(String, bool)> {
+    fn list(&self, folder: &str) -> Vec<Listed> {
         let below = self
             .0
             .iter()
@@ -377,7 +377,12 @@ impl Files for Folder<'_> {
                 None => (rest.to_owned(), false),
             })
             .collect();
-        names.into_iter().collect()
+        let listed = |(name, is_folder): (String, bool)| Listed {
+            is_text: !name.contains('\u{fffd}'),
+            name,
+            is_folder,
+        };
+        names.into_iter().map(listed).collect()
     }
 
     /// Files called so are striped over three elements; all others are one object.
@@ -499,6 +504,27 @@ fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
         )
     });
     Ok(told.collect())
+}
+
+#[test]
+fn a_pattern_that_means_a_name_that_is_not_utf8_is_refused() {
+    let files = ["/w/a.txt", "/w/b\u{fffd}.txt", "/w/c.dat", "/w/d\u{fffd}/x"];
+    let task = |input: &str, rest: &str| {
+        let input = format!("input = [ \"{input}\" ]; output = [ \"o\" ]; {rest}");
+        format!("{{ name = \"t\"; kernel = \"k\"; {input} }}")
+    };
+    for pattern in ["*.txt", "*", "*/"] {
+        let refused = expanded(&task(pattern, ""), &files).unwrap_err();
+        assert!(refused.contains("\u{fffd}"), "{refused}");
+        assert!(refused.contains("is not UTF-8"), "{refused}");
+    }
+    let each = task("{x}.txt", "foreach = \"{x}.txt\";").replace("\"t\"", "\"t-{x}\"");
+    assert!(
+        expanded(&each, &files)
+            .unwrap_err()
+            .contains("is not UTF-8")
+    );
+    expanded(&task("*.dat", ""), &files).unwrap();
 }
 
 #[test]

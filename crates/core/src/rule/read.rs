@@ -6,7 +6,7 @@ use super::{
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{ElementId, ObjectId};
-use crate::job::{Files, FolderMap, Job, Made, Map, Mapped, Mapping, duration, size};
+use crate::job::{Files, FolderMap, Job, Listed, Made, Map, Mapped, Mapping, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 use regex::Regex;
@@ -78,7 +78,7 @@ impl Rule {
 struct Sample;
 
 impl Files for Sample {
-    fn list(&self, _: &str) -> Vec<(String, bool)> {
+    fn list(&self, _: &str) -> Vec<Listed> {
         Vec::new()
     }
 

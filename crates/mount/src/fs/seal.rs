@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::PartOf;
+use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -334,7 +335,7 @@ impl Worker {
             capability,
             body: SealBody {
                 inode: job.ino,
-                path: String::from_utf8_lossy(&path).into_owned(),
+                path: escaped(&path),
                 uid: job.attr.uid,
                 gid: job.attr.gid,
                 mode: job.attr.mode,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::TrySendError;
 use std::time::Duration;
+use tidemill_core::shown::escaped;
 use tidemill_wire::control::FOLDER;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
@@ -118,7 +119,7 @@ impl Fs {
                     .nodename()
                     .to_string_lossy()
                     .into_owned(),
-                path: self.mountpoint.display().to_string(),
+                path: escaped(self.mountpoint.as_os_str().as_bytes()),
             };
             match self.backend.server.names().watch(request).await {
                 Ok(stream) => {

@@ -6,6 +6,7 @@ use super::stream::{Outlet, Unreadable};
 use bytes::Bytes;
 use serde_json::json;
 use std::future::Future;
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1::{self, Kind};
 
 /// Names that are read and sent at once.
@@ -57,7 +58,7 @@ fn shown(folder: &str, entry: &v1::Entry) -> String {
         ""
     };
     let mut shown = json!({
-        "name": String::from_utf8_lossy(&entry.name),
+        "name": escaped(&entry.name),
         "url": format!("{folder}/{}{slash}", encoded(&entry.name)),
         "kind": match attr.kind() {
             Kind::Directory => "directory",

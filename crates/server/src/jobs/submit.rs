@@ -28,7 +28,7 @@ use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::own::OwnName;
 use tidemill_core::job::{
-    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Look, Made, Map, Mapping,
+    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map, Mapping,
     Outside, Problem, Program, awaited, resolve,
 };
 use tidemill_core::label::Owner;
@@ -640,17 +640,21 @@ impl Folders<'_> {
 }
 
 impl Files for Folders<'_> {
-    fn list(&self, folder: &str) -> Vec<(String, bool)> {
+    fn list(&self, folder: &str) -> Vec<Listed> {
         let listed = self.names.database().read(|db| {
             let now = clock::now_ns();
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
-            tx.names_in(folder, LISTED_MAX)
+            tx.entries_in(folder, LISTED_MAX)
         });
         let listed = listed.unwrap_or_else(|fault| {
             tracing::debug!(folder, %fault, "no file of it is seen by patterns");
             Vec::new()
         });
-        let named = |(name, kind)| (name, kind == Kind::Directory);
+        let named = |(name, kind): (Vec<u8>, Kind)| Listed {
+            name: String::from_utf8_lossy(&name).into_owned(),
+            is_folder: kind == Kind::Directory,
+            is_text: std::str::from_utf8(&name).is_ok(),
+        };
         listed.into_iter().map(named).collect()
     }
 

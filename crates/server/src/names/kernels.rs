@@ -89,20 +89,23 @@ impl Tx<'_> {
         Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Names in a folder that the caller may list, and what each is; those that are text, at most `max`.
+    /// Names in a folder that the caller may list, and what each is; those that are text, of at most `max`.
     pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<(String, Kind)>, Fault> {
+        let names = self.entries_in(path, max)?.into_iter();
+        let text = |(name, kind)| Some((String::from_utf8(name).ok()?, kind));
+        Ok(names.filter_map(text).collect())
+    }
+
+    /// Names in a folder that the caller may list, and what each is; at most `max`.
+    pub(crate) fn entries_in(&self, path: &str, max: u32) -> Result<Vec<(Vec<u8>, Kind)>, Fault> {
         let folder = self.resolve(path.as_bytes(), true)?;
         self.need(&folder, READ, path)?;
         let sql = "SELECT name, kind FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2";
         let mut names = self.db.prepare_cached(sql)?;
         let names = names.query_map(params![folder.ino.cast_signed(), max], |row| {
             let kind = Kind::try_from(row.get::<_, i32>(1)?).unwrap_or(Kind::Unspecified);
-            Ok((String::from_utf8(row.get(0)?).ok(), kind))
+            Ok((row.get(0)?, kind))
         })?;
-        let texts = names.filter_map(|row| {
-            let text = |(name, kind): (Option<String>, Kind)| name.map(|name| (name, kind));
-            row.map(text).transpose()
-        });
-        Ok(texts.collect::<Result<_, _>>()?)
+        Ok(names.collect::<Result<_, _>>()?)
     }
 }

@@ -12,6 +12,7 @@ use crate::jobs::store::parse;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::job::MERGE;
+use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Objects that one walk comes to at most.
@@ -165,7 +166,7 @@ pub(crate) fn versions(
             same_as: if same_as == object { 0 } else { same_as },
             hash: row.get(10)?,
             annotations: annotations.remove(&object).unwrap_or_default(),
-            path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(1)?).into_owned(),
+            path: escaped(&row.get::<_, Vec<u8>>(1)?),
             size: long(row, 2)?,
             ino: long(row, 3)?,
             version: long(row, 4)?,

@@ -285,7 +285,7 @@ impl<'a> Files<'a> {
         }
         for object in &self.missing {
             if !noted.contains(&object.inode) && !written.contains(&object.inode) {
-                self.rebuilt.missing.push(shown(object.path.as_bytes()));
+                self.rebuilt.missing.push(shown(&object.path));
             }
         }
     }
@@ -301,18 +301,18 @@ impl<'a> Files<'a> {
         };
         self.fill(&mut node, object);
         let suffix = format!(".object{}", object.id);
-        let path = match object.path.as_str() {
-            "" => UNNAMED,
+        let path = match object.path.as_slice() {
+            b"" => UNNAMED.as_bytes(),
             path => path,
         };
         let own_path = whole && object.named();
-        let put = self.tree.put(node, path.as_bytes(), own_path, &suffix);
+        let put = self.tree.put(node, path, own_path, &suffix);
         if put.own {
             self.rebuilt.unnoted.push(shown(&put.path));
         } else {
             self.rebuilt.apart.push(Apart {
                 path: shown(&put.path),
-                was: shown(path.as_bytes()),
+                was: shown(path),
             });
         }
         self.versions.push(Version {
@@ -341,7 +341,7 @@ impl<'a> Files<'a> {
                 number: 0,
                 superseded: false,
             };
-            let path = gathered.version.path.as_bytes();
+            let path = &gathered.version.path;
             put_version(db, &version, path, (NO_ELEMENT, 1))?;
             gathered.write(db, false, 1)?;
         }
@@ -356,7 +356,7 @@ impl<'a> Files<'a> {
         for version in &self.versions {
             let path = match paths.get(&version.ino) {
                 Some(path) if !version.superseded => path.as_slice(),
-                _ => version.object.path.as_bytes(),
+                _ => version.object.path.as_slice(),
             };
             let copies = self.copies.get(&version.object.id);
             let wanted = self.wanted.get(&version.object.id).copied();

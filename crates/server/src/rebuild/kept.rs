@@ -54,7 +54,7 @@ pub(super) struct KeptObject {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) inode: u64,
-    pub(super) path: String,
+    pub(super) path: Vec<u8>,
     pub(super) mode: Option<u32>,
     pub(super) task: u64,
     pub(super) sealed_at: u64,
@@ -88,9 +88,12 @@ impl Attributes {
         self.number(number)?.try_into().ok()
     }
 
+    fn bytes(&self, number: u32) -> &[u8] {
+        self.0.get(&number).map(Vec::as_slice).unwrap_or_default()
+    }
+
     fn text(&self, number: u32) -> String {
-        let bytes = self.0.get(&number).map(Vec::as_slice).unwrap_or_default();
-        String::from_utf8_lossy(bytes).into_owned()
+        String::from_utf8_lossy(self.bytes(number)).into_owned()
     }
 }
 
@@ -371,7 +374,7 @@ fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
         uid: attributes.small(object::UID).unwrap_or(0),
         gid: attributes.small(object::GID).unwrap_or(0),
         inode: attributes.number(object::INODE).unwrap_or(0),
-        path: attributes.text(object::PATH),
+        path: attributes.bytes(object::PATH).to_vec(),
         mode: attributes.small(object::MODE),
         task: attributes.number(object::TASK).unwrap_or(0),
         sealed_at: attributes.number(object::SEALED_AT).unwrap_or(0),

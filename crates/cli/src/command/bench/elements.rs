@@ -28,12 +28,12 @@ pub(super) async fn measure(
     server: Server,
     subjects: &[Subject],
     inputs: &Inputs,
-    folder: &str,
+    folder: &std::ffi::OsStr,
     context: &Context,
 ) -> anyhow::Result<Vec<ElementSpeed>> {
     let name = format!("bench-kernel-{}", std::process::id());
     let parent = files::path(folder)?;
-    let folder = files::join(&parent, &name);
+    let folder = parent.join(&name);
     files::make_folder(&server, &folder, false).await?;
     let bench = Bench {
         transfer: Transfer::new(server.clone(), credentials()),
@@ -51,7 +51,7 @@ pub(super) async fn measure(
 struct Bench<'a> {
     server: Server,
     transfer: Transfer,
-    folder: String,
+    folder: files::Path,
     inputs: &'a Inputs,
 }
 
@@ -141,8 +141,8 @@ impl Bench<'_> {
         format!("{id}-{}", Inputs::name(data, bytes))
     }
 
-    fn path(&self, id: u32, data: Data, bytes: u64) -> String {
-        files::join(&self.folder, &Self::input(id, data, bytes))
+    fn path(&self, id: u32, data: Data, bytes: u64) -> files::Path {
+        self.folder.join(Self::input(id, data, bytes))
     }
 
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
@@ -182,7 +182,7 @@ impl Bench<'_> {
     /// Runs one job to its end.
     async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<Ran> {
         let input = Self::input(id, subject.data, bytes);
-        let script = subject.script(&self.folder, &input, id);
+        let script = subject.script(self.folder.text("a job")?, &input, id);
         let request = v1::SubmitRequest {
             credentials: Some(credentials()),
             script,
@@ -268,7 +268,7 @@ impl Bench<'_> {
         ))
     }
 
-    async fn remove(&self, parent: &str, name: &str) -> anyhow::Result<()> {
+    async fn remove(&self, parent: &files::Path, name: &str) -> anyhow::Result<()> {
         let ino = files::inode(&self.server, &self.folder).await?;
         rm::empty(&self.server, ino).await?;
         let unlink = v1::Unlink {

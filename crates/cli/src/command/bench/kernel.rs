@@ -59,7 +59,7 @@ pub(crate) struct Args {
     elements: bool,
     /// Folder of the array that the data for --elements is put in
     #[arg(long, value_name = "PATH", default_value = "/", requires = "elements")]
-    folder: String,
+    folder: std::ffi::OsString,
     /// The file to keep the figures in [default: DIR/calibration.toml]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,

@@ -7,6 +7,7 @@ use crate::format::{self, Length};
 use crate::output::Said;
 use crate::output::bridge::bridge_json;
 use anyhow::Context as _;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_bridge::Place;
@@ -24,7 +25,7 @@ pub(super) struct Args {
     name: String,
     /// The folder; it is made if it is not there
     #[arg(value_name = "/FOLDER")]
-    folder: String,
+    folder: OsString,
     /// How often the store is looked at, such as 10s; 0: only by `tidemill bridge refresh`
     #[arg(long, value_name = "TIME", default_value = "60s")]
     every: Length,
@@ -59,7 +60,7 @@ pub(super) async fn bind(
     };
     let every = args.every.0.as_secs();
     let binding = v1::Binding {
-        folder: files::path(&args.folder)?,
+        folder: files::path(&args.folder)?.text("a bridge")?.to_owned(),
         element: element.0,
         every_s: u32::try_from(every).unwrap_or(u32::MAX),
         uid,

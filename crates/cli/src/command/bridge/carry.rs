@@ -122,18 +122,22 @@ impl Carrier {
         }
     }
 
-    async fn attr(&self, path: &str) -> Result<v1::Attr, Error> {
+    async fn attr(&self, path: &files::Path) -> Result<v1::Attr, Error> {
         let entry = files::find(&self.server, path, true).await?;
         entry.attr.ok_or(Error::Answer("Resolve"))
     }
 
     /// Copies an object of the store to a path of the array.
-    pub(super) async fn import(&self, object: &Object, path: &str) -> anyhow::Result<Outcome> {
+    pub(super) async fn import(
+        &self,
+        object: &Object,
+        path: &files::Path,
+    ) -> anyhow::Result<Outcome> {
         let carried = self.imported(object, path).await;
         carried.with_context(|| format!("can't import {path}"))
     }
 
-    async fn imported(&self, object: &Object, path: &str) -> anyhow::Result<Outcome> {
+    async fn imported(&self, object: &Object, path: &files::Path) -> anyhow::Result<Outcome> {
         match self.attr(path).await {
             Ok(attr) => {
                 ensure!(attr.kind() != Kind::Directory, "a folder is there");
@@ -142,8 +146,8 @@ impl Carrier {
                 }
             }
             Err(error) if error.is(rustix::io::Errno::NOENT) => {
-                let (above, _) = files::split(path)?;
-                self.folders.make(&self.server, above).await?;
+                let (above, _) = path.split()?;
+                self.folders.make(&self.server, &above).await?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -171,13 +175,16 @@ impl Carrier {
     async fn link(
         &self,
         object: &Object,
-        path: &str,
+        path: &files::Path,
         (element, theirs): (ElementId, &Place),
     ) -> anyhow::Result<Outcome> {
         let there = self.opened.place.seen_from(theirs, &object.path);
         let there = there.context("it is elsewhere")?;
         let mode = 0o666 & !files::umask();
-        let (size, version) = self.transfer.link(element, &there, (path, mode)).await?;
+        let (size, version) = self
+            .transfer
+            .link(element, &there, (path.as_ref(), mode))
+            .await?;
         let attr = self.attr(path).await?;
         if attr.object == version {
             self.note(attr.ino, &Note::new(object, version)).await;
@@ -203,12 +210,12 @@ impl Carrier {
     }
 
     /// Copies a file of the array to a path of the store.
-    pub(super) async fn export(&self, path: &str, to: &str) -> anyhow::Result<Outcome> {
+    pub(super) async fn export(&self, path: &files::Path, to: &str) -> anyhow::Result<Outcome> {
         let carried = self.exported(path, to).await;
         carried.with_context(|| format!("can't export {path}"))
     }
 
-    async fn exported(&self, path: &str, to: &str) -> anyhow::Result<Outcome> {
+    async fn exported(&self, path: &files::Path, to: &str) -> anyhow::Result<Outcome> {
         let bridge = &self.opened.bridge;
         let attr = self.attr(path).await?;
         if let Some(note) = self.noted(&attr).await
@@ -271,15 +278,15 @@ mod made {
     use tokio::sync::Mutex;
 
     #[derive(Debug, Default)]
-    pub(super) struct Folders(Mutex<HashSet<String>>);
+    pub(super) struct Folders(Mutex<HashSet<files::Path>>);
 
     impl Folders {
         /// Makes one with those above it, once.
-        pub(super) async fn make(&self, server: &Server, path: &str) -> anyhow::Result<()> {
+        pub(super) async fn make(&self, server: &Server, path: &files::Path) -> anyhow::Result<()> {
             let mut known = self.0.lock().await;
-            if path != "/" && !known.contains(path) {
+            if path.as_ref() != b"/" && !known.contains(path) {
                 files::make_folder(server, path, true).await?;
-                known.insert(path.to_owned());
+                known.insert(path.clone());
             }
             Ok(())
         }

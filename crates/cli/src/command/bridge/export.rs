@@ -9,6 +9,7 @@ use crate::files;
 use crate::output::files::kind;
 use anyhow::ensure;
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_wire::v1::Kind;
@@ -27,7 +28,7 @@ What is there already and the same in the array is passed by: a command that was
 pub(crate) struct Args {
     /// What to copy: a file, a folder or a pattern
     #[arg(value_name = "/PATTERN")]
-    from: String,
+    from: OsString,
     /// A bridge, and the folder there
     #[arg(value_name = "BRIDGE/PATH")]
     to: String,
@@ -58,7 +59,7 @@ fn below(folder: &str, name: &str) -> String {
 pub(super) async fn into(
     context: &Context,
     carrier: &Arc<Carrier>,
-    (path, to): (&str, &str),
+    (path, to): (&files::Path, &str),
     (tally, names): (&mut Tally, &mut HashSet<String>),
 ) -> anyhow::Result<()> {
     ensure!(
@@ -66,11 +67,13 @@ pub(super) async fn into(
         "bridge {} is read only: nothing is exported to it",
         carrier.opened.name
     );
-    let chosen = Chosen::new(path.trim_start_matches('/'))?;
-    let top = format!("/{}", chosen.folder);
+    let text = path.text("a store")?;
+    let chosen = Chosen::new(text.trim_start_matches('/'))?;
+    let top = files::path(&chosen.folder)?;
     let found = files::resolve(&carrier.server, &top, true).await?;
-    if kind(&found) == Kind::File && !is_pattern(path) {
-        let (_, name) = files::split(path)?;
+    if kind(&found) == Kind::File && !is_pattern(text) {
+        path.split()?;
+        let name = text.rsplit('/').next().unwrap_or(text);
         names.insert(name.to_owned());
         let carried = carrier.export(path, &below(to, name)).await;
         tally.add(context, carried);
@@ -81,14 +84,14 @@ pub(super) async fn into(
     while let Some((above, ino)) = folders.pop() {
         for entry in files::list(&carrier.server, ino).await? {
             let Ok(name) = std::str::from_utf8(&entry.name) else {
-                tally.pass(context, &above, "a name in it is no UTF-8");
+                tally.pass(context, above.join(&entry.name), "its name is not UTF-8");
                 continue;
             };
-            let path = files::join(&above, name);
+            let path = above.join(name);
             match kind(&entry) {
                 Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
                 Kind::File => {
-                    let Some(name) = chosen.name(&path[1..]) else {
+                    let Some(name) = chosen.name(&path.text("a store")?[1..]) else {
                         continue;
                     };
                     names.insert(name.to_owned());

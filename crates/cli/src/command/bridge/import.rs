@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::files;
 use anyhow::Context as _;
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_bridge::{Error, Listed};
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     from: String,
     /// The folder of the array; it is made if it is not there
     #[arg(value_name = "/FOLDER")]
-    to: String,
+    to: OsString,
     /// Copy nothing: make files that are read where they are. It takes an element with its files in that store
     #[arg(long, conflicts_with = "limit")]
     link: bool,
@@ -101,7 +102,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 pub(super) async fn from(
     context: &Context,
     carrier: &Arc<Carrier>,
-    (path, to): (&str, &str),
+    (path, to): (&str, &files::Path),
     (tally, names): (&mut Tally, &mut HashSet<String>),
 ) -> anyhow::Result<()> {
     let bridge = &carrier.opened.bridge;
@@ -110,7 +111,7 @@ pub(super) async fn from(
         if let Ok(object) = &found {
             let name = path.rsplit('/').next().unwrap_or(path);
             names.insert(name.to_owned());
-            let carried = carrier.import(object, &files::join(to, name)).await;
+            let carried = carrier.import(object, &to.join(name)).await;
             tally.add(context, carried);
             return Ok(());
         }
@@ -142,7 +143,7 @@ pub(super) async fn from(
         {
             tally.add(context, done?);
         }
-        let (carrier, to) = (carrier.clone(), files::join(to, name));
+        let (carrier, to) = (carrier.clone(), to.join(name));
         running.spawn(async move { carrier.import(&object, &to).await });
     }
     while let Some(done) = running.join_next().await {

@@ -8,9 +8,12 @@ use crate::files;
 use crate::output::files::kind;
 use anyhow::{Context as _, bail, ensure};
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_bridge::Listed;
+use tidemill_core::shown::line;
 use tidemill_wire::v1::{self, Kind, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
@@ -23,10 +26,10 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Args {
     /// The folder that is copied: BRIDGE/PATH, or /FOLDER of the array
     #[arg(value_name = "FROM")]
-    from: String,
+    from: OsString,
     /// The folder that it is copied to, the other kind of the two
     #[arg(value_name = "TO")]
-    to: String,
+    to: OsString,
     /// Delete files in TO that FROM has not, if all of FROM was copied
     #[arg(long)]
     delete: bool,
@@ -36,22 +39,22 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     for path in [&args.from, &args.to] {
+        let path = line(&path.to_string_lossy());
         ensure!(
-            !import::is_pattern(path),
+            !import::is_pattern(&path),
             "{path} is a pattern: give a folder, or use `import` or `export`"
         );
     }
     let mut tally = Tally::default();
     let mut names = HashSet::new();
-    match (named(&args.from), named(&args.to)) {
+    match (store(&args.from)?, store(&args.to)?) {
         (Some((name, path)), None) => {
             let to = files::path(&args.to)?;
             let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
             // All else in TO would be deleted.
             ensure!(
                 path.is_empty() || carrier.opened.bridge.stat(path).await.is_err(),
-                "{} is a file: give a folder, or use `import`",
-                args.from
+                "{name}/{path} is a file: give a folder, or use `import`"
             );
             import::from(context, &carrier, (path, &to), (&mut tally, &mut names)).await?;
             if may_delete(&args, &tally)? {
@@ -75,6 +78,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     tally.end(context, "copied")
 }
 
+/// The bridge and the path there, if a text is not a path of the array.
+fn store(text: &OsStr) -> anyhow::Result<Option<(&str, &str)>> {
+    if text.as_bytes().starts_with(b"/") {
+        return Ok(None);
+    }
+    let wrong = || {
+        format!(
+            "bad path: {}: a store needs a path in UTF-8",
+            text.display()
+        )
+    };
+    Ok(named(text.to_str().with_context(wrong)?))
+}
+
 /// Nothing is deleted because something could not be copied, or because nothing was found.
 fn may_delete(args: &Args, tally: &Tally) -> anyhow::Result<bool> {
     if !args.delete || !tally.is_whole() {
@@ -83,7 +100,7 @@ fn may_delete(args: &Args, tally: &Tally) -> anyhow::Result<bool> {
     ensure!(
         !tally.is_empty(),
         "nothing there: {}; nothing was deleted",
-        args.from
+        args.from.display()
     );
     Ok(true)
 }
@@ -121,29 +138,28 @@ async fn delete_there(
 
 async fn delete_here(
     carrier: &Carrier,
-    to: &str,
+    to: &files::Path,
     names: &HashSet<String>,
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
     let top = files::inode(&carrier.server, to).await?;
-    let mut folders = vec![(String::new(), top)];
+    let top_bytes = to.as_ref().len();
+    let mut folders = vec![(to.clone(), top)];
     while let Some((above, parent)) = folders.pop() {
         for entry in files::list(&carrier.server, parent).await? {
-            let name = String::from_utf8_lossy(&entry.name);
-            let path = match above.as_str() {
-                "" => name.into_owned(),
-                above => format!("{above}/{name}"),
-            };
+            let path = above.join(&entry.name);
+            let name = &path.as_ref()[top_bytes..];
+            let name = std::str::from_utf8(name).map(|name| name.trim_start_matches('/'));
             match kind(&entry) {
                 Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
-                Kind::File if !names.contains(&path) => {
+                Kind::File if !name.is_ok_and(|name| names.contains(name)) => {
                     let unlink = v1::Unlink {
                         parent,
                         name: entry.name,
                         ..v1::Unlink::default()
                     };
                     let gone = carrier.server.one(&credentials(), Op::Unlink(unlink)).await;
-                    gone.with_context(|| format!("can't delete {to}/{path}"))?;
+                    gone.with_context(|| format!("can't delete {path}"))?;
                     tally.delete();
                 }
                 _ => {}

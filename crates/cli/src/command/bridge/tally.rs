@@ -41,7 +41,7 @@ impl Tally {
     }
 
     /// What is no file, or has no name that can be one.
-    pub(super) fn pass(&mut self, context: &Context, path: &str, what: &str) {
+    pub(super) fn pass(&mut self, context: &Context, path: impl std::fmt::Display, what: &str) {
         self.passed += 1;
         context.note(format!("passed by: {path}: {what}"));
     }

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::output::Said;
 use crate::trace::fetch;
 use anyhow::Context as _;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_plan::sim::compare::compare;
@@ -21,11 +22,11 @@ const EXAMPLES: &str = "Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The run: a job of this array that has ended well, by its id, or the file of a trace
-    job: String,
+    job: OsString,
     /// Another run of the same job, id or file: how long tasks and transfers take is taken from there, so that
     /// nothing that this run measured is used
     #[arg(long, value_name = "JOB")]
-    times_of: Option<String>,
+    times_of: Option<OsString>,
     /// A description of the array the run was on; its elements have the ids of the run's, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
@@ -45,14 +46,10 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let measured = read(&args.job, context).await?;
     let expected = match &args.times_of {
-        Some(other) => {
-            let other = read(other, context).await?;
-            measured.measured_in(&other).with_context(|| {
-                format!(
-                    "--times-of {}",
-                    args.times_of.as_deref().unwrap_or_default()
-                )
-            })?
+        Some(name) => {
+            let other = read(name, context).await?;
+            let measured = measured.measured_in(&other);
+            measured.with_context(|| format!("--times-of {}", name.display()))?
         }
         None => measured.clone(),
     };
@@ -79,8 +76,8 @@ fn speed(text: &str) -> Result<f64, String> {
     speed.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
-async fn read(job: &str, context: &Context) -> anyhow::Result<Trace> {
-    if let Ok(id) = job.parse() {
+async fn read(job: &OsStr, context: &Context) -> anyhow::Result<Trace> {
+    if let Some(id) = job.to_str().and_then(|job| job.parse().ok()) {
         let server = context.connect().await?;
         return fetch(&server, id).await;
     }

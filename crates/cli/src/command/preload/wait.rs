@@ -2,7 +2,7 @@
 
 use super::owned_by_us_or_root;
 use crate::context::Context;
-use crate::output::Said;
+use crate::output::{Said, exact};
 use anyhow::Context as _;
 use rustix::fd::OwnedFd;
 use serde_json::json;
@@ -35,7 +35,7 @@ pub(super) fn run(
         all.extend(standing.not_stored);
     }
     let text = told(failed, &all);
-    let file = |one: &NotStored| json!({ "path": one.path.to_string_lossy(), "why": one.why, "bytes_in": one.file.to_string_lossy() });
+    let file = |one: &NotStored| json!({ "path": exact(&one.path), "why": one.why, "bytes_in": exact(&one.file) });
     let files: Vec<_> = all.iter().map(file).collect();
     let told = Said::new(text, json!({ "failed": failed, "not_stored": files }));
     context.output.show(&told)?;

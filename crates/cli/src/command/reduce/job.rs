@@ -29,7 +29,7 @@ pub(super) fn target(args: &Args) -> anyhow::Result<Option<String>> {
         !args.local,
         "--local reads files of this machine, and {to} is made by a job from files of the cluster: leave out one of the two"
     );
-    Ok(Some(files::path(path)?))
+    Ok(Some(files::path(path)?.text("a job")?.to_owned()))
 }
 
 /// Runs the reduction as a job, and waits for its end.

@@ -17,6 +17,7 @@ use tidemill_client::ranged::Ranged;
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
 use tidemill_core::layout::Layout;
+use tidemill_core::shown::escaped;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, Piece, Pieces, Storage, Store, pieces};
 use tidemill_kernel::reducing::{Piece as Stored, SENT_BYTES_MAX, STORED_BYTES_MAX};
@@ -93,11 +94,15 @@ pub(super) async fn inputs(
     for note in notes {
         context.note(format_args!("note: {note}"));
     }
-    let input = |place: usize| match &opened[place] {
-        Opened::File(_) => names[place].clone(),
-        Opened::Folder(_) => format!("{}/", names[place]),
+    let input = |place: usize| {
+        let path = path(&names[place])?;
+        let name = path.text("a job")?;
+        Ok(match &opened[place] {
+            Opened::File(_) => name.to_owned(),
+            Opened::Folder(_) => format!("{name}/"),
+        })
     };
-    Ok(places.into_iter().map(input).collect())
+    places.into_iter().map(input).collect()
 }
 
 /// All files that names and patterns stand for, with whether a pattern does.
@@ -111,24 +116,24 @@ async fn opened<'a>(
     let list = |folder: &str| {
         let names = block_in_place(|| {
             Handle::current().block_on(async {
-                let ino = files::inode(server, &files::path(folder)?).await?;
+                let ino = files::inode(server, path(folder)?).await?;
                 anyhow::Ok(files::list(server, ino).await?)
             })
         })?;
-        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
-        Ok(names.into_iter().filter_map(name).collect())
+        Ok(names.iter().map(|entry| escaped(&entry.name)).collect())
     };
-    let paths = paths.iter().map(|path| files::path(path));
+    let paths = paths.iter().map(|text| Ok(escaped(path(text)?.as_ref())));
     let paths: Vec<String> = paths.collect::<anyhow::Result<_>>()?;
     let (names, by_pattern) = expanded(&paths, list)?;
     let mut opened = Vec::new();
     for name in &names {
-        let attr = files::resolve(server, name, true).await?.attr;
+        let path = path(name)?;
+        let attr = files::resolve(server, &path, true).await?.attr;
         opened.push(
             match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-                true => Opened::Folder(ArrayFolder::new(server, transfer, name.clone())),
+                true => Opened::Folder(ArrayFolder::new(server, transfer, path)),
                 false => {
-                    let ranged = transfer.ranged(name).await;
+                    let ranged = transfer.ranged(&path).await;
                     let ranged = ranged.with_context(|| name.clone())?;
                     Opened::File(ArrayFile::new(ranged))
                 }
@@ -150,6 +155,11 @@ async fn found(
             return Ok(pass.table(&found));
         }
     }
+}
+
+/// The path of the array that a text stands for.
+fn path(text: &str) -> anyhow::Result<files::Path> {
+    files::path(super::path(text))
 }
 
 /// A file or folder of the array.

@@ -30,7 +30,7 @@ impl Array {
     ///
     /// # Errors
     /// If the array can't be reached, there is no such file, or its element is down.
-    pub(super) async fn of_file(context: &Context, file: &str) -> anyhow::Result<Self> {
+    pub(super) async fn of_file(context: &Context, file: &std::ffi::OsStr) -> anyhow::Result<Self> {
         let server = context.connect().await?;
         let path = files::path(file)?;
         let transfer = Transfer::new(server.clone(), credentials());

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     kernel: Option<String>,
     /// The input, a path in the array
     #[arg(required_unless_present_any = ["size", "hook"], conflicts_with = "size")]
-    file: Option<String>,
+    file: Option<std::ffi::OsString>,
     /// Size of the input, if there is no file of it
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,

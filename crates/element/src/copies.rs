@@ -162,6 +162,7 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
     let mut work = Work::without_effect(outcome);
     work.label = Some(Arc::clone(&live.label));
     work.made.push(record);
+    work.wrote.push((to.object, size));
     Some(work)
 }
 

@@ -8,6 +8,7 @@
 
 use crate::db::Db;
 use crate::records;
+use crate::store::Store;
 use crate::task::now;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -156,13 +157,13 @@ impl FlashModel {
     }
 
     /// Takes the events into the model and keeps a snapshot if one is due. The first call reads the last
-    /// snapshot and compares it with the objects of `db`. Blocks.
-    pub fn settle(&self, db: &Db) {
+    /// snapshot and compares it with the objects of `db`, which are in `store`. Blocks.
+    pub fn settle(&self, db: &Db, store: &dyn Store) {
         let mut state = self.state.lock();
         if let State::Unread = *state {
             // Events are taken after this look at the database, so none is missed: each is told once it is kept.
             match db.read(records::data_objects) {
-                Ok(objects) => *state = self.open(&objects),
+                Ok(objects) => *state = self.open(&objects, store),
                 Err(error) => tracing::warn!(%error, "the flash model waits for the database"),
             }
         }
@@ -207,7 +208,7 @@ impl FlashModel {
         }
     }
 
-    fn open(&self, objects: &[(ObjectId, u64)]) -> State {
+    fn open(&self, objects: &[ObjectId], store: &dyn Store) -> State {
         let kept = match std::fs::read(&self.path) {
             Ok(bytes) => Book::decode(&bytes, self.capacity_bytes).map(Some),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -227,7 +228,7 @@ impl FlashModel {
                 return State::Off;
             }
         };
-        book.reconcile(objects);
+        book.reconcile(objects, |object| store.allocated(object));
         State::Open(Box::new(book))
     }
 
@@ -273,15 +274,17 @@ impl Book {
     }
 
     /// Makes up for what happened after the snapshot, of which only the objects that are there now tell.
-    fn reconcile(&mut self, objects: &[(ObjectId, u64)]) {
-        let there: BTreeSet<u64> = objects.iter().map(|(object, _)| object.0).collect();
+    fn reconcile(&mut self, objects: &[ObjectId], allocated: impl Fn(ObjectId) -> u64) {
+        let there: BTreeSet<u64> = objects.iter().map(|object| object.0).collect();
         let known = self.ledger.objects();
         let gone: Vec<u64> = known.filter(|object| !there.contains(object)).collect();
         for object in gone {
             self.removed(object);
         }
-        for &(object, bytes) in objects {
-            self.wrote(object.0, bytes);
+        for &object in objects {
+            if !self.ledger.contains(object.0) {
+                self.wrote(object.0, allocated(object));
+            }
         }
     }
 
@@ -393,6 +396,7 @@ pub fn json(model: &v1::FlashModel) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::FolderStore;
 
     const MIB: u64 = 1 << 20;
 
@@ -464,8 +468,8 @@ mod tests {
     fn a_book_that_is_behind_is_brought_up_to_date() {
         let mut book = book();
         let before = book.report();
-        let objects: Vec<_> = (10..=21).map(|object| (ObjectId(object), 4096)).collect();
-        book.reconcile(&objects);
+        let objects: Vec<_> = (10..=21).map(ObjectId).collect();
+        book.reconcile(&objects, |_| 4096);
         let after = book.report();
         assert_eq!(after.host_bytes, before.host_bytes + 4096, "21 is new");
         let known: Vec<u64> = book.ledger.objects().collect();
@@ -480,16 +484,17 @@ mod tests {
     fn events_beyond_the_bound_are_left_out_and_told() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(&folder.path().join("element.db")).unwrap();
+        let store = FolderStore::open(folder.path(), None).unwrap();
         let model = FlashModel::new(folder.path(), 64 * MIB);
         for _ in 0..EVENTS_MAX {
             model.on_removed(ObjectId(1));
         }
         model.on_written(ObjectId(2), 100);
-        model.settle(&db);
+        model.settle(&db, &store);
         let report = model.report().unwrap();
         assert_eq!((report.host_bytes, report.left_out_bytes), (0, 100));
         model.on_written(ObjectId(3), 100);
-        model.settle(&db);
+        model.settle(&db, &store);
         assert_eq!(model.report().unwrap().host_bytes, 100);
     }
 
@@ -497,9 +502,10 @@ mod tests {
     fn a_device_that_no_model_is_of_has_none() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(&folder.path().join("element.db")).unwrap();
+        let store = FolderStore::open(folder.path(), None).unwrap();
         let model = FlashModel::new(folder.path(), 0);
         model.on_written(ObjectId(2), 100);
-        model.settle(&db);
+        model.settle(&db, &store);
         assert_eq!(model.report(), None);
         model.stop();
         assert!(!folder.path().join("flash").exists());

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -245,6 +245,14 @@ impl FolderStore {
         }
         Ok(size)
     }
+}
+
+/// Bytes of a file that have space on the device: all but its holes.
+pub(crate) fn allocated(metadata: &Metadata) -> u64 {
+    /// Bytes of one of `st_blocks`.
+    const BLOCK: u64 = 512;
+    let blocks = metadata.blocks().saturating_mul(BLOCK);
+    metadata.len().min(blocks)
 }
 
 /// Gives a file the owner and mode of a sealed object.
@@ -569,6 +577,11 @@ impl Store for FolderStore {
 
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
         self.seal_as(object, durable, None)
+    }
+
+    fn allocated(&self, object: ObjectId) -> u64 {
+        let metadata = self.path(object).symlink_metadata();
+        metadata.map_or(0, |metadata| allocated(&metadata))
     }
 
     fn seal_lost(

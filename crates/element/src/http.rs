@@ -798,7 +798,8 @@ async fn seal_objects(
                 store.seal(object, body.durable)
             };
             if let Ok(size) = sealed {
-                rows.push(ObjectRecord::written(object, size, &body, sealed_at));
+                let row = ObjectRecord::written(object, size, &body, sealed_at);
+                rows.push((row, store.allocated(object)));
             }
             results.push(sealed);
         }
@@ -807,10 +808,10 @@ async fn seal_objects(
     let (results, rows) = tokio::task::spawn_blocking(seal_files).await?;
     let change = move |connection: &rusqlite::Connection| {
         let (mut new, mut wrong) = (Vec::with_capacity(rows.len()), Vec::new());
-        for row in rows {
+        for (row, written) in rows {
             if !records::has_object(connection, row.id)? {
                 records::put_object(connection, &row)?;
-                new.push((row.id, row.size));
+                new.push((row.id, written));
                 let what = notes::is_of_false_length(connection, row.inode, row.id)?;
                 wrong.extend(what.map(|what| (row.id, what)));
             }
@@ -822,9 +823,9 @@ async fn seal_objects(
         let node = Arc::clone(&context.node);
         tokio::task::spawn_blocking(move || scrub::refuse(node.parts(), &wrong));
     }
-    for (object, size) in new {
-        counters.on_sealed(object, size);
-        parts.flash.on_written(object, size);
+    for (object, written) in new {
+        counters.on_sealed(object, written);
+        parts.flash.on_written(object, written);
     }
     Ok(results)
 }

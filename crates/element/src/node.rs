@@ -359,8 +359,9 @@ impl Node {
     /// Takes what was written since into the model of the device.
     async fn settle(&self) {
         let flash = Arc::clone(&self.parts().flash);
-        let db = self.parts().db.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || flash.settle(&db)).await {
+        let (db, store) = (self.parts().db.clone(), Arc::clone(&self.parts().store));
+        let settled = tokio::task::spawn_blocking(move || flash.settle(&db, &*store));
+        if let Err(error) = settled.await {
             tracing::error!(%error, "the flash model can't go on");
         }
     }

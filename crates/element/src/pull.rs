@@ -12,7 +12,7 @@
 //! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
 
 use crate::flash_model::FlashModel;
-use crate::folder::close_for_ever;
+use crate::folder::{allocated, close_for_ever};
 use crate::records::Hash;
 use crate::seams::Seams;
 use crate::spans::Spans;
@@ -181,11 +181,11 @@ struct Fetched {
 }
 
 impl Fetched {
-    fn written(size: u64) -> Self {
-        Self {
-            size,
-            written: size,
-        }
+    /// An object of this length, in a file of its own.
+    fn written(size: u64, path: &Path) -> Self {
+        let metadata = path.metadata();
+        let written = metadata.map_or(size, |metadata| allocated(&metadata));
+        Self { size, written }
     }
 }
 
@@ -383,7 +383,7 @@ impl Pulls {
                 // The error of the pull is the one to tell.
                 let _ = std::fs::remove_file(path);
             }
-            brought.map(|moved| (Fetched::written(selected.length()), moved))
+            brought.map(|moved| (Fetched::written(selected.length(), path), moved))
         })
     }
 
@@ -722,7 +722,7 @@ impl Pulls {
                 // The error of the pull is the one to tell.
                 let _ = std::fs::remove_file(path);
             }
-            put.map(|moved| (Fetched::written(input.size), moved))
+            put.map(|moved| (Fetched::written(input.size, path), moved))
         })
     }
 
@@ -816,7 +816,7 @@ impl Pulls {
             // The error of the pull is the one to tell.
             let _ = std::fs::remove_file(path);
         }
-        fetched.map(Fetched::written)
+        fetched.map(|size| Fetched::written(size, path))
     }
 
     fn fetch_remote(
@@ -1088,5 +1088,5 @@ fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option
         // The error of the copy is the one to tell.
         let _ = std::fs::remove_file(path);
     }
-    copied.map(|size| Some(Fetched::written(size)))
+    copied.map(|size| Some(Fetched::written(size, path)))
 }

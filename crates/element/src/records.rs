@@ -256,20 +256,15 @@ pub fn damaged(
         .collect()
 }
 
-/// All data objects that are kept as sealed, with their lengths in bytes.
+/// All data objects that are kept as sealed.
 ///
 /// # Errors
 /// If SQLite refuses.
-pub fn data_objects(connection: &Connection) -> Result<Vec<(ObjectId, u64)>> {
+pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
     connection
-        .prepare_cached(
-            "SELECT id, value FROM object JOIN attribute ON attribute.object = id
-             WHERE kind = ?1 AND page = ?2 AND number = ?3",
-        )?
-        .query_map(params![kind::DATA, object::PAGE, object::SIZE], |row| {
-            let id = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
-            let size: Vec<u8> = row.get(1)?;
-            Ok((id, size.try_into().map_or(0, u64::from_le_bytes)))
+        .prepare_cached("SELECT id FROM object WHERE kind = ?1")?
+        .query_map([kind::DATA], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
         })?
         .collect()
 }

@@ -71,10 +71,11 @@ impl Counters {
         *self.arriving.lock().entry(object).or_default() += bytes;
     }
 
-    /// A client's object was sealed: what did not arrive over HTTP was written in place.
-    pub fn on_sealed(&self, object: ObjectId, size: u64) {
+    /// A client's object was sealed, which takes so many bytes on the device: those that did not arrive over HTTP were written
+    /// in place.
+    pub fn on_sealed(&self, object: ObjectId, allocated: u64) {
         let arrived = self.arriving.lock().remove(&object).unwrap_or(0);
-        let in_place = size.saturating_sub(arrived);
+        let in_place = allocated.saturating_sub(arrived);
         self.bytes_written.fetch_add(in_place, Ordering::Relaxed);
     }
 

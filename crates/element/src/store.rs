@@ -85,6 +85,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
 
+    /// Bytes that an object takes on this element's device, of its length: its holes take none, nor does an object that is only
+    /// in the store outside.
+    fn allocated(&self, object: ObjectId) -> u64;
+
     /// As [`Store::seal`], for an object whose writer is lost: if anybody may still have its file open for writing, the
     /// object becomes another file with the same bytes. `shown` is the file that it is a version of.
     ///

@@ -7,7 +7,7 @@
 use crate::executor::Parts;
 use crate::feeds::Making;
 use crate::flash_model::FlashModel;
-use crate::folder::{close_for_ever, keep_from};
+use crate::folder::{allocated, close_for_ever, keep_from};
 use crate::growing::{Growing, Grown, Turn};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
@@ -66,6 +66,8 @@ pub struct Work {
     pub label: Option<std::sync::Arc<Label>>,
     /// The objects that it sealed.
     pub made: Vec<ObjectRecord>,
+    /// How many bytes these have written to the device; those that are in memory are not among them.
+    pub wrote: Vec<(ObjectId, u64)>,
     /// The objects that are gone.
     pub removed: Vec<ObjectId>,
 }
@@ -78,6 +80,7 @@ impl Work {
             outcome,
             label: None,
             made: Vec::new(),
+            wrote: Vec::new(),
             removed: Vec::new(),
         }
     }
@@ -116,8 +119,8 @@ impl Work {
     pub fn tell(&self, flash: &FlashModel) {
         // A link writes nothing, and what was pulled instead is little.
         let written = self.outcome.reused.is_none();
-        for object in self.made.iter().filter(|_| written) {
-            flash.on_written(object.id, object.size);
+        for &(object, bytes) in self.wrote.iter().filter(|_| written) {
+            flash.on_written(object, bytes);
         }
         for &object in &self.removed {
             flash.on_removed(object);
@@ -150,6 +153,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         outcome: run.outcome,
         label: Some(std::sync::Arc::clone(&live.label)),
         made: run.made,
+        wrote: run.wrote,
         removed: run.removed,
     }
 }
@@ -195,6 +199,7 @@ struct Running<'a> {
     /// What its kernel is told of inputs of which it has not all.
     laid: Vec<serde_json::Value>,
     made: Vec<ObjectRecord>,
+    wrote: Vec<(ObjectId, u64)>,
     removed: Vec<ObjectId>,
 }
 
@@ -266,6 +271,7 @@ impl<'a> Running<'a> {
             decoded: Vec::new(),
             laid: Vec::new(),
             made: Vec::new(),
+            wrote: Vec::new(),
             removed: Vec::new(),
         };
         run.outcome.start = live.start;
@@ -382,7 +388,7 @@ impl Running<'_> {
             // The error of the ranks is the one to tell.
             let _ = std::fs::remove_file(&own);
         })?;
-        self.outcome.written_bytes = size;
+        self.outcome.written_bytes = self.written(output.object);
         self.made.push(self.made_by(analysis, output, size));
         Ok(vec![Sealed::file(output.object, size)])
     }
@@ -676,6 +682,13 @@ impl Running<'_> {
         Ok(())
     }
 
+    /// Bytes that an object which was just sealed here has written to the device.
+    fn written(&mut self, object: ObjectId) -> u64 {
+        let bytes = self.parts.store.allocated(object);
+        self.wrote.push((object, bytes));
+        bytes
+    }
+
     fn made_by(&self, analysis: &Analysis, output: &Output, size: u64) -> ObjectRecord {
         ObjectRecord {
             id: output.object,
@@ -813,7 +826,8 @@ impl Running<'_> {
                     .output("values")
                     .map_err(|error| unwritten(&error))?;
                 let kept = close_for_ever(made.file()).and_then(|()| made.move_to(&to));
-                kept.and_then(|()| made.size())
+                kept.and_then(|()| made.file().metadata())
+                    .map(|metadata| allocated(&metadata))
                     .map_err(|error| device_failure(&to, &error))
             });
         clean_folder(self.parts, &folder);
@@ -938,14 +952,14 @@ impl Running<'_> {
             files: usize::try_from(folder::FILES_MAX).unwrap_or(usize::MAX),
             path_bytes: folder::PATH_BYTES_MAX,
         };
-        let limit = analysis.limits.output_bytes;
+        let (limit, mut total) = (analysis.limits.output_bytes, 0_u64);
         for output in &analysis.outputs {
             let files = files_of(prepared, output, &mut left)?;
             // Before any is looked at: one file may have had many names, each of which becomes a file.
             let bytes = files
                 .iter()
                 .fold(0_u64, |sum, file| sum.saturating_add(file.size));
-            if self.outcome.written_bytes.saturating_add(bytes) > limit {
+            if total.saturating_add(bytes) > limit {
                 return Err(over(limit));
             }
             for Sealed { object, name, .. } in files {
@@ -955,7 +969,7 @@ impl Running<'_> {
                     let message = format!("output `{}` can't be read: {error}", output.name);
                     failure(FailureKind::Device, message)
                 })?;
-                let total = self.outcome.written_bytes.saturating_add(size);
+                total = total.saturating_add(size);
                 if total > limit {
                     return Err(over(limit));
                 }
@@ -971,10 +985,13 @@ impl Running<'_> {
                         adopted.map_err(|error| store_failure(&error))?
                     }
                 };
-                self.outcome.written_bytes = total;
                 let memory = handed.is_some();
                 if memory {
-                    self.outcome.in_memory_bytes += size;
+                    let written = self.parts.store.allocated(object);
+                    self.outcome.written_bytes += written;
+                    self.outcome.in_memory_bytes += written;
+                } else {
+                    self.outcome.written_bytes += self.written(object);
                 }
                 self.made.push(ObjectRecord {
                     memory,
@@ -1048,7 +1065,7 @@ impl Running<'_> {
             })?;
         }
         self.outcome.read_bytes = size;
-        self.outcome.written_bytes = size;
+        self.outcome.written_bytes = self.written(to.object);
         self.made.push(ObjectRecord {
             id: to.object,
             size,

@@ -5,6 +5,7 @@
 mod array;
 
 use array::*;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemill_client::Objects;
@@ -100,6 +101,39 @@ async fn writes_overwrites_and_removals_are_in_the_status() {
         worn,
         "nothing is lost by a stop"
     );
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holes_of_sealed_files_and_outputs_count_nowhere_as_written() {
+    const DATA: u64 = 8192;
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let mut config = small(folder.path(), &server);
+    config.capacity_bytes = Some(4 << 40);
+    let element = Element::start(config).await.unwrap();
+    let mut connection = server.welcomed().await;
+    // Written in place, as a mount on the same host does it.
+    let file = std::fs::File::create(folder.path().join(ObjectId(1).relative_path())).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    file.write_all_at(&[1; 4096], 1 << 30).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let remote = Remote {
+        element: ElementId(1),
+        url: connection.hello.element.clone().unwrap().url.into(),
+        object: ObjectId(1),
+        capability: capability(1, 1, rights::WRITE),
+    };
+    let sealed = Objects::new(None).seal(&remote, &seal_body("/in")).await;
+    assert_eq!(sealed.unwrap(), 1 << 40);
+    let script = "head -c 8192 /dev/urandom > out && truncate -s 512M out";
+    connection.labels(&[program_label(1, "sh", &["-c", script]).output("out", 2)]);
+    let outcome = connection.finished(1).await;
+    assert_eq!(outcome.written_bytes, DATA);
+    let model = model(&mut connection, |model| model.host_bytes > DATA).await;
+    assert_eq!((model.host_bytes, model.left_out_bytes), (2 * DATA, 0));
+    let counted = connection.status(|element| element.bytes_written > DATA);
+    assert_eq!(counted.await.bytes_written, 2 * DATA);
     element.stop().await;
 }
 

@@ -535,6 +535,10 @@ impl Store for Outside {
         self.sealed(object, size)
     }
 
+    fn allocated(&self, object: ObjectId) -> u64 {
+        self.near.allocated(object)
+    }
+
     fn seal_lost(
         &self,
         object: ObjectId,

@@ -481,6 +481,9 @@ impl OtherMount {
         std::fs::create_dir_all(&path).unwrap();
         let mut command = array.tidemill();
         command.arg("mount").arg("--path").arg(&path);
+        if array.options.remote {
+            command.args(["--in-place", "false"]);
+        }
         let child = command.stderr(Stdio::null()).spawn().unwrap();
         wait("another mount is there", || path.join(".tidemill").exists());
         Self { child, path }

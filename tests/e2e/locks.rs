@@ -109,3 +109,74 @@ print(counted)
     let rows = array.sh("sqlite3 db 'SELECT count(*) FROM t'");
     assert_eq!(rows.trim(), counted.iter().sum::<usize>().to_string());
 }
+
+/// The index of a write-ahead log is memory that programs share, and mounts share no memory: the second mount is refused
+/// before it reads or writes anything, and the first one goes on.
+#[test]
+fn a_write_ahead_log_of_one_mount_is_refused_to_others() {
+    for remote in [false, true] {
+        let Some(array) = Array::with(Options {
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        let other = OtherMount::start(&array, "m1");
+        let holds = r"
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1] + '/db', timeout=5, isolation_level=None)
+assert db.execute('PRAGMA journal_mode=wal').fetchone()[0] == 'wal'
+db.execute('CREATE TABLE IF NOT EXISTS t(n INTEGER)')
+for n in range(50):
+    db.execute('INSERT INTO t VALUES (1)')
+print('open', flush=True)
+sys.stdin.readline()
+for n in range(50):
+    db.execute('INSERT INTO t VALUES (1)')
+assert db.execute('SELECT sum(n) FROM t').fetchone()[0] == 100
+assert db.execute('PRAGMA integrity_check').fetchone()[0] == 'ok'
+";
+        let mut holder = Command::new("python3")
+            .args(["-c", holds])
+            .arg(array.at(""))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(holder.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+        assert_eq!(line, "open\n");
+        let script = r"
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1] + '/db', timeout=1, isolation_level=None)
+print(db.execute(sys.argv[2]).fetchall())
+";
+        let ask = |at: &std::path::Path, sql: &str| {
+            let done = Command::new("python3")
+                .args(["-c", script])
+                .arg(at)
+                .arg(sql)
+                .output();
+            let done = done.unwrap();
+            let text = [done.stdout, done.stderr].concat();
+            (done.status.success(), String::from_utf8(text).unwrap())
+        };
+        for sql in ["SELECT sum(n) FROM t", "INSERT INTO t VALUES (1000)"] {
+            let (well, text) = ask(&other.path, sql);
+            assert!(
+                !well && text.contains("database is locked"),
+                "{sql}: {text}"
+            );
+        }
+        // Another program of the same mount takes part.
+        assert_eq!(
+            ask(&array.at(""), "SELECT sum(n) FROM t"),
+            (true, "[(50,)]\n".into())
+        );
+        drop(holder.stdin.take());
+        assert!(holder.wait().unwrap().success());
+        let after = ask(&other.path, "SELECT sum(n) FROM t");
+        assert_eq!(after, (true, "[(100,)]\n".into()));
+    }
+}

@@ -5,6 +5,7 @@
 //! its stream, after the changes that were made before it, so that who gets a lock sees what the one before has done.
 //! See `docs/decisions/0013-locks-between-mounts.md`.
 
+use super::backend::attr_of;
 use super::table::{Key, Node};
 use super::watch::Kernel;
 use super::{Caller, Fs, patience};
@@ -327,6 +328,11 @@ impl Fs {
             how,
         } = wanted;
         let has_twins = self.has_twins(ino);
+        let first = how != How::Test && !self.locks.has(ino, lock.owner);
+        let told = match first && self.is_shared_memory(ino) {
+            true => self.told_if_alone(ino, lock, told),
+            false => told,
+        };
         let mut inner = self.locks.inner.lock();
         inner.last += 1;
         let request = inner.last;
@@ -364,6 +370,47 @@ impl Fs {
         }
         self.send_locks(&mut inner);
         inner.askers.contains_key(&request).then_some(request)
+    }
+
+    /// Whether a file holds what programs share by mapping it into their memory, by its name: SQLite's index of a write-ahead
+    /// log. Mounts share no memory.
+    fn is_shared_memory(&self, ino: u64) -> bool {
+        let name = self.table.name_of(ino);
+        name.is_some_and(|(_, name)| name.ends_with(b"-shm"))
+    }
+
+    /// As `told`, but that a lock was granted only if no other mount has locks of the file. Of two mounts that lock it at the
+    /// same time each looks after it has its lock, so that one of them is refused at least.
+    fn told_if_alone(self: &Arc<Self>, ino: u64, lock: Lock, told: Told) -> Told {
+        let fs = self.clone();
+        Box::new(move |outcome| {
+            if !matches!(outcome, Ok(None)) {
+                return told(outcome);
+            }
+            let runtime = fs.backend.runtime.clone();
+            runtime.spawn_blocking(move || {
+                let alone = patience::serve(|| fs.locks_alone(ino));
+                if alone.is_err() {
+                    let _ = fs.unlock_now(ino, lock.owner, (lock.start, lock.end));
+                }
+                told(alone.map(|()| None));
+            });
+        })
+    }
+
+    /// Whether only this mount has locks of a file.
+    fn locks_alone(&self, ino: u64) -> Result<(), Errno> {
+        if self.locks.inner.lock().holder.decides(ino) {
+            return Ok(());
+        }
+        let content = false;
+        let op = name_op::Op::GetAttr(v1::GetAttr { ino, content });
+        let attr = self.backend.one(Caller::default(), op).and_then(attr_of);
+        match attr {
+            Ok(attr) if attr.locked => Err(Errno::AGAIN),
+            Ok(_) => Ok(()),
+            Err(error) => Err(Errno::from_raw_os_error(error.errno())),
+        }
     }
 
     /// A program gives bytes of a file free. Others see first what was written here under the lock.

@@ -141,7 +141,9 @@ impl Fs {
         let cut = if write {
             self.bind_writer(caller, key, &node, how, pace)?
         } else {
-            self.bind_reader(caller, key, &node, pace)?;
+            let bound = self.bind_reader(caller, key, &node, pace);
+            self.reopen(caller, &bound);
+            bound?;
             false
         };
         let opened = self.opened(caller, (key, node), OpenHow { write, ..how }, cut)?;

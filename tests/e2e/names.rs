@@ -283,7 +283,7 @@ fn ok_bytes(array: &Array, args: &[&[u8]]) -> Vec<u8> {
 }
 
 fn json_bytes(array: &Array, args: &[&[u8]]) -> Value {
-    let args = [&[b"--json".as_slice()], args].concat();
+    let args = [&[b"--json".as_slice()][..], args].concat();
     serde_json::from_slice(&ok_bytes(array, &args)).unwrap()
 }
 

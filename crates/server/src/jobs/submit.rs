@@ -28,8 +28,8 @@ use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::own::OwnName;
 use tidemill_core::job::{
-    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map, Mapping,
-    Outside, Problem, Program, awaited, resolve,
+    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map,
+    Mapping, Outside, Problem, Program, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};

@@ -53,12 +53,12 @@ pub(crate) async fn run(database: Arc<Database>, array: Arc<Array>) {
         if pause.await.is_err() {
             // Rows for all elements are spread here, so that a busy namespace collects many first.
             if let Err(fault) = spread(&database).await {
-                tracing::warn!(%fault, "notes about names are put off");
+                fault.put_off("notes about names are put off");
             }
         }
         for element in array.up() {
             if let Err(fault) = one_element(&database, &array, element, &mut sent).await {
-                tracing::warn!(element, %fault, "notes about names are put off");
+                fault.put_off("notes about names are put off");
             }
         }
     }

@@ -51,7 +51,7 @@ impl Garbage {
         loop {
             tokio::time::sleep(PERIOD).await;
             if let Err(fault) = self.let_go().await {
-                tracing::warn!(%fault, "parts of versions that nobody uses stay for now");
+                fault.put_off("parts of versions that nobody uses stay for now");
             }
             let due = array.up().into_iter().any(|element| {
                 let due = self.due(element, ObjectId(0));

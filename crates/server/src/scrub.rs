@@ -301,7 +301,7 @@ pub(crate) async fn watch(
     driver: Sender<Incoming>,
 ) {
     if let Err(fault) = database.write(clean).await {
-        tracing::warn!(%fault, "what is left of scrubs stays until the next start");
+        fault.put_off("what is left of scrubs stays until the next start");
     }
     loop {
         tokio::time::sleep(PERIOD).await;
@@ -311,7 +311,7 @@ pub(crate) async fn watch(
             if due.unwrap_or(false) {
                 let begin = move |db: &Connection| begin(db, &elements, every, now);
                 if let Err(fault) = database.write(begin).await {
-                    tracing::warn!(%fault, "scrubs can't be begun now");
+                    fault.put_off("scrubs can't be begun now");
                 }
             }
         }

@@ -64,7 +64,7 @@ impl Manager {
         let mut next = Instant::now() + PERIOD;
         let energy = &self.sleepers().energy;
         if let Err(fault) = self.database.read(|db| energy.restore(db)) {
-            tracing::warn!(%fault, "what elements have drawn is not known");
+            fault.put_off("what elements have drawn is not known");
         }
         let mut kept = Instant::now();
         loop {
@@ -97,7 +97,7 @@ impl Manager {
         }
         let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
         if let Err(fault) = self.database.write(work).await {
-            tracing::warn!(%fault, "what elements have drawn can't be kept");
+            fault.put_off("what elements have drawn can't be kept");
         }
     }
 

@@ -84,7 +84,7 @@ impl Reader {
                 }
                 Err(Fault::Closed) => return,
                 Err(fault) => {
-                    tracing::warn!(%fault, "headers of files are not read for now");
+                    fault.put_off("headers of files are not read for now");
                     tokio::time::sleep(AGAIN).await;
                 }
             }

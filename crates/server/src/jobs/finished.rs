@@ -25,7 +25,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
             Err(fault) => Err(fault),
         };
         if let Err(fault) = deleted {
-            tracing::warn!(%fault, "jobs that ended long ago stay for now");
+            fault.put_off("jobs that ended long ago stay for now");
         }
         tokio::time::sleep(PERIOD).await;
     }

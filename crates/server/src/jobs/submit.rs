@@ -813,7 +813,7 @@ impl Outside for Seen<'_> {
 /// What a sealed version is made of, each part where it was first.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
-        tracing::warn!(%fault, "what a file is made of is not known");
+        fault.put_off("what a file is made of is not known");
         None
     });
     match striped {

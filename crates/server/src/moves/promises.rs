@@ -301,7 +301,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
             Err(fault) => Err(fault),
         };
         if let Err(fault) = swept {
-            tracing::warn!(%fault, "promises of room whose time is over stay for now");
+            fault.put_off("promises of room whose time is over stay for now");
         }
     }
 }

@@ -246,6 +246,15 @@ impl Fault {
         )
     }
 
+    /// Logs what this fault puts off. While the database keeps nothing, its writer has logged that, once.
+    pub(crate) fn put_off(&self, what: &'static str) {
+        if self.of_database() || self.is_full() {
+            tracing::debug!(fault = %self, "{what}");
+        } else {
+            tracing::warn!(fault = %self, "{what}");
+        }
+    }
+
     /// Whether there is no space for the database.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -22,7 +22,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>, array: Arc<Array>) {
         let _ = tokio::time::timeout(LOOK, news).await;
         match names.database().read(kept) {
             Ok(kept) => tell(&array, kept, &mut told),
-            Err(fault) => tracing::warn!(%fault, "elements are not told of channels for now"),
+            Err(fault) => fault.put_off("elements are not told of channels for now"),
         }
     }
 }

@@ -305,7 +305,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     let mut last = None;
     loop {
         if let Err(fault) = once(&names, &mut last).await {
-            tracing::warn!(%fault, "rooms that are to end stay for now");
+            fault.put_off("rooms that are to end stay for now");
         }
         tokio::time::sleep(PERIOD).await;
     }

@@ -56,7 +56,7 @@ async fn run(firer: Firer) {
     // Rules that could not fire, until when.
     let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
     if let Err(fault) = firer.forget().await {
-        tracing::warn!(%fault, "what removed rules left behind stays for now");
+        fault.put_off("what removed rules left behind stays for now");
     }
     loop {
         let now = tokio::time::Instant::now();
@@ -93,7 +93,7 @@ async fn run(firer: Firer) {
             }
             Err(Fault::Closed) => return,
             Err(fault) => {
-                tracing::warn!(%fault, "rules wait");
+                fault.put_off("rules wait");
                 until = Some(now + AGAIN);
             }
         }

@@ -77,7 +77,7 @@ pub(super) async fn run(firer: Firer) {
             }
             Err(Fault::Closed) => return,
             Err(fault) => {
-                tracing::warn!(%fault, "markers of hooks wait");
+                fault.put_off("markers of hooks wait");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }

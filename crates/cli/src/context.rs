@@ -265,7 +265,19 @@ impl Context {
     pub(crate) async fn connect(&self) -> anyhow::Result<Server> {
         let endpoint = self.endpoint()?;
         let credential = self.credential(&endpoint)?;
-        Ok(Server::connect(&endpoint, credential.as_ref()).await?)
+        let connected = Server::connect(&endpoint, credential.as_ref()).await;
+        let is_named = self.global.server.is_some() || self.config.client.server.is_some();
+        connected.map_err(|error| match error {
+            error @ tidemill_client::Error::Unreachable { .. } if !is_named => {
+                let unnamed = format!(
+                    "no server is named, and no array of `tidemill up` runs in {}: name the server (`--server https://HOST:PORT`, \
+                     TIDEMILL_SERVER, or `server` of [client] in /etc/tidemill.toml), or begin an array on this host (`tidemill up`)",
+                    self.array.path().display()
+                );
+                anyhow::Error::new(error).context(unnamed)
+            }
+            error => error.into(),
+        })
     }
 
     /// Connects for copying files.

@@ -5,7 +5,7 @@
 pub enum Error {
     /// The server can't be reached.
     #[error(
-        "can't reach the server at {endpoint}: {reason}; is it running? (`tidemill status`, `tidemill up`)"
+        "can't reach the server at {endpoint}: {reason}; start it there, or give the address of another one with `--server`"
     )]
     Unreachable {
         /// Where it was looked for.

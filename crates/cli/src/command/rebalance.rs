@@ -43,6 +43,10 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         context.note("what has not been moved stays where it is");
         return Ok(ExitCode::SUCCESS);
     }
+    let begun = !args.dry_run && !planned.flows.is_empty();
     context.output.show(&RebalanceView(planned))?;
+    if begun {
+        context.note("it has begun, in the background: `tidemill labels` shows how far it is, `tidemill rebalance --cancel` ends it");
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -20,9 +20,16 @@ use clap::FromArgMatches;
 use context::Context;
 use std::path::Path;
 use std::process::ExitCode;
+use tidemill_wire::condition;
 
 /// It was carried out, but what it was about failed (a job, a check).
 pub(crate) const FAILED: u8 = 1;
+
+/// The element was taken out of the array: starting it again is of no use.
+const GONE: u8 = 3;
+
+/// The state of such an element.
+const REMOVED: &str = condition::ELEMENT_REMOVED.name;
 
 fn main() -> ExitCode {
     // Elements start this program again to run kernels; that must come before anything else happens.
@@ -38,13 +45,63 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
+            let (name, code) = state(&error);
             let error = told(&error);
             eprintln!("error: {}", tidemill_core::shown::lines(&error));
             if json {
-                tell_failure(&error);
+                tell_failure(&error, name);
             }
-            ExitCode::from(FAILED)
+            ExitCode::from(code)
         }
+    }
+}
+
+/// The state that made the command or the process fail, as `docs/operating.md` names it, and the exit code.
+fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
+    let name = error.chain().find_map(|cause| {
+        let client = cause.downcast_ref().and_then(of_client);
+        let element = || cause.downcast_ref().and_then(of_element);
+        let server = || cause.downcast_ref().and_then(of_server);
+        client.or_else(element).or_else(server)
+    });
+    match name {
+        Some(REMOVED) => (name, GONE),
+        _ => (name, FAILED),
+    }
+}
+
+fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
+    use tidemill_client::Error;
+    match error {
+        Error::Unreachable { .. } => Some("server-away"),
+        Error::Untrusted { .. } | Error::NoAuthority(_) => Some("server-untrusted"),
+        Error::Version { .. } => Some("other-version"),
+        Error::Refused(status) if status.code() == tonic::Code::Unauthenticated => {
+            Some("token-refused")
+        }
+        _ => None,
+    }
+}
+
+fn of_element(error: &tidemill_element::Error) -> Option<&'static str> {
+    use tidemill_element::Error;
+    match error {
+        Error::InUse(_) => Some("folder-in-use"),
+        Error::OtherElement { .. } | Error::OtherArray { .. } => Some("other-folder"),
+        Error::Listen { .. } => Some("port-taken"),
+        Error::Db(_) => Some("database-broken"),
+        Error::Removed { .. } => Some(REMOVED),
+        _ => None,
+    }
+}
+
+fn of_server(error: &tidemill_server::StartError) -> Option<&'static str> {
+    use tidemill_server::StartError;
+    match error {
+        StartError::InUse(_) => Some("folder-in-use"),
+        StartError::Listen { .. } => Some("port-taken"),
+        StartError::Open(_) => Some("database-broken"),
+        _ => None,
     }
 }
 
@@ -106,14 +163,18 @@ fn misused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     // What is said could not be read, so the flag is not known; but who gave it reads nothing else.
     if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
-        tell_failure(error.to_string().trim_end());
+        tell_failure(error.to_string().trim_end(), None);
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED))
 }
 
 /// With `--json`, standard output is JSON however it ends.
-fn tell_failure(error: &str) {
-    let said = output::Said::new("", serde_json::json!({ "error": error }));
+fn tell_failure(error: &str, state: Option<&str>) {
+    let mut said = serde_json::json!({ "error": error });
+    if let Some(state) = state {
+        said["state"] = state.into();
+    }
+    let said = output::Said::new("", said);
     // The same: who reads it is gone.
     let _ = output::choose(true).step(&said);
 }

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
 use tidemill_wire::PROTOCOL_VERSION;
+use tidemill_wire::condition;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1::{self, from_element, to_element};
 use tokio_stream::StreamExt as _;
@@ -127,9 +128,12 @@ async fn wait(config: &Config) -> Result<bool, String> {
     };
     // The stream stays open: its end would be ours.
     let outgoing = tokio_stream::once(hello).chain(tokio_stream::pending());
-    let incoming = server.array().attach(outgoing).await;
-    let incoming = incoming.map_err(|status| server.explain(status).to_string());
-    let mut incoming = incoming?.into_inner();
+    let mut incoming = match server.array().attach(outgoing).await {
+        Ok(incoming) => incoming.into_inner(),
+        // The element itself is to hear that it was taken out, and ends.
+        Err(status) if condition::ELEMENT_REMOVED.is_why(&status) => return Ok(true),
+        Err(status) => return Err(server.explain(status).to_string()),
+    };
     tracing::info!(element = %config.element, "suspended");
     while let Ok(Some(message)) = incoming.message().await {
         if let Some(to_element::Message::Wake(_)) = message.message {

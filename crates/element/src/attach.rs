@@ -13,6 +13,7 @@ use tidemill_client::Server;
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::Key;
+use tidemill_wire::condition;
 use tidemill_wire::v1::{self, from_element, to_element::Message};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -84,9 +85,13 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
     }
     let outgoing = UnboundedReceiverStream::new(node.parts().reports.connect(hello(node)?));
     let incoming = server.array().attach(outgoing).await;
-    let mut incoming = incoming
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let mut incoming = match incoming {
+        Ok(incoming) => incoming.into_inner(),
+        Err(status) if condition::ELEMENT_REMOVED.is_why(&status) => {
+            return Err(node.leave().await.into());
+        }
+        Err(status) => return Err(server.explain(status).into()),
+    };
     loop {
         let message = incoming.message().await;
         let message = message.map_err(|status| server.explain(status))?;
@@ -120,7 +125,7 @@ fn hello(node: &Node) -> Result<v1::Hello, Error> {
     let known = node.labels().known()?;
     Ok(v1::Hello {
         version: PROTOCOL_VERSION,
-        element: Some(node.describe()?),
+        element: Some(node.describe()),
         array_id: node.array(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,

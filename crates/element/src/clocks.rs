@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
+use tidemill_wire::{condition, v1};
 
 /// Clocks that differ by less do no harm.
 const APART_MIN: Duration = Duration::from_secs(60);
@@ -16,8 +17,14 @@ impl Clocks {
         *self.0.lock() = (server_ns != 0).then(|| (server_ns, Instant::now()));
     }
 
+    /// The state of this host's clock at this time of it; `None` if the difference does no harm.
+    pub(crate) fn condition(&self, element: u32, now_ns: u64) -> Option<v1::Condition> {
+        let apart = self.trouble(now_ns);
+        (!apart.is_empty()).then(|| condition::ELEMENT_CLOCK.of(Some(element), apart))
+    }
+
     /// The difference between the two clocks, as text for people, at this time of the host's clock; empty if it does no harm.
-    pub(crate) fn trouble(&self, now_ns: u64) -> String {
+    fn trouble(&self, now_ns: u64) -> String {
         let Some((server_ns, at)) = *self.0.lock() else {
             return String::new();
         };

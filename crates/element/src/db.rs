@@ -210,6 +210,7 @@ pub struct Writer {
     incoming: mpsc::Receiver<Message>,
     /// `None` for a database that is in no file.
     reserve: Option<Reserve>,
+    left: Arc<Left>,
     /// Since the log's length was looked at.
     changes: usize,
     _index: Option<Arc<File>>,
@@ -332,18 +333,20 @@ impl Db {
         index: Option<Arc<File>>,
     ) -> (Self, Writer) {
         let (writes, incoming) = mpsc::channel();
+        let left = reserve.as_ref().map(Reserve::left).unwrap_or_default();
         let db = Self {
             path: path.into(),
             writes,
             readers,
             writer: Arc::default(),
-            left: reserve.as_ref().map(Reserve::left).unwrap_or_default(),
+            left: Arc::clone(&left),
             _index: index.clone(),
         };
         let writer = Writer {
             connection,
             incoming,
             reserve,
+            left,
             changes: 0,
             _index: index,
         };
@@ -525,12 +528,11 @@ impl Writer {
             }
         }
         let committed = commit(&self.connection.lock(), &mut group).map_err(Arc::new);
-        if let Err(error) = &committed {
-            tracing::error!(%error, "the element's database could not commit");
-            if self.reserve.is_some() {
-                // The next one has all of the log's space again. If that can't be, it will say so itself.
-                let _ = reserve::begin_log_anew(&self.connection.lock());
-            }
+        let failed = committed.as_ref().err().map(AsRef::as_ref);
+        self.left.committed(failed);
+        if committed.is_err() && self.reserve.is_some() {
+            // The next one has all of the log's space again. If that can't be, it will say so itself.
+            let _ = reserve::begin_log_anew(&self.connection.lock());
         }
         let changes = group.len();
         for change in group {

@@ -90,6 +90,18 @@ pub enum Error {
     /// It can't confine or start kernels.
     #[error("this element can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),
+    /// The server has taken it out of the array.
+    #[error(
+        "element {element} was taken out of the array, and does not start again: give a new element another id and an empty \
+         folder, and remove {path}. If the server's database was since replaced by an older copy, run \
+         `sqlite3 {path}/element.db \"DELETE FROM identity WHERE key = 'removed'\"` first"
+    )]
+    Removed {
+        /// Its id.
+        element: ElementId,
+        /// Its folder.
+        path: PathBuf,
+    },
     /// The server has had it suspended.
     #[error("the element is suspended")]
     Suspended,

@@ -38,6 +38,8 @@ const UNSEALED_MODE: u32 = 0o600;
 #[derive(Debug)]
 pub struct FolderStore {
     folder: PathBuf,
+    /// Device and inode of the folder when it was opened: another folder at the same path is not this one.
+    identity: (u64, u64),
     quota: Option<Quota>,
     handed: Option<Handed>,
 }
@@ -77,8 +79,10 @@ impl FolderStore {
             std::fs::set_permissions(private, Permissions::from_mode(0o700))
                 .map_err(|source| at(private, source))?;
         }
+        let identity = rustix::fs::stat(folder).map_err(|errno| at(folder, errno.into()))?;
         let mut store = Self {
             folder: folder.to_owned(),
+            identity: (identity.st_dev, identity.st_ino),
             quota: None,
             handed: None,
         };
@@ -825,9 +829,18 @@ impl Store for FolderStore {
             path: self.folder.clone(),
             source: errno.into(),
         };
+        let folder = rustix::fs::stat(&self.folder).map_err(at)?;
+        if (folder.st_dev, folder.st_ino) != self.identity {
+            return Err(StoreError::Device {
+                path: self.folder.clone(),
+                source: std::io::Error::other(
+                    "another folder is there now: its file system was unmounted, or it was replaced",
+                ),
+            });
+        }
         let counts = rustix::fs::statvfs(&self.folder).map_err(at)?;
         let disk = Disk {
-            device: rustix::fs::stat(&self.folder).map_err(at)?.st_dev,
+            device: folder.st_dev,
             capacity_bytes: counts.f_blocks.saturating_mul(counts.f_frsize),
             free_bytes: counts.f_bavail.saturating_mul(counts.f_frsize),
         };

@@ -995,13 +995,7 @@ async fn status(State(context): State<Context>, Extension(shown): Extension<Capa
     context.check(&shown, ObjectId::STATUS, rights::READ)?;
     let node = Arc::clone(&context.node);
     let element = tokio::task::spawn_blocking(move || node.describe()).await?;
-    match element {
-        Ok(element) => Ok(axum::Json(tracker::status_json(&element)).into_response()),
-        Err(error) => {
-            let status = StatusCode::INTERNAL_SERVER_ERROR;
-            Ok((status, format!("{error}\n")).into_response())
-        }
-    }
+    Ok(axum::Json(tracker::status_json(&element)).into_response())
 }
 
 async fn tasks(State(context): State<Context>, Extension(shown): Extension<Capability>) -> Answer {

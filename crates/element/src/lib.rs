@@ -54,7 +54,7 @@ mod tracker;
 pub use asleep::until_woken;
 pub use config::Config;
 pub use error::Error;
-pub use node::Node;
+pub use node::{Node, is_removed};
 pub use tracker::status_json;
 
 use crate::channels::Channels;

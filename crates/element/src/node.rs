@@ -11,6 +11,7 @@ use crate::labels::Labels;
 use crate::power::{Meter, Reading};
 use crate::ranks::Ranks;
 use crate::revoked::Revoked;
+use crate::store::{Space, StoreError};
 use crate::task::now;
 use crate::{records, status};
 use std::sync::Arc;
@@ -19,13 +20,15 @@ use tidemill_core::label::Owner;
 use tidemill_core::layout::Medium;
 use tidemill_wire::capability::Key;
 use tidemill_wire::convert::{BURST, role_name};
-use tidemill_wire::v1;
+use tidemill_wire::{condition, v1};
 use tokio::sync::watch;
 
 /// Keys of the table `identity`.
 const ELEMENT: &str = "element";
 const ARRAY: &str = "array";
 const KEY: &str = "key";
+/// Set when the server has taken the element out of the array; `server/src/rebuild/kept.rs` reads it.
+const REMOVED: &str = "removed";
 
 /// How long a request waits for an element that has just started to join its array.
 const JOIN_MAX: Duration = Duration::from_secs(5);
@@ -71,9 +74,18 @@ struct Membership {
 /// Makes sure that a folder belongs to this element, and notes so if it is new.
 ///
 /// # Errors
-/// [`Error::OtherElement`], or if the database fails.
+/// [`Error::OtherElement`], [`Error::Removed`], or if the database fails.
 pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
     let ours = config.element.to_string();
+    if db
+        .read(|connection| records::identity(connection, REMOVED))?
+        .is_some()
+    {
+        return Err(Error::Removed {
+            element: config.element,
+            path: config.folder.clone(),
+        });
+    }
     match db.read(|connection| records::identity(connection, ELEMENT))? {
         Some(theirs) if theirs == ours.as_bytes() => Ok(()),
         Some(theirs) => Err(Error::OtherElement {
@@ -94,6 +106,15 @@ pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
             Ok(())
         }
     }
+}
+
+/// Whether the server has taken the element of this folder out of the array, as far as its database says so.
+#[must_use]
+pub fn is_removed(folder: &std::path::Path) -> bool {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let database = rusqlite::Connection::open_with_flags(folder.join("element.db"), flags);
+    let removed = database.and_then(|db| records::identity(&db, REMOVED));
+    removed.is_ok_and(|removed| removed.is_some())
 }
 
 impl Node {
@@ -207,6 +228,19 @@ impl Node {
         Ok(())
     }
 
+    /// Notes in the element's database that the server has taken it out of the array; gives the reason to end.
+    pub(crate) async fn leave(&self) -> Error {
+        let change =
+            |connection: &rusqlite::Connection| records::set_identity(connection, REMOVED, &[1]);
+        match self.parts().db.write(true, change).await {
+            Ok(()) => Error::Removed {
+                element: self.config.element,
+                path: self.config.folder.clone(),
+            },
+            Err(error) => error.into(),
+        }
+    }
+
     /// What the server is to certify; empty without TLS.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
@@ -232,13 +266,31 @@ impl Node {
         }
     }
 
+    /// The states of this element that an administrator must act on.
+    fn conditions(&self, unusable: Option<StoreError>) -> Vec<v1::Condition> {
+        let (parts, element) = (self.parts(), self.config.element.0);
+        let folder = unusable.map(|error| {
+            let cause = format!("its folder can't be used: {error}");
+            condition::ELEMENT_FOLDER.of(Some(element), cause)
+        });
+        let store = parts.outside.as_ref();
+        let store = store.and_then(|outside| outside.condition(element));
+        let mut found: Vec<v1::Condition> = folder.into_iter().collect();
+        found.extend(parts.db.left().conditions(element));
+        found.extend(store);
+        found.extend(self.clocks.condition(element, now().0));
+        found
+    }
+
     /// What it is and does now.
-    ///
-    /// # Errors
-    /// If the device can't be asked for its space.
-    pub fn describe(&self) -> Result<v1::Element, Error> {
+    #[must_use]
+    pub fn describe(&self) -> v1::Element {
         let parts = self.parts();
-        let space = parts.store.space()?;
+        // Without its folder it takes no files, and the server is to hear why.
+        let (space, unusable) = match parts.store.space() {
+            Ok(space) => (space, None),
+            Err(error) => (Space::NONE, Some(error)),
+        };
         let (running, queued) = self.labels().counts();
         let link = self.config.link_bytes_per_sec;
         let link = link.or_else(|| parts.pulls.measured_bytes_per_sec());
@@ -283,18 +335,11 @@ impl Node {
             element.measured_milli = milli;
             element.measured_by = meter.name();
         }
-        let left = parts.db.left();
-        element.trouble = left.trouble();
-        if let Some(outside) = &parts.outside {
-            if element.trouble.is_empty() {
-                element.trouble = outside.trouble();
-            }
-            element.outside = Some(outside.told());
-        }
-        if element.trouble.is_empty() {
-            element.trouble = self.clocks.trouble(now().0);
-        }
-        if left.is_short() {
+        element.outside = parts.outside.as_ref().map(|outside| outside.told());
+        element.conditions = self.conditions(unusable);
+        let causes = element.conditions.iter().map(|one| one.cause.as_str());
+        element.trouble = causes.collect::<Vec<_>>().join("; ");
+        if parts.db.left().is_short() {
             // New files go elsewhere.
             element.free_bytes = 0;
         }
@@ -302,7 +347,7 @@ impl Node {
         if self.config.medium == Medium::Disk {
             element.flash_model = parts.flash.report();
         }
-        Ok(element)
+        element
     }
 
     /// Whether it may sleep: it has no labels, nor outcomes that the server does not know, and nobody has asked it for anything for
@@ -393,13 +438,7 @@ impl Node {
             ticks.tick().await;
             self.settle().await;
             self.labels().keep_again();
-            let element = match self.describe() {
-                Ok(element) => element,
-                Err(error) => {
-                    tracing::error!(%error, "the status object can't be refreshed");
-                    continue;
-                }
-            };
+            let element = self.describe();
             let attributes = status::attributes(&element);
             let whole = count % REFRESHES_PER_STATUS == 1;
             let message = match status::standing(&told, &element).filter(|_| !whole) {
@@ -429,7 +468,8 @@ impl Node {
             match self.parts().db.write(false, change).await {
                 Ok(()) => kept = attributes,
                 Err(DbError::Stopped) => return,
-                Err(error) => tracing::error!(%error, "the status object can't be kept"),
+                // The writer has logged why, once.
+                Err(error) => tracing::debug!(%error, "the status object can't be kept"),
             }
         }
     }

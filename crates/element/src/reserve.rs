@@ -7,6 +7,7 @@
 //!   given up may be gone the next moment;
 //! - the database itself has free pages ([`POOL_BYTES`]), made while there was room, which SQLite uses before it grows.
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_kernel::locks::{Lock, try_lock_byte};
+use tidemill_wire::{condition, v1};
 
 /// Set aside for the write-ahead log: SQLite folds it back at half of that.
 const WAL_BYTES: u64 = 8 << 20;
@@ -55,6 +57,8 @@ const INDEX_IN_USE: i64 = 128;
 pub(crate) struct Left {
     pool_bytes: AtomicU64,
     device_bytes: AtomicU64,
+    /// Why the last commit failed, until one succeeds.
+    failed: Mutex<Option<String>>,
 }
 
 impl Default for Left {
@@ -63,6 +67,7 @@ impl Default for Left {
         Self {
             pool_bytes: AtomicU64::new(u64::MAX),
             device_bytes: AtomicU64::new(u64::MAX),
+            failed: Mutex::default(),
         }
     }
 }
@@ -78,8 +83,35 @@ impl Left {
             && self.pool_bytes.load(Ordering::Relaxed) < POOL_SHORT_BYTES
     }
 
+    /// Notes how a commit went. The log gets one line when commits begin to fail and one when they succeed again.
+    pub(crate) fn committed(&self, failed: Option<&rusqlite::Error>) {
+        let why = failed.map(ToString::to_string);
+        let mut failed = self.failed.lock();
+        match (&why, &*failed) {
+            (Some(error), None) => {
+                tracing::error!(error, "the element's database could not commit");
+            }
+            (None, Some(_)) => tracing::info!("the element's database commits again"),
+            _ => {}
+        }
+        *failed = why;
+    }
+
+    /// The states of the database, and of the device that it is on.
+    pub(crate) fn conditions(&self, element: u32) -> Vec<v1::Condition> {
+        let full = self.trouble();
+        let mut found = Vec::new();
+        if !full.is_empty() {
+            found.push(condition::ELEMENT_FULL.of(Some(element), full));
+        } else if let Some(failed) = &*self.failed.lock() {
+            let cause = format!("its database can't keep anything: {failed}");
+            found.push(condition::ELEMENT_DATABASE.of(Some(element), cause));
+        }
+        found
+    }
+
     /// What is wrong, for people; empty if nothing is.
-    pub(crate) fn trouble(&self) -> String {
+    fn trouble(&self) -> String {
         if !self.is_full() && !self.is_short() {
             return String::new();
         }

@@ -268,6 +268,19 @@ pub struct Space {
     pub disk: Disk,
 }
 
+impl Space {
+    /// That of a store that can't be used.
+    pub(crate) const NONE: Self = Self {
+        capacity_bytes: 0,
+        free_bytes: 0,
+        disk: Disk {
+            device: 0,
+            capacity_bytes: 0,
+            free_bytes: 0,
+        },
+    };
+}
+
 /// A file system of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {

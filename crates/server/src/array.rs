@@ -3,6 +3,7 @@
 //! An element is up as long as its stream is. What elements report about labels is handed on to the
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
+pub(crate) mod conditions;
 pub(crate) mod keeper;
 
 use crate::authority::Authority;
@@ -34,6 +35,7 @@ use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::{Attributes, rights};
+use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::convert::BURST;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
@@ -144,6 +146,8 @@ pub(crate) struct Array {
     noted: Noted,
     /// Processes of elements that sleep, which wait to be told to wake.
     keepers: Mutex<BTreeMap<u32, (u64, Connection)>>,
+    /// Elements that were not let in: the state because of which, the reason and when.
+    refused: Mutex<BTreeMap<u32, (Kind, String, Instant)>>,
     objects: OnceLock<Objects>,
 }
 
@@ -236,6 +240,7 @@ impl Array {
             telling: Mutex::default(),
             noted: Noted::default(),
             keepers: Mutex::default(),
+            refused: Mutex::default(),
             objects: OnceLock::new(),
         })
     }
@@ -494,7 +499,8 @@ impl Array {
         hello: v1::Hello,
         outbox: mpsc::Sender<v1::ToElement>,
     ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
-        let mut element = self.check(&hello)?;
+        let checked = self.check(&hello);
+        let mut element = checked.inspect_err(|status| self.note_refused(&hello, status))?;
         let id = element.element;
         self.complete(&mut element);
         let certificate = self.certify(&hello, id)?;
@@ -503,7 +509,8 @@ impl Array {
             let mut slots = self.slots.lock();
             let epoch = match slots.get(&id) {
                 Some(old) => {
-                    check_same(&old.status, &element, old.connection.is_some())?;
+                    let same = check_same(&old.status, &element, old.connection.is_some());
+                    same.inspect_err(|status| self.note_refused(&hello, status))?;
                     if let Some(connection) = &old.connection {
                         let _ = connection.end.send(true);
                     }
@@ -550,14 +557,14 @@ impl Array {
 
     fn check(&self, hello: &v1::Hello) -> Result<v1::Element, Status> {
         if hello.version != tidemill_wire::PROTOCOL_VERSION {
-            return Err(Status::failed_precondition(format!(
+            return Err(condition::ELEMENT_VERSION.refusal(format!(
                 "the element speaks protocol version {}, the server {}: use the same release",
                 hello.version,
                 tidemill_wire::PROTOCOL_VERSION
             )));
         }
         if hello.array_id != 0 && hello.array_id != self.array_id {
-            return Err(Status::failed_precondition(
+            return Err(condition::ELEMENT_OTHER_ARRAY.refusal(
                 "the element's folder belongs to another array; give it an empty folder or the right server",
             ));
         }
@@ -566,7 +573,7 @@ impl Array {
             .clone()
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
         if self.shared.leaving.is_removed(element.element) {
-            return Err(Status::failed_precondition(format!(
+            return Err(condition::ELEMENT_REMOVED.refusal(format!(
                 "element {} was taken out of the array: give this one another id and an empty folder",
                 element.element
             )));
@@ -574,7 +581,7 @@ impl Array {
         tidemill_wire::convert::parse_role(&element.role)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
         if self.tls && element.url.starts_with("http:") {
-            return Err(Status::failed_precondition(format!(
+            return Err(condition::ELEMENT_PLAIN.refusal(format!(
                 "element {} serves without TLS, which this array uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
                 element.element
             )));
@@ -708,6 +715,7 @@ impl Array {
             slot.away_since = tokio::time::Instant::now();
             slot.status.up = false;
             slot.status.trouble.clear();
+            slot.status.conditions.clear();
         }
         self.shared.sleepers.on(element, Sleep::Left);
         tracing::info!(element, "element is away");
@@ -742,7 +750,7 @@ impl Array {
         let array = self.clone();
         tokio::spawn(async move {
             while let Err(fault) = array.keep_status(status.clone()).await {
-                tracing::warn!(%fault, "an element can't be remembered");
+                fault.put_off("an element can't be remembered");
                 tokio::time::sleep(REMEMBER_PAUSE).await;
                 if array.epoch(status.element) != Some(epoch) {
                     return;
@@ -983,7 +991,7 @@ fn known_elements(db: &rusqlite::Connection) -> Result<Vec<v1::Element>, Fault> 
 fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(), Status> {
     let same = old.host == new.host && old.folder == new.folder;
     if connected && !same {
-        return Err(Status::already_exists(format!(
+        return Err(condition::ELEMENT_TWICE.refusal(format!(
             "element {} is up already, in {} of another host or folder; give this one another id",
             old.element, old.folder
         )));

@@ -4,9 +4,9 @@ use crate::access::Access;
 use crate::array::{Array, outbox};
 use crate::check::Check;
 use crate::clock;
+use crate::conditions::Conditions;
 use crate::copies;
 use crate::ends::Ends;
-use crate::jobs::driver::Signals;
 use crate::names::burst;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
@@ -35,7 +35,7 @@ pub(crate) struct ArrayService {
     pub(crate) ends: Arc<Ends>,
     pub(crate) check: Check,
     pub(crate) names: Arc<SqliteNames>,
-    pub(crate) signals: Signals,
+    pub(crate) conditions: Conditions,
 }
 
 impl ArrayService {
@@ -73,7 +73,8 @@ impl ArrayService {
 
     /// What can't be done now, and why.
     fn trouble(&self) -> String {
-        let jobs = self.signals.trouble.lock().clone();
+        let jobs = self.conditions.signals.trouble.lock().clone();
+        let jobs = jobs.map(|(_, why)| why);
         let names = || {
             self.names
                 .database()
@@ -121,6 +122,9 @@ impl v1::array_server::Array for ArrayService {
         if !peer.trusted {
             copies.lost_paths.clear();
         }
+        let conditions = self.conditions.clone();
+        let conditions = tokio::task::spawn_blocking(move || conditions.now()).await;
+        let conditions = conditions.map_err(|_| refused(&Fault::Closed))?;
         let (hooks_behind, maps_held) = self.hooks().map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::StatusReply {
             capacity_bytes: rooms.capacity_bytes,
@@ -139,6 +143,7 @@ impl v1::array_server::Array for ArrayService {
             spilled: self.array.spilled(),
             hooks_behind,
             maps_held,
+            conditions: conditions.map_err(|fault| refused(&fault))?,
             burst_share: self.names.shared().bursts.limits().share.into(),
         }))
     }

@@ -21,6 +21,9 @@ use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
+/// Why a version of a writer that is gone is not sealed yet, if nothing is wrong.
+pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount";
+
 /// How often the list is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Pauses between two tries at one element: doubled from one to the other.
@@ -261,7 +264,7 @@ impl Ends {
             let why = match (tried, self.array.trouble(element)) {
                 (Some(trial), _) => trial.why.clone(),
                 (None, Some(trouble)) => trouble,
-                (None, None) if ended => "about to be sealed for a lost mount".into(),
+                (None, None) if ended => ABOUT_TO_BE_SEALED.into(),
                 (None, None) if session == 0 => "being written by a client".into(),
                 (None, None) if self.sessions.is_present(session) => "being written".into(),
                 (None, None) => "its mount is away".into(),

@@ -2,15 +2,18 @@
 
 use crate::access::Access;
 use crate::array::Array;
+use crate::array::conditions::Presence;
 use crate::clock;
 use crate::names::burst::sum_of;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT};
 use crate::names::holdings::objects_below;
+use crate::names::node::NO_ELEMENT;
 use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::rebuild;
 use crate::scrub;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +32,12 @@ pub(crate) struct HealthService {
     pub(crate) names: Arc<SqliteNames>,
     pub(crate) array: Arc<Array>,
     pub(crate) access: Arc<Access>,
+}
+
+/// Which elements answer, and which were taken out of the array.
+struct Known {
+    presence: Presence,
+    removed: BTreeSet<u32>,
 }
 
 impl HealthService {
@@ -61,7 +70,11 @@ impl v1::health_server::Health for HealthService {
         let trusted = self.access.peer(&request)?.trusted;
         let request = request.into_inner();
         let (database, shared) = (self.database().clone(), self.names.shared().clone());
-        let look = move || database.read(|db| show(db, &shared, &request));
+        let known = Known {
+            presence: self.array.presence(),
+            removed: shared.leaving.removed(),
+        };
+        let look = move || database.read(|db| show(db, &shared, &request, &known));
         let looked = tokio::task::spawn_blocking(look).await;
         let mut reply = looked
             .map_err(|_| refused(&Fault::Closed))?
@@ -149,19 +162,26 @@ fn show(
     db: &Connection,
     shared: &Shared,
     request: &v1::HealthRequest,
+    known: &Known,
 ) -> Result<v1::HealthReply, Fault> {
     let mut reply = counted(db, clock::now_ns())?;
+    reply.lost =
+        unavailable(db, &known.presence, &known.removed)? + lost_for_good(db, &known.removed)?;
     reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
     reply.scrubs = scrub::list(db, None)?;
     let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
     let elements = elements.query_map([], |row| row.get(0))?;
     reply.lost_elements = elements.collect::<Result<_, _>>()?;
-    let lists: [(&str, List); 3] = [("lost", lost), ("damaged", damaged), ("short", short)];
+    let lists: [(&str, &List<'_>); 3] = [
+        ("lost", &|after, limit| lost(db, known, after, limit)),
+        ("damaged", &|after, limit| damaged(db, after, limit)),
+        ("short", &|after, limit| short(db, after, limit)),
+    ];
     for (kind, list) in lists {
         if request.kind.is_empty() {
-            reply.ailing.extend(list(db, 0, FEW)?);
+            reply.ailing.extend(list(0, FEW)?);
         } else if request.kind == kind {
-            let page = list(db, request.after, PAGE)?;
+            let page = list(request.after, PAGE)?;
             reply.more = page.len() as u64 >= u64::from(PAGE);
             reply.ailing = page;
         }
@@ -169,25 +189,81 @@ fn show(
     Ok(reply)
 }
 
-type List = fn(&Connection, u64, u32) -> Result<Vec<v1::Ailing>, Fault>;
+type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Versions that are nowhere but on elements which are no longer waited for. Those of one copy are on no list.
-const LOST: &str = "(held.element IN (SELECT element FROM lost WHERE back = 0) \
-     AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = 1 \
-     AND copy.element NOT IN (SELECT element FROM lost WHERE back = 0)))";
+/// Versions with bytes of which neither the first copy nor another one is on these elements.
+fn nowhere(present: &[u32]) -> String {
+    let present = listed(present);
+    format!(
+        "(held.element != {NO_ELEMENT} AND held.element NOT IN ({present}) AND held.size > 0 \
+         AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = {CURRENT} \
+         AND copy.element IN ({present})))"
+    )
+}
+
+/// Elements as SQL lists them.
+fn listed<'a>(elements: impl IntoIterator<Item = &'a u32>) -> String {
+    let elements: Vec<String> = elements.into_iter().map(ToString::to_string).collect();
+    elements.join(",")
+}
+
+/// Versions that were only on elements which were taken out of the array (`moves::remove` has put them on the list).
+fn gone(removed: &BTreeSet<u32>) -> String {
+    format!(
+        "(held.element IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
+        listed(removed)
+    )
+}
+
+/// How many files are only on elements that do not answer. It reads all versions, if any element may be away.
+pub(crate) fn unavailable(
+    db: &Connection,
+    presence: &Presence,
+    removed: &BTreeSet<u32>,
+) -> Result<u64, Fault> {
+    if !may_be_away(db, presence)? {
+        return Ok(0);
+    }
+    let mut reached = presence.present.clone();
+    reached.extend(removed);
+    let sql = format!(
+        "SELECT count(DISTINCT version) FROM held WHERE removed = 0 AND {}",
+        nowhere(&reached)
+    );
+    let count: i64 = db.query_row(&sql, [], |row| row.get(0))?;
+    Ok(count.cast_unsigned())
+}
+
+/// A rebuilt database does not know the elements that it was not given.
+fn may_be_away(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
+    Ok(presence.any_away || rebuild::noted_at(db)?.is_some())
+}
+
+/// How many files were only on elements that were taken out of the array.
+pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<u64, Fault> {
+    if removed.is_empty() {
+        return Ok(0);
+    }
+    let sql = format!(
+        "SELECT count(DISTINCT held.version) FROM short CROSS JOIN held ON held.object = short.object \
+         WHERE short.has = 0 AND held.removed = 0 AND {}",
+        gone(removed)
+    );
+    let count: i64 = db.query_row(&sql, [], |row| row.get(0))?;
+    Ok(count.cast_unsigned())
+}
 
 /// Copies of a version that are not damaged, without those that are being made.
 const GOOD: &str = "((SELECT count(*) FROM copy WHERE copy.object = held.object AND state = 1) + 1 \
      - (SELECT count(*) FROM damage WHERE damage.object = held.object))";
 
-fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
+/// How many copies are missing or damaged, and what is done about that.
+pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
         let count: i64 = statement.query_row([], |row| row.get(0))?;
         Ok(count.cast_unsigned())
     };
-    let any_lost = count("SELECT EXISTS (SELECT 1 FROM lost WHERE back = 0)")? > 0;
-    let lost = format!("SELECT count(*) FROM held WHERE removed = 0 AND {LOST}");
     Ok(v1::HealthReply {
         short: count(&format!(
             "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX}"
@@ -196,7 +272,6 @@ fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
             "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX} \
              AND at > {now} AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND state = {COMING})"
         ))?,
-        lost: if any_lost { count(&lost)? } else { 0 },
         damaged: count("SELECT count(*) FROM damage")?,
         hopeless: count(&format!(
             "SELECT count(*) FROM held WHERE object IN (SELECT object FROM damage) AND {GOOD} < 1"
@@ -242,14 +317,19 @@ fn ailing(
 const HOLDERS: &str = "(held.element || coalesce((SELECT ',' || group_concat(element) FROM copy \
      WHERE copy.object = held.object), ''))";
 
-fn lost(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
-    let any = db.prepare_cached("SELECT 1 FROM lost WHERE back = 0")?;
-    if !{ any }.exists([])? {
-        return Ok(Vec::new());
-    }
+fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+    let gone = gone(&known.removed);
+    let mut reached = known.presence.present.clone();
+    reached.extend(&known.removed);
+    let lost = match may_be_away(db, &known.presence)? {
+        true => format!("({} OR {gone})", nowhere(&reached)),
+        false if known.removed.is_empty() => return Ok(Vec::new()),
+        false => gone.clone(),
+    };
     let sql = format!(
-        "SELECT object, path, size, {HOLDERS}, 'its elements have been away for too long', 0 FROM held \
-         WHERE object > ?1 AND removed = 0 AND {LOST} ORDER BY object LIMIT ?2"
+        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its elements were taken out of the array', \
+         'its elements do not answer'), 0 FROM held \
+         WHERE object > ?1 AND removed = 0 AND {lost} ORDER BY object LIMIT ?2"
     );
     ailing(db, "lost", &sql, after, limit)
 }

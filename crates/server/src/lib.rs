@@ -12,6 +12,7 @@ mod bound;
 mod bridges;
 mod check;
 mod clock;
+mod conditions;
 mod copies;
 mod damage;
 pub mod elastic;

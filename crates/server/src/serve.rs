@@ -7,6 +7,7 @@ use crate::arrivals::ArrivalService;
 use crate::authority::{Authority, AuthorityError};
 use crate::bridges::BridgeService;
 use crate::check::Check;
+use crate::conditions::Conditions;
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
 use crate::ends::Ends;
@@ -274,13 +275,7 @@ impl Server {
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
         names.keep_kernels_folder(owner).await?;
         tell(&names, &config);
-        let settings = Settings {
-            array_id: names.database().read(names::array_id)?,
-            element_timeout: config.element_timeout,
-            link_bytes_per_sec: config.link_bytes_per_sec,
-            tls: config.tls,
-            authority: authority.clone(),
-        };
+        let settings = settings(&names, &config, &authority)?;
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         array.read_by(Objects::new(Some(&trust)));
@@ -305,6 +300,7 @@ impl Server {
             access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
+            conditions: Conditions::start((&names, &array, &ends), &signals),
             sessions,
             ends: ends.clone(),
             check: Check::new(names.clone(), array.clone(), &trust),
@@ -315,10 +311,12 @@ impl Server {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
-        keep_up(&names, array, ends, (signals, driver.clone()));
-        if let Some(keep) = config.keep_jobs {
-            tokio::spawn(finished::run(names.clone(), keep));
-        }
+        keep_up(
+            (&names, config.keep_jobs),
+            array,
+            ends,
+            (signals, driver.clone()),
+        );
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -379,13 +377,30 @@ impl Drop for Server {
     }
 }
 
+fn settings(
+    names: &SqliteNames,
+    config: &Config,
+    authority: &Arc<Authority>,
+) -> Result<Settings, StartError> {
+    Ok(Settings {
+        array_id: names.database().read(names::array_id)?,
+        element_timeout: config.element_timeout,
+        link_bytes_per_sec: config.link_bytes_per_sec,
+        tls: config.tls,
+        authority: authority.clone(),
+    })
+}
+
 /// Begins what the server does by itself, for as long as it runs.
 fn keep_up(
-    names: &Arc<SqliteNames>,
+    (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
     array: Arc<Array>,
     ends: Arc<Ends>,
     (signals, driver): (Signals, Sender<Incoming>),
 ) {
+    if let Some(keep) = keep_jobs {
+        tokio::spawn(finished::run(names.clone(), keep));
+    }
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
@@ -483,6 +498,7 @@ struct Parts {
     access: Arc<Access>,
     driver: Sender<Incoming>,
     signals: Signals,
+    conditions: Conditions,
     sessions: Sessions,
     ends: Arc<Ends>,
     check: Check,
@@ -500,7 +516,7 @@ impl Parts {
             sessions: self.sessions.clone(),
             recalls: self.recalls.clone(),
         };
-        let (names, signals) = (self.names.clone(), self.signals.clone());
+        let names = self.names.clone();
         let jobs = JobService {
             names: self.names.clone(),
             recalls: self.recalls.clone(),
@@ -536,7 +552,7 @@ impl Parts {
             ends: self.ends,
             check: self.check,
             names,
-            signals,
+            conditions: self.conditions,
         };
         let max = MESSAGE_BYTES_MAX;
         let namespace = NamesServer::new(namespace)

@@ -5,6 +5,7 @@
 
 pub mod bounded;
 pub mod capability;
+pub mod condition;
 pub mod control;
 pub mod convert;
 pub mod copies;

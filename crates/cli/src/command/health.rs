@@ -1,4 +1,4 @@
-//! `tidemill health`: whether files can be had, and what is done about those that can't.
+//! `tidemill health`: the states that an administrator must act on, and files that can't be had or lack copies.
 
 use crate::context::Context;
 use crate::output::health::HealthView;
@@ -11,13 +11,14 @@ const EXAMPLES: &str = "Examples:
   tidemill health --all                         every file's name
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
-Exit codes: 0 all is well, 3 copies are missing or an element has been away for too long, 4 files can't be had: their
-elements are away or every copy is damaged; another code: the command failed.";
+Exit codes: 0 all is well; 3 all files can be had, but a state of the array needs an administrator, or copies are missing;
+4 files can't be had: their elements do not answer, or every copy is damaged; another code: the command failed.
+docs/operating.md lists the states by name.";
 
 /// The lists of files.
 const KINDS: [&str; 3] = ["lost", "damaged", "short"];
 
-/// Show files that can't be had, are damaged or lack copies, and what is done about it
+/// Show the states that need an administrator, and files that can't be had, are damaged or lack copies
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -28,7 +29,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let elements = server.status().await?.elements;
+    let status = server.status().await?;
     let mut health = ask(&server, "", 0).await?;
     if args.all {
         health.ailing.clear();
@@ -44,7 +45,11 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             }
         }
     }
-    let view = HealthView { health, elements };
+    let view = HealthView {
+        health,
+        elements: status.elements,
+        conditions: status.conditions,
+    };
     context.output.show(&view)?;
     Ok(ExitCode::from(view.exit()))
 }

@@ -60,8 +60,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
 
 fn said(rebuilt: &Rebuilt) -> Said {
     let mut text = format!(
-        "rebuilt from {} elements: {} files ({}) in {} folders, {} tasks, {} rules",
-        rebuilt.elements,
+        "rebuilt from {} elements ({}): {} files ({}) in {} folders, {} tasks, {} rules",
+        rebuilt.elements.len(),
+        numbers(&rebuilt.elements),
         rebuilt.files,
         format::bytes(rebuilt.bytes),
         rebuilt.directories,
@@ -105,7 +106,9 @@ fn said(rebuilt: &Rebuilt) -> Said {
         .map(|file| json!({"path": exact(&file.path), "was": exact(&file.was)}))
         .collect();
     let json = json!({
-        "elements": rebuilt.elements,
+        "elements": rebuilt.elements.len(),
+        "members": rebuilt.elements,
+        "removed": rebuilt.removed,
         "files": rebuilt.files,
         "bytes": rebuilt.bytes,
         "directories": rebuilt.directories,
@@ -122,9 +125,21 @@ fn said(rebuilt: &Rebuilt) -> Said {
     Said::new(text, json)
 }
 
+fn numbers(elements: &[u32]) -> String {
+    let numbers: Vec<String> = elements.iter().map(ToString::to_string).collect();
+    numbers.join(", ")
+}
+
 /// What an administrator must know before the database is used.
 fn warnings(rebuilt: &Rebuilt) -> String {
     let mut text = String::new();
+    if !rebuilt.removed.is_empty() {
+        let _ = write!(
+            text,
+            "\ntaken out of the array before, and left out: {}",
+            numbers(&rebuilt.removed)
+        );
+    }
     for element in &rebuilt.absent {
         let _ = write!(
             text,

@@ -161,9 +161,20 @@ fn element_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
     let is_new =
         there.is_empty() && !burst.is_some_and(|folder| folder.join("element.db").exists());
     there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
+    let folder = |id: u32| context.array.element(id);
+    let removed = there.extract_if(.., |id| tidemill_element::is_removed(&folder(*id)));
+    let removed: Vec<u32> = removed.collect();
+    for id in &removed {
+        let folder = context.array.element(*id);
+        context.note(format_args!(
+            "element {id} was taken out of the array and is not started; its folder {} can be removed",
+            folder.display()
+        ));
+    }
     let wanted = args.elements.or(context.config.up.elements);
     let count = wanted.unwrap_or(if is_new { ELEMENTS } else { 0 });
-    let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
+    let mut ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
+    ids.retain(|id| !removed.contains(id));
     if let Some(count) = wanted
         && ids.len() > count as usize
     {

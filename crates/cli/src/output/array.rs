@@ -1,5 +1,6 @@
 //! The array as a whole: its elements, its server, its running jobs.
 
+use super::health::{HealthView, conditions_json, conditions_text};
 use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
@@ -34,9 +35,7 @@ impl View for ArrayView {
             status.policies.join(", "),
             status.default_policy
         )?;
-        if !status.trouble.is_empty() {
-            writeln!(out, "TROUBLE   {}", status.trouble)?;
-        }
+        conditions_text(&status.conditions, out)?;
         let up = status.elements.iter().filter(|element| element.up).count();
         let sleeps = |element: &&v1::Element| element.sleep.as_ref().is_some_and(|s| s.suspended);
         let suspended = match status.elements.iter().filter(sleeps).count() {
@@ -72,9 +71,6 @@ impl View for ArrayView {
             )?;
         }
         self.energy_text(out)?;
-        for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
-            writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
-        }
         self.mounts_text(out)?;
         if status.spilled > 0 {
             let spilled = format::count(status.spilled, "file");
@@ -106,7 +102,8 @@ impl View for ArrayView {
             "free_bytes": status.free_bytes,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
-            "health": health_word(status.copies.as_ref()),
+            "health": health_word(status),
+            "states": conditions_json(&status.conditions),
             "copies": copies_json(status.copies.as_ref()),
             "spilled": status.spilled,
             "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
@@ -221,7 +218,8 @@ impl ArrayView {
                 continue;
             };
             let id = element.element;
-            if !sleep.trouble.is_empty() {
+            // That of an element which does not wake is a state, and shown with these.
+            if element.up && !sleep.trouble.is_empty() {
                 writeln!(out, "\nelement {id}: {}", sleep.trouble)?;
             }
             if sleep.suspended && sleep.wakes > 0 {
@@ -272,7 +270,7 @@ impl ArrayView {
             writeln!(
                 out,
                 "\nhealth    {}: {}: see `tidemill health`",
-                health_word(Some(copies)),
+                health_word(&self.status),
                 said.join(", ")
             )?;
         }
@@ -357,13 +355,20 @@ fn mount_json(mount: &v1::Mount) -> Value {
 }
 
 /// How the array is, in a word, as `tidemill health` has it.
-fn health_word(copies: Option<&v1::CopyHealth>) -> &'static str {
-    match copies {
-        Some(copies) if copies.lost > 0 => "lost",
-        Some(copies) if !copies.lost_elements.is_empty() => "degraded",
-        Some(copies) if copies.short + copies.damaged > 0 => "mending",
-        _ => "well",
-    }
+fn health_word(status: &v1::StatusReply) -> &'static str {
+    let copies = status.copies.clone().unwrap_or_default();
+    let view = HealthView {
+        health: v1::HealthReply {
+            lost: copies.lost,
+            short: copies.short,
+            damaged: copies.damaged,
+            lost_elements: copies.lost_elements,
+            ..v1::HealthReply::default()
+        },
+        elements: Vec::new(),
+        conditions: status.conditions.clone(),
+    };
+    view.word()
 }
 
 fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {

@@ -5,7 +5,7 @@ use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_core::shown::{escaped, line};
-use tidemill_wire::v1;
+use tidemill_wire::{condition, v1};
 
 /// What `tidemill health` shows.
 #[derive(Debug)]
@@ -13,10 +13,12 @@ pub(crate) struct HealthView {
     pub(crate) health: v1::HealthReply,
     /// The array's.
     pub(crate) elements: Vec<v1::Element>,
+    /// The states that an administrator must act on, the worst first.
+    pub(crate) conditions: Vec<v1::Condition>,
 }
 
 impl HealthView {
-    /// 0: all is well; 3: copies or elements are missing; 4: something can't be had.
+    /// 0: all is well; 3: something is missing; 4: files can't be had.
     pub(crate) fn exit(&self) -> u8 {
         match self.word() {
             "well" => 0,
@@ -26,11 +28,16 @@ impl HealthView {
     }
 
     /// How the array is, in a word for programs.
-    fn word(&self) -> &'static str {
+    pub(super) fn word(&self) -> &'static str {
         let health = &self.health;
-        if health.lost + health.hopeless > 0 {
+        let worst = self.conditions.iter().map(|one| one.exit).max();
+        let only_copies = self
+            .conditions
+            .iter()
+            .all(|one| one.exit == 0 || is_mending(one));
+        if health.lost + health.hopeless > 0 || worst >= Some(4) {
             "lost"
-        } else if !health.lost_elements.is_empty() || self.has_no_room() {
+        } else if !health.lost_elements.is_empty() || self.has_no_room() || !only_copies {
             "degraded"
         } else if health.short + health.damaged + health.mending > 0 {
             "mending"
@@ -140,27 +147,16 @@ impl View for HealthView {
                 "degraded: all files can be had, but copies are missing and there is no room to make them"
             }
             "degraded" if health.short > 0 => {
-                "degraded: all files can be had, but an element is missing; its copies are being made"
+                "degraded: all files can be had, and missing copies are being made; something needs an administrator"
             }
-            "degraded" => "degraded: all files can be had, but an element is missing",
+            "degraded" => "degraded: all files can be had, but something needs an administrator",
             _ => "some files can't be had",
         };
         writeln!(out, "health    {said}")?;
-        for element in &health.lost_elements {
-            writeln!(
-                out,
-                "lost      element {element} has been away for too long: start it, or leave it; what else has copies of is made again"
-            )?;
-        }
-        for one in self.troubled() {
-            writeln!(out, "trouble   element {}: {}", one.element, one.trouble)?;
-        }
+        conditions_text(&self.conditions, out)?;
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
-            writeln!(
-                out,
-                "lost      {files} until an element is back that has them"
-            )?;
+            writeln!(out, "lost      {files} that no element which answers has")?;
         }
         if health.damaged > 0 {
             let copies = format::count(health.damaged, "damaged file");
@@ -187,6 +183,7 @@ impl View for HealthView {
         let health = &self.health;
         json!({
             "health": self.word(),
+            "states": conditions_json(&self.conditions),
             "resting": health.resting,
             "short": health.short,
             "lost": health.lost,
@@ -201,6 +198,40 @@ impl View for HealthView {
             "files": health.ailing.iter().map(ailing_json).collect::<Vec<_>>(),
         })
     }
+}
+
+/// Whether a state ends by itself when copies have been made.
+fn is_mending(one: &v1::Condition) -> bool {
+    let kinds = [condition::COPIES_MISSING, condition::FILES_DAMAGED];
+    kinds.iter().any(|kind| kind.name == one.name)
+}
+
+/// One line for each state: its name, where it is, its cause and its remedy.
+pub(super) fn conditions_text(conditions: &[v1::Condition], out: &mut dyn Write) -> io::Result<()> {
+    for one in conditions {
+        let element = one.element.map(|element| format!("element {element}: "));
+        let (element, cause) = (element.unwrap_or_default(), line(&one.cause));
+        writeln!(
+            out,
+            "state     {}: {element}{cause}; {}",
+            one.name, one.remedy
+        )?;
+    }
+    Ok(())
+}
+
+/// The same for programs.
+pub(super) fn conditions_json(conditions: &[v1::Condition]) -> Vec<Value> {
+    let state = |one: &v1::Condition| {
+        json!({
+            "name": one.name,
+            "element": one.element,
+            "cause": one.cause,
+            "remedy": one.remedy,
+            "exit": one.exit,
+        })
+    };
+    conditions.iter().map(state).collect()
 }
 
 fn troubled_json(one: &v1::Element) -> Value {
@@ -260,7 +291,11 @@ mod tests {
             link_bytes_per_sec: 1,
             ..v1::Element::default()
         }];
-        let view = HealthView { health, elements };
+        let view = HealthView {
+            health,
+            elements,
+            conditions: Vec::new(),
+        };
         let mut text = Vec::new();
         view.text(&mut text).unwrap();
         (view.exit(), view.word(), String::from_utf8(text).unwrap())
@@ -294,12 +329,35 @@ mod tests {
                 trouble: "its clock is wrong".into(),
                 ..v1::Element::default()
             }],
+            conditions: vec![condition::ELEMENT_CLOCK.of(Some(2), "its clock is wrong")],
         };
         let mut text = Vec::new();
         view.text(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        assert!(text.contains("element 2: its clock"), "{text}");
+        assert!(
+            text.contains("element-clock: element 2: its clock"),
+            "{text}"
+        );
         assert_eq!(view.json()["troubled"][0]["element"], 2);
+        assert_eq!(view.json()["states"][0]["name"], "element-clock");
+        assert_eq!((view.exit(), view.word()), (3, "degraded"));
+    }
+
+    #[test]
+    fn worst_state_decides_the_exit_code() {
+        let states = |kinds: &[condition::Kind]| {
+            let conditions = kinds.iter().map(|kind| kind.of(None, "cause")).collect();
+            let view = HealthView {
+                health: v1::HealthReply::default(),
+                elements: Vec::new(),
+                conditions,
+            };
+            (view.exit(), view.word())
+        };
+        assert_eq!(states(&[condition::RULE_FAILED]), (0, "well"));
+        assert_eq!(states(&[condition::STORE_AWAY]), (3, "degraded"));
+        let both = [condition::DATA_UNAVAILABLE, condition::ELEMENT_AWAY];
+        assert_eq!(states(&both), (4, "lost"));
     }
 
     #[test]

@@ -52,7 +52,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
 use tidemill_kernel::locks::Shown;
-use tidemill_wire::v1;
+use tidemill_wire::{condition, v1};
 
 /// What an element can hold whose store outside has no bound that anybody said: 1 PiB.
 const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
@@ -295,18 +295,27 @@ impl Outside {
         }
     }
 
-    /// Why nothing settles, or it is not known what is there; empty if all is well.
-    pub(crate) fn trouble(&self) -> String {
+    /// Why nothing settles, or it is not known what is there; `None` if all is well.
+    fn trouble(&self) -> Option<(condition::Kind, String)> {
         let known = self.known.lock();
-        let unseen = || known.unseen.values().next().cloned();
+        if let Some(away) = self.reach.far.trouble() {
+            return Some((condition::STORE_AWAY, format!("{}: {away}", self.uri)));
+        }
         let refused = known.refused.as_ref();
         let refused = refused.filter(|(_, since)| since.elapsed() < REFUSED);
-        let refused = || refused.map(|(why, _)| why.clone());
-        match (self.reach.far.trouble(), known.trouble.as_str()) {
-            (Some(away), _) => format!("{}: {away}", self.uri),
-            (None, "") => refused().or_else(unseen).unwrap_or_default(),
-            (None, trouble) => trouble.to_owned(),
-        }
+        let failing = match known.trouble.as_str() {
+            "" => refused.map(|(why, _)| why.clone()),
+            trouble => Some(trouble.to_owned()),
+        };
+        let failing = failing.map(|why| (condition::STORE_FAILING, why));
+        let unseen = known.unseen.values().next().cloned();
+        failing.or_else(|| unseen.map(|why| (condition::STORE_UNSEEN, why)))
+    }
+
+    /// The state of the store.
+    pub(crate) fn condition(&self, element: u32) -> Option<v1::Condition> {
+        let (kind, why) = self.trouble()?;
+        Some(kind.of(Some(element), why))
     }
 
     fn is_far(&self, object: ObjectId) -> bool {

@@ -38,6 +38,11 @@ pub(super) struct Memory {
     linked: Mutex<Option<Vec<(String, String)>>>,
 }
 
+/// The cause of the store's state.
+fn told(store: &Outside) -> String {
+    store.condition(0).map(|one| one.cause).unwrap_or_default()
+}
+
 impl Memory {
     fn may_change(&self) -> Result<(), Failure> {
         match &mut *self.changes_left.lock() {
@@ -579,7 +584,7 @@ fn a_store_that_has_nothing_of_what_was_there_is_away() {
             bench.version(&store, 0x102, "/b", b"two"),
         );
         settle(&store, &one).unwrap();
-        assert_eq!(store.trouble(), "");
+        assert_eq!(store.condition(0), None);
         let all = std::mem::take(&mut bench.far.files.lock().all);
         assert!(all.contains_key(MARK));
         drop(store);
@@ -600,7 +605,7 @@ fn a_store_that_has_nothing_of_what_was_there_is_away() {
         away(store.vouch(one.0).unwrap());
         away(settle(&store, &two));
         assert!(read(&store, one.0).is_err());
-        assert!(store.trouble().contains("nothing is there"));
+        assert!(told(&store).contains("nothing is there"));
         assert!(bench.far.names().is_empty());
         assert!(store.remove(one.0).unwrap());
         store.remove_some();
@@ -608,7 +613,7 @@ fn a_store_that_has_nothing_of_what_was_there_is_away() {
         // A removal waits for the store, too.
         bench.far.files.lock().all = all;
         settle(&store, &two).unwrap();
-        assert_eq!(store.trouble(), "");
+        assert_eq!(store.condition(0), None);
         store.remove_some();
         packs::tests::tidy(&bench, &store);
         assert_eq!(read(&store, two.0).unwrap(), b"two");
@@ -655,7 +660,7 @@ fn a_store_that_has_something_of_what_was_there_has_lost_the_rest() {
     ));
     bench.far.files.lock().all.insert("0".into(), first);
     lost(&store, ObjectId(0x103));
-    assert_eq!(store.trouble(), "");
+    assert_eq!(store.condition(0), None);
     // Who writes there puts the mark there again.
     let store = bench.open(0);
     let more = bench.version(&store, 0x201, "/more", b"more");
@@ -805,7 +810,7 @@ fn a_store_that_says_nothing_is_told_and_does_not_hold_up_each_file() {
         asked.is_some_and(|asked| asked <= settling::AT_ONCE),
         "{asked:?}"
     );
-    assert!(store.trouble().contains("no answer"), "{}", store.trouble());
+    assert!(told(&store).contains("no answer"), "{}", told(&store));
     assert!(store.settle(&files).iter().all(Result::is_ok));
     assert_eq!(bench.far.names().len(), 40);
 }

@@ -21,6 +21,7 @@ use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
+use crate::conditions::database_state;
 use crate::copies::{self, Absent, Found, Losses, Short};
 use crate::moves;
 use crate::names::commit::Database;
@@ -51,6 +52,7 @@ use tidemill_core::object::Placed;
 use tidemill_core::pace::Pace;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
+use tidemill_wire::condition;
 use tidemill_wire::v1::{self, to_element::Message as To};
 
 /// What is taken into one transaction at most.
@@ -72,8 +74,8 @@ pub(crate) struct Signals {
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
     /// Labels of no job that elements have begun with.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
-    /// Why decisions can't be kept now, if they can't.
-    pub(crate) trouble: Arc<Mutex<Option<String>>>,
+    /// Why decisions can't be kept or passed on now, if they can't.
+    pub(crate) trouble: Arc<Mutex<Option<(condition::Kind, String)>>>,
 }
 
 impl Default for Signals {
@@ -246,7 +248,7 @@ impl Driver {
 
     fn bring_back(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
-            tracing::warn!(%fault, "labels that nobody waits for stay until the next start");
+            fault.put_off("labels that nobody waits for stay until the next start");
         }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
@@ -323,7 +325,7 @@ impl Driver {
         self.finish(steps, outbox, inbox)?;
         self.damaged.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
-            tracing::warn!(%fault, "what is left of lost elements is not known");
+            fault.put_off("what is left of lost elements is not known");
         }
         Ok(())
     }
@@ -344,7 +346,7 @@ impl Driver {
             .database
             .read(|db| copies::due(db, (now, until), &self.array.up(), copies::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "copies are put off");
+            fault.put_off("copies are put off");
             Vec::new()
         });
         let sites = self.array.sites();
@@ -378,7 +380,7 @@ impl Driver {
     /// Has elements read the next of their objects that are to be compared.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "scrubs are put off");
+            fault.put_off("scrubs are put off");
             Vec::new()
         });
         for one in open {
@@ -395,7 +397,7 @@ impl Driver {
                     self.feed(errand, steps, outbox);
                 }
                 Ok(None) => steps.push(Step::Scrubbed { scrub: one.id() }),
-                Err(fault) => tracing::warn!(%fault, "a scrub is put off"),
+                Err(fault) => fault.put_off("a scrub is put off"),
             }
         }
     }
@@ -523,7 +525,7 @@ impl Driver {
         // That they may go has to be known after a power loss, too: a copy elsewhere may be all that is left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
-            tracing::warn!(%fault, "removals are put off");
+            fault.put_off("removals are put off");
             return;
         }
         for element in self.array.up() {
@@ -532,7 +534,7 @@ impl Driver {
                 let mut objects = match self.garbage.due(element, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
-                        tracing::warn!(element, %fault, "removals are put off");
+                        fault.put_off("removals are put off");
                         break;
                     }
                 };
@@ -639,7 +641,7 @@ impl Driver {
             false => Ok(Vec::new()),
         };
         let parted = parted.unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "what files are made of is not known");
+            fault.put_off("what files are made of is not known");
             Vec::new()
         });
         let parts = parted.iter().flat_map(|(_, layout)| layout.parts());
@@ -651,7 +653,7 @@ impl Driver {
         let moved = self.moved;
         let copies = self.database.read(|db| copies::of_all(db, &objects, moved));
         let copies = copies.unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "where copies are is not known");
+            fault.put_off("where copies are is not known");
             Vec::new()
         });
         for (object, element) in copies {
@@ -662,7 +664,7 @@ impl Driver {
         }
         let damaged = self.database.read(|db| damage::of_all(db, &objects));
         let damaged = damaged.unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "which copies are damaged is not known");
+            fault.put_off("which copies are damaged is not known");
             Vec::new()
         });
         for (object, element) in damaged {
@@ -852,7 +854,7 @@ impl Driver {
             }
             Ok(None) => told,
             Err(fault) => {
-                tracing::warn!(%fault, "outputs can't be checked before they are named");
+                fault.put_off("outputs can't be checked before they are named");
                 told
             }
         }
@@ -1052,15 +1054,20 @@ impl Driver {
         let mut trouble = self.signals.trouble.lock();
         match (&why, &*trouble) {
             (None, Some(_)) => tracing::info!("the queue has all labels"),
-            (Some(error), None) => tracing::error!(error, "it is tried again for ever"),
+            (Some(error), None) => {
+                tracing::error!(
+                    error,
+                    "labels can't be put into their queue; the server tries again for ever"
+                );
+            }
             _ => {}
         }
-        *trouble = why;
+        *trouble = why.map(|why| (condition::QUEUE_AWAY, why));
     }
 
     fn send(&mut self, element: ElementId, labels: &[Label]) {
         let remembered = self.recall(labels).unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "can't look for remembered results");
+            fault.put_off("can't look for remembered results");
             vec![None; labels.len()]
         });
         for (label, remembered) in labels.iter().zip(&remembered) {
@@ -1303,7 +1310,7 @@ impl Driver {
             Ok(found)
         });
         let found = found.unwrap_or_else(|fault: Fault| {
-            tracing::warn!(%fault, "can't look for files that jobs wait for");
+            fault.put_off("can't look for files that jobs wait for");
             Vec::new()
         });
         for (uid, path, placed) in found {
@@ -1385,7 +1392,8 @@ impl Driver {
                     if !std::mem::replace(&mut failed, true) {
                         tracing::error!(%fault, "decisions can't be kept; jobs wait until they can");
                     }
-                    *self.signals.trouble.lock() = Some(format!("jobs wait: {fault}"));
+                    let kind = database_state(&fault);
+                    *self.signals.trouble.lock() = Some((kind, format!("jobs wait: {fault}")));
                     inbox.rest(REST)?;
                 }
             }

@@ -43,6 +43,8 @@ pub(super) struct Kept {
     pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
+    /// The server had taken it out of the array (`element/src/node.rs`).
+    pub(super) removed: bool,
 }
 
 /// A sealed object.
@@ -260,6 +262,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         unknown: 0,
         label_max: largest(db, "SELECT max(id) FROM label")?,
         object_max: 0,
+        removed: identity("removed").is_ok(),
     };
     let sealed = sealed(db)?;
     let members = members(db)?;

@@ -30,8 +30,10 @@ const GAP: u64 = 1 << 32;
 /// What was found and made.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// Elements that were read.
-    pub elements: usize,
+    /// Elements that were read: they are the array's members.
+    pub elements: Vec<u32>,
+    /// Elements that were given and had been taken out of the array: they stay out, and nothing of theirs was read.
+    pub removed: Vec<u32>,
     /// Files.
     pub files: usize,
     /// Their bytes.
@@ -157,6 +159,11 @@ pub fn rebuild(
     let all = elements.iter().map(|path| kept::read(path));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
+    let removed = all.extract_if(.., |kept| kept.removed);
+    let removed: Vec<u32> = removed.map(|kept| kept.element).collect();
+    if all.is_empty() {
+        return Err(RebuildError::NoElements);
+    }
     kept::believe(&mut all);
     let file = |path: &Path, source| RebuildError::File {
         path: path.to_owned(),
@@ -172,7 +179,7 @@ pub fn rebuild(
     let _ = std::fs::remove_file(&fresh);
     let made = serve::private().open(&fresh);
     let made = made.map_err(|source| file(&fresh, source))?;
-    let rebuilt = write(&fresh, &all, root_owner)?;
+    let rebuilt = write(&fresh, (&all, &removed), root_owner)?;
     made.sync_all().map_err(|source| file(&fresh, source))?;
     // The log of a lost database would be taken for the new one's.
     for suffix in ["-wal", "-shm"] {
@@ -190,10 +197,20 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-fn write(path: &Path, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt, RebuildError> {
+fn write(
+    path: &Path,
+    (all, removed): (&[Kept], &[u32]),
+    root_owner: (u32, u32),
+) -> Result<Rebuilt, RebuildError> {
     let mut db = schema::open_writer(path)?;
     let transaction = db.transaction()?;
-    let rebuilt = fill(&transaction, all, root_owner)?;
+    let mut rebuilt = fill(&transaction, all, root_owner)?;
+    for element in removed {
+        let sql = "INSERT INTO removed VALUES (?1, ?2)";
+        transaction.execute(sql, params![element, clock::now_ns()])?;
+    }
+    rebuilt.absent.retain(|element| !removed.contains(element));
+    rebuilt.removed = removed.to_vec();
     transaction.commit()?;
     // Only the file itself is moved to its place, so nothing may be left in its log.
     db.pragma_update(None, "journal_mode", "DELETE")?;
@@ -211,7 +228,7 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     let mut rebuilt = files.write(db)?;
     let notes = all.iter().flat_map(|kept| &kept.rules);
     (rebuilt.rules, rebuilt.rules_left) = noted::bring_back(db, notes)?;
-    rebuilt.elements = all.len();
+    rebuilt.elements = all.iter().map(|kept| kept.element).collect();
     let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
     for task in all.iter().flat_map(|kept| &kept.tasks) {
         let known = tasks.entry(task.task).or_insert(task);

@@ -22,7 +22,7 @@ mod walk;
 
 use crate::names::{Caller, Fault};
 use parking_lot::RwLock;
-use rusqlite::Connection;
+use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::rule::Rule;
@@ -54,6 +54,20 @@ pub(crate) enum State {
     Loop = 6,
     /// It holds something else than the rule is for.
     Other = 7,
+}
+
+/// How many rules have runs that failed, and how many runs these are.
+pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault> {
+    let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND state = ?2";
+    let mut count = db.prepare_cached(sql)?;
+    let (mut failing, mut runs) = (0, 0);
+    for kept in rules.all().iter() {
+        let key = params![kept.id.cast_signed(), State::Failed.number()];
+        let failed: i64 = count.query_row(key, |row| row.get(0))?;
+        failing += u64::from(failed > 0);
+        runs += failed.cast_unsigned();
+    }
+    Ok((failing, runs))
 }
 
 impl State {

@@ -1,0 +1,137 @@
+//! The states of elements that an administrator must act on: those that the server sees by its connections, and those that
+//! elements report.
+
+use super::{Array, Slot};
+use std::time::{Duration, Instant};
+use tidemill_core::shown::line;
+use tidemill_wire::condition::{self, Kind};
+use tidemill_wire::v1;
+use tonic::Status;
+
+/// An element that was refused tries again within 3 s; one that does not has ended.
+const REFUSED: Duration = Duration::from_secs(10);
+
+/// An element with less free space takes no file worth its name.
+const FULL_BYTES: u64 = 1 << 20;
+
+/// Which elements can be asked for what they have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Presence {
+    /// Elements that answer, and those that sleep, in order.
+    pub(crate) present: Vec<u32>,
+    /// Whether any other is known.
+    pub(crate) any_away: bool,
+}
+
+impl Array {
+    /// Which elements answer, or are woken when they are needed.
+    pub(crate) fn presence(&self) -> Presence {
+        let slots = self.slots.lock();
+        let sleepers = &self.shared.sleepers;
+        let is_present = |slot: &Slot| {
+            let answers = slot.connection.is_some() && !slot.hangs();
+            answers || sleepers.sleeps(slot.status.element)
+        };
+        let present = slots.values().filter(|slot| is_present(slot));
+        let present: Vec<u32> = present.map(|slot| slot.status.element).collect();
+        Presence {
+            any_away: present.len() < slots.len(),
+            present,
+        }
+    }
+
+    /// Notes why an element was not let in.
+    pub(super) fn note_refused(&self, hello: &v1::Hello, status: &Status) {
+        let (Some(element), Some(kind)) = (&hello.element, Kind::why(status)) else {
+            return;
+        };
+        let now = Instant::now();
+        let mut refused = self.refused.lock();
+        refused.retain(|_, (.., at)| at.elapsed() < REFUSED);
+        let why = (kind, status.message().to_owned(), now);
+        refused.insert(element.element, why);
+    }
+
+    /// The states of all elements. `given_up` are those that have been away for longer than `--repair-after`.
+    pub(crate) fn conditions(&self, given_up: &[u32]) -> Vec<v1::Condition> {
+        let mut found = Vec::new();
+        let refused = self.refused.lock().clone();
+        let recent = refused
+            .iter()
+            .filter(|(_, (.., at))| at.elapsed() < REFUSED);
+        found.extend(recent.map(|(&element, (kind, why, _))| kind.of(Some(element), why.clone())));
+        let slots = self.slots.lock();
+        for slot in slots.values() {
+            self.add_conditions(slot, given_up, &mut found);
+        }
+        let mut stores = slots
+            .values()
+            .filter(|slot| slot.status.role == "store")
+            .peekable();
+        if stores.peek().is_none() {
+            let cause = "no element that keeps data was ever attached";
+            found.push(condition::NO_ELEMENT.of(None, cause));
+        }
+        let mut take = stores
+            .filter(|slot| slot.connection.is_some() && slot.is_plain())
+            .peekable();
+        if take.peek().is_some() && take.all(Slot::is_full) {
+            let cause = "no element that is up has space for new files";
+            found.push(condition::ARRAY_FULL.of(None, cause));
+        }
+        found
+    }
+
+    fn add_conditions(&self, slot: &Slot, given_up: &[u32], found: &mut Vec<v1::Condition>) {
+        let id = slot.status.element;
+        let element = Some(id);
+        if slot.connection.is_none() {
+            let sleep = self.shared.sleepers.told(id).unwrap_or_default();
+            if sleep.suspended || sleep.waking {
+                if !sleep.trouble.is_empty() {
+                    found.push(condition::ELEMENT_NOT_WOKEN.of(element, sleep.trouble));
+                }
+                return;
+            }
+            let away_s = slot.away_since.elapsed().as_secs();
+            found.push(match given_up.contains(&id) {
+                true => {
+                    let cause =
+                        "it has been away for too long: its copies are made again elsewhere";
+                    condition::ELEMENT_GIVEN_UP.of(element, cause)
+                }
+                false => condition::ELEMENT_AWAY
+                    .of(element, format!("it has had no connection for {away_s} s")),
+            });
+            return;
+        }
+        if slot.hangs() {
+            let silent_s = slot.heard.elapsed().as_secs();
+            let cause = format!("it has not answered for {silent_s} s");
+            found.push(condition::ELEMENT_SILENT.of(element, cause));
+        }
+        // One that is silent now may have told why.
+        let told = &slot.status.conditions;
+        for one in told {
+            let kind = condition::ALL.iter().find(|kind| kind.name == one.name);
+            // The element is of this release, so that its states are known here.
+            found.extend(kind.map(|kind| kind.of(element, line(&one.cause))));
+        }
+        if told.is_empty() && slot.is_plain() && slot.is_full() {
+            let cause = "it has no space for new files: its disk or its `--capacity` is used up";
+            found.push(condition::ELEMENT_FULL.of(element, cause));
+        }
+    }
+}
+
+impl Slot {
+    /// Whether it keeps files on a disk of its own and for good.
+    fn is_plain(&self) -> bool {
+        let status = &self.status;
+        status.role == "store" && !self.in_memory() && !self.is_burst() && status.outside.is_none()
+    }
+
+    fn is_full(&self) -> bool {
+        self.status.free_bytes < FULL_BYTES
+    }
+}

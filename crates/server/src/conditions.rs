@@ -1,0 +1,301 @@
+//! The states that an administrator must act on, as `tidemill status` and `tidemill health` show them, and the log, which has
+//! one line when a state begins and one when it ends. Their names are in `tidemill_wire::condition`.
+
+use crate::array::Array;
+use crate::array::conditions::Presence;
+use crate::clock;
+use crate::copies;
+use crate::ends::{ABOUT_TO_BE_SEALED, Ends};
+use crate::health;
+use crate::jobs::driver::Signals;
+use crate::names::{Fault, SqliteNames};
+use crate::rebuild;
+use crate::rules::{self, rounds};
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_core::shown::line;
+use tidemill_wire::condition::{self, Kind};
+use tidemill_wire::v1;
+
+/// How often the log looks.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Looks in a row that have to agree before the log has a line: states that come and go are none.
+const LOOKS: u32 = 3;
+/// How long the number of files that can't be had is taken as it was, and how many times as long as it took to count.
+const COUNTED: Duration = Duration::from_secs(10);
+const COUNTED_TIMES: u32 = 20;
+/// A database that was rebuilt with less than there was is a state for so long, as `tidemill check` removes no orphan then.
+const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Conditions {
+    names: Arc<SqliteNames>,
+    array: Arc<Array>,
+    ends: Arc<Ends>,
+    pub(crate) signals: Signals,
+    counted: Arc<Mutex<Option<Counted>>>,
+}
+
+/// How many files could not be had when they were counted.
+#[derive(Clone, Debug)]
+struct Counted {
+    presence: Presence,
+    files: u64,
+    until: Instant,
+}
+
+/// The state of a database that can't keep something.
+pub(crate) fn database_state(fault: &Fault) -> Kind {
+    match fault.is_full() {
+        true => condition::SERVER_FULL,
+        false => condition::SERVER_DATABASE,
+    }
+}
+
+impl Conditions {
+    /// Begins to look, for the log.
+    pub(crate) fn start(
+        (names, array, ends): (&Arc<SqliteNames>, &Arc<Array>, &Arc<Ends>),
+        signals: &Signals,
+    ) -> Self {
+        let conditions = Self {
+            names: names.clone(),
+            array: array.clone(),
+            ends: ends.clone(),
+            signals: signals.clone(),
+            counted: Arc::default(),
+        };
+        tokio::spawn(conditions.clone().watch());
+        conditions
+    }
+
+    /// All states of this moment, the worst first. Reads the database: not for threads of a runtime.
+    pub(crate) fn now(&self) -> Result<Vec<v1::Condition>, Fault> {
+        let mut found = Vec::new();
+        let database = self.names.database();
+        if let Some(fault) = database.trouble() {
+            found.push(database_state(&fault).of(None, fault.to_string()));
+        }
+        if let Some((kind, why)) = &*self.signals.trouble.lock()
+            && found.is_empty()
+        {
+            found.push(kind.of(None, why.clone()));
+        }
+        let given_up = database.read(|db| {
+            self.add_files(db, &mut found)?;
+            self.add_rules(db, &mut found)?;
+            if let Some((at, true)) = rebuild::noted_at(db)?
+                && clock::now_ns() - at < REBUILT_NS
+            {
+                let cause = "the database was rebuilt, and less was found than there was";
+                found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
+            }
+            Ok(copies::health(db)?.lost_elements)
+        })?;
+        found.extend(self.array.conditions(&given_up));
+        for one in self.ends.unsealed()? {
+            if one.ended && one.why != ABOUT_TO_BE_SEALED {
+                let cause = format!(
+                    "{} versions of writers that are gone: {}",
+                    one.versions, one.why
+                );
+                found.push(condition::FILES_UNSEALED.of(Some(one.element), cause));
+            }
+        }
+        found.sort_by_key(|one| Reverse(one.exit));
+        Ok(found)
+    }
+
+    /// What is wrong with files and their copies.
+    fn add_files(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
+        let shared = self.names.shared();
+        let unavailable = self.unavailable(db)?;
+        if unavailable > 0 {
+            let cause = format!("{unavailable} files are only on elements that do not answer");
+            found.push(condition::DATA_UNAVAILABLE.of(None, cause));
+        }
+        let lost = health::lost_for_good(db, &shared.leaving.removed())?;
+        if lost > 0 {
+            let cause =
+                format!("{lost} files were only on elements that were taken out of the array");
+            found.push(condition::DATA_LOST.of(None, cause));
+        }
+        let few = copies::health(db)?;
+        if few.short + few.damaged == 0 {
+            return Ok(());
+        }
+        let counts = health::counted(db, clock::now_ns())?;
+        if counts.hopeless > 0 {
+            let cause = format!(
+                "{} files are damaged and have no other copy",
+                counts.hopeless
+            );
+            found.push(condition::DATA_LOST.of(None, cause));
+        }
+        if counts.damaged > counts.hopeless {
+            let cause = format!("{} copies are damaged", counts.damaged);
+            found.push(condition::FILES_DAMAGED.of(None, cause));
+        }
+        let stuck = counts.resting >= counts.short && counts.mending == 0;
+        if counts.short > 0 && stuck {
+            let cause = format!(
+                "{} files lack copies, and no other element that is up has space",
+                counts.short
+            );
+            found.push(condition::COPIES_NO_ROOM.of(None, cause));
+        } else if counts.short > 0 {
+            let cause = format!("{} files have fewer copies than wanted", counts.short);
+            found.push(condition::COPIES_MISSING.of(None, cause));
+        }
+        Ok(())
+    }
+
+    /// How many files are only on elements that do not answer. All versions are read for it, so that the number may be old.
+    fn unavailable(&self, db: &Connection) -> Result<u64, Fault> {
+        let presence = self.array.presence();
+        let mut counted = self.counted.lock();
+        if let Some(known) = &*counted
+            && known.presence == presence
+            && Instant::now() < known.until
+        {
+            return Ok(known.files);
+        }
+        let began = Instant::now();
+        let removed = self.names.shared().leaving.removed();
+        let files = health::unavailable(db, &presence, &removed)?;
+        *counted = Some(Counted {
+            presence,
+            files,
+            until: Instant::now() + COUNTED.max(began.elapsed() * COUNTED_TIMES),
+        });
+        Ok(files)
+    }
+
+    /// Rules and hooks that need somebody.
+    fn add_rules(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
+        let known = &self.names.shared().rules;
+        for hook in rounds::behind(db, known)? {
+            let name = line(&hook.name);
+            let cause = format!(
+                "hook {name} of user {}: {} files wait",
+                hook.uid, hook.files
+            );
+            found.push(condition::HOOK_BEHIND.of(None, cause));
+        }
+        let (rules, runs) = rules::failed(db, known)?;
+        if runs > 0 {
+            let cause = format!("{runs} runs of {rules} rules have failed");
+            found.push(condition::RULE_FAILED.of(None, cause));
+        }
+        Ok(())
+    }
+
+    /// Has the log say what begins and what ends, for ever.
+    async fn watch(self) {
+        let mut log = Log::default();
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let conditions = self.clone();
+            match tokio::task::spawn_blocking(move || conditions.now()).await {
+                Ok(Ok(found)) => log.on_look(&found),
+                Ok(Err(fault)) => {
+                    tracing::debug!(%fault, "the states of the array are not known now")
+                }
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// A state, and the element that is in it.
+type Key = (String, Option<u32>);
+
+/// The states that the log has lines of.
+#[derive(Debug, Default)]
+struct Log {
+    known: BTreeMap<Key, Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Looks in a row that did not agree with the log.
+    looks: u32,
+    logged: bool,
+}
+
+impl Log {
+    fn on_look(&mut self, found: &[v1::Condition]) {
+        let key = |one: &v1::Condition| (one.name.clone(), one.element);
+        let mut now: BTreeMap<Key, &v1::Condition> = BTreeMap::new();
+        for one in found {
+            now.entry(key(one)).or_insert(one);
+        }
+        for key in now.keys() {
+            self.known.entry(key.clone()).or_default();
+        }
+        self.known.retain(|key, seen| {
+            let condition = now.get(key);
+            if condition.is_some() == seen.logged {
+                seen.looks = 0;
+                return seen.logged;
+            }
+            seen.looks += 1;
+            if seen.looks < LOOKS {
+                return seen.logged || condition.is_some();
+            }
+            *seen = Seen {
+                looks: 0,
+                logged: condition.is_some(),
+            };
+            tell(key, condition.copied());
+            seen.logged
+        });
+    }
+}
+
+/// One line of the log.
+fn tell((name, element): &Key, condition: Option<&v1::Condition>) {
+    let element = element
+        .map(|element| format!("element {element}: "))
+        .unwrap_or_default();
+    match condition {
+        Some(one) => tracing::warn!("state {name}: {element}{}; {}", one.cause, one.remedy),
+        None => tracing::info!("state {name}: {element}has ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(log: &Log) -> Vec<&str> {
+        let known = log.known.iter().filter(|(_, seen)| seen.logged);
+        known.map(|((name, _), _)| name.as_str()).collect()
+    }
+
+    #[test]
+    fn state_is_logged_once_when_it_lasts() {
+        let mut log = Log::default();
+        let away = [condition::ELEMENT_AWAY.of(Some(1), "it has had no connection for 3 s")];
+        log.on_look(&away);
+        log.on_look(&[]);
+        log.on_look(&away);
+        log.on_look(&away);
+        assert!(logged(&log).is_empty(), "{log:?}");
+        let later = [condition::ELEMENT_AWAY.of(Some(1), "it has had no connection for 9 s")];
+        log.on_look(&later);
+        assert_eq!(logged(&log), ["element-away"]);
+        log.on_look(&[]);
+        log.on_look(&later);
+        assert_eq!(log.known[&("element-away".into(), Some(1))].looks, 0);
+        for _ in 0..LOOKS {
+            log.on_look(&[]);
+        }
+        assert!(log.known.is_empty(), "{log:?}");
+    }
+}

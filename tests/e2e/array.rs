@@ -273,6 +273,11 @@ impl Array {
         kill_hard(self.elements[index].take());
     }
 
+    /// The exit code of an element's process, if it has ended.
+    pub(crate) fn element_code(&mut self, index: usize) -> Option<i32> {
+        self.elements[index].as_mut()?.try_wait().unwrap()?.code()
+    }
+
     /// Waits until elements have been told of all names: until then a server that is rebuilt may not know the last of them.
     pub(crate) fn wait_for_notes(&self) {
         let database = self.path("server/server.db").display().to_string();

@@ -70,6 +70,7 @@ mod servers;
 #[path = "../../crates/bridge/tests/stand_in/mod.rs"]
 #[allow(dead_code, reason = "tests of the stores need more of it")]
 mod stand_in;
+mod states;
 mod store;
 mod stores;
 mod striped;

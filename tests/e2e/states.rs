@@ -1,0 +1,777 @@
+//! States that an administrator must act on: real processes bring each about, and `status`, `health`, its exit code and the
+//! server's log name it. `docs/operating.md` has a row for each.
+
+use crate::array::{Array, Device, Options, Said, said, wait};
+use crate::stand_in::StandIn;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tidemill_wire::condition;
+
+/// An array and what the cases need beside it.
+struct Bench {
+    array: Array,
+    device: Option<Device>,
+    /// A process that a case has begun.
+    other: Option<Child>,
+    store: StandIn,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// A state, the element that is in it, the exit code of `health`, and what begins and ends it.
+struct Case {
+    state: &'static str,
+    element: Option<u64>,
+    exit: i32,
+    begin: fn(&mut Bench),
+    end: fn(&mut Bench),
+}
+
+impl Bench {
+    fn start(options: Options, device: Option<(&str, &str)>) -> Option<Self> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = runtime.block_on(StandIn::start());
+        let mut made = None;
+        let array = Array::prepared(options, |array| {
+            made = device.map(|(folder, size)| Device::new(array.path(folder), size));
+        })?;
+        Some(Self {
+            array,
+            device: made,
+            other: None,
+            store,
+            _runtime: runtime,
+        })
+    }
+
+    /// Starts a process that the case ends.
+    fn spawn(&mut self, command: &mut Command) {
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        self.other = Some(command.spawn().unwrap());
+    }
+
+    fn end_other(&mut self) {
+        let mut child = self.other.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// An element beside those of the array.
+    fn element(&self, id: u32, folder: &str) -> Command {
+        let mut command = self.array.tidemill();
+        command.args(["element", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
+        command
+            .arg(id.to_string())
+            .arg("--folder")
+            .arg(self.array.path(folder));
+        command
+    }
+
+    /// Keeps others from writing to a database, as a backup that hangs does.
+    fn lock(&mut self, database: &str) {
+        let database = self.array.path(database);
+        let program = "import sqlite3,sys,time\nd=sqlite3.connect(sys.argv[1],isolation_level=None,timeout=60)\n\
+                       d.execute('BEGIN IMMEDIATE')\nprint('locked',flush=True)\ntime.sleep(1000)";
+        let mut command = Command::new("python3");
+        let mut child = command
+            .args(["-c", program])
+            .arg(database)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let out = child.stdout.as_mut().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        assert_eq!(line, "locked\n");
+        self.other = Some(child);
+    }
+
+    fn json(&self, command: &str) -> (Option<i32>, Value) {
+        let said = said(
+            self.array
+                .tidemill()
+                .args(["--json", command])
+                .output()
+                .unwrap(),
+        );
+        let value = serde_json::from_str(&said.out);
+        (
+            said.code,
+            value.unwrap_or_else(|error| panic!("{error}: {}{}", said.out, said.err)),
+        )
+    }
+
+    /// What a command says of a state.
+    fn find(&self, command: &str, case: &Case) -> Option<(Option<i32>, Value)> {
+        let (code, shown) = self.json(command);
+        let states = shown["states"].as_array().unwrap();
+        let found = states
+            .iter()
+            .find(|one| one["name"] == case.state && one["element"] == Value::from(case.element));
+        found.map(|found| (code, found.clone()))
+    }
+
+    /// Lines of the server's log by which a state begins.
+    fn logged(&self, case: &Case) -> usize {
+        let element = case.element.map(|element| format!("element {element}: "));
+        let begin = format!("state {}: {}", case.state, element.unwrap_or_default());
+        let log = self.array.log("server.log");
+        let lines = log
+            .lines()
+            .filter(|line| line.contains(&begin) && !line.contains("has ended"));
+        lines.count()
+    }
+
+    /// Brings a state about, sees what is said of it, and ends it.
+    fn check(&mut self, case: &Case) {
+        let name = case.state;
+        let before = self.logged(case);
+        wait("nothing is wrong", || self.json("health").0 == Some(0));
+        (case.begin)(self);
+        let mut seen = None;
+        wait(&format!("health names {name}"), || {
+            seen = self.find("health", case);
+            seen.is_some()
+        });
+        let (code, shown) = seen.unwrap();
+        assert_eq!(code, Some(case.exit), "{name}: {shown}");
+        let kind = condition::ALL
+            .iter()
+            .find(|kind| kind.name == name)
+            .unwrap();
+        assert_eq!(
+            (&shown["exit"], &shown["remedy"]),
+            (&kind.exit.into(), &kind.remedy.into())
+        );
+        wait("status names it, too", || {
+            self.find("status", case).is_some()
+        });
+        let text = self.array.run(&["status"]).out;
+        assert!(text.contains(&format!("state     {name}: ")), "{text}");
+        wait(&format!("the log names {name}"), || {
+            self.logged(case) > before
+        });
+        assert!(self.find("health", case).is_some(), "{name} lasts");
+        (case.end)(self);
+        wait(&format!("{name} ends"), || {
+            self.find("health", case).is_none()
+        });
+        assert_eq!(self.logged(case), before + 1, "{name} is logged once");
+    }
+
+    fn put(&self, name: &str, flags: &[&str]) -> Said {
+        let local = self.array.path("local");
+        std::fs::write(&local, "text\n").unwrap();
+        let local = local.display().to_string();
+        self.array
+            .run(&[&["put"], flags, &[local.as_str(), name]].concat())
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if self.other.is_some() {
+            self.end_other();
+        }
+    }
+}
+
+fn all(bench: Option<Bench>, cases: &[Case]) -> Option<Bench> {
+    let mut bench = bench?;
+    for case in cases {
+        bench.check(case);
+    }
+    Some(bench)
+}
+
+fn kill(bench: &mut Bench) {
+    bench.array.kill_element(1);
+}
+
+fn start(bench: &mut Bench) {
+    bench.array.start_element(1);
+    bench.array.wait_for_elements(3);
+}
+
+fn end_other(bench: &mut Bench) {
+    bench.end_other();
+}
+
+/// Elements that are dead, stopped, without their disk, or not let in.
+#[test]
+fn states_of_elements_have_a_name_an_exit_code_and_one_line_of_log() {
+    let options = Options {
+        elements: 3,
+        server_args: ["--repair-after", "14s"].map(str::to_owned).into(),
+        ..Options::default()
+    };
+    let cases = [
+        Case {
+            state: "element-away",
+            element: Some(1),
+            exit: 3,
+            begin: kill,
+            end: start,
+        },
+        Case {
+            state: "element-given-up",
+            element: Some(1),
+            exit: 3,
+            begin: kill,
+            end: start,
+        },
+        Case {
+            state: "element-silent",
+            element: Some(1),
+            exit: 3,
+            begin: |bench| bench.array.signal_element(1, Signal::STOP),
+            end: |bench| bench.array.signal_element(1, Signal::CONT),
+        },
+        Case {
+            state: "data-unavailable",
+            element: None,
+            exit: 4,
+            begin: |bench| {
+                assert!(bench.put("/one", &["--element", "1"]).ok);
+                kill(bench);
+            },
+            end: |bench| {
+                start(bench);
+                bench.array.sh("rm one");
+            },
+        },
+        Case {
+            state: "element-folder",
+            element: Some(1),
+            exit: 3,
+            begin: |bench| {
+                let folder = bench.array.element_folder(1);
+                std::fs::rename(&folder, bench.array.path("aside")).unwrap();
+                std::fs::create_dir(&folder).unwrap();
+            },
+            end: |bench| {
+                let folder = bench.array.element_folder(1);
+                let _ = std::fs::remove_dir_all(&folder);
+                std::fs::rename(bench.array.path("aside"), &folder).unwrap();
+            },
+        },
+        Case {
+            state: "element-database",
+            element: Some(1),
+            exit: 3,
+            begin: |bench| bench.lock("element-1/element.db"),
+            end: end_other,
+        },
+        Case {
+            state: "element-full",
+            element: Some(2),
+            exit: 3,
+            begin: |bench| bench.device.as_ref().unwrap().fill(),
+            end: |bench| bench.device.as_ref().unwrap().free(),
+        },
+        Case {
+            state: "element-twice",
+            element: Some(1),
+            exit: 3,
+            begin: |bench| bench.spawn(&mut bench.element(1, "second")),
+            end: end_other,
+        },
+        Case {
+            state: "element-plain",
+            element: Some(8),
+            exit: 3,
+            begin: |bench| bench.spawn(bench.element(8, "plain").args(["--tls", "off"])),
+            end: end_other,
+        },
+        Case {
+            state: "element-other-array",
+            element: Some(7),
+            exit: 3,
+            begin: of_another_array,
+            end: end_other,
+        },
+    ];
+    all(Bench::start(options, Some(("element-2", "64m"))), &cases);
+}
+
+/// An element whose folder was an array's that is no more.
+fn of_another_array(bench: &mut Bench) {
+    let mut never = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+    never.args(["--server", "unix:/nowhere", "element", "--id", "7"]);
+    never.args(["--listen", "127.0.0.1:0", "--folder"]);
+    never.arg(bench.array.path("other"));
+    bench.spawn(&mut never);
+    let database = bench.array.path("other/element.db");
+    let set = "INSERT INTO identity VALUES ('array', x'0102030405060708')";
+    wait("it has a database", || {
+        let said = said(
+            Command::new("sqlite3")
+                .arg(&database)
+                .arg(set)
+                .output()
+                .unwrap(),
+        );
+        said.ok
+    });
+    bench.end_other();
+    bench.spawn(&mut bench.element(7, "other"));
+}
+
+/// Files that are lost, lack copies, or can't be sealed; rules; the server's database.
+#[test]
+fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_log() {
+    let options = Options {
+        elements: 3,
+        server_args: ["--repair-after", "1h"].map(str::to_owned).into(),
+        ..Options::default()
+    };
+    let cases = [
+        Case {
+            state: "copies-no-room",
+            element: None,
+            exit: 3,
+            begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
+            end: |bench| drop(bench.array.sh("rm four")),
+        },
+        Case {
+            state: "data-lost",
+            element: None,
+            exit: 4,
+            begin: |bench| {
+                bench.array.sh("echo alone > h; sync h");
+                assert!(bench.array.run(&["scrub", "--wait", "/h"]).ok);
+                let object = bench.array.object_files("/h").remove(0);
+                std::fs::set_permissions(&object, PermissionsExt::from_mode(0o644)).unwrap();
+                let mut file = std::fs::File::options().write(true).open(&object).unwrap();
+                file.write_all(b"X").unwrap();
+                assert!(!bench.array.run(&["scrub", "--wait", "/h"]).ok);
+            },
+            end: |bench| drop(bench.array.sh("rm h")),
+        },
+        Case {
+            state: "rule-failed",
+            element: None,
+            exit: 0,
+            begin: |bench| {
+                let rule = "name = \"bad\"; workdir = \"/w\"; pattern = \"*.txt\"; retries = 0;
+                    task = { kernel = \"/bin/sh\"; args = [ \"-c\", \"exit 3\" ]; output = [ \"out\" ]; };";
+                let path = bench.array.path("bad.rule");
+                std::fs::write(&path, rule).unwrap();
+                bench.array.sh("mkdir w");
+                bench
+                    .array
+                    .json(&["rule", "add", &path.display().to_string()]);
+                bench.array.sh("echo x > w/x.txt");
+            },
+            end: |bench| assert!(bench.array.run(&["rule", "remove", "bad"]).ok),
+        },
+        Case {
+            state: "files-unsealed",
+            element: Some(1),
+            exit: 3,
+            begin: |bench| {
+                bench
+                    .array
+                    .sh("mkdir e1; setfattr -n user.tidemill.element -v 1 e1");
+                let mut file = std::fs::File::create(bench.array.at("e1/open")).unwrap();
+                file.write_all(b"begun").unwrap();
+                file.sync_all().unwrap();
+                bench.array.kill_mount();
+                kill(bench);
+            },
+            end: |bench| {
+                start(bench);
+                bench.array.start_mount();
+            },
+        },
+        Case {
+            state: "server-database",
+            element: None,
+            exit: 3,
+            begin: |bench| {
+                bench.lock("server/server.db");
+                // It is refused, or made when the lock is gone.
+                drop(
+                    bench
+                        .array
+                        .tidemill()
+                        .args(["mkdir", "/waits"])
+                        .spawn()
+                        .unwrap(),
+                );
+            },
+            end: |bench| {
+                bench.end_other();
+                bench.array.sh("mkdir unlocked");
+            },
+        },
+        Case {
+            state: "server-full",
+            element: None,
+            exit: 3,
+            begin: |bench| {
+                bench.device.as_ref().unwrap().fill();
+                let said = bench
+                    .array
+                    .try_sh("for i in $(seq 100000); do mkdir full$i; done");
+                assert!(said.err.contains("No space left"), "{}", said.err);
+            },
+            end: |bench| {
+                bench.device.as_ref().unwrap().free();
+                bench.array.sh("mkdir -p again");
+            },
+        },
+        Case {
+            state: "store-failing",
+            element: Some(3),
+            exit: 3,
+            begin: |bench| {
+                bench.store.state().key = Some("me".into());
+                let keys = bench.array.path("keys");
+                std::fs::write(
+                    &keys,
+                    "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
+                )
+                .unwrap();
+                std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+                let uri = format!("s3://bucket/top?endpoint=http://{}", bench.store.address);
+                let keys = keys.display().to_string();
+                bench
+                    .array
+                    .add_element(&["--outside", &uri, "--outside-keys", &keys]);
+                bench
+                    .array
+                    .sh("mkdir s3; setfattr -n user.tidemill.element -v 3 s3");
+                bench.store.state().key = Some("another".into());
+                bench.array.try_sh("echo refused > s3/refused");
+            },
+            end: |bench| bench.store.state().key = Some("me".into()),
+        },
+        Case {
+            state: "store-away",
+            element: Some(4),
+            exit: 3,
+            begin: |bench| {
+                let folder = bench.array.path("pfs");
+                std::fs::create_dir_all(&folder).unwrap();
+                let uri = format!("file://{}", folder.display());
+                bench.array.add_element(&["--outside", &uri]);
+                let there = folder.join("d/stored");
+                bench
+                    .array
+                    .sh("mkdir d; setfattr -n user.tidemill.element -v 4 d; echo text > d/stored");
+                wait("its files are outside", || there.exists());
+                bench.array.kill_element(4);
+                std::fs::rename(&folder, bench.array.path("unmounted")).unwrap();
+                std::fs::create_dir(&folder).unwrap();
+                bench.array.start_element(4);
+                bench.array.wait_for_elements(5);
+            },
+            end: |bench| {
+                bench.array.kill_element(4);
+                let folder = bench.array.path("pfs");
+                std::fs::remove_dir_all(&folder).unwrap();
+                std::fs::rename(bench.array.path("unmounted"), &folder).unwrap();
+                bench.array.start_element(4);
+                bench.array.wait_for_elements(5);
+            },
+        },
+    ];
+    all(Bench::start(options, Some(("server", "24m"))), &cases);
+}
+
+/// A small array: no element, full elements, an incomplete rebuild.
+#[test]
+fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
+    let options = Options {
+        elements: 0,
+        mount: false,
+        capacity: Some("64M"),
+        ..Options::default()
+    };
+    let Some(mut bench) = Bench::start(options, None) else {
+        return;
+    };
+    let (code, shown) = bench.json("health");
+    assert_eq!(
+        (code, &shown["states"][0]["name"]),
+        (Some(3), &"no-element".into())
+    );
+    bench.array.add_element(&[]);
+    bench.check(&Case {
+        state: "array-full",
+        element: None,
+        exit: 3,
+        begin: |bench| {
+            let large = bench.array.path("large");
+            std::fs::write(&large, vec![0; 67_000_000]).unwrap();
+            let large = large.display().to_string();
+            wait("the array is full", || {
+                bench.array.run(&["put", &large, "/large"]).ok
+            });
+        },
+        end: |bench| assert!(bench.array.run(&["rm", "/large"]).ok),
+    });
+    assert!(bench.put("/kept", &[]).ok);
+    bench.array.wait_for_notes();
+    let object = bench.array.object_files("/kept").remove(0);
+    bench.array.kill_server();
+    std::fs::remove_file(object).unwrap();
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(bench.array.path(&format!("server/server.db{suffix}")));
+    }
+    let (server, element) = (bench.array.path("server"), bench.array.element_folder(0));
+    let paths = [server, element].map(|path| path.display().to_string());
+    let rebuilt = bench
+        .array
+        .run(&["--json", "rebuild", "--folder", &paths[0], &paths[1]]);
+    assert_eq!(rebuilt.code, Some(1), "{}{}", rebuilt.out, rebuilt.err);
+    let members: Value = serde_json::from_str(&rebuilt.out).unwrap();
+    assert_eq!(members["members"], serde_json::json!([0]));
+    bench.array.start_server();
+    bench.array.wait_for_elements(1);
+    let less = Case {
+        state: "rebuilt-incomplete",
+        element: None,
+        exit: 3,
+        begin: |_| {},
+        end: |_| {},
+    };
+    assert!(bench.find("health", &less).is_some());
+    wait("the log names it", || bench.logged(&less) == 1);
+}
+
+/// An element that is taken out ends, does not start again, is left out by `rebuild`, and is no member after it.
+#[test]
+fn element_that_was_taken_out_stays_out_after_rebuild() {
+    let options = Options {
+        elements: 3,
+        mount: false,
+        ..Options::default()
+    };
+    let Some(mut bench) = Bench::start(options, None) else {
+        return;
+    };
+    assert!(bench.put("/kept", &["--element", "0"]).ok);
+    bench.array.wait_for_notes();
+    let array = &mut bench.array;
+    assert!(array.run(&["element", "drain", "2", "--wait"]).ok);
+    wait("it is taken out", || {
+        array.run(&["element", "remove", "2"]).ok
+    });
+    wait("its process has ended", || array.element_code(2) == Some(3));
+    array.start_element(2);
+    wait("it does not start again", || {
+        array.element_code(2) == Some(3)
+    });
+    let log = array.log("element-2.log");
+    assert_eq!(
+        log.matches("was taken out of the array, and does not start")
+            .count(),
+        2,
+        "{log}"
+    );
+    array.kill_server();
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(array.path(&format!("server/server.db{suffix}")));
+    }
+    let server = array.path("server").display().to_string();
+    let folders = [0, 1, 2].map(|index| array.element_folder(index).display().to_string());
+    let [zero, one, two] = folders.each_ref().map(String::as_str);
+    let rebuilt = array.json(&["rebuild", "--folder", &server, zero, one, two]);
+    assert_eq!(rebuilt["members"], serde_json::json!([0, 1]));
+    assert_eq!(rebuilt["removed"], serde_json::json!([2]));
+    array.start_server();
+    array.wait_for_elements(2);
+    assert_eq!(array.run(&["cat", "/kept"]).out, "text\n");
+    // Without its mark it is not let in, either.
+    let forget = "DELETE FROM identity WHERE key = 'removed'";
+    let database = array.element_folder(2).join("element.db");
+    assert!(
+        said(
+            Command::new("sqlite3")
+                .arg(database)
+                .arg(forget)
+                .output()
+                .unwrap()
+        )
+        .ok
+    );
+    array.start_element(2);
+    wait("it is refused", || array.element_code(2) == Some(3));
+    let elements = array.json(&["status"])["elements"]
+        .as_array()
+        .unwrap()
+        .len();
+    assert_eq!(elements, 2);
+}
+
+/// Files that were given up with their element are told as lost for good, not as waiting for it.
+#[test]
+fn files_of_an_element_that_was_given_up_are_lost_for_good() {
+    let options = Options {
+        mount: false,
+        ..Options::default()
+    };
+    let Some(mut bench) = Bench::start(options, None) else {
+        return;
+    };
+    assert!(bench.put("/gone", &["--element", "1"]).ok);
+    bench.array.kill_element(1);
+    let lost = |bench: &Bench| {
+        let (code, shown) = bench.json("health");
+        let names: Vec<Value> = shown["states"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].clone())
+            .collect();
+        (code, names, shown["files"].clone())
+    };
+    wait("it is away", || lost(&bench).0 == Some(4));
+    let (_, names, files) = lost(&bench);
+    assert_eq!(names, ["data-unavailable", "element-away"]);
+    assert_eq!(files[0]["what"], "its elements do not answer");
+    wait("it is given up", || {
+        bench.array.run(&["element", "remove", "1", "--lose"]).ok
+    });
+    let (code, names, files) = lost(&bench);
+    assert_eq!(
+        (code, names.as_slice()),
+        (Some(4), &["data-lost".into()][..])
+    );
+    assert_eq!(files[0]["what"], "its elements were taken out of the array");
+    assert!(bench.array.run(&["rm", "/gone"]).ok);
+    wait("all is well", || lost(&bench).0 == Some(0));
+}
+
+/// A command or a process that can't go on says so by a word and an exit code.
+#[test]
+fn commands_and_processes_that_can_not_go_on_name_their_state() {
+    let options = Options {
+        elements: 1,
+        mount: false,
+        remote: true,
+        ..Options::default()
+    };
+    let Some(mut array) = Array::with(options) else {
+        return;
+    };
+    let broken = array.path("broken");
+    std::fs::create_dir(&broken).unwrap();
+    std::fs::write(broken.join("element.db"), vec![7; 8192]).unwrap();
+    let forged = array.path("forged");
+    let token = std::fs::read_to_string(array.token_file()).unwrap();
+    let line = token
+        .lines()
+        .find(|line| line.starts_with("token: "))
+        .unwrap();
+    let other = format!("token: {}", "0".repeat(line.len() - "token: ".len()));
+    std::fs::write(&forged, token.replace(line, &other)).unwrap();
+    std::fs::set_permissions(&forged, PermissionsExt::from_mode(0o600)).unwrap();
+    let (address, own) = (array.address(), array.token_file());
+    let port = address.split_once("//").unwrap().1.to_owned();
+    let text = |path: &Path| path.display().to_string();
+    let element = |folder: PathBuf, id: &str, listen: &str| -> Vec<String> {
+        let words = ["element", "--id", id, "--listen", listen, "--folder"];
+        words
+            .map(str::to_owned)
+            .into_iter()
+            .chain([text(&folder)])
+            .collect()
+    };
+    let server = |folder: &str| {
+        let words = ["server", "--listen", "127.0.0.1:0", "--folder"];
+        words
+            .map(str::to_owned)
+            .into_iter()
+            .chain([text(&array.path(folder))])
+            .collect::<Vec<String>>()
+    };
+    let any = "127.0.0.1:0";
+    let commands: BTreeMap<&str, Vec<String>> = [
+        ("token-refused", vec!["ls".to_owned(), "/".to_owned()]),
+        ("other-folder", element(array.element_folder(0), "5", any)),
+        ("port-taken", element(array.path("fresh"), "6", &port)),
+        ("database-broken", element(broken, "7", any)),
+        ("folder-in-use", server("server")),
+    ]
+    .into();
+    for (state, args) in commands {
+        if state == "other-folder" {
+            array.kill_element(0);
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+        let token = if state == "token-refused" {
+            &forged
+        } else {
+            &own
+        };
+        command
+            .args(["--json", "--server", &address, "--token-file"])
+            .arg(token)
+            .args(args);
+        named(&said(command.output().unwrap()), state, 1);
+    }
+    array.kill_server();
+    named(&array.run(&["--json", "health"]), "server-away", 1);
+    let nowhere = tempfile::tempdir().unwrap();
+    let mut unnamed = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+    unnamed
+        .env_remove("TIDEMILL_SERVER")
+        .args(["--json", "--dir"])
+        .arg(nowhere.path())
+        .arg("status");
+    let unnamed = said(unnamed.output().unwrap());
+    named(&unnamed, "server-away", 1);
+    assert!(unnamed.err.contains("TIDEMILL_SERVER"), "{}", unnamed.err);
+}
+
+fn named(ended: &Said, state: &str, code: i32) {
+    assert_eq!(
+        ended.code,
+        Some(code),
+        "{state}: {}{}",
+        ended.out,
+        ended.err
+    );
+    let value: Value = serde_json::from_str(&ended.out).unwrap_or_default();
+    assert_eq!(value["state"], state, "{}{}", ended.out, ended.err);
+    assert!(
+        ended.err.starts_with("error: ") || ended.err.contains("\nerror: "),
+        "{}",
+        ended.err
+    );
+}
+
+/// The book has a row for each state, with its exit code, in cells that fit.
+#[test]
+fn book_has_a_row_for_each_state() {
+    let book = include_str!("../../docs/operating.md");
+    let (_, section) = book
+        .split_once("\n## States that need an administrator\n")
+        .unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let mut rows: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        for cell in &cells {
+            assert!(cell.split_whitespace().count() <= 12, "{cell}");
+        }
+        rows.entry(cells[0].trim_matches('`')).or_insert(cells);
+    }
+    for kind in condition::ALL {
+        let row = rows
+            .get(kind.name)
+            .unwrap_or_else(|| panic!("no row for {}", kind.name));
+        assert_eq!(
+            (row.len(), row[1]),
+            (5, kind.exit.to_string().as_str()),
+            "{row:?}"
+        );
+    }
+}

@@ -60,11 +60,11 @@ pub struct Map {
     pub count: usize,
     /// Where in the whole their values are is not known.
     pub unplaced: bool,
-    /// Arguments that the kernel is given beside its own: how it is to read the values.
+    /// Arguments that the kernel gets beside its own, so that it reads the values as the file means them.
     pub args: Vec<String>,
 }
 
-/// A variable that a task names, and what reads its values.
+/// A variable that a task names, and the kernels that read its values.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
     /// The variable, as the task has it.
@@ -460,7 +460,7 @@ impl Expander<'_> {
         Ok(((0..count).map(one).collect(), parts))
     }
 
-    /// What a mapper finds in the first input, with all others. Its task is told how to read that.
+    /// What a mapper finds in the first input, with all others. The task gets the arguments that belong to it.
     fn mapped(
         &mut self,
         task: &mut Group,

@@ -25,11 +25,11 @@ pub struct MappedFile {
 pub struct FolderMap {
     /// For each component the files that its bytes are in.
     pub components: Vec<Vec<MappedFile>>,
-    /// Arguments that the kernel is given beside its own: how it is to read the values.
+    /// Arguments that the kernel gets beside its own, so that it reads the values as the file means them.
     pub args: Vec<String>,
 }
 
-/// The inputs of components, and what their kernel is told beside its own arguments.
+/// The inputs of components, and the arguments that their kernel gets beside its own.
 pub(super) type Read = (Vec<One>, Vec<String>);
 
 impl Expander<'_> {

@@ -1,4 +1,4 @@
-//! Values of a variable that stand for none, as one value that a built-in kernel passes over: the same ones that
+//! Missing values of a variable are replaced by one value, which a built-in kernel passes over. They are the values that
 //! `tidemill reduce` leaves out.
 
 use serde::{Deserialize, Serialize};
@@ -9,23 +9,23 @@ use super::{Dtype, Literal, with_type};
 use crate::loops::number::Number;
 use crate::reduction::{Keep, keep_of, kept, type_of};
 
-/// Values of a variable that do not count, and the value that they become.
+/// The values of a variable that do not count, and the value that replaces them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Absent {
     /// The type in which values are read.
     pub dtype: Dtype,
     /// Which values count.
     pub keep: Keep,
-    /// The value that the others become; `None`: NaN.
+    /// The value that replaces the others; `None`: NaN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<Literal>,
 }
 
-/// The type in which the values of a variable are read, and which of them do not count, if its attributes say that of any.
-/// Nothing for values that are no numbers of 8 to 64 bits.
+/// The type in which the values of a variable are read, and its missing values if its attributes declare any. `None` if the values
+/// are no numbers of 8 to 64 bits.
 ///
 /// # Errors
-/// The attribute that has no certain reading, or what can't be said of its values.
+/// An attribute has no certain reading, or declares an infinity as missing.
 pub fn absent(
     variable: &Variable,
     format: Format,
@@ -53,7 +53,7 @@ pub fn absent(
     };
     if absent.is_infinite() {
         return Err(format!(
-            "attributes of {} have an infinity for values that stand for none, which only the kernel `reduce` leaves out",
+            "an attribute of {} declares an infinity as missing: use the kernel `reduce`, which leaves it out",
             variable.path
         ));
     }
@@ -84,11 +84,11 @@ fn stand_in<T: Number>(keep: &Keep) -> Result<Option<Literal>, ArrayError> {
     }))
 }
 
-/// Puts the value that stands for none in the place of each that does not count, in bytes of little-endian values.
+/// Replaces each value that does not count, in bytes of little-endian values.
 pub(super) type Replace = Box<dyn Fn(&mut [u8])>;
 
 impl Absent {
-    /// What a kernel is told to pass over.
+    /// The value of the argument `missing=`.
     #[must_use]
     pub fn missing(&self) -> String {
         self.becomes

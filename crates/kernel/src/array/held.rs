@@ -37,7 +37,7 @@ pub struct Held {
     /// How many more files hold the bytes, after the first: they count as one, in their order.
     #[serde(default, skip_serializing_if = "is_none")]
     pub more: u32,
-    /// Which values stand for none and become one value, if the kernel that reads them passes over that.
+    /// The missing values, which are replaced by one value; `None`: all values are written as they are stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<Absent>,
     /// In the order in which they are written.
@@ -83,8 +83,8 @@ pub enum HeldError {
         /// What is wrong.
         why: ArrayError,
     },
-    /// What is said of values that stand for none.
-    #[error("values that stand for none can't be found: {0}")]
+    /// The description of missing values does not fit the values.
+    #[error("missing values can't be replaced: {0}")]
     Absent(ArrayError),
     /// What they are written to.
     #[error(transparent)]
@@ -287,7 +287,7 @@ impl Held {
         }
     }
 
-    /// Writes values in this machine's order of bytes, those that stand for none as one value.
+    /// Writes values in this machine's order of bytes, and replaces missing ones.
     fn turn(&self, values: &[u8], to: &mut Turned, out: &mut dyn Write) -> io::Result<()> {
         if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);

@@ -17,7 +17,7 @@ pub(super) struct Coding {
 }
 
 impl Coding {
-    /// How such values are folded into what is wanted of them, without saying where they go.
+    /// The task that folds such values; its caller adds the targets.
     pub(super) fn task(self, meaning: &Meaning, wants: Wants) -> Task {
         Task {
             dtype: self.dtype,
@@ -143,13 +143,13 @@ const OF_STORAGE: [&str; 8] = [
     "_Unsigned",
 ];
 
-/// Whether an attribute of a coordinate means nothing for its values in a result, or names a variable that is not in it.
+/// Whether a result leaves out an attribute of a coordinate: it is about storage, or names a variable that the result lacks.
 pub(super) fn is_of_stored_coordinate(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(attribute, "bounds" | "climatology" | "formula_terms")
 }
 
-/// The same of the variable that is reduced, whose results have units and methods of their own.
+/// Whether a result leaves out an attribute of the variable that is reduced, or has its own instead.
 pub(super) fn is_of_stored_values(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(

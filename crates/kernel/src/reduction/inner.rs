@@ -1,6 +1,5 @@
-//! Files of which only that part of a dimension is reduced that all of them have, as `xarray.open_mfdataset(join="inner")`: the
-//! values of the coordinate that are in every file, in the order of the first. What is selected counts within that part, until
-//! [`to_own`] says which indices of a file those are.
+//! The part of a dimension that all files have, as `xarray.open_mfdataset(join="inner")` has it: the values of the coordinate that
+//! are in every file, in the order of the first. Selections have indices of that part; [`to_own`] turns these into those of a file.
 
 use std::rc::Rc;
 

@@ -1,23 +1,22 @@
-//! Whether built-in kernels of numbers read the values of a variable as its file means them: in its type, and without those that
-//! stand for none.
+//! Built-in kernels of numbers read a variable in its type and without its missing values, or the job is refused.
 
 use tidemill_format::{DataType, Format, Kind, Variable};
 use tidemill_kernel::array::{self, Absent, Dtype};
 use tidemill_kernel::{Reads, reads_numbers};
 
-/// How values are handed to a kernel.
+/// How a kernel gets the values of a variable.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Handed {
-    /// Which values stand for none and become one value.
+    /// The missing values, which are replaced by one value.
     pub(super) absent: Option<Absent>,
-    /// What the kernel is told beside its own arguments.
+    /// Arguments that the kernel gets beside its own.
     pub(super) args: Vec<String>,
 }
 
-/// How the values of a variable are handed to kernels that read them one behind the other.
+/// How kernels that form a pipeline get the values of a variable.
 ///
 /// # Errors
-/// For whoever wrote the task: the kernel would read something else, and what to write instead.
+/// The kernel would read other values; the text is for the author of the task, and names the argument that helps.
 pub(super) fn handed(
     kernels: &[Vec<String>],
     variable: &Variable,
@@ -32,7 +31,7 @@ pub(super) fn handed(
         found => found,
     };
     let found = found.map_err(|why| {
-        format!("{why}; or name the value that stands for none in the arguments of {name}, as missing=-9999")
+        format!("{why}; or name the missing value in the arguments of {name}, as missing=-9999")
     })?;
     let dtype = found.as_ref().map(|(dtype, _)| *dtype);
     let plain = typed(&name, &reads, &names(&variable.data_type, dtype))?;
@@ -48,14 +47,14 @@ pub(super) fn handed(
             args: vec![format!("missing={missing}")],
         }),
         [_, _, ..] if absent.is_some() => Err(format!(
-            "some values of {} stand for none, and {name} hands them on to the next kernel: name the value in the arguments of each kernel, as missing=-9999",
+            "some values of {} are missing, and {name} passes them to the next kernel: name the missing value in the arguments of each kernel, as missing=-9999",
             variable.path
         )),
         _ => Ok(plain),
     }
 }
 
-/// As [`handed`], of values of a type whose file says nothing more, but that some are `missing` for nothing.
+/// As [`handed`], for values without attributes, of which one may be `missing`.
 pub(super) fn of_type(
     kernels: &[Vec<String>],
     dtype: Dtype,
@@ -95,13 +94,14 @@ fn typed(name: &str, reads: &Reads, known: &[&str]) -> Result<Handed, String> {
     }
     if reads.big_endian {
         return Err(format!(
-            "its values are handed to {name} with the lowest byte first: leave out order=big"
+            "{name} gets its values with the lowest byte first: leave out order=big"
         ));
     }
     Ok(Handed::default())
 }
 
-/// What kernels call the types in which values can be read: the one that is meant, or of complex numbers and text their parts.
+/// The types in which kernels can read values, as `dtype=` has them: the one that is meant, or those of the parts of complex numbers
+/// and text.
 fn names(data_type: &DataType, meant: Option<Dtype>) -> Vec<&'static str> {
     if let Some(dtype) = meant {
         return vec![short(dtype)];

@@ -263,7 +263,10 @@ fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
         assert_eq!(runs.len(), 1, "{lineage:#}");
         assert_eq!(
             (&runs[0]["name"], &runs[0]["args"]),
-            (&"m".into(), &serde_json::json!(["dtype=f32"]))
+            (
+                &"m".into(),
+                &serde_json::json!(["dtype=f32", "missing=nan"])
+            )
         );
         assert!(lineage.to_string().contains("/netcdf4.nc"), "{lineage:#}");
         let check = array.run(&["check", "--age", "0"]);
@@ -343,7 +346,7 @@ fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
 fn a_folder_is_summed(array: &Array) {
     let sum = |output: &str| {
         job(&format!(
-            r#"name = "n"; kernel = "stats"; args = [ "dtype=i32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
+            r#"name = "n"; kernel = "stats"; args = [ "dtype=f32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
         ))
     };
     array.done(array.submit(&sum("n1")));
@@ -372,6 +375,52 @@ fn a_folder_is_summed(array: &Array) {
         );
         let said = array.try_submit(&job(&task));
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    }
+}
+
+/// Missing values by three attributes, in two chunks of a Zarr.
+#[test]
+fn built_in_kernels_leave_out_the_values_that_reduce_leaves_out() {
+    let Some(array) = array(false) else { return };
+    std::fs::create_dir_all(array.at("z/x")).unwrap();
+    let chunk = |values: [i16; 4]| values.map(i16::to_le_bytes).concat();
+    for (name, bytes) in [
+        (".zgroup", br#"{"zarr_format": 2}"#.to_vec()),
+        ("x/.zattrs", br#"{"missing_value": -8, "valid_max": 100}"#.to_vec()),
+        (
+            "x/.zarray",
+            br#"{"zarr_format": 2, "shape": [8], "chunks": [4], "dtype": "<i2", "fill_value": -9, "order": "C", "compressor": null, "filters": null}"#
+                .to_vec(),
+        ),
+        ("x/0", chunk([1, 2, -9, -8])),
+        ("x/1", chunk([101, 5, 6, 7])),
+    ] {
+        std::fs::write(array.at("z").join(name), bytes).unwrap();
+    }
+    array.sh("find z -type f -exec sync {} +");
+    let stats = |args: &str| {
+        job(&format!(
+            r#"name = "s"; kernel = "stats"; args = [ {args} "of=count,sum" ]; per = "part"; mapper = "zarr:x"; input = [ "z" ]; output = [ "s" ];"#
+        ))
+    };
+    let found = |args: &str| {
+        array.done(array.submit(&format!("replace = true; {}", stats(args))));
+        let found = std::fs::read_to_string(array.at("s")).unwrap();
+        found.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(found(r#""dtype=i16","#), "count 5 sum 21");
+    for (operation, number) in [("count", 5), ("sum", 21)] {
+        let reduced = array.json(&["reduce", operation, "/z:x"]);
+        assert_eq!(reduced["values"][operation], number, "{reduced:#}");
+    }
+    // A task that names a missing value has that one only.
+    assert_eq!(found(r#""dtype=i16", "missing=1","#), "count 7 sum 104");
+    for (args, word) in [
+        ("", "dtype=i16"),
+        (r#""dtype=i16", "order=big","#, "order=big"),
+    ] {
+        let said = array.try_submit(&stats(args));
+        assert!(!said.ok && said.err.contains(word), "{}", said.err);
     }
 }
 

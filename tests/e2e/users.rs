@@ -127,20 +127,20 @@ fn a_zarr_with_files_that_its_reader_may_not_read_is_no_input() {
         "chmod 755 .; mkdir w; cp -r {zarr} z; chmod -R go+rX z; chown -R {ALICE} w z; chown {BOB} z/tas/c/0/1; chmod 600 z/tas/c/0/1; \
          find . -name .tidemill -prune -o -type f -exec sync {{}} +"
     ));
-    let submit = |variable: &str| {
+    let submit = |variable: &str, dtype: &str| {
         let script = format!(
-            r#"name = "z"; workdir = "/w"; tasks = ( {{ name = "n"; kernel = "stats"; args = [ "of=count", "dtype=u8" ]; per = "part"; mapper = "zarr:{variable}"; input = [ "/z" ]; output = [ "n" ]; }} );"#
+            r#"name = "z"; workdir = "/w"; tasks = ( {{ name = "n"; kernel = "stats"; args = [ "of=count", "dtype={dtype}" ]; per = "part"; mapper = "zarr:{variable}"; input = [ "/z" ]; output = [ "n" ]; }} );"#
         );
         std::fs::write(host.home(ALICE).join("z.conf"), script).unwrap();
         host.run(ALICE, &["submit", "--watch", "z.conf"])
     };
-    let said = submit("tas");
+    let said = submit("tas", "f32");
     assert!(
         !said.ok && said.err.contains("/z/tas/c/0/1: you may not read it"),
         "{}",
         said.err
     );
-    let said = submit("first");
+    let said = submit("first", "i16");
     assert!(said.ok, "{}", said.err);
 }
 

@@ -288,7 +288,17 @@ fn slabs_of_a_result_are_the_result() {
             let (whole, file) = both(&Kind::Float, &words(query), most);
             let mut expected = Vec::new();
             whole.write(Form::Netcdf, &mut expected).unwrap();
-            assert!(expected == file, "{query}, {most}");
+            assert_eq!(expected.len(), file.len(), "{query}, {most}");
+            // Sums are put together in another order, so that the last bit may differ.
+            let values = file.len() - 8 * whole.fields.len() * whole.cells();
+            let (one, other) = (expected.split_at(values), file.split_at(values));
+            assert!(one.0 == other.0, "{query}, {most}: the headers differ");
+            for (one, other) in one.1.chunks_exact(8).zip(other.1.chunks_exact(8)) {
+                let [one, other] =
+                    [one, other].map(|one| f64::from_be_bytes(one.try_into().unwrap()));
+                let near = (one - other).abs() <= 1e-12 * one.abs().max(1.0);
+                assert!(near, "{query}, {most}: {one} or {other}");
+            }
         }
     }
 }

@@ -335,28 +335,35 @@ fn commands_take_and_json_tells_names_that_are_not_utf8() {
         .output();
     assert!(scrub.unwrap().status.success());
 
+    are_copied_and_moved(&array);
+}
+
+fn are_copied_and_moved(array: &Array) {
     let local = array.path("local");
     std::fs::create_dir(&local).unwrap();
     ok_bytes(
-        &array,
+        array,
         &[b"get", b"/n\xff", b"/n\xfe", local.as_os_str().as_bytes()],
     );
-    assert_eq!(std::fs::read(local.join(fe)).unwrap(), b"two");
+    assert_eq!(
+        std::fs::read(local.join(OsStr::from_bytes(b"n\xfe"))).unwrap(),
+        b"two"
+    );
     ok_bytes(
-        &array,
+        array,
         &[b"put", b"-r", local.as_os_str().as_bytes(), b"/d\xff"],
     );
     assert_eq!(
         std::fs::read(array.at("").join(OsStr::from_bytes(b"d\xff/n\xff"))).unwrap(),
         b"one"
     );
-    ok_bytes(&array, &[b"stripe", b"/d\xff", b"1MiB,2"]);
-    ok_bytes(&array, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
-    ok_bytes(&array, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
-    assert_eq!(ok_bytes(&array, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
-    ok_bytes(&array, &[b"move", b"/d\xff", b"--element", b"0"]);
-    ok_bytes(&array, &[b"rm", b"/n\xfe"]);
-    ok_bytes(&array, &[b"rm", b"-r", b"/d\xff"]);
+    ok_bytes(array, &[b"stripe", b"/d\xff", b"1MiB,2"]);
+    ok_bytes(array, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
+    ok_bytes(array, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
+    assert_eq!(ok_bytes(array, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
+    ok_bytes(array, &[b"move", b"/d\xff", b"--element", b"0"]);
+    ok_bytes(array, &[b"rm", b"/n\xfe"]);
+    ok_bytes(array, &[b"rm", b"-r", b"/d\xff"]);
     assert!(!array.at("").join(OsStr::from_bytes(b"d\xff")).exists());
     let missing = array
         .tidemill()
@@ -369,7 +376,7 @@ fn commands_take_and_json_tells_names_that_are_not_utf8() {
         said.contains("no such file") && !missing.status.success(),
         "{said}"
     );
-    assert_eq!(ok_bytes(&array, &[b"cat", plain.as_bytes()]), b"three");
+    assert_eq!(ok_bytes(array, &[b"cat", br"n\xff"]), b"three");
 }
 
 /// A script has only text, so a pattern never leaves a file out in silence.

@@ -202,6 +202,93 @@ fn end_other(bench: &mut Bench) {
 }
 
 /// Elements that are dead, stopped, without their disk, or not let in.
+const ELEMENTS: &[Case] = &[
+    Case {
+        state: "element-away",
+        element: Some(1),
+        exit: 3,
+        begin: kill,
+        end: start,
+    },
+    Case {
+        state: "element-given-up",
+        element: Some(1),
+        exit: 3,
+        begin: kill,
+        end: start,
+    },
+    Case {
+        state: "element-silent",
+        element: Some(1),
+        exit: 3,
+        begin: |bench| bench.array.signal_element(1, Signal::STOP),
+        end: |bench| bench.array.signal_element(1, Signal::CONT),
+    },
+    Case {
+        state: "data-unavailable",
+        element: None,
+        exit: 4,
+        begin: |bench| {
+            assert!(bench.put("/one", &["--element", "1"]).ok);
+            kill(bench);
+        },
+        end: |bench| {
+            start(bench);
+            bench.array.sh("rm one");
+        },
+    },
+    Case {
+        state: "element-folder",
+        element: Some(1),
+        exit: 3,
+        begin: |bench| {
+            let folder = bench.array.element_folder(1);
+            std::fs::rename(&folder, bench.array.path("aside")).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+        },
+        end: |bench| {
+            let folder = bench.array.element_folder(1);
+            let _ = std::fs::remove_dir_all(&folder);
+            std::fs::rename(bench.array.path("aside"), &folder).unwrap();
+        },
+    },
+    Case {
+        state: "element-database",
+        element: Some(1),
+        exit: 3,
+        begin: |bench| bench.lock("element-1/element.db"),
+        end: end_other,
+    },
+    Case {
+        state: "element-full",
+        element: Some(2),
+        exit: 3,
+        begin: |bench| bench.device.as_ref().unwrap().fill(),
+        end: |bench| bench.device.as_ref().unwrap().free(),
+    },
+    Case {
+        state: "element-twice",
+        element: Some(1),
+        exit: 3,
+        begin: |bench| bench.spawn(&mut bench.element(1, "second")),
+        end: end_other,
+    },
+    Case {
+        state: "element-plain",
+        element: Some(8),
+        exit: 3,
+        begin: |bench| bench.spawn(bench.element(8, "plain").args(["--tls", "off"])),
+        end: end_other,
+    },
+    Case {
+        state: "element-other-array",
+        element: Some(7),
+        exit: 3,
+        begin: of_another_array,
+        end: end_other,
+    },
+];
+
 #[test]
 fn states_of_elements_have_a_name_an_exit_code_and_one_line_of_log() {
     let options = Options {
@@ -209,93 +296,7 @@ fn states_of_elements_have_a_name_an_exit_code_and_one_line_of_log() {
         server_args: ["--repair-after", "14s"].map(str::to_owned).into(),
         ..Options::default()
     };
-    let cases = [
-        Case {
-            state: "element-away",
-            element: Some(1),
-            exit: 3,
-            begin: kill,
-            end: start,
-        },
-        Case {
-            state: "element-given-up",
-            element: Some(1),
-            exit: 3,
-            begin: kill,
-            end: start,
-        },
-        Case {
-            state: "element-silent",
-            element: Some(1),
-            exit: 3,
-            begin: |bench| bench.array.signal_element(1, Signal::STOP),
-            end: |bench| bench.array.signal_element(1, Signal::CONT),
-        },
-        Case {
-            state: "data-unavailable",
-            element: None,
-            exit: 4,
-            begin: |bench| {
-                assert!(bench.put("/one", &["--element", "1"]).ok);
-                kill(bench);
-            },
-            end: |bench| {
-                start(bench);
-                bench.array.sh("rm one");
-            },
-        },
-        Case {
-            state: "element-folder",
-            element: Some(1),
-            exit: 3,
-            begin: |bench| {
-                let folder = bench.array.element_folder(1);
-                std::fs::rename(&folder, bench.array.path("aside")).unwrap();
-                std::fs::create_dir(&folder).unwrap();
-            },
-            end: |bench| {
-                let folder = bench.array.element_folder(1);
-                let _ = std::fs::remove_dir_all(&folder);
-                std::fs::rename(bench.array.path("aside"), &folder).unwrap();
-            },
-        },
-        Case {
-            state: "element-database",
-            element: Some(1),
-            exit: 3,
-            begin: |bench| bench.lock("element-1/element.db"),
-            end: end_other,
-        },
-        Case {
-            state: "element-full",
-            element: Some(2),
-            exit: 3,
-            begin: |bench| bench.device.as_ref().unwrap().fill(),
-            end: |bench| bench.device.as_ref().unwrap().free(),
-        },
-        Case {
-            state: "element-twice",
-            element: Some(1),
-            exit: 3,
-            begin: |bench| bench.spawn(&mut bench.element(1, "second")),
-            end: end_other,
-        },
-        Case {
-            state: "element-plain",
-            element: Some(8),
-            exit: 3,
-            begin: |bench| bench.spawn(bench.element(8, "plain").args(["--tls", "off"])),
-            end: end_other,
-        },
-        Case {
-            state: "element-other-array",
-            element: Some(7),
-            exit: 3,
-            begin: of_another_array,
-            end: end_other,
-        },
-    ];
-    all(Bench::start(options, Some(("element-2", "64m"))), &cases);
+    all(Bench::start(options, Some(("element-2", "64m"))), ELEMENTS);
 }
 
 /// An element whose folder was an array's that is no more.
@@ -322,6 +323,159 @@ fn of_another_array(bench: &mut Bench) {
 }
 
 /// Files that are lost, lack copies, or can't be sealed; rules; the server's database.
+const FILES: &[Case] = &[
+    Case {
+        state: "copies-no-room",
+        element: None,
+        exit: 3,
+        begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
+        end: |bench| drop(bench.array.sh("rm four")),
+    },
+    Case {
+        state: "data-lost",
+        element: None,
+        exit: 4,
+        begin: |bench| {
+            bench.array.sh("echo alone > h; sync h");
+            assert!(bench.array.run(&["scrub", "--wait", "/h"]).ok);
+            let object = bench.array.object_files("/h").remove(0);
+            std::fs::set_permissions(&object, PermissionsExt::from_mode(0o644)).unwrap();
+            let mut file = std::fs::File::options().write(true).open(&object).unwrap();
+            file.write_all(b"X").unwrap();
+            assert!(!bench.array.run(&["scrub", "--wait", "/h"]).ok);
+        },
+        end: |bench| drop(bench.array.sh("rm h")),
+    },
+    Case {
+        state: "rule-failed",
+        element: None,
+        exit: 0,
+        begin: |bench| {
+            let rule = "name = \"bad\"; workdir = \"/w\"; pattern = \"*.txt\"; retries = 0;
+                task = { kernel = \"/bin/sh\"; args = [ \"-c\", \"exit 3\" ]; output = [ \"out\" ]; };";
+            let path = bench.array.path("bad.rule");
+            std::fs::write(&path, rule).unwrap();
+            bench.array.sh("mkdir w");
+            bench
+                .array
+                .json(&["rule", "add", &path.display().to_string()]);
+            bench.array.sh("echo x > w/x.txt");
+        },
+        end: |bench| assert!(bench.array.run(&["rule", "remove", "bad"]).ok),
+    },
+    Case {
+        state: "files-unsealed",
+        element: Some(1),
+        exit: 3,
+        begin: |bench| {
+            bench
+                .array
+                .sh("mkdir e1; setfattr -n user.tidemill.element -v 1 e1");
+            let mut file = std::fs::File::create(bench.array.at("e1/open")).unwrap();
+            file.write_all(b"begun").unwrap();
+            file.sync_all().unwrap();
+            bench.array.kill_mount();
+            kill(bench);
+        },
+        end: |bench| {
+            start(bench);
+            bench.array.start_mount();
+        },
+    },
+    Case {
+        state: "server-database",
+        element: None,
+        exit: 3,
+        begin: |bench| {
+            bench.lock("server/server.db");
+            // It is refused, or made when the lock is gone.
+            drop(
+                bench
+                    .array
+                    .tidemill()
+                    .args(["mkdir", "/waits"])
+                    .spawn()
+                    .unwrap(),
+            );
+        },
+        end: |bench| {
+            bench.end_other();
+            bench.array.sh("mkdir unlocked");
+        },
+    },
+    Case {
+        state: "server-full",
+        element: None,
+        exit: 3,
+        begin: |bench| {
+            bench.device.as_ref().unwrap().fill();
+            let said = bench
+                .array
+                .try_sh("for i in $(seq 100000); do mkdir full$i; done");
+            assert!(said.err.contains("No space left"), "{}", said.err);
+        },
+        end: |bench| {
+            bench.device.as_ref().unwrap().free();
+            bench.array.sh("mkdir -p again");
+        },
+    },
+    Case {
+        state: "store-failing",
+        element: Some(3),
+        exit: 3,
+        begin: |bench| {
+            bench.store.state().key = Some("me".into());
+            let keys = bench.array.path("keys");
+            std::fs::write(
+                &keys,
+                "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
+            )
+            .unwrap();
+            std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+            let uri = format!("s3://bucket/top?endpoint=http://{}", bench.store.address);
+            let keys = keys.display().to_string();
+            bench
+                .array
+                .add_element(&["--outside", &uri, "--outside-keys", &keys]);
+            bench
+                .array
+                .sh("mkdir s3; setfattr -n user.tidemill.element -v 3 s3");
+            bench.store.state().key = Some("another".into());
+            bench.array.try_sh("echo refused > s3/refused");
+        },
+        end: |bench| bench.store.state().key = Some("me".into()),
+    },
+    Case {
+        state: "store-away",
+        element: Some(4),
+        exit: 3,
+        begin: |bench| {
+            let folder = bench.array.path("pfs");
+            std::fs::create_dir_all(&folder).unwrap();
+            let uri = format!("file://{}", folder.display());
+            bench.array.add_element(&["--outside", &uri]);
+            let there = folder.join("d/stored");
+            bench
+                .array
+                .sh("mkdir d; setfattr -n user.tidemill.element -v 4 d; echo text > d/stored");
+            wait("its files are outside", || there.exists());
+            bench.array.kill_element(4);
+            std::fs::rename(&folder, bench.array.path("unmounted")).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+            bench.array.start_element(4);
+            bench.array.wait_for_elements(5);
+        },
+        end: |bench| {
+            bench.array.kill_element(4);
+            let folder = bench.array.path("pfs");
+            std::fs::remove_dir_all(&folder).unwrap();
+            std::fs::rename(bench.array.path("unmounted"), &folder).unwrap();
+            bench.array.start_element(4);
+            bench.array.wait_for_elements(5);
+        },
+    },
+];
+
 #[test]
 fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_log() {
     let options = Options {
@@ -329,159 +483,7 @@ fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_lo
         server_args: ["--repair-after", "1h"].map(str::to_owned).into(),
         ..Options::default()
     };
-    let cases = [
-        Case {
-            state: "copies-no-room",
-            element: None,
-            exit: 3,
-            begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
-            end: |bench| drop(bench.array.sh("rm four")),
-        },
-        Case {
-            state: "data-lost",
-            element: None,
-            exit: 4,
-            begin: |bench| {
-                bench.array.sh("echo alone > h; sync h");
-                assert!(bench.array.run(&["scrub", "--wait", "/h"]).ok);
-                let object = bench.array.object_files("/h").remove(0);
-                std::fs::set_permissions(&object, PermissionsExt::from_mode(0o644)).unwrap();
-                let mut file = std::fs::File::options().write(true).open(&object).unwrap();
-                file.write_all(b"X").unwrap();
-                assert!(!bench.array.run(&["scrub", "--wait", "/h"]).ok);
-            },
-            end: |bench| drop(bench.array.sh("rm h")),
-        },
-        Case {
-            state: "rule-failed",
-            element: None,
-            exit: 0,
-            begin: |bench| {
-                let rule = "name = \"bad\"; workdir = \"/w\"; pattern = \"*.txt\"; retries = 0;
-                    task = { kernel = \"/bin/sh\"; args = [ \"-c\", \"exit 3\" ]; output = [ \"out\" ]; };";
-                let path = bench.array.path("bad.rule");
-                std::fs::write(&path, rule).unwrap();
-                bench.array.sh("mkdir w");
-                bench
-                    .array
-                    .json(&["rule", "add", &path.display().to_string()]);
-                bench.array.sh("echo x > w/x.txt");
-            },
-            end: |bench| assert!(bench.array.run(&["rule", "remove", "bad"]).ok),
-        },
-        Case {
-            state: "files-unsealed",
-            element: Some(1),
-            exit: 3,
-            begin: |bench| {
-                bench
-                    .array
-                    .sh("mkdir e1; setfattr -n user.tidemill.element -v 1 e1");
-                let mut file = std::fs::File::create(bench.array.at("e1/open")).unwrap();
-                file.write_all(b"begun").unwrap();
-                file.sync_all().unwrap();
-                bench.array.kill_mount();
-                kill(bench);
-            },
-            end: |bench| {
-                start(bench);
-                bench.array.start_mount();
-            },
-        },
-        Case {
-            state: "server-database",
-            element: None,
-            exit: 3,
-            begin: |bench| {
-                bench.lock("server/server.db");
-                // It is refused, or made when the lock is gone.
-                drop(
-                    bench
-                        .array
-                        .tidemill()
-                        .args(["mkdir", "/waits"])
-                        .spawn()
-                        .unwrap(),
-                );
-            },
-            end: |bench| {
-                bench.end_other();
-                bench.array.sh("mkdir unlocked");
-            },
-        },
-        Case {
-            state: "server-full",
-            element: None,
-            exit: 3,
-            begin: |bench| {
-                bench.device.as_ref().unwrap().fill();
-                let said = bench
-                    .array
-                    .try_sh("for i in $(seq 100000); do mkdir full$i; done");
-                assert!(said.err.contains("No space left"), "{}", said.err);
-            },
-            end: |bench| {
-                bench.device.as_ref().unwrap().free();
-                bench.array.sh("mkdir -p again");
-            },
-        },
-        Case {
-            state: "store-failing",
-            element: Some(3),
-            exit: 3,
-            begin: |bench| {
-                bench.store.state().key = Some("me".into());
-                let keys = bench.array.path("keys");
-                std::fs::write(
-                    &keys,
-                    "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
-                )
-                .unwrap();
-                std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
-                let uri = format!("s3://bucket/top?endpoint=http://{}", bench.store.address);
-                let keys = keys.display().to_string();
-                bench
-                    .array
-                    .add_element(&["--outside", &uri, "--outside-keys", &keys]);
-                bench
-                    .array
-                    .sh("mkdir s3; setfattr -n user.tidemill.element -v 3 s3");
-                bench.store.state().key = Some("another".into());
-                bench.array.try_sh("echo refused > s3/refused");
-            },
-            end: |bench| bench.store.state().key = Some("me".into()),
-        },
-        Case {
-            state: "store-away",
-            element: Some(4),
-            exit: 3,
-            begin: |bench| {
-                let folder = bench.array.path("pfs");
-                std::fs::create_dir_all(&folder).unwrap();
-                let uri = format!("file://{}", folder.display());
-                bench.array.add_element(&["--outside", &uri]);
-                let there = folder.join("d/stored");
-                bench
-                    .array
-                    .sh("mkdir d; setfattr -n user.tidemill.element -v 4 d; echo text > d/stored");
-                wait("its files are outside", || there.exists());
-                bench.array.kill_element(4);
-                std::fs::rename(&folder, bench.array.path("unmounted")).unwrap();
-                std::fs::create_dir(&folder).unwrap();
-                bench.array.start_element(4);
-                bench.array.wait_for_elements(5);
-            },
-            end: |bench| {
-                bench.array.kill_element(4);
-                let folder = bench.array.path("pfs");
-                std::fs::remove_dir_all(&folder).unwrap();
-                std::fs::rename(bench.array.path("unmounted"), &folder).unwrap();
-                bench.array.start_element(4);
-                bench.array.wait_for_elements(5);
-            },
-        },
-    ];
-    all(Bench::start(options, Some(("server", "24m"))), &cases);
+    all(Bench::start(options, Some(("server", "24m"))), FILES);
 }
 
 /// A small array: no element, full elements, an incomplete rebuild.
@@ -717,6 +719,10 @@ fn commands_and_processes_that_can_not_go_on_name_their_state() {
             .args(args);
         named(&said(command.output().unwrap()), state, 1);
     }
+    without_server(&mut array);
+}
+
+fn without_server(array: &mut Array) {
     array.kill_server();
     named(&array.run(&["--json", "health"]), "server-away", 1);
     let nowhere = tempfile::tempdir().unwrap();

@@ -402,42 +402,6 @@ fn rename_replaces_atomically() {
     });
 }
 
-/// Opening a file for reading while another mount replaces it gives one of the two, and never an error.
-#[test]
-fn opens_of_a_file_that_another_mount_replaces_do_not_fail() {
-    const OPENERS: u32 = 4;
-    const REPLACERS: u32 = 3;
-    both(|array, mounted| {
-        let other = array.mount(true);
-        fs::write(other.join("f"), "0").unwrap();
-        soon("the file is there", || mounted.join("f").exists());
-        let end = Instant::now() + Duration::from_secs(12);
-        let replace = |number: u32| {
-            let new = other.join(format!("new{number}"));
-            while Instant::now() < end {
-                fs::write(&new, "1").unwrap();
-                fs::rename(&new, other.join("f")).unwrap();
-            }
-        };
-        let open = || {
-            while Instant::now() < end {
-                let file = File::open(mounted.join("f"));
-                let read = file.and_then(|mut file| file.read(&mut [0]));
-                assert_eq!(read.unwrap(), 1);
-            }
-        };
-        std::thread::scope(|scope| {
-            (0..REPLACERS).for_each(|number| {
-                scope.spawn(move || replace(number));
-            });
-            let openers: Vec<_> = (0..OPENERS).map(|_| scope.spawn(open)).collect();
-            for opener in openers {
-                opener.join().unwrap();
-            }
-        });
-    });
-}
-
 /// Times, owner and mode can be set while a file is written and are kept by its seal.
 #[test]
 fn attributes_set_while_writing_stay() {

@@ -141,9 +141,7 @@ impl Fs {
         let cut = if write {
             self.bind_writer(caller, key, &node, how, pace)?
         } else {
-            let bound = self.bind_reader(caller, key, &node, pace);
-            self.reopen(caller, &bound);
-            bound?;
+            self.bind_reader(caller, key, &node, pace)?;
             false
         };
         let opened = self.opened(caller, (key, node), OpenHow { write, ..how }, cut)?;

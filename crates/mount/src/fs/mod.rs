@@ -37,7 +37,6 @@ pub(crate) mod object;
 pub(crate) mod patience;
 pub(crate) mod pending;
 pub(crate) mod remote;
-mod reopens;
 mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
@@ -89,7 +88,6 @@ pub(crate) struct Fs {
     /// Whether the kernel takes object files to read and write by itself.
     direct: AtomicBool,
     kept: kept::Kept,
-    reopens: Arc<reopens::Reopens>,
     /// Openers that wait for files that somebody else is writing.
     busy_waiters: AtomicUsize,
     /// Who tells of closes, if not the kernel.
@@ -149,7 +147,6 @@ impl Fs {
             attr_ttl,
             direct: AtomicBool::new(true),
             kept: kept::Kept::default(),
-            reopens: Arc::default(),
             busy_waiters: AtomicUsize::new(0),
             closes: OnceLock::new(),
         }

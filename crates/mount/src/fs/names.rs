@@ -76,20 +76,6 @@ impl Fs {
         name: &[u8],
         pace: Pace,
     ) -> Result<Found, Error> {
-        if self.reopens(caller) {
-            pace.wait()?;
-            return self.lookup_to_reopen(caller, parent, name);
-        }
-        self.lookup_once(caller, parent, name, pace)
-    }
-
-    pub(super) fn lookup_once(
-        &self,
-        caller: Caller,
-        parent: u64,
-        name: &[u8],
-        pace: Pace,
-    ) -> Result<Found, Error> {
         check_name(name)?;
         if name == b"." {
             let key = Key {
@@ -241,11 +227,8 @@ impl Fs {
                 Ok(())
             }
             Err(error) if error.is(Errno::NOENT) => {
-                let reopened = self.reopened(caller, node.ino);
                 let mut state = node.state.lock();
-                if state.opens == 0 && state.writing.is_none() && reopened.is_none() {
-                    drop(state);
-                    self.comes_again(caller);
+                if state.opens == 0 && state.writing.is_none() {
                     return Err(Errno::STALE.into());
                 }
                 // Removed by somebody else while it is open here.

@@ -40,7 +40,10 @@ fn a_server_that_is_not_there_is_one_line_and_exit_code_1() {
         text.starts_with("error: can't reach the server at unix:"),
         "{text}"
     );
-    assert!(text.contains("start it there, or give the address"), "{text}");
+    assert!(
+        text.contains("start it there, or give the address"),
+        "{text}"
+    );
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 

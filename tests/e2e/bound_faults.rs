@@ -55,12 +55,9 @@ fn a_first_look_that_was_killed_after_a_page_takes_nothing_along_when_the_store_
     });
     end(bind);
     let array = &cloud.array;
-    let health = array.run(&["health"]);
-    assert!(
-        health.ok && !health.out.contains("/cloud"),
-        "{}",
-        health.out
-    );
+    wait("all is well", || array.run(&["health"]).ok);
+    let health = array.run(&["health"]).out;
+    assert!(!health.contains("/cloud"), "{health}");
     assert_eq!(array.sh("cat cloud/0000 cloud/1000"), "xx");
     assert!(array.run(&["check"]).ok);
 }

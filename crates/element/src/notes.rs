@@ -100,6 +100,10 @@ pub(crate) fn of_false_length(
     note: &v1::NameNote,
 ) -> Result<Vec<(ObjectId, String)>> {
     let mut found = Vec::new();
+    // A note about a file that was removed, or lies elsewhere, has no length.
+    if note.version == 0 || note.places.is_empty() || note.forget {
+        return Ok(found);
+    }
     for about in objects_of(note) {
         let size = match &note.layout {
             None => note.size,
@@ -374,9 +378,17 @@ mod tests {
         let size = crate::records::sum(&db, ObjectId(5)).unwrap().unwrap().size;
         let noted = |size| v1::NameNote {
             size,
+            version: 1,
             ..note(7, 1, 5, &["a"])
         };
         assert_eq!(of_false_length(&db, &noted(size)).unwrap(), []);
+        // A file that was removed has no length; its object may still be read.
+        let removed = v1::NameNote {
+            version: 1,
+            ..note(7, 1, 5, &[])
+        };
+        assert_eq!(of_false_length(&db, &removed).unwrap(), []);
+        assert_eq!(of_false_length(&db, &note(7, 1, 5, &["a"])).unwrap(), []);
         let found = of_false_length(&db, &noted(1 << 62)).unwrap();
         assert_eq!(found.len(), 1);
         assert!(
@@ -386,6 +398,7 @@ mod tests {
         // Nothing is known of what is not sealed yet. Once it is, it is compared with the note.
         let late = v1::NameNote {
             size: size + 1,
+            version: 1,
             ..note(8, 2, 6, &["b"])
         };
         assert_eq!(of_false_length(&db, &late).unwrap(), []);
@@ -406,6 +419,7 @@ mod tests {
                     parts: vec![part(5, size), part(6, size + 1)],
                     pieces: Vec::new(),
                 }),
+                version: 1,
                 ..note(9, 3, 10, &["c"])
             };
             assert_eq!(of_false_length(&db, &striped).unwrap().len(), wrong);

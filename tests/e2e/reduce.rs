@@ -218,7 +218,7 @@ fn refusals(array: &Array) {
         "--over",
         "lat",
     ]);
-    assert!(said.contains("ask for fewer bins"), "{said}");
+    assert!(said.contains("--bins LOW:HIGH:N"), "{said}");
     let said = of(&["mean", "/daily.nc:tas,lat", "--over", "lat"]);
     assert!(
         said.contains("tas is over time (730), lon (8), lat is one value"),

@@ -509,14 +509,20 @@ fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
         element: None,
         exit: 3,
         begin: |bench| {
-            let large = bench.array.path("large");
-            std::fs::write(&large, vec![0; 67_000_000]).unwrap();
-            let large = large.display().to_string();
-            wait("the array is full", || {
-                bench.array.run(&["put", &large, "/large"]).ok
+            wait("the element takes files", || {
+                bench.array.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
             });
+            let local = bench.array.path("large").display().to_string();
+            for size in [8_000_000, 500_000] {
+                std::fs::write(&local, vec![0; size]).unwrap();
+                let put = |number: u32| {
+                    let to = format!("/large/{size}.{number}");
+                    bench.array.run(&["put", &local, &to]).ok
+                };
+                assert!((0..200).any(|number| !put(number)), "it is never full");
+            }
         },
-        end: |bench| assert!(bench.array.run(&["rm", "/large"]).ok),
+        end: |bench| assert!(bench.array.run(&["rm", "-r", "/large"]).ok),
     });
     assert!(bench.put("/kept", &[]).ok);
     bench.array.wait_for_notes();

@@ -486,6 +486,22 @@ fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_lo
     all(Bench::start(options, Some(("server", "24m"))), FILES);
 }
 
+/// Writes files until the array takes no more.
+fn fill(bench: &mut Bench) {
+    wait("the element takes files", || {
+        bench.array.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
+    });
+    let local = bench.array.path("large").display().to_string();
+    for size in [8_000_000, 500_000] {
+        std::fs::write(&local, vec![0; size]).unwrap();
+        let put = |number: u32| {
+            let to = format!("/large/{size}.{number}");
+            bench.array.run(&["put", &local, &to]).ok
+        };
+        assert!((0..200).any(|number| !put(number)), "it is never full");
+    }
+}
+
 /// A small array: no element, full elements, an incomplete rebuild.
 #[test]
 fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
@@ -504,25 +520,23 @@ fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
         (Some(3), &"no-element".into())
     );
     bench.array.add_element(&[]);
-    bench.check(&Case {
+    let full = Case {
         state: "array-full",
         element: None,
         exit: 3,
-        begin: |bench| {
-            wait("the element takes files", || {
-                bench.array.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
-            });
-            let local = bench.array.path("large").display().to_string();
-            for size in [8_000_000, 500_000] {
-                std::fs::write(&local, vec![0; size]).unwrap();
-                let put = |number: u32| {
-                    let to = format!("/large/{size}.{number}");
-                    bench.array.run(&["put", &local, &to]).ok
-                };
-                assert!((0..200).any(|number| !put(number)), "it is never full");
-            }
-        },
+        begin: fill,
         end: |bench| assert!(bench.array.run(&["rm", "-r", "/large"]).ok),
+    };
+    (full.begin)(&mut bench);
+    for command in ["health", "status"] {
+        wait("the full array is named", || {
+            bench.find(command, &full).is_some()
+        });
+    }
+    assert_eq!(bench.json("health").0, Some(full.exit));
+    (full.end)(&mut bench);
+    wait("the array takes files again", || {
+        bench.find("health", &full).is_none()
     });
     assert!(bench.put("/kept", &[]).ok);
     bench.array.wait_for_notes();

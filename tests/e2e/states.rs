@@ -538,7 +538,7 @@ fn states_of_a_small_array_have_a_name_an_exit_code_and_one_line_of_log() {
     wait("the array takes files again", || {
         bench.find("health", &full).is_none()
     });
-    assert!(bench.put("/kept", &[]).ok);
+    wait("there is space again", || bench.put("/kept", &[]).ok);
     bench.array.wait_for_notes();
     let object = bench.array.object_files("/kept").remove(0);
     bench.array.kill_server();

@@ -34,20 +34,30 @@ fn variable(path: &str, kind: Kind, dimensions: Vec<Dimension>, offset: usize) -
     }
 }
 
-fn table(query: &Query, variables: Vec<Variable>, bytes: &dyn Bytes) -> Result<Table> {
+/// Runs something with a file in memory.
+fn with_input<T>(
+    variables: Vec<Variable>,
+    bytes: &dyn Bytes,
+    run: impl FnOnce(Input<'_>) -> T,
+) -> T {
     let header = Header {
         format: Format::Hdf5,
         attributes: Vec::new(),
         groups: Vec::new(),
         variables,
     };
-    let input = Input {
+    run(Input {
         name: "f",
         header: &header,
         store: Store::File(bytes),
         bytes: Some(bytes),
-    };
-    here::reduce(query, &[input], |_| {})
+    })
+}
+
+fn table(query: &Query, variables: Vec<Variable>, bytes: &dyn Bytes) -> Result<Table> {
+    with_input(variables, bytes, |input| {
+        here::reduce(query, &[input], |_| {})
+    })
 }
 
 fn whole(operation: Operation, numbers: &[i64], fill: Option<i64>) -> Option<i128> {
@@ -246,30 +256,21 @@ fn words(text: &str) -> Query {
 fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
     let (variables, bytes) = cube(kind);
     let whole = table(query, variables.clone(), &bytes).unwrap();
-    let header = Header {
-        format: Format::Hdf5,
-        attributes: Vec::new(),
-        groups: Vec::new(),
-        variables,
-    };
-    let input = Input {
-        name: "f",
-        header: &header,
-        store: Store::File(&bytes),
-        bytes: Some(&bytes),
-    };
-    let plan = plan(query, &[input]).unwrap();
-    let out = std::io::Cursor::new(Vec::new());
-    let mut file = Netcdf::create(&plan.outline().unwrap(), out).unwrap();
-    let mut cells = 0;
-    for (at, slab) in plan.slabs_of(most) {
-        assert!(slab.cells() <= most, "{at:?}");
-        cells += slab.cells();
-        let found = here::found(&slab, &[input], &mut |_| {}).unwrap();
-        file.put(0, &at, &found).unwrap();
-    }
-    assert_eq!(cells, plan.cells());
-    (whole, file.finish().unwrap().into_inner())
+    let file = with_input(variables, &bytes, |input| {
+        let plan = plan(query, &[input]).unwrap();
+        let out = std::io::Cursor::new(Vec::new());
+        let mut file = Netcdf::create(&plan.outline().unwrap(), out).unwrap();
+        let mut cells = 0;
+        for (at, slab) in plan.slabs_of(most) {
+            assert!(slab.cells() <= most, "{at:?}");
+            cells += slab.cells();
+            let found = here::found(&slab, &[input], &mut |_| {}).unwrap();
+            file.put(0, &at, &found).unwrap();
+        }
+        assert_eq!(cells, plan.cells());
+        file.finish().unwrap().into_inner()
+    });
+    (whole, file)
 }
 
 #[test]
@@ -337,19 +338,9 @@ fn slabs_of_integers_have_64_bits_and_a_fill_value() {
 #[test]
 fn bins_of_a_large_result_have_named_ends() {
     let (variables, bytes) = cube(&Kind::Float);
-    let header = Header {
-        format: Format::Hdf5,
-        attributes: Vec::new(),
-        groups: Vec::new(),
-        variables,
-    };
-    let input = Input {
-        name: "f",
-        header: &header,
-        store: Store::File(&bytes),
-        bytes: Some(&bytes),
-    };
-    let plan = plan(&words("op=histogram bins=5 over=time"), &[input]).unwrap();
-    let refused = plan.outline().unwrap_err().to_string();
+    let refused = with_input(variables, &bytes, |input| {
+        let plan = plan(&words("op=histogram bins=5 over=time"), &[input]).unwrap();
+        plan.outline().unwrap_err().to_string()
+    });
     assert!(refused.contains("--bins LOW:HIGH:N"), "{refused}");
 }

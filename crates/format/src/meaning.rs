@@ -76,7 +76,7 @@ impl Number {
 }
 
 impl Meaning {
-    /// What a stored value means; none if it stands for none, as NaN does.
+    /// The value that a stored number means; `None` if it is missing or NaN.
     #[must_use]
     pub fn value(&self, stored: Number) -> Option<f64> {
         let is = |other: Number, order| stored.order(other) == Some(order);
@@ -572,7 +572,7 @@ mod tests {
             (value(-0.0), value(f64::NAN), value(3.0)),
             (None, None, Some(1.5))
         );
-        // What is no zero is no missing value of zero, however small it is.
+        // A `missing_value` that rounds to zero would be another number, so it is refused.
         let said = [("missing_value", Value::Float(vec![1e-60]))];
         variable(Kind::Float, 4, &said)
             .meaning(Format::Zarr(3))

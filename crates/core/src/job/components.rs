@@ -460,7 +460,7 @@ impl Expander<'_> {
         Ok(((0..count).map(one).collect(), parts))
     }
 
-    /// What a mapper finds in the first input, with all others. The task gets the arguments that belong to it.
+    /// The components that a mapper finds in the first input, each with all other inputs. The task gets the mapper's arguments.
     fn mapped(
         &mut self,
         task: &mut Group,

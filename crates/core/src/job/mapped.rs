@@ -20,7 +20,7 @@ pub struct MappedFile {
     pub selection: Selection,
 }
 
-/// What a mapper finds in a folder.
+/// The components that a mapper finds in a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FolderMap {
     /// For each component the files that its bytes are in.

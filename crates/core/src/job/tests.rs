@@ -471,7 +471,7 @@ impl Files for Folder<'_> {
     }
 }
 
-/// What `mean` is told of a variable, alone in its task.
+/// The arguments that the mapper adds for `mean`, the only kernel of its task.
 fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
     match kernels {
         [one] if one[0] == "mean" => vec!["missing=-9".to_owned()],

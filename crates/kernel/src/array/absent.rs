@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// What a component gets of big-endian values of 8 bytes.
+    /// The values that a component gets, of big-endian ones of 8 bytes.
     fn decoded(absent: Absent, stored: &[[u8; 8]]) -> Vec<[u8; 8]> {
         let held = Held {
             variable: "x".into(),

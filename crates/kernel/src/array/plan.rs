@@ -154,8 +154,8 @@ fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
     })
 }
 
-/// A number as a value of the array, exactly: what the type does not have is refused. Only decimals for floats are rounded, and are
-/// finite then.
+/// A number as a value of the array, exactly: a number that the type does not have is refused. Only decimals for floats are rounded,
+/// to finite values.
 pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, ArrayError> {
     let parsed = || T::parse(&value.to_string()).filter(|parsed| parsed.to_f64().is_finite());
     // Floats have some integers only.

@@ -97,7 +97,7 @@ pub struct Reads {
     pub big_endian: bool,
     /// Whether it can pass over a value that stands for none.
     pub passes_over: bool,
-    /// The value that it is told to pass over.
+    /// The value of its argument `missing=`, which it leaves out.
     pub missing: Option<String>,
 }
 

@@ -88,7 +88,7 @@ fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
     Ok(())
 }
 
-/// Where another file has the values of the first; nothing if the two are the same. What is NaN is no value.
+/// The index in another file of each value of the first; `None` if the two are the same. NaN is no value.
 fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>>, String> {
     let others = alike(other, first.units.as_ref(), other.values.clone());
     let slack = slack(first, other);
@@ -122,7 +122,7 @@ fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>
     Ok(Some(found))
 }
 
-/// What is selected of one dimension, and where each run leads.
+/// The runs selected of one dimension, the target of each, and its weights.
 type Runs = (Vec<Range>, Vec<Target>, Vec<Vec<f64>>);
 
 /// Turns what is selected of a file from indices of what all files have into its own; `weights` are those of one dimension.

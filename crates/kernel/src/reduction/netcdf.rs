@@ -57,7 +57,7 @@ impl Table {
         head(&dimensions, &attributes, variables)
     }
 
-    /// What is written beside the fields.
+    /// The variables beside the fields: coordinates, their bounds, and scalars.
     fn beside(&self) -> Vec<Written> {
         let mut variables = self.coordinates();
         variables.extend(self.scalars.iter().map(scalar));

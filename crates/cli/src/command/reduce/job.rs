@@ -10,7 +10,7 @@ use tidemill_core::shown::line;
 use tidemill_kernel::reduction::Form;
 use tidemill_wire::v1;
 
-/// What a result in the file system of the cluster begins with.
+/// The prefix of a result's path in the file system of the cluster.
 const CLUSTER: &str = "cluster:";
 
 /// The path of a result in the cluster.

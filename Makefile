@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
+.PHONY: help build install package demo test ci tidy fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -34,10 +34,14 @@ demo: setup
 
 test: setup unit e2e faults conformance
 
-ci: setup fmt clippy layering deny doc unit e2e faults conformance
+ci: setup tidy fmt clippy layering deny doc unit e2e faults conformance
 
 setup:
 	scripts/setup.sh
+
+# Budgets of text and structure, which only fall.
+tidy:
+	scripts/tidy.py
 
 fmt:
 	cargo fmt --all --check

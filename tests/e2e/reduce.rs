@@ -1,6 +1,6 @@
 //! `tidemill reduce` in an array of real processes: what elements find together is what one program finds in the file.
 
-use crate::array::{Array, Options, Said, wait};
+use crate::array::{Array, Device, Options, Said, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tidemill_format::{Attribute, Value as Attr};
@@ -497,4 +497,34 @@ fn a_result_of_any_size_is_written_slab_by_slab() {
         name.to_string_lossy().starts_with(".tidemill-")
     });
     assert_eq!(left.count(), 0);
+}
+
+/// A full disk fails `reduce --to` by name; the previous file stays, and no temporary file remains.
+#[test]
+fn reduce_to_full_disk_keeps_previous_file() {
+    let Some(array) = Array::start() else { return };
+    let folder = array.path("cube.zarr");
+    sparse(&folder);
+    let device = Device::new(array.path("small"), "8m");
+    let file = format!("{}:x", folder.display());
+    // A result larger than the disk, and a small result on a full disk.
+    for (name, over, full) in [("cells.nc", "k", false), ("few.csv", "lat,lon", true)] {
+        let to = array.path("small").join(name);
+        std::fs::write(&to, "of yesterday\n").unwrap();
+        if full {
+            device.fill();
+        }
+        let to_text = to.display().to_string();
+        let args = ["max", "--local", &file, "--over", over, "--to", &to_text];
+        let said = refused(&array, &args);
+        assert!(said.contains("No space left"), "{said}");
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "of yesterday\n");
+        let names = std::fs::read_dir(array.path("small")).unwrap();
+        let names = names.map(|one| one.unwrap().file_name());
+        assert!(
+            names
+                .into_iter()
+                .all(|one| !one.to_string_lossy().starts_with('.'))
+        );
+    }
 }

@@ -3,7 +3,7 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::lineage::{difference, json};
-use crate::output::{exact, prov};
+use crate::output::{exact, prov, whole};
 use anyhow::Context as _;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -477,8 +477,7 @@ fn render(answer: &Answer, format: Format, (up, down): (bool, bool)) -> String {
 fn write(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     let text = format!("{}\n", text.trim_end_matches('\n'));
     match output {
-        Some(path) => std::fs::write(path, text)
-            .with_context(|| format!("can't write the lineage: {}", path.display())),
+        Some(path) => whole::write(path, text.as_bytes()),
         None => Ok(std::io::Write::write_all(
             &mut std::io::stdout(),
             text.as_bytes(),

@@ -3,12 +3,11 @@
 use crate::context::Context;
 use crate::output::exact;
 use crate::output::reduce::TableView;
+use crate::output::whole::{self, Whole};
 use crate::progress::Progress;
 use std::ffi::OsString;
-use std::fs::{DirEntry, File, Permissions};
-use std::io::{self, BufWriter};
+use std::fs::{DirEntry, File};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::lineage::search::matches_pattern;
@@ -159,22 +158,15 @@ fn joined(tables: Vec<Table>, context: &Context) -> anyhow::Result<Table> {
     Ok(table)
 }
 
-/// Finds and writes a result slab by slab. The file has its name when it is whole.
+/// Finds and writes a result slab by slab.
 async fn large(
     (args, to): (&Args, &Path),
     (queries, tables): (&[Of], Vec<Table>),
     context: &Context,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let unwritten = || format!("{} can't be written", to.display());
-    let folder = to.parent().filter(|folder| *folder != Path::new(""));
-    let mut file = tempfile::Builder::new();
-    file.prefix(".tidemill-")
-        .permissions(Permissions::from_mode(0o666));
-    let file = file.tempfile_in(folder.unwrap_or(Path::new(".")));
-    let file = anyhow::Context::with_context(file, unwritten)?;
     let table = joined(tables.clone(), context)?;
-    let mut netcdf = Netcdf::create(&table, BufWriter::new(file))?;
+    let mut netcdf = Netcdf::create(&table, Whole::create(to)?)?;
     let mut first = 0;
     for (of, part) in queries.iter().zip(&tables) {
         let mut put = |cells: &Cells, found: &Table| netcdf.put(first, cells, found);
@@ -185,10 +177,7 @@ async fn large(
         }
         first += part.fields.len();
     }
-    let file = netcdf.finish()?.into_inner();
-    let file =
-        anyhow::Context::with_context(file.map_err(io::IntoInnerError::into_error), unwritten)?;
-    anyhow::Context::with_context(file.persist(to), unwritten)?;
+    netcdf.finish()?.keep()?;
     progress.end();
     Ok(())
 }
@@ -234,9 +223,7 @@ fn logged() -> String {
 fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     table.write(form, &mut bytes)?;
-    anyhow::Context::with_context(std::fs::write(to, bytes), || {
-        format!("{} can't be written", to.display())
-    })
+    whole::write(to, &bytes)
 }
 
 /// Each variable with the files that it is in. Variables stand behind a colon at one file at least; a file without is one of all

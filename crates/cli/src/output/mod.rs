@@ -25,6 +25,7 @@ pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod token;
 pub(crate) mod variables;
+pub(crate) mod whole;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;

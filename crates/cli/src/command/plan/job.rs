@@ -1,5 +1,6 @@
 //! The job that is to be simulated: a job script with its costs, the trace of a real run, or a WfCommons file.
 
+use crate::output::whole;
 use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::{Path, PathBuf};
@@ -123,7 +124,7 @@ pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
 /// # Errors
 /// If it can't be written.
 pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))
+    whole::write(path, text.as_bytes())
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {

@@ -8,7 +8,7 @@ use tidemill_wire::{bounded, local};
 
 fuzz_target!(|bytes: &[u8]| {
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
-    match kind % 4 {
+    match kind % 6 {
         0 => {
             let checked = bounded::check(bytes);
             if let Ok(request) = NameRequest::decode(bytes) {
@@ -26,6 +26,24 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = v1::FromElement::decode(bytes);
             let _ = v1::SubmitRequest::decode(bytes);
             let _ = v1::LineageRequest::decode(bytes);
+        }
+        3 => {
+            if let Some((request, texts)) = tidemill_preload_api::Request::decode(bytes) {
+                let all: usize = texts.iter().map(|text| text.len()).sum();
+                assert!(all <= bytes.len() && request.lengths.iter().sum::<u64>() == all as u64);
+            }
+        }
+        4 => {
+            if let Some((came, rest)) = tidemill_wire::copies::decode(bytes) {
+                let _ = came;
+                assert!(rest.len() < bytes.len());
+            }
+            if let Ok(reply) = v1::LineageReply::decode(bytes) {
+                let _ = tidemill_wire::lineage::graph(&reply);
+            }
+            if let Ok(layout) = v1::Layout::decode(bytes) {
+                let _ = tidemill_wire::convert::layout(&layout, layout.unit);
+            }
         }
         _ => {
             let _ = v1::ToElement::decode(bytes);

@@ -26,6 +26,9 @@ pub mod c;
 mod error;
 mod execute;
 mod folder;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod intent;
 mod jobs;
 mod limits;

@@ -674,8 +674,9 @@ impl Log {
         if !at.is_multiple_of(ALIGN) || to_head < ALIGN || to_end < ALIGN {
             return Err(Error::damaged(&self.path, "a record begins where none can"));
         }
-        // SAFETY: aligned and within the ring; what is published is not written any more, but for its atomics.
-        let head = unsafe { &*self.record_head(at) };
+        // SAFETY: aligned and within the ring. Another process may write to the log at any time: the head is read once, and that copy is
+        // checked and used.
+        let head = unsafe { self.record_head(at).read_volatile() };
         let fits = head.length >= ALIGN && head.length <= to_end.min(to_head);
         let kind = Kind::of(head.kind).filter(|_| {
             let paths = head.paths as usize;
@@ -688,6 +689,11 @@ impl Log {
                 && (head.kind != Kind::Analyse as u16 || head.offset <= head.size)
         });
         let kind = kind.ok_or_else(|| Error::damaged(&self.path, "a record is not one"))?;
+        // The other fields of a filler are not checked.
+        let (size, paths) = match kind {
+            Kind::Filler => (0, 0),
+            _ => (head.size, head.paths),
+        };
         Ok(Record {
             at,
             length: head.length,
@@ -696,9 +702,9 @@ impl Log {
             id: head.id,
             after: head.after,
             offset: head.offset,
-            size: head.size,
+            size,
             again: false,
-            paths: head.paths,
+            paths,
         })
     }
 
@@ -758,6 +764,14 @@ impl Log {
         let size = usize::try_from(record.size - given).unwrap_or(0);
         // SAFETY: within the record; the application reads it only when it is settled.
         unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before + given), size) }
+    }
+
+    /// Whether these bytes are within the ring.
+    #[cfg(fuzzing)]
+    pub(crate) fn has(&self, bytes: &[u8]) -> bool {
+        let ring = self.place(0, 0).cast_const()..=self.place(0, self.capacity).cast_const();
+        let bytes = bytes.as_ptr_range();
+        ring.contains(&bytes.start) && ring.contains(&bytes.end)
     }
 
     pub(crate) fn status(&self, at: u64) -> (Status, u64) {

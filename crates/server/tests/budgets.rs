@@ -6,6 +6,9 @@ mod array;
 
 use array::Running;
 use futures_util::{StreamExt, stream};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidemill_client::Credential;
 use tidemill_wire::shape::{self, Field, Kind};
@@ -136,10 +139,8 @@ async fn ask(
     Ok(bytes)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_call_ends_hostile_requests_of_a_user() {
-    let dir = tempfile::tempdir().unwrap();
-    let running = Running::start(dir.path()).await;
+/// Makes a token for a user; gives a connection and that token.
+async fn user(running: &Running) -> (Channel, Credential) {
     let operator = running.client().await;
     let request = v1::CreateTokenRequest {
         uid: Some(61_007),
@@ -149,7 +150,15 @@ async fn every_call_ends_hostile_requests_of_a_user() {
     let credential = Credential::parse(&made.into_inner().credential).unwrap();
     let address = format!("http://{}", running.server().address());
     let endpoint = Endpoint::from_shared(address).unwrap();
-    let channel = endpoint.connect().await.unwrap();
+    (endpoint.connect().await.unwrap(), credential)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_ends_hostile_requests_of_a_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let operator = running.client().await;
+    let (channel, credential) = user(&running).await;
     let mut asked = 0;
     for call in shape::methods() {
         let fields = shape::fields(call.request).unwrap();
@@ -173,4 +182,136 @@ async fn every_call_ends_hostile_requests_of_a_user() {
     }
     assert!(asked > 200, "{asked}");
     operator.status().await.unwrap();
+}
+
+/// Draws requests. The same seed draws the same ones.
+struct Draw(StdRng);
+
+/// Paths, patterns, settings and scripts that calls understand, and malformed ones.
+const TEXTS: [&[u8]; 34] = [
+    b"", b"/", b"a", b"/a", b"/a/b", b"/d/f", b"..", b"/../..", b"/a//b/.", b"*", b"/d/*.nc", b"[a-", b"\0", b"\xff\xfe", b"-1", b"0",
+    b"18446744073709551616", b"1e309", b"NaN", b"user.tidemill.copies", b"user.tidemill.rule", b"trusted.x", b"2,now", b"root", b"file:///",
+    b"s3://bucket/key", b"http://127.0.0.1:1/", b"\xe2\x80\xae", b"name = \"j\"; tasks = ();", b"{\"a\":[1]}", b"size > 5",
+    b"name = \"j\"; workdir = \"/\"; tasks = ( { name = \"t\"; kernel = \"cat\"; input = [ \"/d/f\" ]; output = [ \"o\" ]; } );",
+    b"time=1990-01..1999-12", b"\x08\x01\x12\x00",
+];
+
+const NUMBERS: [u64; 12] = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    64,
+    4096,
+    1 << 31,
+    u32::MAX as u64,
+    1 << 62,
+    1 << 63,
+    u64::MAX,
+];
+
+impl Draw {
+    fn number(&mut self) -> u64 {
+        match self.0.random_range(0..4) {
+            0 => self.0.random(),
+            1 => self.0.random_range(0..1000),
+            _ => NUMBERS[self.0.random_range(0..NUMBERS.len())],
+        }
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let mut bytes = TEXTS[self.0.random_range(0..TEXTS.len())].to_vec();
+        match self.0.random_range(0..8) {
+            0 => bytes = bytes.repeat(self.0.random_range(0..300)),
+            1 => bytes.extend(self.number().to_le_bytes()),
+            2 if !bytes.is_empty() => {
+                let at = self.0.random_range(0..bytes.len());
+                bytes[at] = self.0.random();
+            }
+            _ => {}
+        }
+        bytes
+    }
+
+    /// Encodes a message with a random choice of these fields, in any order; fields may repeat.
+    fn message(&mut self, fields: &[Field], depth: usize) -> Vec<u8> {
+        let mut message = Vec::new();
+        if fields.is_empty() {
+            return message;
+        }
+        for _ in 0..self.0.random_range(0..=(fields.len() + 1).min(8)) {
+            let field = fields[self.0.random_range(0..fields.len())];
+            let content = match field.kind {
+                Kind::Number => {
+                    varint(u64::from(field.number) << 3, &mut message);
+                    varint(self.number(), &mut message);
+                    continue;
+                }
+                Kind::Message(of) if depth < 2 * DEPTH_MAX => {
+                    self.message(shape::fields_at(of), depth + 1)
+                }
+                Kind::Message(_) => Vec::new(),
+                Kind::Bytes => self.bytes(),
+                Kind::Numbers => {
+                    let mut numbers = Vec::new();
+                    for _ in 0..self.0.random_range(0..5) {
+                        varint(self.number(), &mut numbers);
+                    }
+                    numbers
+                }
+            };
+            message.extend(delimited(field, &content));
+        }
+        // Some messages are truncated or have a byte changed.
+        if depth == 0 && !message.is_empty() && self.0.random_ratio(1, 16) {
+            let at = self.0.random_range(0..message.len());
+            match self.0.random() {
+                true => message.truncate(at),
+                false => message[at] = self.0.random(),
+            }
+        }
+        message
+    }
+}
+
+/// Sends random requests with the fields of each call, as a user and as an operator: the server never panics and answers afterwards.
+/// `TIDEMILL_TEST_CASES` sets the number of requests for each call, `TIDEMILL_TEST_SEED` the seed.
+#[tokio::test(flavor = "multi_thread")]
+async fn server_survives_random_requests_of_every_call() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let cases = variable("TIDEMILL_TEST_CASES").unwrap_or(60);
+    let mut draw = Draw(StdRng::seed_from_u64(
+        variable("TIDEMILL_TEST_SEED").unwrap_or(1),
+    ));
+    let panics = Arc::new(Mutex::new(Vec::new()));
+    let (seen, before) = (panics.clone(), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        seen.lock().unwrap().push(panic.to_string());
+        before(panic);
+    }));
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let _element = running.element(0).await;
+    let operator = running.client().await;
+    let (channel, credential) = user(&running).await;
+    let own = Credential::read(running.server().token_file()).unwrap();
+    for round in 0..cases {
+        let calls = shape::methods().iter().map(|call| {
+            let fields = shape::fields(call.request).unwrap();
+            let who = if round % 4 == 0 { &own } else { &credential };
+            let asked = ask(channel.clone(), who, call.path, draw.message(fields, 0));
+            // The caller cancels calls that wait.
+            tokio::time::timeout(Duration::from_millis(200), asked)
+        });
+        let calls: Vec<_> = calls.collect();
+        let answers: Vec<_> = stream::iter(calls).buffer_unordered(64).collect().await;
+        for bytes in answers.into_iter().flatten().flatten() {
+            assert!(bytes <= ANSWER_MAX, "{bytes} bytes");
+        }
+        let panics = panics.lock().unwrap();
+        assert!(panics.is_empty(), "in round {round}: {panics:?}");
+    }
+    let answered = tokio::time::timeout(PATIENCE, operator.status()).await;
+    answered.unwrap().unwrap();
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Credential, Error, Server};
 use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 const ALICE: u32 = 4_000_001;
@@ -463,4 +464,186 @@ fn nobody_runs_jobs_too() {
     assert_ne!(owner.uid(), NOBODY);
     assert_eq!(owner.mode() & 0o777, 0o444);
     assert_eq!(array.sh("wc -l < n/former"), "2000\n");
+}
+
+/// `reduce --to cluster:` reads and writes with the rights of its caller.
+#[test]
+fn reduce_to_cluster_uses_rights_of_caller() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    for uid in [ALICE, BOB] {
+        give_token(&array, &host, uid);
+    }
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../format/tests/fixtures/climate.nc"
+    );
+    array.sh(&format!(
+        "chmod 755 .; mkdir a b open; cp {file} a/f.nc; cp {file} b/f.nc; cp {file} open/f.nc; echo of root > open/of-root.nc; \
+         chown -R {ALICE} a; chown -R {BOB} b; chmod 700 a b; chmod 777 open; chmod +t open; sync a/f.nc b/f.nc open/f.nc open/of-root.nc"
+    ));
+    let reduce = |uid: u32, file: &str, to: &str| {
+        let (file, to) = (format!("{file}:tas"), format!("cluster:{to}"));
+        host.run(
+            uid,
+            &["reduce", "mean", &file, "--over", "time", "--to", &to],
+        )
+    };
+    for (file, to) in [("/a/f.nc", "/a/mean.nc"), ("/open/f.nc", "/open/alice.nc")] {
+        let said = reduce(ALICE, file, to);
+        assert!(said.ok, "{to}: {}", said.err);
+        let made = std::fs::metadata(array.at(&to[1..])).unwrap();
+        assert_eq!(made.uid(), ALICE, "{to}");
+        assert!(host.done(ALICE, &["lineage", to]).contains(file), "{to}");
+    }
+    let kept = array.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc");
+    for (file, to) in [
+        // The destination, then the source, belongs to another user.
+        ("/a/f.nc", "/b/of-alice.nc"),
+        ("/open/f.nc", "/a/of-bob.nc"),
+        // Another user's file exists under that name in a shared directory.
+        ("/open/f.nc", "/open/alice.nc"),
+        ("/open/f.nc", "/open/of-root.nc"),
+    ] {
+        let said = reduce(BOB, file, to);
+        assert!(!said.ok, "{file} to {to}: {}{}", said.out, said.err);
+    }
+    assert_eq!(array.sh("ls a b"), "a:\nf.nc\nmean.nc\n\nb:\nf.nc\n");
+    assert_eq!(
+        array.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc"),
+        kept
+    );
+    let said = host.run(BOB, &["lineage", "/a/mean.nc"]);
+    assert!(
+        !said.ok && said.err.contains("permission denied"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+}
+
+/// A hostile client seals a file with a length that it did not write: no reader gets bytes, the file is reported as damaged until it
+/// is removed, and other files are unchanged.
+#[test]
+fn seal_with_false_length_marks_file_as_damaged() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    array.sh(&format!(
+        "chmod 755 .; mkdir b; chown {BOB} b; echo honest > honest; sync honest"
+    ));
+    give_token(&array, &host, BOB);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = Liar::of(&host, &runtime);
+    for (name, size, first) in [
+        ("longer", 1 << 40, false),
+        ("longer-first", 1 << 40, true),
+        ("shorter", 2, false),
+        ("most", u64::MAX, false),
+    ] {
+        let sealed = client.seal_as(name, size, first);
+        let Err(error) = sealed else {
+            wait(&format!("{name} is known to be damaged"), || {
+                let said = array.run(&["cat", &format!("/b/{name}")]);
+                !said.ok && said.out.is_empty()
+            });
+            continue;
+        };
+        assert_eq!(size, u64::MAX, "{name}: {error}");
+    }
+    let read = array.try_sh("cat b/longer b/longer-first b/shorter");
+    assert!(!read.ok && read.out.is_empty(), "{}", read.out);
+    assert_eq!(array.sh("cat honest"), "honest\n");
+    let states = said(
+        array
+            .tidemill()
+            .args(["--json", "health"])
+            .output()
+            .unwrap(),
+    );
+    assert!(states.out.contains("data-lost"), "{}", states.out);
+    array.sh("rm -r b");
+    wait("all is well when they are gone", || {
+        array.run(&["health"]).code == Some(0)
+    });
+}
+
+/// A client of a user that violates the protocol.
+struct Liar<'a> {
+    runtime: &'a tokio::runtime::Runtime,
+    server: Server,
+    credentials: v1::Credentials,
+}
+
+impl<'a> Liar<'a> {
+    fn of(host: &ClientHost, runtime: &'a tokio::runtime::Runtime) -> Self {
+        let credential = Credential::read(&host.token(BOB)).unwrap();
+        let endpoint = host.server.parse().unwrap();
+        let server = runtime.block_on(Server::connect(&endpoint, Some(&credential)));
+        let credentials = v1::Credentials {
+            uid: BOB,
+            gid: BOB,
+            ..v1::Credentials::default()
+        };
+        Self {
+            runtime,
+            server: server.unwrap(),
+            credentials,
+        }
+    }
+
+    /// Writes five bytes and seals them as `size` at the server, before or after the element seals them.
+    fn seal_as(&self, name: &str, size: u64, server_first: bool) -> Result<(), Error> {
+        self.runtime.block_on(async {
+            let (ino, object) = self.server.reserve(1, 1).await?;
+            let create = Op::Create(v1::Create {
+                name: format!("/b/{name}").into(),
+                kind: v1::Kind::File.into(),
+                mode: 0o644,
+                ino: ino.0,
+                object: object.0,
+                uid: BOB,
+                gid: BOB,
+                ..v1::Create::default()
+            });
+            let Answer::Opened(opened) = self.server.one(&self.credentials, create).await? else {
+                panic!("it is not opened");
+            };
+            let remote = Remote {
+                element: ElementId(opened.element),
+                url: opened.url.as_str().into(),
+                object: ObjectId(opened.object),
+                capability: opened.capability,
+            };
+            let objects = self.server.objects();
+            objects.write(&remote, 0, "bytes".into()).await?;
+            let body = SealBody {
+                inode: ino.0,
+                path: String::new(),
+                uid: BOB,
+                gid: BOB,
+                mode: 0o644,
+                durable: false,
+                lost: false,
+                part: None,
+            };
+            let seal = Op::Seal(v1::Seal {
+                ino: ino.0,
+                object: object.0,
+                size,
+                ..v1::Seal::default()
+            });
+            if !server_first {
+                objects.seal(&remote, &body).await?;
+            }
+            self.server.one(&self.credentials, seal).await?;
+            if server_first {
+                objects.seal(&remote, &body).await?;
+            }
+            Ok(())
+        })
+    }
 }

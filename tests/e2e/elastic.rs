@@ -1,6 +1,6 @@
 //! Elements that sleep while nobody needs them: what they have is there all the time, and whoever needs it waits until they are awake.
 
-use crate::array::{Array, Options, wait};
+use crate::array::{Array, Options, said, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
@@ -167,6 +167,17 @@ fn an_element_that_never_wakes_is_told_and_one_that_sleeps_is_not_missed() {
     assert!(is_suspended(&array, 0));
     let woken = array.run(&["element", "wake", "0"]);
     assert!(!woken.ok && woken.err.contains("start it"), "{}", woken.err);
+    let not_woken = || {
+        let said = said(
+            array
+                .tidemill()
+                .args(["--json", "health"])
+                .output()
+                .unwrap(),
+        );
+        said.code == Some(3) && said.out.contains("element-not-woken")
+    };
+    wait("its state is told", not_woken);
     wait("it counts as away", || !is_suspended(&array, 0));
     assert_eq!(array.sh("cat f"), "text\n");
     wait("what it had is missed", || {

@@ -347,6 +347,17 @@ const FILES: &[Case] = &[
         end: |bench| drop(bench.array.sh("rm h")),
     },
     Case {
+        // The element of the intact copy is offline.
+        state: "files-damaged",
+        element: None,
+        exit: 4,
+        begin: damage_a_copy,
+        end: |bench| {
+            bench.array.start_element(0);
+            bench.array.wait_for_elements(3);
+        },
+    },
+    Case {
         state: "rule-failed",
         element: None,
         exit: 0,
@@ -484,6 +495,28 @@ fn states_of_files_and_of_the_server_have_a_name_an_exit_code_and_one_line_of_lo
         ..Options::default()
     };
     all(Bench::start(options, Some(("server", "24m"))), FILES);
+}
+
+/// Writes a file with two copies, kills the element of the first copy and changes the second copy.
+fn damage_a_copy(bench: &mut Bench) {
+    assert!(bench.put("/two", &["--element", "0", "--copies", "2"]).ok);
+    let second = |bench: &Bench| -> Option<PathBuf> {
+        let layout = bench.array.json(&["layout", "/two"]);
+        let part = &layout["parts"][0];
+        let object = part["object"].as_str()?.to_owned();
+        let element = part["copies"][1]["element"].as_u64()?;
+        let folder = bench.array.element_folder(usize::try_from(element).ok()?);
+        Some(folder.join(format!("objects/{}/{object}", &object[14..])))
+    };
+    wait("it has two copies", || second(bench).is_some());
+    let copy = second(bench).unwrap();
+    wait("both are as they were written", || {
+        bench.array.run(&["scrub", "--wait", "/two"]).ok
+    });
+    bench.array.kill_element(0);
+    std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::write(&copy, "TEXT\n").unwrap();
+    bench.array.run(&["scrub", "--wait", "/two"]);
 }
 
 /// Writes files until the array takes no more.

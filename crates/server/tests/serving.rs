@@ -340,3 +340,51 @@ async fn two_servers_do_not_share_a_folder() {
     let second = tidemill_server::Server::start(tidemill_server::Config::new(dir.path())).await;
     assert!(matches!(second, Err(tidemill_server::StartError::InUse(_))));
 }
+
+/// The server reports an element of another release and an element with a wrong clock as states.
+#[tokio::test(flavor = "multi_thread")]
+async fn unfit_element_is_reported_as_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let (out, receiver) = tokio::sync::mpsc::channel(1);
+    let hello = v1::Hello {
+        version: tidemill_wire::PROTOCOL_VERSION + 1,
+        element: Some(array::status(4)),
+        ..v1::Hello::default()
+    };
+    let message = Some(v1::from_element::Message::Hello(hello));
+    out.send(v1::FromElement { message }).await.unwrap();
+    let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let refused = match client.array().attach(stream).await {
+        Ok(answers) => answers.into_inner().message().await.unwrap_err(),
+        Err(refused) => refused,
+    };
+    assert!(refused.message().contains("protocol version"), "{refused}");
+    let clock = v1::Condition {
+        name: "element-clock".into(),
+        cause: "its clock is 90 s behind the server's\n".into(),
+        // The server takes remedy and exit code from its own catalogue.
+        remedy: "rm -rf /".into(),
+        exit: 0,
+        ..v1::Condition::default()
+    };
+    let unknown = v1::Condition {
+        name: "of-no-release".into(),
+        ..v1::Condition::default()
+    };
+    let late = v1::Element {
+        conditions: vec![clock, unknown],
+        ..array::status(5)
+    };
+    let _late = array::FakeElement::attach_as(&client, late, Vec::new()).await;
+    let states = client.status().await.unwrap().conditions;
+    let told = |name: &str| states.iter().find(|one| one.name == name).cloned();
+    let version = told("element-version").unwrap();
+    assert_eq!((version.element, version.exit), (Some(4), 3));
+    let clock = told("element-clock").unwrap();
+    assert_eq!((clock.element, clock.exit), (Some(5), 3));
+    assert!(clock.remedy.contains("clocks"), "{clock:?}");
+    assert!(!clock.cause.contains('\n'), "{clock:?}");
+    assert_eq!(told("of-no-release"), None);
+}

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Cuts the power of a host at random and checks that what was made durable is there (docs/semantics.md, "What survives").
+
+    power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER]
+
+Server and element have their folders on ext4 on a block device that records each write and each flush. Programs write, replace,
+truncate, remove and rename files on two mounts, in place and over HTTP, and note how much was recorded when `fsync` returned. Then
+each cut takes a random moment: what was written before the last flush is there, and of the writes after it all, none, or each by
+chance. ext4 recovers, server and element start on it, and each file that was durable before the moment must hold what it held, or
+what somebody began to write over it later. Prints one JSON line; exit status 1 if anything is not there. Needs root, /dev/fuse, loop
+devices and the Python package mfusepy.
+"""
+import argparse
+import bisect
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+DISK = 160 << 20
+SECTOR = 4096
+ENTRY = struct.Struct("<QQQ")  # kind, offset, bytes
+WRITE, FLUSH = 1, 2
+SETTLE_S = 60
+
+
+def record(folder):
+    """The device: one file, whose bytes are in memory, and whose writes and flushes are recorded in order."""
+    import mfusepy
+
+    class Disk(mfusepy.Operations):
+        use_ns = True
+
+        def __init__(self):
+            self.bytes = bytearray(DISK)
+            self.data = open(f"{folder}/data", "wb", buffering=0)
+            self.index = open(f"{folder}/index", "wb", buffering=0)
+            self.one_at_a_time = threading.Lock()
+
+        def getattr(self, path, fh=None):
+            if path == "/":
+                return {"st_mode": 0o40755, "st_nlink": 2}
+            return {"st_mode": 0o100644, "st_nlink": 1, "st_size": DISK}
+
+        def readdir(self, path, fh):
+            return [".", "..", "disk"]
+
+        def read(self, path, size, offset, fh):
+            return bytes(self.bytes[offset : offset + size])
+
+        def write(self, path, data, offset, fh):
+            with self.one_at_a_time:
+                self.data.write(data)
+                self.index.write(ENTRY.pack(WRITE, offset, len(data)))
+                self.bytes[offset : offset + len(data)] = data
+            return len(data)
+
+        def fsync(self, path, datasync, fh):
+            with self.one_at_a_time:
+                self.index.write(ENTRY.pack(FLUSH, 0, 0))
+            return 0
+
+        def truncate(self, path, length, fh=None):
+            return 0
+
+        def flush(self, path, fh):
+            return 0
+
+    mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
+
+
+def wait(what, ready):
+    deadline = time.time() + SETTLE_S
+    while not ready():
+        if time.time() > deadline:
+            raise SystemExit(f"power: {what} did not come within {SETTLE_S} s")
+        time.sleep(0.02)
+
+
+def sh(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Array:
+    """Server, element and mounts; their folders are on the disk."""
+
+    def __init__(self, binary, work):
+        self.binary, self.work, self.disk, self.children = binary, work, f"{work}/disk", []
+        self.common = ["--server", f"unix:{self.disk}/server/server.sock", "--token-file", f"{self.disk}/server/token"]
+
+    def spawn(self, name, *words):
+        with open(f"{self.work}/{name}.log", "ab") as log:
+            self.children.append(subprocess.Popen([self.binary, *words, *self.common], stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+    def start(self, mounts):
+        self.spawn("server", "server", "--folder", f"{self.disk}/server", "--listen", "127.0.0.1:0")
+        wait("the server", lambda: os.path.exists(f"{self.disk}/server/server.sock") and self.status() is not None)
+        self.spawn("element", "element", "--id", "0", "--folder", f"{self.disk}/element", "--cores", "1", "--listen", "127.0.0.1:0")
+        wait("the element", lambda: any(one["up"] for one in self.status()["elements"]))
+        for name, flags in mounts.items():
+            os.makedirs(f"{self.work}/{name}", exist_ok=True)
+            self.spawn(f"mount-{name}", "mount", "--path", f"{self.work}/{name}", *flags)
+            wait("the mount", lambda: os.path.ismount(f"{self.work}/{name}"))
+
+    def status(self):
+        said = subprocess.run([self.binary, "--json", "status", *self.common], capture_output=True, timeout=30)
+        return json.loads(said.stdout) if said.returncode == 0 else None
+
+    def kill(self, mounts):
+        for child in self.children:
+            child.send_signal(signal.SIGKILL)
+        for child in self.children:
+            child.wait()
+        self.children = []
+        for name in mounts:
+            subprocess.run(["umount", "-l", f"{self.work}/{name}"], stderr=subprocess.DEVNULL)
+        # The socket's file is no sign of the next server.
+        try:
+            os.unlink(f"{self.disk}/server/server.sock")
+        except OSError:
+            pass
+
+
+class File:
+    """What was done to a name: when each change began and when it was durable, as numbers of records, and what the file held then.
+    Bytes that were begun to be written in place may be there in part."""
+
+    def __init__(self):
+        self.changes = []  # [began, durable or None, content or None, in place]
+
+    def allows(self, cut, content):
+        durable = [n for n, (_, when, _, _) in enumerate(self.changes) if when is not None and when <= cut]
+        last = durable[-1] if durable else None
+        if last is None and content is None:
+            return True
+        if last is not None and content == self.changes[last][2]:
+            return True
+        for began, _, later, in_place in self.changes[0 if last is None else last + 1 :]:
+            if began > cut:
+                break
+            if content == later:
+                return True
+            # It is truncated, written, and sealed if its writer is gone.
+            if in_place and content is not None and later.startswith(content):
+                return True
+        return False
+
+
+class Load:
+    def __init__(self, array, recorded, seed):
+        self.array, self.recorded, self.over, self.errors = array, recorded, threading.Event(), []
+        self.files, self.done = {}, 0
+        self.threads = [threading.Thread(target=self.guard, args=(n, "ab"[n % 2], random.Random(f"{seed}/{n}")), daemon=True) for n in range(4)]
+
+    def guard(self, *args):
+        try:
+            self.write(*args)
+        except Exception as error:
+            self.errors.append(repr(error))
+            raise
+
+    def write(self, number, mount, rng):
+        top = f"{self.array.work}/{mount}"
+        folder, serial = f"w{number}", 0
+        os.makedirs(f"{top}/{folder}", exist_ok=True)
+        self.sync(f"{top}/{folder}")
+        self.sync(top)
+        while not self.over.is_set():
+            serial += 1
+            name = f"{folder}/f{rng.randrange(24)}"
+            content = f"{name} {serial} ".encode() * rng.randrange(1, 2500)
+            file = self.files.setdefault(name, File())
+            change = [self.recorded(), None, content, False]
+            work = rng.choice(["replace", "replace", "replace", "in place", "remove"])
+            if work == "in place":
+                change[3] = True
+                file.changes.append(change)
+                self.put(f"{top}/{name}", content, rng)
+                self.sync(f"{top}/{folder}")
+            elif work == "replace":
+                file.changes.append(change)
+                self.put(f"{top}/{name}.tmp", content, rng)
+                os.rename(f"{top}/{name}.tmp", f"{top}/{name}")
+                self.sync(f"{top}/{folder}")
+            elif os.path.exists(f"{top}/{name}"):
+                change[2] = None
+                file.changes.append(change)
+                os.unlink(f"{top}/{name}")
+                self.sync(f"{top}/{folder}")
+            change[1] = self.recorded()
+            self.done += 1
+
+    @staticmethod
+    def sync(path):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+    def put(self, path, content, rng):
+        fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
+        for at in range(0, len(content), 16384):
+            os.write(fd, content[at : at + 16384])
+        later = rng.random() < 0.3
+        if not later:
+            os.fsync(fd)
+        os.close(fd)
+        # By somebody who only reads, as `sync FILE` does.
+        if later:
+            self.sync(path)
+
+
+class Disk:
+    """What was recorded, as a disk at any moment; moments are asked for in order."""
+
+    def __init__(self, folder):
+        index = open(f"{folder}/index", "rb").read()
+        self.entries = [ENTRY.unpack_from(index, at) for at in range(0, len(index) - len(index) % ENTRY.size, ENTRY.size)]
+        self.flushes = [n for n, (kind, _, _) in enumerate(self.entries) if kind == FLUSH]
+        self.data = open(f"{folder}/data", "rb")
+        self.places, place = [], 0
+        for _, _, size in self.entries:
+            self.places.append(place)
+            place += size
+        self.base, self.applied = bytearray(DISK), 0
+
+    def write(self, into, number, keep=lambda: True):
+        kind, offset, size = self.entries[number]
+        if kind != WRITE:
+            return
+        self.data.seek(self.places[number])
+        data = self.data.read(size)
+        for at in range(0, size, SECTOR):
+            if keep():
+                part = data[at : at + SECTOR]
+                into[offset + at : offset + at + len(part)] = part
+
+    def cut(self, cut, rng, path):
+        flush = bisect.bisect_left(self.flushes, cut) - 1
+        durable = self.flushes[flush] if flush >= 0 else 0
+        while self.applied < durable:
+            self.write(self.base, self.applied)
+            self.applied += 1
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), DISK) as image:
+            image[:] = self.base
+            keep = rng.choice([lambda: True, lambda: False, lambda: rng.random() < 0.5])
+            for number in range(durable, cut):
+                self.write(image, number, keep)
+
+
+def content(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/tidemill")
+    parser.add_argument("--cuts", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", help="keep disks that failed in this folder")
+    parser.add_argument("--record", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.record:
+        return record(args.record)
+    rng, began = random.Random(args.seed), time.time()
+    work = tempfile.mkdtemp(prefix="tidemill-power-", dir="/dev/shm")
+    for name in ("device", "disk"):
+        os.mkdir(f"{work}/{name}")
+    recorder = subprocess.Popen([sys.executable, __file__, "--record", work], stdin=subprocess.DEVNULL)
+    array, loop, wrong, checked = Array(os.path.abspath(args.binary), work), None, [], 0
+    both = {"a": [], "b": ["--in-place", "false"]}
+    try:
+        wait("the device", lambda: os.path.exists(f"{work}/device/disk"))
+        loop = sh("losetup", "-f", "--show", f"{work}/device/disk")
+        sh("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", loop)
+        sh("mount", loop, f"{work}/disk")
+        recorded = lambda: os.stat(f"{work}/index").st_size // ENTRY.size
+        array.start(both)
+        load = Load(array, recorded, args.seed)
+        first = recorded()
+        for thread in load.threads:
+            thread.start()
+        time.sleep(args.seconds)
+        load.over.set()
+        for thread in load.threads:
+            thread.join()
+        last = recorded()
+        array.kill(both)
+        sh("umount", "-l", f"{work}/disk")
+        wait("the end of the disk", lambda: subprocess.run(["losetup", "-d", loop], capture_output=True).returncode == 0)
+        loop = None
+        recorder.terminate()
+        recorder.wait()
+        disk, image = Disk(work), f"{work}/cut.img"
+        with open(image, "wb") as file:
+            file.truncate(DISK)
+        cuts = sorted(rng.randrange(first, last + 1) for _ in range(args.cuts))
+        for cut in cuts:
+            disk.cut(cut, rng, image)
+            if args.keep:
+                shutil.copy(image, f"{args.keep}/cut.img")
+            loop = sh("losetup", "-f", "--show", image)
+            sh("mount", loop, f"{work}/disk")
+            try:
+                array.kill(())
+                array.start({"a": []})
+                for name, file in load.files.items():
+                    found = content(f"{work}/a/{name}")
+                    checked += 1
+                    if not file.allows(cut, found):
+                        shown = "missing" if found is None else f"{len(found)} bytes {found[:24]!r}"
+                        wrong.append(f"cut {cut}: {name} is {shown}; {[(b, d, c and (len(c), c[:16])) for b, d, c, _ in file.changes[-9:]]}")
+            except SystemExit as error:
+                wrong.append(f"cut {cut}: {error}")
+            except OSError as error:
+                wrong.append(f"cut {cut}: {error}")
+            array.kill({"a": []})
+            sh("umount", "-l", f"{work}/disk")
+            wait("the end of a cut", lambda: subprocess.run(["losetup", "-d", loop], capture_output=True).returncode == 0)
+            loop = None
+            if wrong and args.keep:
+                os.rename(f"{args.keep}/cut.img", f"{args.keep}/{cut}.img")
+                break
+        wrong += load.errors
+        print(json.dumps({
+            "cuts": len(cuts), "changes": load.done, "checked": checked, "records": last - first, "flushes": len(disk.flushes),
+            "wrong": len(wrong), "seed": args.seed, "seconds": round(time.time() - began),
+        }))
+        for line in wrong[:20]:
+            print(line, file=sys.stderr)
+    finally:
+        array.kill(both)
+        subprocess.run(["umount", "-l", f"{work}/disk"], stderr=subprocess.DEVNULL)
+        if loop:
+            subprocess.run(["losetup", "-d", loop], stderr=subprocess.DEVNULL)
+        subprocess.run(["umount", "-l", f"{work}/device"], stderr=subprocess.DEVNULL)
+        recorder.kill()
+        recorder.wait()
+        if not (wrong and args.keep):
+            shutil.rmtree(work, ignore_errors=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

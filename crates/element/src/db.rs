@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
 /// Version of the schema (`PRAGMA user_version`).
-pub const SCHEMA_VERSION: u32 = 5;
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
@@ -35,15 +35,22 @@ const LOG_PAGES_MAX: u32 = 3000;
 /// Changes between two looks at the log's length.
 const CHANGES_PER_LOOK: usize = 32;
 
-/// Step `n` brings a database of version `n` to version `n + 1`.
-const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES, OUTSIDE, PACKS, ATTEMPTS];
+/// Migration `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES];
 
+// `object_unhashed` leaves out linked objects: hashing one would fetch all of it.
 const TABLES: &str = "
     CREATE TABLE object (
         id INTEGER PRIMARY KEY,
         kind INTEGER NOT NULL,
-        state INTEGER NOT NULL
+        state INTEGER NOT NULL,
+        hash BLOB,
+        damage TEXT,
+        linked INTEGER NOT NULL DEFAULT 0
     );
+    CREATE INDEX object_unhashed ON object (id)
+        WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0;
+    CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
     CREATE TABLE membership (
         collection INTEGER NOT NULL,
         position INTEGER NOT NULL,
@@ -71,22 +78,6 @@ const TABLES: &str = "
         key TEXT PRIMARY KEY,
         value BLOB NOT NULL
     ) WITHOUT ROWID;
-";
-
-// Objects of former days are hashed one after the other.
-const HASHES: &str = "
-    ALTER TABLE object ADD COLUMN hash BLOB;
-    ALTER TABLE object ADD COLUMN damage TEXT;
-    CREATE INDEX object_unhashed ON object (id) WHERE kind = 0 AND hash IS NULL AND damage IS NULL;
-    CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
-";
-
-// What was only linked is not read to hash it: it would all be fetched.
-const OUTSIDE: &str = "
-    ALTER TABLE object ADD COLUMN linked INTEGER NOT NULL DEFAULT 0;
-    DROP INDEX object_unhashed;
-    CREATE INDEX object_unhashed ON object (id)
-        WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0;
     CREATE TABLE outside (
         object INTEGER PRIMARY KEY,
         path TEXT NOT NULL,
@@ -94,14 +85,11 @@ const OUTSIDE: &str = "
         tag TEXT NOT NULL,
         checked INTEGER NOT NULL,
         linked INTEGER NOT NULL,
-        gone INTEGER NOT NULL DEFAULT 0
+        gone INTEGER NOT NULL DEFAULT 0,
+        packed INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX outside_path ON outside (path);
     CREATE INDEX outside_gone ON outside (object) WHERE gone = 1;
-";
-
-const PACKS: &str = "
-    ALTER TABLE outside ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX outside_unpacked ON outside (object) WHERE gone > 0 AND packed = 1;
     CREATE TABLE pack (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -139,9 +127,6 @@ const PACKS: &str = "
         PRIMARY KEY (object, at)
     );
     CREATE INDEX recipe_pack ON recipe (pack);
-";
-
-const ATTEMPTS: &str = "
     CREATE TABLE outside_attempt (
         path TEXT NOT NULL,
         object INTEGER NOT NULL,
@@ -691,16 +676,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_before_there_were_hashes_has_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("element.db");
-        let old = Connection::open(&path).unwrap();
-        old.execute_batch(TABLES).unwrap();
-        let sql = "INSERT INTO object VALUES (7, 0, 1), (1152921504606846977, 1, 1);
-                   PRAGMA user_version = 1;";
-        old.execute_batch(sql).unwrap();
-        drop(old);
-        let db = Db::open(&path).unwrap();
+    fn unhashed_lists_objects_without_hash_only() {
+        let (_folder, db) = open();
+        let insert = |connection: &Connection| {
+            let sql = "INSERT INTO object(id, kind, state, hash) VALUES
+                       (7, 0, 1, NULL), (8, 0, 1, x'01'), (1152921504606846977, 1, 1, NULL)";
+            connection.execute(sql, []).map(|_| ())
+        };
+        db.write_blocking(false, insert).unwrap();
         let unhashed = db.read(|connection| crate::records::unhashed(connection, 10));
         assert_eq!(unhashed.unwrap(), [tidemill_core::id::ObjectId(7)]);
     }

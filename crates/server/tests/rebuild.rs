@@ -1,9 +1,6 @@
-//! Databases of earlier versions, and databases that are made again from what elements keep.
+//! Databases of servers that are made again from the databases of elements.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
-
-use array::{Running, root, stat};
 use prost::Message as _;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
@@ -12,62 +9,15 @@ use tidemill_core::attribute::{name, object};
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_core::layout::PartOf;
 use tidemill_server::rebuild::{Rebuilt, rebuild};
-use tidemill_wire::v1::{self, Kind, NameNote, to_element::Message as To};
+use tidemill_wire::v1::{self, Kind, NameNote};
 
-const SERVER_6: &str = include_str!("fixtures/server-6.sql");
-const ELEMENT_1: &str = include_str!("fixtures/element-1.sql");
+const ELEMENT: &str = include_str!("fixtures/element.sql");
 
 fn load(path: &Path, sql: &str) -> Connection {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let db = Connection::open(path).unwrap();
     db.execute_batch(sql).unwrap();
     db
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_database_of_version_6_opens_and_elements_hear_of_all_that_is_in_it() {
-    let folder = tempfile::tempdir().unwrap();
-    drop(load(&folder.path().join("server.db"), SERVER_6));
-    let running = Running::start(folder.path()).await;
-    let client = running.client().await;
-    let out = stat(&client, "/w/out").await.unwrap();
-    assert_eq!((out.object, out.version, out.size), (2050, 1, 12));
-    let question = v1::LineageRequest {
-        credentials: Some(root()),
-        path: b"/w/out".to_vec(),
-        up: true,
-        ..v1::LineageRequest::default()
-    };
-    let lineage = client.lineage().query(question).await.unwrap().into_inner();
-    assert_eq!(lineage.runs[0].kernel, "wordcount");
-    // By inode: the names that an element was told.
-    let mut told: BTreeMap<u64, NameNote> = BTreeMap::new();
-    let mut element = running.element(0).await;
-    while ![1, 2, 3, 1027, 1028, 2052]
-        .iter()
-        .all(|ino| told.contains_key(ino))
-    {
-        let Some(message) = element.stream.message().await.unwrap() else {
-            panic!("the server ended the stream")
-        };
-        if let Some(To::Notes(notes)) = message.message {
-            let change = notes.notes.iter().map(|note| note.change).max().unwrap();
-            told.extend(notes.notes.into_iter().map(|note| (note.ino, note)));
-            let noted = v1::from_element::Message::Noted(v1::Noted { change });
-            element.send(noted).await;
-        }
-    }
-    let names: Vec<&[u8]> = told[&2052]
-        .places
-        .iter()
-        .map(|one| one.name.as_slice())
-        .collect();
-    assert_eq!(names, [b"out"]);
-    assert_eq!(
-        (told[&2052].version, told[&2052].places[0].parent),
-        (1, 1027)
-    );
-    running.stop().await;
 }
 
 /// Names and contents of a rebuilt database: path to inode, version and object.
@@ -96,11 +46,11 @@ fn again(folder: &Path, elements: &[PathBuf]) -> Rebuilt {
 fn files_of_an_array_without_notes_are_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element.db");
-    drop(load(&element, ELEMENT_1));
+    drop(load(&element, ELEMENT));
     let rebuilt = again(folder.path(), &[element]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
-    // Elements of that release recorded the paths that clients told.
+    // The paths of these objects were not attested by the server.
     assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (0, 3));
     let tree = tree(&folder.path().join("again"));
     assert_eq!(tree["/lost+found/out.object2050"].2, 2050);
@@ -111,7 +61,7 @@ fn files_of_an_array_without_notes_are_found_again() {
 fn copy_of_a_database_in_use_without_its_log_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element.db");
-    let db = load(&element, ELEMENT_1);
+    let db = load(&element, ELEMENT);
     let refused = |elements: &Path| {
         let made = rebuild(&folder.path().join("again"), &[elements.into()], (0, 0));
         made.unwrap_err().to_string()
@@ -134,7 +84,7 @@ fn copy_of_a_database_in_use_without_its_log_is_refused() {
 fn less_than_elements_have_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element-0");
-    drop(load(&element.join("element.db"), ELEMENT_1));
+    drop(load(&element.join("element.db"), ELEMENT));
     let objects = element.join("objects/34");
     std::fs::create_dir_all(&objects).unwrap();
     std::fs::write(objects.join("0000000000aa1234"), "unknown").unwrap();
@@ -152,7 +102,7 @@ struct Element {
 impl Element {
     fn new(folder: &Path, id: u32) -> Self {
         let path = folder.join(format!("element-{id}.db"));
-        let db = load(&path, ELEMENT_1);
+        let db = load(&path, ELEMENT);
         let sql = format!(
             "DELETE FROM attribute; DELETE FROM object; DELETE FROM membership; \
              UPDATE identity SET value = CAST('{id}' AS BLOB) WHERE key = 'element'"
@@ -169,7 +119,7 @@ impl Element {
     }
 
     fn object(&self, id: u64, inode: u64, path: &str, sealed_at: u64) {
-        let sql = "INSERT INTO object VALUES (?1, 0, 1)";
+        let sql = "INSERT INTO object(id, kind, state) VALUES (?1, 0, 1)";
         self.db.execute(sql, [id.cast_signed()]).unwrap();
         for (number, value) in [
             (object::SIZE, 1),

@@ -45,361 +45,142 @@ pub enum OpenError {
     },
 }
 
-/// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[
-    NAMES,
-    JOBS,
-    LOGS,
-    TRACES,
-    RESULTS,
-    CONTENTS,
-    NOTES,
-    LABELS,
-    LOCKERS,
-    DELETED,
-    ANNOTATIONS,
-    HASHING,
-    COPIES,
-    PARTS,
-    SCRUBS,
-    MOVES,
-    TOGETHER,
-    SELECTIONS,
-    RULES,
-    FOLDER_RULES,
-    HEADERS,
-    ONCE,
-    ROOMS,
-    SLEEP,
-    CHANNELS,
-    IN_MEMORY,
-    ARRIVALS,
-    DREW,
-    BURST,
-    HOOKS,
-    BRIDGES,
-    PROMISES,
-    FOLLOWED,
-    STAYED,
-    RESERVED,
-];
+/// Migration `n` brings the tables from version `n` to version `n + 1`. A released migration never changes.
+const MIGRATIONS: &[Migration] = &[&[NAMES, JOBS, PLACEMENT, RULES, HEADERS, ROOMS, BRIDGES]];
 
+/// Statements that are carried out in one transaction.
+type Migration = &'static [&'static str];
+
+// Inodes, names, versions and their parts. A version of several objects has no element of its own; `held` has an object for each part.
+// `publication` has the writes of each mount to a version that several mounts write, until the version is sealed.
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE counter(name TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO counter VALUES ('inode', 2), ('object', 1), ('label', 1), ('job', 1), ('task', 1), ('session', 1);
-CREATE TABLE reservation(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL,
-  first_inode INTEGER NOT NULL, inodes INTEGER NOT NULL, uid INTEGER NOT NULL);
+INSERT INTO counter VALUES ('inode', 2), ('object', 1), ('label', 1), ('job', 1), ('task', 1), ('session', 1), ('change', 1),
+  ('rule', 1), ('member', 1), ('promise', 1), ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
+CREATE TABLE reservation(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL, first_inode INTEGER NOT NULL,
+  inodes INTEGER NOT NULL, uid INTEGER NOT NULL, at INTEGER NOT NULL DEFAULT 0, left INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX reservation_object ON reservation(uid, first_object);
+CREATE INDEX reservation_inode ON reservation(uid, first_inode);
 CREATE TABLE inode(ino INTEGER PRIMARY KEY, kind INTEGER NOT NULL, mode INTEGER NOT NULL, uid INTEGER NOT NULL,
-  gid INTEGER NOT NULL, nlink INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL,
-  mtime INTEGER NOT NULL, ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL,
-  object INTEGER NOT NULL, element INTEGER NOT NULL, writing INTEGER NOT NULL, parent INTEGER NOT NULL,
-  target BLOB);
-CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL,
-  PRIMARY KEY(parent, name)) WITHOUT ROWID;
+  gid INTEGER NOT NULL, nlink INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL, mtime INTEGER NOT NULL,
+  ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL, object INTEGER NOT NULL, element INTEGER NOT NULL,
+  writing INTEGER NOT NULL, parent INTEGER NOT NULL, target BLOB);
+CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(parent,
+  name)) WITHOUT ROWID;
 CREATE INDEX dirent_ino ON dirent(ino);
-CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL,
-  size INTEGER NOT NULL, element INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL,
-  task INTEGER NOT NULL, path BLOB NOT NULL, removed INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL, size INTEGER NOT NULL,
+  element INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL, task INTEGER NOT NULL, path BLOB NOT NULL,
+  removed INTEGER NOT NULL DEFAULT 0, copies INTEGER NOT NULL DEFAULT 1);
 CREATE INDEX version_ino ON version(ino, version);
-CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL,
-  session INTEGER NOT NULL, uid INTEGER NOT NULL, started INTEGER NOT NULL);
-CREATE INDEX writing_session ON writing(session);
-CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
-  PRIMARY KEY(ino, name)) WITHOUT ROWID;
-CREATE TABLE orphan(ino INTEGER PRIMARY KEY);
-CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL);
-CREATE INDEX removal_element ON removal(element);
-CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL,
-  PRIMARY KEY(ino, object)) WITHOUT ROWID;
-CREATE INDEX expiry_at ON expiry(at);
-";
-
-const JOBS: &str = "
-CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
-  uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
-  submitted INTEGER NOT NULL, ended INTEGER NOT NULL, script TEXT NOT NULL);
-CREATE INDEX job_state ON job(state);
-CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
-  changed INTEGER NOT NULL, tries INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
-  element INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
-  end INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0,
-  written_bytes INTEGER NOT NULL DEFAULT 0, moved_bytes INTEGER NOT NULL DEFAULT 0,
-  cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
-  kernel_hash TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', stderr TEXT NOT NULL DEFAULT '');
-CREATE INDEX task_job ON task(job, changed);
-CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL,
-  element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL);
-CREATE TABLE decision(label INTEGER PRIMARY KEY, job INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
-CREATE INDEX decision_job ON decision(job);
-CREATE TABLE awaited(job INTEGER NOT NULL, path TEXT NOT NULL, uid INTEGER NOT NULL,
-  object INTEGER NOT NULL DEFAULT -1, element INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0,
-  PRIMARY KEY(job, path)) WITHOUT ROWID;
-CREATE TABLE task_input(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL,
-  object INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
-CREATE INDEX task_input_object ON task_input(object);
-CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, ino INTEGER NOT NULL,
-  object INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL,
-  PRIMARY KEY(task, seq)) WITHOUT ROWID;
-CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
-";
-
-const LOGS: &str = "ALTER TABLE task ADD COLUMN stdout TEXT NOT NULL DEFAULT '';";
-
-const TRACES: &str = "
-CREATE TABLE job_element(job INTEGER NOT NULL, element INTEGER NOT NULL, status BLOB NOT NULL,
-  PRIMARY KEY(job, element)) WITHOUT ROWID;
-";
-
-const RESULTS: &str = "
-ALTER TABLE task ADD COLUMN reused INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE job ADD COLUMN cache INTEGER NOT NULL DEFAULT 1;
-ALTER TABLE job ADD COLUMN replacing INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE same(object INTEGER PRIMARY KEY, first INTEGER NOT NULL);
-";
-
-const CONTENTS: &str = "
-CREATE TABLE content(object INTEGER PRIMARY KEY, hash TEXT NOT NULL);
-CREATE INDEX content_hash ON content(hash);
-ALTER TABLE result ADD COLUMN shape BLOB;
-CREATE INDEX result_shape ON result(shape, task) WHERE shape IS NOT NULL;
-";
-
-// Elements hear of what there is already.
-const NOTES: &str = "
-CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL,
-  PRIMARY KEY(element, ino)) WITHOUT ROWID;
-INSERT INTO counter VALUES ('change', 1);
-INSERT INTO note SELECT iif(object = 0, -1, element), ino, 1 FROM inode WHERE NOT (kind = 1 AND version = 0);
-";
-
-// What is under way is not known in the new form: its tasks are placed anew, and elements told so.
-const LABELS: &str = "
-DROP TABLE label;
-CREATE TABLE label(label INTEGER PRIMARY KEY, element INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
-ALTER TABLE removal ADD COLUMN label INTEGER NOT NULL DEFAULT 0;
-";
-
-const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
-
-const DELETED: &str = "ALTER TABLE job ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0;";
-
-const ANNOTATIONS: &str = "
-CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
-  PRIMARY KEY(object, name)) WITHOUT ROWID;
-";
-
-const HASHING: &str = "ALTER TABLE task ADD COLUMN hash_ns INTEGER NOT NULL DEFAULT 0;";
-// One object may be removed on several elements.
-const COPIES: &str = "
-ALTER TABLE version ADD COLUMN copies INTEGER NOT NULL DEFAULT 1;
-CREATE TABLE copy(object INTEGER NOT NULL, element INTEGER NOT NULL, state INTEGER NOT NULL,
-  PRIMARY KEY(object, element)) WITHOUT ROWID;
-CREATE INDEX copy_element ON copy(element);
-CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
-CREATE INDEX short_has ON short(has, at);
-CREATE TABLE lost(element INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
 CREATE INDEX version_copies ON version(element, object) WHERE copies > 1 AND removed = 0;
-ALTER TABLE removal RENAME TO removal_of_one;
-CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
-  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(element, object)) WITHOUT ROWID;
-INSERT INTO removal SELECT element, object, queued, label FROM removal_of_one;
-DROP TABLE removal_of_one;
-CREATE INDEX removal_object ON removal(object);
-";
-
-// What lies in several objects is on no element itself.
-const PARTS: &str = "
-CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL);
+CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL, session INTEGER NOT NULL,
+  uid INTEGER NOT NULL, started INTEGER NOT NULL, told INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX writing_session ON writing(session);
+CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
+CREATE INDEX xattr_name ON xattr(name);
+CREATE TABLE orphan(ino INTEGER PRIMARY KEY);
+CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY(ino,
+  object)) WITHOUT ROWID;
+CREATE INDEX expiry_at ON expiry(at);
+CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL, PRIMARY KEY(element,
+  ino)) WITHOUT ROWID;
+CREATE TABLE locker(session INTEGER PRIMARY KEY);
+CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(object,
+  name)) WITHOUT ROWID;
+CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0,
+  mtime INTEGER NOT NULL DEFAULT 0, pieces BLOB);
 CREATE TABLE part(object INTEGER NOT NULL, seq INTEGER NOT NULL, part INTEGER NOT NULL, element INTEGER NOT NULL,
   size INTEGER NOT NULL, PRIMARY KEY(object, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX part_part ON part(part);
 CREATE INDEX part_element ON part(element, part);
-CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies, removed, uid, path FROM version
-  UNION ALL SELECT part.part, version.object, ino, part.size, part.element, copies, removed, uid, path
-  FROM part CROSS JOIN version ON version.object = part.object;
+CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
+  count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
+CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies, removed, uid,
+  path FROM version
+  UNION ALL SELECT part.part, version.object, ino, part.size, part.element, copies, removed, uid,
+  path FROM part CROSS JOIN version ON version.object = part.object;
 ";
 
-// What is damaged, and what is to be read to find that.
-const SCRUBS: &str = "
+// Jobs, their tasks, the labels under way, and results that can be used again.
+const JOBS: &str = "
+CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
+  uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
+  submitted INTEGER NOT NULL, ended INTEGER NOT NULL, script TEXT NOT NULL, cache INTEGER NOT NULL DEFAULT 1,
+  replacing INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0, once TEXT);
+CREATE INDEX job_state ON job(state);
+CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
+CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
+  changed INTEGER NOT NULL, tries INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
+  element INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
+  end INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0, written_bytes INTEGER NOT NULL DEFAULT 0,
+  moved_bytes INTEGER NOT NULL DEFAULT 0, cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
+  kernel_hash TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', stderr TEXT NOT NULL DEFAULT '',
+  stdout TEXT NOT NULL DEFAULT '', reused INTEGER NOT NULL DEFAULT 0, hash_ns INTEGER NOT NULL DEFAULT 0,
+  in_memory_bytes INTEGER NOT NULL DEFAULT 0, microjoules INTEGER NOT NULL DEFAULT 0, reckoned INTEGER NOT NULL DEFAULT 0,
+  unreckoned INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX task_job ON task(job, changed);
+CREATE TABLE decision(label INTEGER PRIMARY KEY, job INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE INDEX decision_job ON decision(job);
+CREATE TABLE awaited(job INTEGER NOT NULL, path TEXT NOT NULL, uid INTEGER NOT NULL, object INTEGER NOT NULL DEFAULT -1,
+  element INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(job, path)) WITHOUT ROWID;
+CREATE TABLE task_input(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, object INTEGER NOT NULL,
+  selection TEXT NOT NULL DEFAULT '', PRIMARY KEY(task, seq)) WITHOUT ROWID;
+CREATE INDEX task_input_object ON task_input(object);
+CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, ino INTEGER NOT NULL,
+  object INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
+CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
+CREATE TABLE job_element(job INTEGER NOT NULL, element INTEGER NOT NULL, status BLOB NOT NULL, PRIMARY KEY(job,
+  element)) WITHOUT ROWID;
+CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL, shape BLOB) WITHOUT ROWID;
+CREATE INDEX result_shape ON result(shape, task) WHERE shape IS NOT NULL;
+CREATE TABLE same(object INTEGER PRIMARY KEY, first INTEGER NOT NULL);
+CREATE TABLE content(object INTEGER PRIMARY KEY, hash TEXT NOT NULL);
+CREATE INDEX content_hash ON content(hash);
+CREATE TABLE label(label INTEGER PRIMARY KEY, element INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL,
+  at INTEGER NOT NULL DEFAULT 0);
+";
+
+// Copies, removals, damage, scrubs, moves, suspended elements, the burst tier and the space that is reserved in it. `promised` has the
+// objects of a reservation: closed ones with their bytes, until their element has removed them.
+const PLACEMENT: &str = "
+CREATE TABLE copy(object INTEGER NOT NULL, element INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
+  element)) WITHOUT ROWID;
+CREATE INDEX copy_element ON copy(element);
+CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
+CREATE INDEX short_has ON short(has, at);
+CREATE TABLE lost(element INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
+CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
+  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(element, object)) WITHOUT ROWID;
+CREATE INDEX removal_object ON removal(object);
 CREATE TABLE damage(object INTEGER NOT NULL, element INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
   mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, element)) WITHOUT ROWID;
-CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element INTEGER NOT NULL,
-  listed INTEGER NOT NULL, idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL,
-  after INTEGER NOT NULL DEFAULT 0, labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0,
-  bytes INTEGER NOT NULL DEFAULT 0, damaged INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element INTEGER NOT NULL, listed INTEGER NOT NULL,
+  idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL, after INTEGER NOT NULL DEFAULT 0,
+  labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
+  damaged INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX scrub_element ON scrub(element);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
-";
-
-const MOVES: &str = "
-CREATE TABLE drain(element INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL,
-  files INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE drain(element INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL, files INTEGER NOT NULL,
+  bytes INTEGER NOT NULL);
 CREATE TABLE move(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
   why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
 CREATE INDEX move_object ON move(object);
 CREATE TABLE removed(element INTEGER PRIMARY KEY, at INTEGER NOT NULL);
-ALTER TABLE label ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
-";
-
-// What several mounts write: what each has published, in that order, until the version is sealed; then its pieces.
-const TOGETHER: &str = "
-ALTER TABLE layout ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE layout ADD COLUMN mtime INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE layout ADD COLUMN pieces BLOB;
-ALTER TABLE writing ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
-  count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
-";
-
-// What tasks read of their inputs; earlier ones read all.
-const SELECTIONS: &str = "ALTER TABLE task_input ADD COLUMN selection TEXT NOT NULL DEFAULT '';";
-
-// Rules, and for each version that matched one what became of it: queued 0, waiting 1, running 2; ended: done 3, failed 4,
-// gone 5, loop 6.
-const RULES: &str = "
-CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
-  name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL,
-  changed INTEGER NOT NULL, source TEXT NOT NULL, text TEXT NOT NULL, UNIQUE(uid, name));
-INSERT INTO counter VALUES ('rule', 1);
-CREATE TABLE firing(firing INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
-  uid INTEGER NOT NULL, path TEXT NOT NULL, depth INTEGER NOT NULL, state INTEGER NOT NULL, queued INTEGER NOT NULL,
-  ended INTEGER NOT NULL DEFAULT 0, job INTEGER NOT NULL DEFAULT 0, task INTEGER NOT NULL DEFAULT 0,
-  error TEXT NOT NULL DEFAULT '');
-CREATE UNIQUE INDEX firing_version ON firing(rule, object);
-CREATE INDEX firing_state ON firing(rule, state, uid, firing);
-CREATE INDEX firing_path ON firing(rule, path) WHERE state <= 2;
-CREATE INDEX firing_object ON firing(object) WHERE state <= 2;
-CREATE INDEX firing_job ON firing(job) WHERE state = 2;
-CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision INTEGER NOT NULL, depth INTEGER NOT NULL,
-  open INTEGER NOT NULL);
-CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
-CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
-";
-
-// The folder whose attribute a rule is; 0: none. Of a firing that has components the last of its tasks.
-const FOLDER_RULES: &str = "
-ALTER TABLE rule ADD COLUMN folder INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE firing ADD COLUMN last INTEGER NOT NULL DEFAULT 0;
-CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
-";
-
-// What headers of scientific files say, of versions that files have. A header is queued 0, to be tried later 1, read 2, or can't be
-// read 3; 4 is part of a Zarr for which another file stands. A term is something that is said, once for all files.
-const HEADERS: &str = "
-CREATE TABLE header(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, uid INTEGER NOT NULL, state INTEGER NOT NULL DEFAULT 0,
-  body TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');
-CREATE INDEX header_todo ON header(state, uid, object) WHERE state <= 1;
-CREATE TABLE term(term INTEGER PRIMARY KEY, key TEXT NOT NULL, text TEXT NOT NULL, number REAL, UNIQUE(key, text));
-CREATE INDEX term_number ON term(key, number) WHERE number IS NOT NULL;
-CREATE TABLE said(term INTEGER NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(term, ino)) WITHOUT ROWID;
-CREATE INDEX said_ino ON said(ino);
-CREATE TABLE span(name TEXT NOT NULL, ino INTEGER NOT NULL, is_time INTEGER NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
-  PRIMARY KEY(name, ino)) WITHOUT ROWID;
-CREATE INDEX span_ino ON span(ino);
-CREATE INDEX xattr_name ON xattr(name);
-CREATE TRIGGER header_of_removed AFTER UPDATE OF removed ON version WHEN NEW.removed = 1 BEGIN
-  DELETE FROM header WHERE object = NEW.object;
-END;
-CREATE TRIGGER header_gone AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
-  DELETE FROM term WHERE term IN (SELECT term FROM said WHERE ino = OLD.ino)
-    AND NOT EXISTS (SELECT 1 FROM said WHERE said.term = term.term AND said.ino != OLD.ino);
-  DELETE FROM said WHERE ino = OLD.ino;
-  DELETE FROM span WHERE ino = OLD.ino;
-END;
-";
-
-// The word that a job was submitted with, so that its submission can be repeated.
-const ONCE: &str = "
-ALTER TABLE job ADD COLUMN once TEXT;
-CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
-";
-
-// Folders that are rooms. One that ends is being removed.
-const ROOMS: &str = "
-CREATE TABLE room(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
-  joined INTEGER NOT NULL DEFAULT 0, ends INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid INTEGER NOT NULL,
-  joined INTEGER NOT NULL, until INTEGER NOT NULL);
-CREATE INDEX room_member_room ON room_member(room);
-INSERT INTO counter VALUES ('member', 1);
-";
-
-// Elements that sleep, and how long it took to wake those that did; what elements have drawn.
-// What lies in the burst tier, by its age.
-const BURST: &str = "
-CREATE TABLE burst(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
-  state INTEGER NOT NULL);
-CREATE INDEX burst_age ON burst(element, state, at);
-";
-
-const SLEEP: &str = "
 CREATE TABLE sleep(element INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);
-CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL, basis TEXT NOT NULL);
-";
-
-// Channels of rooms, and which element keeps each.
-const CHANNELS: &str = "
-CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, element INTEGER NOT NULL,
-  capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX channel_name ON channel(room, name);
-";
-
-// What of a task's outputs was sealed in memory.
-const IN_MEMORY: &str = "ALTER TABLE task ADD COLUMN in_memory_bytes INTEGER NOT NULL DEFAULT 0;";
-
-// What has come, in order. Numbers are microseconds since the Unix epoch, or follow each other where those do not; the counter has
-// the last one that was forgotten, so that cursors of an earlier database are known to be too old.
-const ARRIVALS: &str = "
-CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
-INSERT INTO counter VALUES ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
-";
-
-// What the runs of tasks drew above idle. Of those before nobody knows.
-const DREW: &str = "
-ALTER TABLE task ADD COLUMN microjoules INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE task ADD COLUMN reckoned INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE task ADD COLUMN unreckoned INTEGER NOT NULL DEFAULT 0;
-UPDATE task SET unreckoned = 1 WHERE cpu_ns > 0;
-";
-
-// Rounds of hooks: open 0, ending 1, reducing 2; ended: done 3, failed 4, empty 5. Which of them a firing belongs to. Versions whose
-// firings have ended, so that their files may have to go; those that went.
-const HOOKS: &str = "
-ALTER TABLE firing ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX firing_round ON firing(rule, round) WHERE round != 0;
-CREATE TABLE round(rule INTEGER NOT NULL, round INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
-  begun INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT '', PRIMARY KEY(rule, round)) WITHOUT ROWID;
-CREATE INDEX round_open ON round(state, rule) WHERE state <= 2;
-CREATE INDEX round_job ON round(job) WHERE job != 0;
-CREATE TABLE mapped(object INTEGER PRIMARY KEY);
-CREATE TABLE dropped(object INTEGER PRIMARY KEY, rule INTEGER NOT NULL, hook TEXT NOT NULL, task INTEGER NOT NULL, at INTEGER NOT NULL);
-CREATE INDEX dropped_rule ON dropped(rule);
-ALTER TABLE burst ADD COLUMN goes INTEGER NOT NULL DEFAULT 0;
-";
-
-// Stores outside of the array. Nothing of their keys.
-const BRIDGES: &str = "
-CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL, added INTEGER NOT NULL)
-  WITHOUT ROWID;
-";
-
-// What was promised of the burst tier, and which objects are within a promise: closed ones with their bytes, until their element
-// has removed them. A promise ends with its folder.
-const PROMISES: &str = "
+CREATE TABLE energy(element INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL,
+  basis TEXT NOT NULL);
+CREATE TABLE burst(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
+  state INTEGER NOT NULL, goes INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX burst_age ON burst(element, state, at);
 CREATE TABLE promise(promise INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL, bytes INTEGER NOT NULL,
-  used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL);
+  used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL,
+  until INTEGER NOT NULL);
 CREATE INDEX promise_ino ON promise(ino);
-CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, element INTEGER NOT NULL,
+  size INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX promised_promise ON promised(promise);
-INSERT INTO counter VALUES ('promise', 1);
-CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
-  UPDATE promise SET used = used + NEW.size WHERE promise =
-    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
-  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
-END;
 CREATE TRIGGER promised_gone AFTER DELETE ON removal BEGIN
   UPDATE promise SET used = max(used - (SELECT size FROM promised WHERE object = OLD.object), 0) WHERE promise =
     (SELECT promise FROM promised WHERE object = OLD.object AND element = OLD.element);
@@ -414,6 +195,94 @@ END;
 CREATE TRIGGER promise_folder AFTER DELETE ON inode BEGIN
   DELETE FROM promise WHERE ino = OLD.ino;
 END;
+CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
+  UPDATE promise SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE promise =
+    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
+  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
+END;
+";
+
+// Rules and hooks. A firing is queued 0, waiting 1, running 2, done 3, failed 4, gone 5 or loop 6. A round is open 0, ending 1, reducing 2,
+// done 3, failed 4 or empty 5. Numbers of arrivals are microseconds since the Unix epoch; the counter has the last one that was removed.
+const RULES: &str = "
+CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
+  name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL, changed INTEGER NOT NULL,
+  source TEXT NOT NULL, text TEXT NOT NULL, folder INTEGER NOT NULL DEFAULT 0, UNIQUE(uid, name));
+CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
+CREATE TABLE firing(firing INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
+  uid INTEGER NOT NULL, path TEXT NOT NULL, depth INTEGER NOT NULL, state INTEGER NOT NULL, queued INTEGER NOT NULL,
+  ended INTEGER NOT NULL DEFAULT 0, job INTEGER NOT NULL DEFAULT 0, task INTEGER NOT NULL DEFAULT 0,
+  error TEXT NOT NULL DEFAULT '', last INTEGER NOT NULL DEFAULT 0, round INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX firing_version ON firing(rule, object);
+CREATE INDEX firing_state ON firing(rule, state, uid, firing);
+CREATE INDEX firing_path ON firing(rule, path) WHERE state <= 2;
+CREATE INDEX firing_object ON firing(object) WHERE state <= 2;
+CREATE INDEX firing_job ON firing(job) WHERE state = 2;
+CREATE INDEX firing_round ON firing(rule, round) WHERE round != 0;
+CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision INTEGER NOT NULL, depth INTEGER NOT NULL,
+  open INTEGER NOT NULL);
+CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
+CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
+CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
+CREATE TABLE round(rule INTEGER NOT NULL, round INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
+  begun INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT '', PRIMARY KEY(rule,
+  round)) WITHOUT ROWID;
+CREATE INDEX round_open ON round(state, rule) WHERE state <= 2;
+CREATE INDEX round_job ON round(job) WHERE job != 0;
+CREATE TABLE mapped(object INTEGER PRIMARY KEY);
+CREATE TABLE dropped(object INTEGER PRIMARY KEY, rule INTEGER NOT NULL, hook TEXT NOT NULL, task INTEGER NOT NULL,
+  at INTEGER NOT NULL);
+CREATE INDEX dropped_rule ON dropped(rule);
+";
+
+// Headers of scientific files. A header is queued 0, to be tried later 1, read 2, unreadable 3, or 4: part of a Zarr that another file
+// stands for. A term is a value of an attribute, once for all files.
+const HEADERS: &str = "
+CREATE TABLE header(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, uid INTEGER NOT NULL, state INTEGER NOT NULL DEFAULT 0,
+  body TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');
+CREATE INDEX header_todo ON header(state, uid, object) WHERE state <= 1;
+CREATE TABLE term(term INTEGER PRIMARY KEY, key TEXT NOT NULL, text TEXT NOT NULL, number REAL, UNIQUE(key, text));
+CREATE INDEX term_number ON term(key, number) WHERE number IS NOT NULL;
+CREATE TABLE said(term INTEGER NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(term, ino)) WITHOUT ROWID;
+CREATE INDEX said_ino ON said(ino);
+CREATE TABLE span(name TEXT NOT NULL, ino INTEGER NOT NULL, is_time INTEGER NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
+  PRIMARY KEY(name, ino)) WITHOUT ROWID;
+CREATE INDEX span_ino ON span(ino);
+CREATE TRIGGER header_of_removed AFTER UPDATE OF removed ON version WHEN NEW.removed = 1 BEGIN
+  DELETE FROM header WHERE object = NEW.object;
+END;
+CREATE TRIGGER header_gone AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
+  DELETE FROM term WHERE term IN (SELECT term FROM said WHERE ino = OLD.ino)
+    AND NOT EXISTS (SELECT 1 FROM said WHERE said.term = term.term AND said.ino != OLD.ino);
+  DELETE FROM said WHERE ino = OLD.ino;
+  DELETE FROM span WHERE ino = OLD.ino;
+END;
+";
+
+// Rooms, their members, and channels.
+const ROOMS: &str = "
+CREATE TABLE room(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
+  joined INTEGER NOT NULL DEFAULT 0, ends INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid INTEGER NOT NULL, joined INTEGER NOT NULL,
+  until INTEGER NOT NULL);
+CREATE INDEX room_member_room ON room_member(room);
+CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, element INTEGER NOT NULL,
+  capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL,
+  lost INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX channel_name ON channel(room, name);
+";
+
+// Stores outside of the array, without their keys; folders that show a store, and the objects found there.
+const BRIDGES: &str = "
+CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
+  added INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, element INTEGER NOT NULL, every_s INTEGER NOT NULL,
+  uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
+  answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
+  passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
+CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
+  tag TEXT NOT NULL, object INTEGER NOT NULL);
+CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
 ";
 
 /// Opens the database for writing, making or migrating it first.
@@ -426,40 +295,6 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     prepare(&mut connection, path)?;
     Ok(connection)
 }
-
-// Folders that have what is in stores, how the last look there went, and what was found: the version that was made of it, 0 if it is
-// none of the folder's.
-const FOLLOWED: &str = "
-CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, element INTEGER NOT NULL, every_s INTEGER NOT NULL,
-  uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
-  answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
-  passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
-CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, tag TEXT NOT NULL,
-  object INTEGER NOT NULL);
-CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
-";
-
-// What is in the burst tier of no version goes from its list. What closed files have of a promise stays an integer, however long
-// they are.
-const STAYED: &str = "
-DELETE FROM burst WHERE object NOT IN (SELECT object FROM held WHERE removed = 0);
-UPDATE promise SET used = CAST(min(used, 1 << 62) AS INTEGER);
-DROP TRIGGER promised_closed;
-CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
-  UPDATE promise SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE promise =
-    (SELECT promise FROM promised WHERE object = NEW.object AND element = NEW.element AND size = 0);
-  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND element = NEW.element;
-END;
-";
-
-// When a block of ids was reserved, and how many of its inodes and objects are not used yet.
-const RESERVED: &str = "
-ALTER TABLE reservation ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE reservation ADD COLUMN left INTEGER NOT NULL DEFAULT 0;
-UPDATE reservation SET at = CAST(strftime('%s', 'now') AS INTEGER) * 1000000000, left = objects + inodes;
-CREATE INDEX reservation_object ON reservation(uid, first_object);
-CREATE INDEX reservation_inode ON reservation(uid, first_inode);
-";
 
 /// Sets a connection up for writing and brings the tables up to date.
 pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
@@ -493,24 +328,30 @@ pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Op
     let found = connection
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(at)?;
-    migrate(connection, found, path)
+    migrate(connection, (found, MIGRATIONS), path)
 }
 
-fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), OpenError> {
+fn migrate(
+    connection: &mut Connection,
+    (found, migrations): (i64, &[Migration]),
+    path: &Path,
+) -> Result<(), OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
         source,
     };
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    if found > SCHEMA_VERSION {
+    if found > migrations.len() {
         return Err(OpenError::Newer {
             path: path.display().to_string(),
             found,
         });
     }
-    for (index, migration) in MIGRATIONS.iter().enumerate().skip(found) {
+    for (index, migration) in migrations.iter().enumerate().skip(found) {
         let transaction = connection.transaction().map_err(at)?;
-        transaction.execute_batch(migration).map_err(at)?;
+        for statements in *migration {
+            transaction.execute_batch(statements).map_err(at)?;
+        }
         let version = i64::try_from(index + 1).unwrap_or(i64::MAX);
         transaction
             .pragma_update(None, "user_version", version)
@@ -574,93 +415,30 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_every_earlier_version_are_brought_up_to_date() {
-        let folder = tempfile::tempdir().unwrap();
-        for version in 0..SCHEMA_VERSION {
-            let path = folder.path().join(format!("{version}.db"));
-            let old = Connection::open(&path).unwrap();
-            for migration in &MIGRATIONS[..version] {
-                old.execute_batch(migration).unwrap();
-            }
-            old.pragma_update(None, "user_version", version as i64)
-                .unwrap();
-            if version == 2 {
-                let sql = "INSERT INTO task(task, job, spec, state, changed, stderr) VALUES (1, 1, '', 6, 1, 'why')";
-                old.execute_batch(sql).unwrap();
-            }
-            if version == 5 {
-                old.execute_batch("INSERT INTO result VALUES (x'01', 7)")
-                    .unwrap();
-            }
-            if version == 6 {
-                // A file on element 3, and one that was never sealed.
-                let sql = "INSERT INTO inode VALUES (9, 1, 420, 0, 0, 1, 5, 0, 0, 0, 0, 1, 70, 3, 0, 0, NULL), \
-                           (10, 1, 420, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 71, 0, NULL)";
-                old.execute_batch(sql).unwrap();
-            }
-            if version == 7 {
-                let sql = "INSERT INTO removal VALUES (70, 3, 5); INSERT INTO label VALUES (1, 1, 1, 3, '[]', '[]')";
-                old.execute_batch(sql).unwrap();
-            }
-            drop(old);
-            let new = open_writer(&path).unwrap();
-            let found: i64 = new
-                .pragma_query_value(None, "user_version", |row| row.get(0))
-                .unwrap();
-            assert_eq!(found, SCHEMA_VERSION as i64);
-            let said: Result<(String, String), _> =
-                new.query_row("SELECT stdout, stderr FROM task", [], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                });
-            assert_eq!(
-                said.ok(),
-                (version == 2).then(|| (String::new(), "why".into()))
-            );
-            let noted: Result<(i64, i64, i64), _> =
-                new.query_row("SELECT * FROM note", [], |row| {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-                });
-            assert_eq!(noted.ok(), (version == 6).then_some((3, 9, 1)));
-            let removal: Result<(i64, i64), _> =
-                new.query_row("SELECT object, label FROM removal", [], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                });
-            assert_eq!(removal.ok(), (version == 7).then_some((70, 0)));
-            let result: Result<(u64, Option<Vec<u8>>), _> =
-                new.query_row("SELECT task, shape FROM result", [], |row| {
-                    Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
-                });
-            assert_eq!(result.ok(), (version == 5).then_some((7, None)));
-        }
-    }
-
-    #[test]
-    fn what_stayed_in_the_burst_tier_of_versions_that_went_is_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("33.db");
-        let old = Connection::open(&path).unwrap();
-        for migration in &MIGRATIONS[..33] {
-            old.execute_batch(migration).unwrap();
-        }
-        old.pragma_update(None, "user_version", 33).unwrap();
-        // Two versions with a part each, of which one is gone, two that are one object, and what nobody knows.
-        let rows = "INSERT INTO version VALUES (10, 2, 1, 5, -1, 0, 0, 0, x'2f', 0, 1), (20, 3, 1, 5, -1, 0, 0, 0, x'2f', 1, 1),
-                      (30, 4, 1, 5, 2, 0, 0, 0, x'2f', 0, 1), (40, 5, 1, 5, 2, 0, 0, 0, x'2f', 1, 1);
-                    INSERT INTO part VALUES (10, 0, 11, 2, 5), (20, 0, 21, 2, 5);
-                    INSERT INTO burst SELECT value, 2, 5, 0, 2, 0 FROM json_each('[11, 21, 30, 40, 50]');
-                    INSERT INTO promise VALUES (1, 2, 2, 100, 1.5e19, 0, 0, 0, 9), (2, 2, 2, 100, 7, 0, 0, 0, 9)";
-        old.execute_batch(rows).unwrap();
-        drop(old);
-        let new = open_writer(&path).unwrap();
-        let numbers = |sql: &str| -> Vec<i64> {
-            let mut statement = new.prepare(sql).unwrap();
-            let rows = statement.query_map([], |row| row.get(0)).unwrap();
-            rows.map(Result::unwrap).collect()
+    fn migrations_keep_rows_and_refuse_newer_databases() {
+        const FIRST: Migration = &["CREATE TABLE t(a INTEGER)", "INSERT INTO t VALUES (7)"];
+        const SECOND: Migration = &["ALTER TABLE t ADD COLUMN b INTEGER NOT NULL DEFAULT 1"];
+        const BROKEN: Migration = &["INSERT INTO t VALUES (8, 2)", "no statement"];
+        let path = Path::new("server.db");
+        let mut db = Connection::open_in_memory().unwrap();
+        let version = |db: &Connection| -> i64 {
+            db.pragma_query_value(None, "user_version", |row| row.get(0))
+                .unwrap()
         };
-        assert_eq!(
-            numbers("SELECT object FROM burst ORDER BY object"),
-            [11, 30]
-        );
-        assert_eq!(numbers("SELECT used FROM promise"), [1 << 62, 7]);
+        migrate(&mut db, (0, &[FIRST]), path).unwrap();
+        migrate(&mut db, (1, &[FIRST, SECOND]), path).unwrap();
+        assert_eq!(version(&db), 2);
+        // A migration is carried out as a whole or not at all.
+        let broken = migrate(&mut db, (2, &[FIRST, SECOND, BROKEN]), path);
+        assert!(matches!(broken, Err(OpenError::Database { .. })));
+        assert_eq!(version(&db), 2);
+        let rows: (i64, i64, i64) = db
+            .query_row("SELECT count(*), a, b FROM t", [], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .unwrap();
+        assert_eq!(rows, (1, 7, 1));
+        let newer = migrate(&mut db, (3, &[FIRST, SECOND]), path);
+        assert!(matches!(newer, Err(OpenError::Newer { found: 3, .. })));
     }
 }

@@ -12,8 +12,8 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
-/// The versions of an element's tables that this release reads.
-const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=5;
+/// The version of an element's tables.
+const SCHEMA_VERSION: i64 = 1;
 
 /// The head of an SQLite file, and its byte that says whether there is a write-ahead log.
 const HEAD_BYTES: u64 = 20;
@@ -238,7 +238,7 @@ fn handed(element: &Path) -> BTreeSet<u64> {
 
 fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    if !SCHEMA_VERSIONS.contains(&version) {
+    if version != SCHEMA_VERSION {
         return Err(Problem::Version(version));
     }
     let identity = |key: &str| -> Result<Vec<u8>, Problem> {

@@ -14,10 +14,8 @@ pub mod local;
 pub mod route;
 pub mod shape;
 
-/// Version of the control protocol. Peers of different versions refuse each other. One of version 5 would run a task without
-/// what it needs and finds around it, and take a folder for a file; one of version 6 would run one over all of a file of which it is to read a part. One of
-/// version 7 would take pieces that several mounts wrote for stripes; one of version 9 the bytes of a file for the values that they hold.
-pub const PROTOCOL_VERSION: u32 = 18;
+/// Version of the control protocol. Peers of different versions refuse each other.
+pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;

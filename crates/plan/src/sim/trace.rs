@@ -22,10 +22,8 @@ use tidemill_core::time::Span;
 
 /// What `format` says.
 pub const FORMAT: &str = "tidemill-trace";
-/// The version that is written. One of version 1 says nothing of copies, turns and remembered results, one of
-/// version 2 nothing of memory, resources and programs, and its tasks needed a core each. To one of version 3 each file is
-/// one object, and tasks read all of their inputs. One of version 4 says nothing of devices and power.
-pub const VERSION: u32 = 5;
+/// Version of traces.
+pub const VERSION: u32 = 1;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -240,11 +238,11 @@ impl Trace {
         }
         let reader = Reader { file, text };
         let header: Header = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
-        if header.format != FORMAT || !(1..=VERSION).contains(&header.version) {
+        if header.format != FORMAT || header.version != VERSION {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1, 2, 3, 4 and 5",
+                known: "1",
             };
             return Err(reader.error(0, problem));
         }

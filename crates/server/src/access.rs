@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_kept_private_and_kept() {
+    fn token_file_is_private_and_kept_across_opens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_outlives_the_authority_and_files_of_earlier_releases() {
+    fn token_survives_new_authority_and_old_file_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         fs::write(&path, "00ff\n").unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn without_socket_credentials_only_a_token_opens() {
+    fn access_without_socket_credentials_requires_token() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let access = opened(&dir.path().join("token"), &authority);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bearer_of_a_users_token_is_that_user_whatever_they_claim() {
+    fn user_token_binds_caller_to_its_user() {
         let (_dir, access, secret) = with_user();
         let peer = shown(&access, &secret).unwrap();
         assert!(!peer.trusted);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_the_password_of_its_user_alone_and_not_of_pages_elsewhere() {
+    fn basic_auth_takes_token_of_its_user_and_not_cross_site() {
         let (_dir, access, secret) = with_user();
         let ask = |user: &str, secret: &str, site: Option<&str>, taken: bool| {
             let mut headers = HeaderMap::new();

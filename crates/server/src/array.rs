@@ -1049,7 +1049,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_come_at_once_know_each_other() {
+    fn elements_attaching_at_once_learn_all_addresses() {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
         let folder = tempfile::tempdir().unwrap();

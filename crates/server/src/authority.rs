@@ -207,7 +207,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_authority_is_private_and_stays_the_same() {
+    fn authority_key_is_private_and_same_after_restart() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authority.pem");
         let first = Authority::open(&path).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_authority_is_not_replaced_silently() {
+    fn authority_open_refuses_broken_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authority.pem");
         Authority::open(&path).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_no_points_are_refused() {
+    fn certify_refuses_keys_that_are_not_points() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let key = KeyPair::generate().unwrap();

@@ -633,7 +633,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_that_can_be_bound() {
+    fn bound_folder_accepts_valid_paths_only() {
         for good in ["/a", "/a/b", "/a b/", "/bridges-2"] {
             assert_eq!(folder(good).unwrap(), good.trim_end_matches('/'));
         }
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_that_begin_with_a_bridge_name_its_folder_and_nothing_else_does() {
+    fn named_replaces_bridge_prefixes_with_bound_folders() {
         let text = r#"input = ["/bridges/c/a", "/bridges/cd/a"]; workdir = "/bridges/c"; args = ["cat /bridges/c/a"];"#;
         let plain =
             r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_knows_what_it_has_seen_and_no_other_look_is_taken_for_it() {
+    fn look_remembers_marks_until_another_look_begins() {
         let looks = Looks::default();
         looks.begin("one", 7);
         looks.with(("one", 7), |look| look.mark(130)).unwrap();

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orphans_stay_after_a_rebuild_that_found_less() {
+    fn orphans_are_held_back_after_rebuild_that_found_less() {
         let (few, most) = ((1, 100), (60, 100));
         assert!(held_back((1000, true), 2000, few).is_some());
         assert!(held_back((1000, false), 2000, most).is_some());

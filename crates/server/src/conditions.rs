@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_logged_once_when_it_lasts() {
+    fn lasting_state_is_logged_once() {
         let mut log = Log::default();
         let away = [condition::ELEMENT_AWAY.of(Some(1), "it has had no connection for 3 s")];
         log.on_look(&away);

@@ -725,7 +725,7 @@ mod tests {
     use crate::names::SqliteNames;
 
     #[test]
-    fn a_version_of_several_parts_that_goes_hides_no_copies() {
+    fn holders_keeps_copies_of_each_part_of_removed_version() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_element_that_is_up_is_making_is_not_looked_at() {
+    fn orphan_check_skips_copies_in_progress_on_connected_elements() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
@@ -767,7 +767,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_waits_while_more_comes_but_not_for_long() {
+    fn short_versions_wait_for_newer_ones_for_bounded_time() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();

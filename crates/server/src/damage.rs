@@ -198,9 +198,10 @@ mod tests {
         read.unwrap()
     }
 
-    /// Who was writing when the memory was lost may still bring bytes to the object: that is no version, and is removed.
+    /// A client that was writing when the memory was lost may still bring bytes to the object. These bytes form no
+    /// version and are removed.
     #[test]
-    fn what_is_lost_while_it_is_written_is_not_what_comes_later() {
+    fn damage_during_write_does_not_affect_later_version() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         names.add_element(ElementId(3));

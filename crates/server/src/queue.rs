@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn both_queues_give_a_label_out_until_it_is_acknowledged() {
+    fn both_queues_redeliver_label_until_acknowledged() {
         for own in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let database = database(folder.path());
@@ -361,7 +361,7 @@ mod tests {
 
     #[cfg(feature = "nats")]
     #[test]
-    fn nats_gives_a_label_out_until_it_is_acknowledged() {
+    fn nats_redelivers_label_until_acknowledged() {
         let Some(broker) = broker::Broker::start(1, require::tell) else {
             return;
         };

@@ -646,7 +646,7 @@ mod tests {
     use tidemill_core::id::ElementId;
 
     #[tokio::test(start_paused = true)]
-    async fn of_which_files_nobody_says_whether_they_are_closed_is_told_however_many_there_are() {
+    async fn recall_lists_any_number_of_unsettled_files() {
         let count = 1030;
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_away_when_its_last_stream_ends_and_back_with_the_next() {
+    fn mount_is_away_after_last_stream_and_back_with_next() {
         let sessions = Sessions::new(Duration::ZERO);
         let (first, second) = (sessions.arrive(mount(7)), sessions.arrive(mount(7)));
         assert_eq!(sessions.end(), [0]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_is_away_for_a_while_has_not_ended() {
+    fn mount_away_for_less_than_timeout_has_not_ended() {
         let sessions = Sessions::new(Duration::from_secs(1000));
         drop(sessions.arrive(mount(7)));
         assert!(sessions.end().is_empty() && !sessions.has_ended(7));

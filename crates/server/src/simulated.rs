@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_away_from_the_start_is_told_once_and_tried_now_and_then() {
+    fn unreachable_queue_is_logged_once_and_retried() {
         let queue = Arc::new(Away::default());
         let options = Options {
             seed: 1,

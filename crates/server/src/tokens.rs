@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_after_a_restart_until_it_is_revoked() {
+    fn token_is_valid_after_restart_until_revoked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let tokens = Tokens::open(&path).unwrap();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_expired_is_good_for_nothing() {
+    fn expired_token_is_not_created_and_not_valid() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let past = Wanted {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_can_make_so_many_and_others_still_can() {
+    fn tokens_of_one_user_are_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         for _ in 0..OWN_MAX {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shows_a_token_waits_for_nobody_who_makes_one() {
+    fn token_lookup_does_not_wait_for_creation() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let (token, secret) = tokens.create(of(7)).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_tokens_take_nobodys_place() {
+    fn expired_tokens_free_their_places() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let write = |numbers: std::ops::RangeInclusive<usize>, uid| {
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_for_the_end_of_a_token_hears_of_it() {
+    async fn token_end_wakes_waiters() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let (token, _) = tokens.create(of(7)).unwrap();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_is_told() {
+    fn token_file_of_other_format_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         for text in ["", "{}", r#"{"version": 9, "next": 1, "tokens": []}"#] {

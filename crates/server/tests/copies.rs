@@ -67,7 +67,7 @@ async fn two(running: &Running) -> Two {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
+async fn version_is_copied_to_other_host_and_removed_with_copies() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -138,7 +138,7 @@ async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_is_read_from_whichever_copy_answers() {
+async fn version_is_read_from_any_available_copy() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -188,7 +188,7 @@ async fn a_version_is_read_from_whichever_copy_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
+async fn job_reads_copy_of_input_on_absent_element() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -213,7 +213,7 @@ async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_remembered_result_whose_element_is_away_is_taken_from_a_copy() {
+async fn cached_result_is_read_from_copy_if_element_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -276,7 +276,7 @@ fn soon(dir: &Path) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_element_had_is_copied_again_and_is_too_much_when_it_is_back() {
+async fn files_of_lost_element_are_copied_and_trimmed_on_return() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let Two {
@@ -335,7 +335,7 @@ async fn what_a_lost_element_had_is_copied_again_and_is_too_much_when_it_is_back
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_which_nothing_is_left_is_named() {
+async fn file_without_remaining_copy_is_reported_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let client = running.client().await;
@@ -359,7 +359,7 @@ async fn a_file_of_which_nothing_is_left_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_is_made_although_server_and_element_are_killed_meanwhile() {
+async fn copy_completes_after_server_and_element_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -396,7 +396,7 @@ async fn a_copy_is_made_although_server_and_element_are_killed_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_comes_after_its_version_went_goes_too() {
+async fn copy_finished_after_removal_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -417,7 +417,7 @@ async fn a_copy_that_comes_after_its_version_went_goes_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_that_no_element_can_take_wait_for_one() {
+async fn copies_wait_for_element_that_can_hold_them() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -448,7 +448,7 @@ async fn copies_that_no_element_can_take_wait_for_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn numbers_of_copies_that_make_no_sense_are_refused_and_say_so() {
+async fn invalid_copy_count_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -526,7 +526,7 @@ async fn waits(client: &Client, ino: u64, object: u64) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_seal_waits_for_copies_where_they_are_wanted_now_and_can_be_made() {
+async fn seal_waits_for_copies_if_wanted_and_possible() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let mut two = two(&running).await;

@@ -94,7 +94,7 @@ async fn plain(dir: &Path) -> Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_read_of_a_request_before_it_is_known_whose_it_is() {
+async fn server_authenticates_caller_before_parsing_request() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let nonsense = vec![0xff; 1 << 20];
@@ -111,7 +111,7 @@ async fn nothing_is_read_of_a_request_before_it_is_known_whose_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operations_are_counted_before_they_are_made() {
+async fn server_counts_operations_before_executing_them() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let token = Credential::read(server.server().token_file())
@@ -177,7 +177,7 @@ async fn client_of(socket: &Path, uid: u32) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_users_silent_connections_take_nobodys_place() {
+async fn silent_connections_of_one_user_block_nobody() {
     let Some(dir) = open_folder() else { return };
     let server = Running::start(dir.path()).await;
     let (socket, names) = (
@@ -240,7 +240,7 @@ fn is_closed(mut stream: &std::os::unix::net::UnixStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_users_message_is_no_larger_than_a_script_and_what_is_around_it() {
+async fn message_of_user_is_bounded_by_script_size() {
     let Some(dir) = open_folder() else { return };
     let server = Running::start(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
@@ -298,7 +298,7 @@ fn resolve(path: &str) -> Op {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_bearer_of_a_users_token_acts_as_that_user_and_nobody_else() {
+async fn user_token_acts_as_its_user_only() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let _element = server.element(0).await;
@@ -369,7 +369,7 @@ async fn the_bearer_of_a_users_token_acts_as_that_user_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_only_reads_changes_nothing() {
+async fn read_only_token_cannot_change_anything() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let reading = v1::CreateTokenRequest {
@@ -397,7 +397,7 @@ async fn a_token_that_only_reads_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_token_is_revoked_and_what_goes_on_with_it_ends() {
+async fn revoked_token_ends_streams_and_requests() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let trusted = v1::CreateTokenRequest::default();
@@ -428,7 +428,7 @@ async fn one_token_is_revoked_and_what_goes_on_with_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_of_the_servers_host_makes_tokens_for_nobody_else() {
+async fn local_user_makes_tokens_only_for_themselves() {
     let Some(dir) = open_folder() else { return };
     let server = plain(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
@@ -472,7 +472,7 @@ async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_ends_with_the_owner_and_after_its_time_though_its_element_is_away() {
+async fn right_ends_with_owner_even_if_element_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let mut element = server.element(3).await;
@@ -526,7 +526,7 @@ async fn a_right_ends_with_the_owner_and_after_its_time_though_its_element_is_aw
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_with_very_many_requests_under_way_waits_and_others_do_not() {
+async fn user_with_too_many_requests_waits_and_others_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let operator = server.client().await;
@@ -576,7 +576,7 @@ async fn a_user_with_very_many_requests_under_way_waits_and_others_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_is_not_told_what_others_kernels_are_called() {
+async fn kernel_names_are_hidden_from_other_users() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let history = [
@@ -656,9 +656,10 @@ async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidem
     asked
 }
 
-/// Whoever is between changes one byte after the other: there is no answer then, and never a wrong one.
+/// Changes each byte of the answer in turn, as an attacker on the network could. Each change ends without an answer,
+/// never with a wrong one.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_changed_on_the_network_is_believed_by_nobody() {
+async fn changed_bytes_on_network_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start_with(Config::new(dir.path())).await;
     let operator = server.client().await;
@@ -702,7 +703,7 @@ impl tracing::Subscriber for &'static Lines {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_fills_the_log() {
+async fn log_lines_of_refused_connections_are_bounded() {
     tracing::subscriber::set_global_default(&LINES).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start_with(Config::new(dir.path())).await;

@@ -142,7 +142,7 @@ async fn unsealed(client: &Client) -> Vec<v1::Unsealed> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_mount_was_writing_is_sealed_as_far_as_it_came() {
+async fn file_of_killed_mount_is_sealed_up_to_written_length() {
     for (sealing, expected) in [(Sealing::Done(42), (42, 1)), (Sealing::NotThere, (0, 1))] {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
@@ -170,7 +170,7 @@ async fn what_a_killed_mount_was_writing_is_sealed_as_far_as_it_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_mounts_version_is_sealed_when_its_element_comes_back_and_can() {
+async fn file_of_lost_mount_is_sealed_when_element_returns() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -204,7 +204,7 @@ async fn a_lost_mounts_version_is_sealed_when_its_element_comes_back_and_can() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_starts_again_ends_what_was_left_open() {
+async fn restarted_server_seals_open_versions() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -222,7 +222,7 @@ async fn a_server_that_starts_again_ends_what_was_left_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mount_that_is_there_keeps_what_it_writes() {
+async fn connected_mount_keeps_its_open_files() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -250,7 +250,7 @@ async fn a_mount_that_is_there_keeps_what_it_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mounts_that_are_there_are_told() {
+async fn status_lists_connected_mounts() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -284,7 +284,7 @@ fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_is_a_label_until_its_element_has_done_it() {
+async fn removal_is_resent_until_element_has_done_it() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -344,7 +344,7 @@ async fn a_removal_is_a_label_until_its_element_has_done_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_hangs_gets_no_new_files_until_it_answers() {
+async fn hanging_element_gets_no_new_files_until_it_answers() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

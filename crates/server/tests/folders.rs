@@ -69,7 +69,7 @@ async fn next(element: &mut FakeElement, task: &str) -> (u64, v1::Analyse) {
 const FILES: [&str; 3] = [".zattrs", "0/0.0", "0/0.1"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_is_named_whole_and_read_whole() {
+async fn folder_output_is_published_and_read_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = started(dir.path()).await;
     let reply = submit(&client, 1000, SCRIPT).await;
@@ -143,9 +143,9 @@ async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitRe
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
-/// What is asked before a job tells of folders what the job would find: whose they are, and what lies in them.
+/// A dry run resolves a folder as the job would: its producer, and the files in it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_knows_what_lies_in_folders() {
+async fn dry_run_resolves_files_of_folders() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = started(dir.path()).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
@@ -166,9 +166,9 @@ async fn a_dry_run_knows_what_lies_in_folders() {
     assert_eq!(reused, [reply.job, reply.job]);
 }
 
-/// All of a folder is named or none of it, whatever the element tells and whatever came in the way.
+/// All files of a folder output are published or none, whatever the element reports and whatever blocks the path.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_there_is_not_touched_unless_it_is_replaced() {
+async fn folder_output_is_not_replaced_unless_asked() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = started(dir.path()).await;
     for hostile in [
@@ -229,9 +229,9 @@ async fn what_is_there_is_not_touched_unless_it_is_replaced() {
     assert!(stat(&client, "/w/out/cube.zarr/.zattrs").await.is_some());
 }
 
-/// Somebody else's file in the folder keeps it from being replaced.
+/// Another user's file in the folder prevents the replacement.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_with_what_one_may_not_remove_is_not_replaced() {
+async fn folder_with_unremovable_file_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = started(dir.path()).await;
     write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
@@ -246,9 +246,9 @@ async fn a_folder_with_what_one_may_not_remove_is_not_replaced() {
     );
 }
 
-/// A server that is killed between the two tasks knows what lies in the folder.
+/// A server that is killed between the two tasks knows the files of the folder.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_is_known_after_a_restart() {
+async fn folder_output_is_known_after_server_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut element, client) = started(dir.path()).await;
     let script = SCRIPT.replace("tasks =", "lifetime = \"used\"; tasks =");

@@ -75,7 +75,7 @@ async fn until(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
+async fn job_runs_and_lineage_survives_renames_and_rewrites() {
     if !may_read_all() {
         return;
     }
@@ -176,7 +176,7 @@ async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_waits_for_elements_and_for_files_still_to_be_written() {
+async fn job_waits_for_elements_and_unwritten_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -229,7 +229,7 @@ async fn a_job_waits_for_elements_and_for_files_still_to_be_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_goes_on_with_its_jobs() {
+async fn killed_server_continues_its_jobs() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -276,9 +276,9 @@ async fn a_killed_server_goes_on_with_its_jobs() {
     );
 }
 
-/// A job that is kept and that nobody has told the driver of would wait for the next start.
+/// The job is stored, but without a message to the driver it would wait for the next start of the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_taken_up_though_whoever_sent_it_has_gone_away() {
+async fn job_is_scheduled_after_submitter_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
     let script = CHAIN.replace("kernel = \"max\"", "kernel = \"wc\"");
@@ -309,10 +309,10 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     listed.into_inner().jobs.len()
 }
 
-/// A release before kept labels in another form, which says nothing to this one: tasks that were under way then are
-/// placed anew, and what elements still have of them is given up.
+/// An earlier release kept labels in a form that this release cannot read. Tasks that ran then are placed again, and
+/// elements abort the old labels.
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
+async fn jobs_with_labels_of_earlier_release_are_rescheduled() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -368,7 +368,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
+async fn labels_of_ended_job_are_aborted() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -400,7 +400,7 @@ async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_elements_tasks_run_elsewhere() {
+async fn tasks_of_lost_element_run_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut first, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w"; policy = "round-robin";
@@ -429,10 +429,10 @@ fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Element {
     }
 }
 
-/// Kernels' clocks are years off here, servers and elements start anew, elements draw something else then, say what they said
-/// twice, and lie.
+/// Clocks of kernels differ by years here. Servers and elements restart, and elements change their power, report twice
+/// and lie.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_drew_is_counted_once_by_what_their_element_said_when_they_ended() {
+async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(dir.path()).await;
     let mut client = running.client().await;
@@ -500,7 +500,7 @@ async fn what_runs_drew_is_counted_once_by_what_their_element_said_when_they_end
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_is_shown_and_cancels_what_depends_on_it() {
+async fn failure_is_reported_and_cancels_dependents() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -529,7 +529,7 @@ async fn a_failure_is_shown_and_cancels_what_depends_on_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_output_that_came_into_being_is_not_touched() {
+async fn output_does_not_replace_file_created_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -579,7 +579,7 @@ async fn jobs(client: &tidemill_client::Server) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_tells_what_a_job_would_find_and_leaves_all_as_it_is() {
+async fn dry_run_predicts_job_without_effect() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_input(dir.path()).await;
     let first = dry_run(&client, CHAIN, |_| {}).await;
@@ -651,7 +651,7 @@ async fn a_dry_run_tells_what_a_job_would_find_and_leaves_all_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_says_what_a_job_would_wait_for_and_claims_nothing() {
+async fn dry_run_reports_awaited_inputs_and_claims_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = with_input(dir.path()).await;
     let dry = dry_run(&client, WAITING, |_| {}).await;
@@ -690,7 +690,7 @@ tasks = ( { name = "only"; kernel = "max"; input = ["inn"]; output = ["out"]; } 
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_jobs_that_have_not_ended_do_not_write_one_file_and_one_that_waits_says_for_what() {
+async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let (running, element, client) = with_input(dir.path()).await;
     let first = submit(&client, 1000, WAITING).await;
@@ -726,7 +726,7 @@ async fn two_jobs_that_have_not_ended_do_not_write_one_file_and_one_that_waits_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scripts_that_cannot_run_are_refused_with_all_reasons() {
+async fn invalid_script_is_refused_with_all_reasons() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_input(dir.path()).await;
     let worker = element.serve();
@@ -756,7 +756,7 @@ async fn scripts_that_cannot_run_are_refused_with_all_reasons() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_users_jobs_stay_private() {
+async fn jobs_are_private_to_their_users() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = with_input(dir.path()).await;
     let id = submit(&client, 1000, CHAIN).await.job;
@@ -785,7 +785,7 @@ async fn other_users_jobs_stay_private() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_ended_well_has_a_trace_for_its_owner() {
+async fn successful_job_has_trace_for_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_input(dir.path()).await;
     let job = submit(&client, 1000, CHAIN).await.job;
@@ -821,7 +821,7 @@ async fn a_job_that_ended_well_has_a_trace_for_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_needed() {
+async fn intermediates_are_removed_after_use_and_inputs_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
     let script = CHAIN.replace(
@@ -855,7 +855,7 @@ async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_need
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_of_an_element_that_never_comes_back_after_a_restart_go_elsewhere() {
+async fn labels_of_element_absent_after_restart_are_rescheduled() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut element, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w";
@@ -889,7 +889,7 @@ async fn labels_of_an_element_that_never_comes_back_after_a_restart_go_elsewhere
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_tasks_are_each_run_once() {
+async fn thousand_tasks_run_once_each() {
     let dir = tempfile::tempdir().unwrap();
     let (running, element, client) = with_input(dir.path()).await;
     let tasks: Vec<String> = (0..1000)
@@ -942,7 +942,7 @@ async fn runs_above(client: &tidemill_client::Server, path: &str) -> Vec<v1::Run
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outputs_that_are_made_again_become_new_versions_of_their_files() {
+async fn rerun_outputs_become_new_versions_of_their_files() {
     if !may_read_all() {
         return;
     }
@@ -1057,7 +1057,7 @@ async fn again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_bytes_in_another_object_are_recognised() {
+async fn equal_bytes_in_another_object_reuse_result() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
     let parent = stat(&client, "/w").await.unwrap().ino;
@@ -1100,7 +1100,7 @@ async fn equal_bytes_in_another_object_are_recognised() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_go_only_where_their_program_and_what_they_need_is() {
+async fn tasks_run_only_on_elements_with_their_requirements() {
     let dir = tempfile::tempdir().unwrap();
     let (running, first, client) = with_input(dir.path()).await;
     let (_first, second) = (first.serve(), running.element(1).await);
@@ -1141,7 +1141,7 @@ async fn tasks_go_only_where_their_program_and_what_they_need_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_whose_program_went_away_waits_visibly_until_it_is_back() {
+async fn task_without_its_program_waits_and_reports_why() {
     let dir = tempfile::tempdir().unwrap();
     let (running, first, client) = with_input(dir.path()).await;
     let _first = first.serve();

@@ -81,7 +81,7 @@ async fn chain(folder: &Path) -> (Running, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_ones_own_to_see_has_a_number_and_nothing_else() {
+async fn lineage_hides_all_but_numbers_of_foreign_versions() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
     // A mount's kernel has checked the file that is asked about, not those that it was made from.
@@ -148,7 +148,7 @@ async fn what_is_not_ones_own_to_see_has_a_number_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_a_published_file_was_before_is_its_writers() {
+async fn lineage_shows_earlier_path_only_to_writer() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
     let from = stat(&client, "/secret").await.unwrap().ino;
@@ -176,7 +176,7 @@ async fn where_a_published_file_was_before_is_its_writers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_depth_leaves_out_is_said() {
+async fn lineage_reports_runs_beyond_depth() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
     let mut question = v1::LineageRequest {
@@ -196,7 +196,7 @@ async fn what_a_depth_leaves_out_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_row_is_an_error_that_names_it() {
+async fn damaged_lineage_row_is_error_that_names_task() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
     let db = Connection::open(folder.path().join("server.db")).unwrap();
@@ -214,7 +214,7 @@ async fn a_damaged_row_is_an_error_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_search_finds_ones_own_tasks_and_what_one_may_see() {
+async fn search_finds_own_tasks_and_visible_versions() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, client) = chain(folder.path()).await;
     for (path, owner) in [
@@ -284,7 +284,7 @@ async fn a_search_finds_ones_own_tasks_and_what_one_may_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_annotation_belongs_to_the_version_that_is_written_when_it_is_made() {
+async fn annotation_belongs_to_version_sealed_next() {
     let folder = tempfile::tempdir().unwrap();
     let running = Running::start(folder.path()).await;
     let element = running.element(0).await;

@@ -63,7 +63,7 @@ fn ended(stream: &mut UnixStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_ways_lead_to_the_same_names() {
+async fn local_and_network_access_share_one_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -102,7 +102,7 @@ async fn both_ways_lead_to_the_same_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_threads_and_both_ways_at_once_lose_nothing() {
+async fn concurrent_local_and_network_requests_lose_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -140,7 +140,7 @@ async fn many_threads_and_both_ways_at_once_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nonsense_ends_its_own_connection_only() {
+async fn malformed_input_ends_only_its_own_connection() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let names = names(&running);
@@ -176,7 +176,7 @@ async fn nonsense_ends_its_own_connection_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_version_is_refused() {
+async fn greeting_of_other_version_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;
     let mut stream = UnixStream::connect(dir.path().join("names.sock")).unwrap();
@@ -189,7 +189,7 @@ async fn another_version_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_many_connections_are_refused_until_one_ends() {
+async fn connections_over_limit_are_refused_until_one_ends() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let mut held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| greeted(dir.path())).collect();

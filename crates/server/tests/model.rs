@@ -355,7 +355,7 @@ async fn compare(names: &SqliteNames, model: &Model, ino: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
     #[test]
-    fn the_namespace_does_what_a_posix_tree_does(steps in proptest::collection::vec(step(), 1..60)) {
+    fn namespace_matches_posix_model(steps in proptest::collection::vec(step(), 1..60)) {
         let dir = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let path = dir.path().join("server.db");

@@ -92,7 +92,7 @@ async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_is_emptied_and_taken_out_and_does_not_come_back() {
+async fn drained_element_is_removed_and_cannot_rejoin() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -177,7 +177,7 @@ async fn refused_to_join(client: &Client, id: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_moves_goes_on_after_a_restart_between_any_two_steps() {
+async fn drain_continues_after_restart_at_any_step() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(dir.path()).await;
     let mut client = running.client().await;
@@ -222,7 +222,7 @@ async fn what_moves_goes_on_after_a_restart_between_any_two_steps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_goes_while_it_moves_goes_from_both_elements() {
+async fn version_removed_during_move_is_removed_on_both_elements() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -288,7 +288,7 @@ async fn reader(client: &Client, ino: u64) -> tonic::Streaming<v1::Invalidation>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_read_is_removed_when_its_last_reader_has_let_go() {
+async fn moved_object_is_removed_after_its_last_reader() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -320,7 +320,7 @@ async fn what_is_read_is_removed_when_its_last_reader_has_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_for_its_removal_stays_if_all_other_copies_are_damaged() {
+async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -354,7 +354,7 @@ async fn what_waits_for_its_removal_stays_if_all_other_copies_are_damaged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_go_on_where_they_are_and_no_others_come() {
+async fn drained_element_finishes_tasks_and_gets_no_new_ones() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -405,7 +405,7 @@ async fn tasks_go_on_where_they_are_and_no_others_come() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_makes_no_sense_is_refused_and_says_why() {
+async fn invalid_drain_or_removal_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -468,7 +468,7 @@ async fn what_makes_no_sense_is_refused_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_gone_for_good_is_taken_out_with_what_only_it_had() {
+async fn dead_element_is_removed_with_files_that_only_it_had() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -512,7 +512,7 @@ async fn an_element_that_is_gone_for_good_is_taken_out_with_what_only_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_is_moved_to_an_element_unless_that_is_given_up() {
+async fn folder_moves_to_element_unless_move_is_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -558,7 +558,7 @@ async fn a_folder_is_moved_to_an_element_unless_that_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_can_not_be_made_leaves_the_version_where_it_is() {
+async fn failed_copy_of_move_leaves_version_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -579,7 +579,7 @@ async fn a_copy_that_can_not_be_made_leaves_the_version_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_was_given_up_and_is_made_all_the_same_is_removed() {
+async fn copy_finished_after_its_move_was_cancelled_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -609,7 +609,7 @@ async fn staged(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_stored_on_an_element_that_is_gone_for_good_drains_once_more() {
+async fn files_of_lost_storage_element_drain_again() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -662,7 +662,7 @@ async fn large(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_go_from_the_fullest_element_to_the_emptiest() {
+async fn rebalance_moves_files_from_fullest_to_emptiest_element() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

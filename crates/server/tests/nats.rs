@@ -203,7 +203,7 @@ impl Admin {
 }
 
 #[test]
-fn labels_lie_in_the_stream_until_they_are_acknowledged_and_outlive_who_put_them_there() {
+fn nats_labels_outlive_producer_until_acknowledged() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -243,7 +243,7 @@ fn labels_lie_in_the_stream_until_they_are_acknowledged_and_outlive_who_put_them
 }
 
 #[test]
-fn what_others_put_there_is_removed_and_never_given_out() {
+fn foreign_messages_are_removed_and_never_delivered() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -284,7 +284,7 @@ fn what_others_put_there_is_removed_and_never_given_out() {
 }
 
 #[test]
-fn a_label_that_is_too_large_for_a_message_does_not_keep_others_from_going() {
+fn oversized_label_does_not_block_other_labels() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -306,7 +306,7 @@ fn a_label_that_is_too_large_for_a_message_does_not_keep_others_from_going() {
 }
 
 #[test]
-fn a_server_that_is_killed_hangs_or_loses_everything_delays_labels_and_loses_none() {
+fn broker_crash_hang_or_data_loss_loses_no_label() {
     let Some(mut broker) = Broker::new(1, tell) else {
         return;
     };
@@ -364,7 +364,7 @@ fn a_server_that_is_killed_hangs_or_loses_everything_delays_labels_and_loses_non
 }
 
 #[test]
-fn each_of_three_servers_may_be_killed_while_labels_flow() {
+fn three_brokers_lose_no_label_if_one_is_killed() {
     let Some(mut broker) = Broker::start(3, tell) else {
         return;
     };
@@ -429,7 +429,7 @@ fn caught_up(broker: &Broker) {
 }
 
 #[test]
-fn replicas_are_changed_and_a_stream_of_somebody_else_is_left_alone() {
+fn stream_replicas_change_and_foreign_stream_is_kept() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -487,7 +487,7 @@ async fn in_trouble(client: &tidemill_client::Server) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_served_while_the_queue_is_away_and_jobs_run_when_it_is_there() {
+async fn names_work_without_queue_and_jobs_run_when_it_returns() {
     let Some(mut broker) = Broker::new(1, tell) else {
         return;
     };

@@ -128,7 +128,7 @@ fn resolve(path: &str) -> Op {
 }
 
 #[tokio::test]
-async fn nobody_reaches_others_files_by_name_or_number() {
+async fn foreign_files_are_unreachable_by_name_or_number() {
     let tree = Tree::new();
     let home = tree.make(1, "home", Kind::Directory, 0o700, 1000).await;
     let secret = tree.make(home, "secret", Kind::File, 0o666, 1000).await;
@@ -185,7 +185,7 @@ async fn nobody_reaches_others_files_by_name_or_number() {
 }
 
 #[tokio::test]
-async fn only_owners_change_modes_and_only_root_gives_files_away() {
+async fn only_owner_changes_mode_and_only_root_changes_owner() {
     let tree = Tree::new();
     let file = tree.make(1, "f", Kind::File, 0o6777, 1000).await;
     let set = |set: v1::SetAttr| Op::SetAttr(v1::SetAttr { ino: file, ..set });
@@ -224,7 +224,7 @@ async fn only_owners_change_modes_and_only_root_gives_files_away() {
 }
 
 #[tokio::test]
-async fn a_sticky_directory_protects_entries_of_others() {
+async fn sticky_directory_protects_entries_of_others() {
     let tree = Tree::new();
     let tmp = tree.make(1, "tmp", Kind::Directory, 0o1777, 0).await;
     tree.make(tmp, "f", Kind::File, 0o666, 1000).await;
@@ -243,7 +243,7 @@ async fn a_sticky_directory_protects_entries_of_others() {
 }
 
 #[tokio::test]
-async fn nobody_takes_another_users_place_among_kernels() {
+async fn user_cannot_take_kernel_folder_of_another() {
     let tree = Tree::new();
     tree.names.keep_kernels_folder((0, 0)).await.unwrap();
     let found = tree.root(resolve("/kernels")).await;
@@ -282,7 +282,7 @@ async fn nobody_takes_another_users_place_among_kernels() {
 }
 
 #[tokio::test]
-async fn a_setgid_directory_hands_its_group_down() {
+async fn setgid_directory_passes_group_to_new_entries() {
     let tree = Tree::new();
     let shared = tree.make(1, "shared", Kind::Directory, 0o2777, 0).await;
     let set = v1::SetAttr {
@@ -311,7 +311,7 @@ async fn a_setgid_directory_hands_its_group_down() {
 }
 
 #[tokio::test]
-async fn names_and_paths_have_limits() {
+async fn names_paths_and_links_have_limits() {
     let tree = Tree::new();
     let by = Caller::root();
     let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
@@ -355,7 +355,7 @@ async fn names_and_paths_have_limits() {
 }
 
 #[tokio::test]
-async fn links_lead_relative_to_where_they_are() {
+async fn relative_links_resolve_from_their_own_directory() {
     let tree = Tree::new();
     let a = tree.make(1, "a", Kind::Directory, 0o755, 0).await;
     let b = tree.make(a, "b", Kind::Directory, 0o755, 0).await;
@@ -426,7 +426,7 @@ async fn times_follow_changes_of_entries_and_attributes() {
 }
 
 #[tokio::test]
-async fn all_before_a_failed_operation_takes_effect_and_nothing_after() {
+async fn failed_operation_keeps_earlier_ones_and_skips_later_ones() {
     let tree = Tree::new();
     let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
     let answers = tree
@@ -444,7 +444,7 @@ async fn all_before_a_failed_operation_takes_effect_and_nothing_after() {
 }
 
 #[tokio::test]
-async fn users_may_only_use_ids_that_they_reserved() {
+async fn users_can_use_only_ids_that_they_reserved() {
     let tree = Tree::new();
     let home = tree.make(1, "home", Kind::Directory, 0o777, 0).await;
     let (mine, _) = tree.names.reserve(user(1000), 2, 2).await.unwrap();
@@ -476,7 +476,7 @@ async fn users_may_only_use_ids_that_they_reserved() {
 }
 
 #[tokio::test]
-async fn extended_attributes_are_kept_and_the_arrays_own_are_answered() {
+async fn user_xattrs_are_kept_and_system_xattrs_answered() {
     let tree = Tree::new();
     let ino = tree.make(1, "f", Kind::File, 0o644, 0).await;
     let by = Caller::root();
@@ -550,7 +550,7 @@ async fn extended_attributes_are_kept_and_the_arrays_own_are_answered() {
 }
 
 #[tokio::test]
-async fn trusted_attributes_are_kept_for_root_alone() {
+async fn trusted_xattrs_are_kept_for_root_only() {
     let tree = Tree::new();
     let ino = tree.make(1, "f", Kind::File, 0o666, 1000).await;
     let other = Caller {
@@ -587,7 +587,7 @@ async fn trusted_attributes_are_kept_for_root_alone() {
 }
 
 #[tokio::test]
-async fn a_listing_goes_on_where_it_stopped() {
+async fn readdir_continues_after_last_name() {
     let tree = Tree::new();
     for name in ["d", "a", "c", "b"] {
         tree.make(1, name, Kind::File, 0o644, 0).await;
@@ -668,7 +668,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn readers_keep_the_old_version_until_they_let_go() {
+    async fn readers_keep_old_version_until_release() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let mut element = running.element(0).await;
@@ -705,7 +705,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn one_writer_at_a_time_unless_it_is_stolen_from() {
+    async fn file_has_one_writer_unless_write_is_stolen() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let _element = running.element(0).await;
@@ -731,9 +731,10 @@ mod versions {
         assert_eq!((after.version, after.size, after.writing), (1, 10, false));
     }
 
-    /// A mount that has closed a file does not answer for it, but seals it: who waits to write it goes on then.
+    /// A mount that has closed a file does not answer for the file, but seals it. A writer that waits for the file
+    /// continues after the seal.
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_wants_to_write_what_is_being_sealed_waits_for_the_seal() {
+    async fn open_for_write_waits_for_seal_in_progress() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let _element = running.element(0).await;
@@ -759,7 +760,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_file_without_a_name_lives_as_long_as_it_is_open() {
+    async fn unlinked_file_lives_while_open() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let mut element = running.element(0).await;
@@ -794,7 +795,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn files_go_where_their_folder_says_and_never_silently_elsewhere() {
+    async fn new_files_go_to_elements_of_their_folder_or_fail() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let client = running.client().await;
@@ -827,9 +828,9 @@ mod versions {
     }
 }
 
-/// Whoever renames or removes learns what it was that was there: nobody else can know for sure.
+/// The reply to a rename or removal names the inode that had the name before: no later question can tell for sure.
 #[tokio::test]
-async fn renames_and_removals_tell_what_they_changed() {
+async fn rename_and_unlink_report_inode_they_changed() {
     let tree = Tree::new();
     let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
     let one = tree.make(dir, "one", Kind::File, 0o644, 0).await;
@@ -873,9 +874,9 @@ async fn renames_and_removals_tell_what_they_changed() {
     }
 }
 
-/// Nothing at the root gets the names of the control folder; what has one from before can be got back.
+/// No entry of the root gets a name of the control folder. An entry that has such a name from before can be renamed.
 #[tokio::test]
-async fn the_names_of_the_control_folder_are_kept_free() {
+async fn control_folder_names_are_reserved_at_root() {
     let tree = Tree::new();
     let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
     let file = tree.make(1, "f", Kind::File, 0o644, 0).await;

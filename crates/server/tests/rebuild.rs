@@ -43,7 +43,7 @@ fn again(folder: &Path, elements: &[PathBuf]) -> Rebuilt {
 }
 
 #[test]
-fn files_of_an_array_without_notes_are_found_again() {
+fn rebuild_recovers_files_of_array_without_notes() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element.db");
     drop(load(&element, ELEMENT));
@@ -58,7 +58,7 @@ fn files_of_an_array_without_notes_are_found_again() {
 }
 
 #[test]
-fn copy_of_a_database_in_use_without_its_log_is_refused() {
+fn rebuild_refuses_live_database_copy_without_its_log() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element.db");
     let db = load(&element, ELEMENT);
@@ -81,7 +81,7 @@ fn copy_of_a_database_in_use_without_its_log_is_refused() {
 }
 
 #[test]
-fn less_than_elements_have_is_told() {
+fn rebuild_reports_missing_and_unknown_objects() {
     let folder = tempfile::tempdir().unwrap();
     let element = folder.path().join("element-0");
     drop(load(&element.join("element.db"), ELEMENT));
@@ -156,7 +156,7 @@ fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])])
 }
 
 #[test]
-fn the_last_note_about_an_inode_goes_before_all_else() {
+fn rebuild_prefers_latest_note_of_inode() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
     // Swapped by renames, with a name that is no text.
@@ -207,7 +207,7 @@ fn the_last_note_about_an_inode_goes_before_all_else() {
 }
 
 #[test]
-fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
+fn rebuild_joins_copies_of_object_and_needs_only_one() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
     one.object(100, 10, "/kept", 1);
@@ -245,7 +245,7 @@ fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
 }
 
 #[test]
-fn what_lies_on_several_elements_is_one_file_again() {
+fn rebuild_joins_parts_of_striped_file() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
     let part = |element: &Element, id, (version, index): (u64, u64), sealed_at| {
@@ -311,9 +311,9 @@ fn what_lies_on_several_elements_is_one_file_again() {
     );
 }
 
-/// An object of a user who told the element that it is another file, or another user's.
+/// An object whose owner sealed it as another file, or as another user's file.
 #[test]
-fn rebuild_ignores_attributes_that_only_a_client_told() {
+fn rebuild_ignores_attributes_set_by_client_only() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
     let value = |element: &Element, id, number, value: u64| {
@@ -386,7 +386,7 @@ fn rebuild_ignores_attributes_that_only_a_client_told() {
 }
 
 #[test]
-fn what_can_not_be_put_back_is_named() {
+fn rebuild_names_files_that_it_cannot_restore() {
     let folder = tempfile::tempdir().unwrap();
     let one = Element::new(folder.path(), 0);
     // Two of one name, a folder that nobody knows, folders in each other, and a version whose bytes are lost.

@@ -171,7 +171,7 @@ async fn with_folders(dir: &Path) -> (Running, FakeElement, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sealed_and_matches_fires_with_the_rights_of_the_rules_owner() {
+async fn sealed_match_fires_rule_with_rights_of_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
     let worker = element.serve();
@@ -242,7 +242,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_version_has_its_own_turn_and_its_own_bytes() {
+async fn each_version_fires_separately_with_its_own_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_folders(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
@@ -295,7 +295,7 @@ async fn every_version_has_its_own_turn_and_its_own_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_killed_at_any_moment_fires_each_version_once() {
+async fn server_killed_at_any_step_fires_each_version_once() {
     let dir = tempfile::tempdir().unwrap();
     let (mut running, mut element, mut client) = with_folders(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
@@ -342,7 +342,7 @@ async fn a_server_that_is_killed_at_any_moment_fires_each_version_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_that_feeds_itself_ends_and_says_so() {
+async fn rule_that_triggers_itself_stops_at_depth_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
     let worker = element.serve();
@@ -377,7 +377,7 @@ async fn a_rule_that_feeds_itself_ends_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failures_stay_named_and_can_be_fired_again() {
+async fn failed_firings_are_listed_and_can_be_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_folders(dir.path()).await;
     let text = RULE.replace("kernel =", "retries = 0; kernel =");
@@ -417,7 +417,7 @@ async fn failures_stay_named_and_can_be_fired_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_for_all_have_the_rights_of_each_files_owner_and_are_the_operators() {
+async fn rule_for_all_uses_rights_of_each_file_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
     let worker = element.serve();
@@ -527,7 +527,7 @@ fn is_operator(uid: u32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_there_already_fires_if_it_is_asked_for_and_rules_can_go() {
+async fn existing_files_fire_on_request_and_rule_can_be_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (running, element, client) = with_folders(dir.path()).await;
     for index in 0..210 {
@@ -574,7 +574,7 @@ async fn what_is_there_already_fires_if_it_is_asked_for_and_rules_can_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_gather_files_into_one_task() {
+async fn batch_gathers_files_into_one_task() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_folders(dir.path()).await;
     let text = RULE
@@ -600,9 +600,9 @@ async fn batches_gather_files_into_one_task() {
     assert_eq!(tasks.into_values().collect::<Vec<_>>(), [3, 1]);
 }
 
-/// Many files at once make few jobs, and nobody else's rule waits for them.
+/// Many files at once make few jobs, and rules of other users do not wait for them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_is_gathered_and_others_have_their_turn() {
+async fn burst_of_files_makes_few_jobs() {
     const FILES: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
@@ -632,9 +632,9 @@ async fn a_storm_is_gathered_and_others_have_their_turn() {
     worker.abort();
 }
 
-/// One user's storm is bounded, and another user's rule does not wait for its end.
+/// The burst of one user is bounded, and another user's rule does not wait for its end.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_users_storm_does_not_hold_up_another_users_rule() {
+async fn burst_of_one_user_does_not_delay_rules_of_others() {
     const FILES: usize = 1000;
     const OTHER: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
@@ -685,7 +685,7 @@ async fn a_users_storm_does_not_hold_up_another_users_rule() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_rules_are_refused_and_tests_keep_nothing() {
+async fn invalid_rules_are_refused_and_rule_tests_keep_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = with_folders(dir.path()).await;
     let reply = client
@@ -774,7 +774,7 @@ fn change(dir: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_at_the_end_of_a_chain_has_its_round_fail_until_it_is_retried() {
+async fn round_fails_at_depth_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
     let worker = element.serve();
@@ -817,9 +817,9 @@ async fn what_is_at_the_end_of_a_chain_has_its_round_fail_until_it_is_retried() 
     worker.abort();
 }
 
-/// The marker is before the files in the order of names, which are more than are looked at in one transaction.
+/// The marker sorts before the files. There are more files than one transaction looks at.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_round_has_all_files_of_a_folder_that_was_moved_with_its_marker() {
+async fn round_includes_all_files_moved_with_their_marker() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, element, client) = with_folders(dir.path()).await;
     let worker = element.serve();
@@ -843,9 +843,9 @@ async fn a_round_has_all_files_of_a_folder_that_was_moved_with_its_marker() {
     worker.abort();
 }
 
-/// The mount has closed the file, and says nothing before that is sealed.
+/// The mount has closed the file, and reports nothing before the seal.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_marker_waits_for_what_was_closed_before_it() {
+async fn marker_waits_for_files_closed_before_it() {
     let dir = tempfile::tempdir().unwrap();
     let (running, element, client) = with_folders(dir.path()).await;
     let text = HOOK.replace("map =", "marker = \"in/DONE\"; map =");
@@ -907,7 +907,7 @@ async fn a_marker_waits_for_what_was_closed_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hook_that_waits_for_files_without_end_is_shown_and_begins_no_more() {
+async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = with_folders(dir.path()).await;
     let text = HOOK.replace("map =", "on = \"write\"; map =");

@@ -200,7 +200,7 @@ async fn unlink(client: &Client, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_first_copy_is_read_elsewhere_and_made_anew_in_its_place() {
+async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -245,7 +245,7 @@ async fn a_damaged_first_copy_is_read_elsewhere_and_made_anew_in_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_which_every_copy_is_damaged_is_told_and_goes_only_when_somebody_says_so() {
+async fn file_with_all_copies_damaged_is_reported_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -278,7 +278,7 @@ async fn a_file_of_which_every_copy_is_damaged_is_told_and_goes_only_when_somebo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_take_the_copy_that_is_not_damaged() {
+async fn jobs_read_undamaged_copy() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -323,7 +323,7 @@ async fn jobs_take_the_copy_that_is_not_damaged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scrub_reads_all_and_what_it_finds_is_mended_or_well_again() {
+async fn scrub_reads_all_objects_and_repairs_damage() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -374,7 +374,7 @@ async fn a_scrub_reads_all_and_what_it_finds_is_mended_or_well_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_goes_while_it_is_compared_or_mended_leaves_nothing() {
+async fn version_removed_during_scrub_or_repair_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -402,7 +402,7 @@ async fn a_version_that_goes_while_it_is_compared_or_mended_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn elements_that_do_so_read_all_they_have_once_in_a_while() {
+async fn idle_scrub_reads_all_objects_periodically() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config {
         scrub_every: Some(Duration::from_millis(1)),
@@ -438,7 +438,7 @@ async fn elements_that_do_so_read_all_they_have_once_in_a_while() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scrubs_that_make_no_sense_are_refused() {
+async fn invalid_scrub_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_knows_its_element_and_says_why_it_failed() {
+    fn command_gets_element_number_and_reports_failure() {
         assert_eq!(run("test $TIDEMILL_ELEMENT = 7"), Ok(()));
         let failed = run("echo 'no such host' >&2; exit 3").unwrap_err();
         assert!(
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_hangs_or_prints_without_end_is_killed_with_all_that_it_started() {
+    fn command_that_hangs_is_killed_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let line = format!("sleep 1000 & echo $! > {}; yes >&2", pid.display());

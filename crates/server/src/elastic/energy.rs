@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_is_known_is_counted_and_it_says_by_what() {
+    async fn energy_counts_known_power_only_and_names_its_source() {
         let energy = Energy::default();
         let power = Power {
             busy_milli: 100_000,

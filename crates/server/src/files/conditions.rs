@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_known_by_its_tag_and_then_by_its_time() {
+    fn conditional_request_matches_tag_before_time() {
         let version = Version::new(1, 2, 10, 1_000_000_000 * SECOND + 5, i64::MAX);
         let tag = version.tag.as_str();
         assert_eq!(tag, "\"0000000000000001-0000000000000002\"");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_http_has_no_date_for_are_left_out() {
+    fn modified_time_outside_http_date_range_is_omitted() {
         let at = |mtime, now| Version::new(1, 2, 0, mtime, now).modified;
         assert_eq!(at(-5, i64::MAX), None);
         assert_eq!(at(0, i64::MAX), Some(SystemTime::UNIX_EPOCH));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_what_their_bytes_are() {
+    fn path_decodes_url_to_bytes_of_name() {
         for (url, expected) in [
             ("/files", "/"),
             ("/files/", "/"),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out_of_a_name() {
+    fn path_refuses_dots_and_bad_escapes() {
         for (url, wrong) in [
             ("/files/../etc", BadPath::Dots),
             ("/files/a/./b", BadPath::Dots),
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_read_again(name in proptest::collection::vec(1_u8.., 1..40)) {
+        fn path_decodes_any_encoded_name(name in proptest::collection::vec(1_u8.., 1..40)) {
             prop_assume!(!name.contains(&b'/') && name != b"." && name != b"..");
             let url = format!("/files/{}", encoded(&name));
             prop_assert_eq!(path(&url).unwrap(), [b"/", &name[..]].concat());

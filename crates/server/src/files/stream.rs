@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_is_not_waited_for_and_who_takes_little_is() {
+    async fn outlet_drops_stalled_reader_and_waits_for_slow_reader() {
         let (outlet, mut taken) = Outlet::new();
         let bytes = Bytes::from(vec![7; 5 * FRAME_BYTES + 1]);
         let slow = tokio::spawn(async move {

@@ -250,9 +250,9 @@ mod tests {
         }
     }
 
-    /// Missing values and those outside the valid range are those that `tidemill reduce` leaves out.
+    /// `tidemill reduce` leaves out the same values: missing values and values outside the valid range.
     #[test]
-    fn values_that_stand_for_none_are_not_in_the_span() {
+    fn span_excludes_missing_and_invalid_values() {
         let big = (1_i64 << 53) + 1;
         let said = [
             ("missing_value", Value::Int(vec![big])),

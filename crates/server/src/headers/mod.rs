@@ -50,7 +50,7 @@ mod tests {
     use super::by_name;
 
     #[test]
-    fn a_name_says_whether_a_header_is_read() {
+    fn by_name_recognises_extensions_of_headers() {
         for name in [
             "a.nc",
             "/x/y.NC",

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_fewer_may_read_do_not_count() {
+    fn zarr_shows_only_files_readable_by_caller() {
         let node = |uid: u32, mode: u32| {
             let mut node = Node::folder(7, mode, (uid, uid), 0);
             node.kind = Kind::File;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_are_known_by_name() {
+    fn is_metadata_recognises_zarr_metadata_names() {
         for name in ["zarr.json", "/a/zarr.json", "/a.zarr/.zattrs", ".zmetadata"] {
             assert!(is_metadata(name.as_bytes()), "{name}");
         }

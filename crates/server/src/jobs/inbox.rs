@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_by_what_there_is_to_tell() {
+    fn inbox_is_bounded_by_distinct_messages() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         for round in 0..1000 {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_that_nobody_waits_for_any_more_are_not_kept() {
+    fn inbox_drops_plans_without_waiting_caller() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         let mut answers = Vec::new();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stops_is_not_kept_waiting() {
+    fn inbox_rest_ends_at_once_on_stop() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         sender.send(finished(1)).unwrap();

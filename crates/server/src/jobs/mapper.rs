@@ -661,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_know_what_components_are_asked_for() {
+    fn kernel_and_core_agree_on_argument_names() {
         assert_eq!(tidemill_kernel::PARTIAL, tidemill_core::job::PARTIAL);
         assert_eq!(tidemill_kernel::MERGE, tidemill_core::job::MERGE);
     }
@@ -723,9 +723,10 @@ mod tests {
         wrong
     }
 
-    /// Every variable of every fixture, however the file is striped, per part and per piece: the values that the libraries read.
+    /// Checks every variable of every fixture against the values that the libraries read: however the file is striped,
+    /// per part and per piece.
     #[test]
-    fn what_components_get_is_what_the_libraries_read() {
+    fn mapped_components_hold_values_that_libraries_read() {
         let (mut right, mut wrong) = (0, Vec::new());
         for name in [
             "cdf1.nc",
@@ -786,9 +787,10 @@ mod tests {
         }
     }
 
-    /// Files with a few bytes changed: whatever their headers say then, it ends, and nothing beyond a file is read.
+    /// Changes a few bytes of each file. Whatever the headers say then, the mapping ends and reads nothing beyond a
+    /// file.
     #[test]
-    fn damaged_headers_lead_nowhere_else() {
+    fn map_of_damaged_header_never_reads_past_file() {
         let mut random = 7_u64;
         let mut next = move |below: usize| {
             random = random

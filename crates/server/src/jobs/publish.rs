@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn output_stays_in_its_folder_if_a_link_takes_the_place() {
+    fn output_stays_in_its_folder_if_link_takes_its_place() {
         for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
             let array = Array::new();
             let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_lost_if_its_folder_is_removed_and_a_link_takes_the_place() {
+    fn output_goes_to_lost_found_if_its_folder_is_removed() {
         // The link of user 1001 leads to a folder that user 1001 may not write, and that user 1002 may.
         for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
             let array = Array::new();
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_lost_if_the_right_to_write_is_lost() {
+    fn output_goes_to_lost_found_if_write_permission_is_lost() {
         let array = Array::new();
         let job = array.submitted(OTHER, "/shared/out/f", Links::All);
         array.chmod("/shared/out", 0o755);
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn link_that_a_submission_followed_goes_on_working() {
+    fn link_followed_at_submission_still_works_at_publication() {
         let array = Array::new();
         array.folder("/other/results", OTHER, 0o755);
         array.link("/shared/results", ONE, "/other/results");
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_taken_gets_a_suffix_in_the_same_folder() {
+    fn output_with_taken_name_gets_suffix_in_same_folder() {
         let array = Array::new();
         let job = array.submitted(ONE, "/one/out/f", Links::All);
         array.make("/one/out/f", Kind::File, (ONE, 0o644), "");
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_may_not_be_written_any_more_is_not_replaced() {
+    fn output_does_not_replace_file_without_write_permission() {
         let array = Array::new();
         let file = array.make("/shared/out/f", Kind::File, (ONE, 0o666), "");
         let mut job = array.submitted(OTHER, "/shared/out/f", Links::All);

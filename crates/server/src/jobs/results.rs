@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_has_sizes_of_data_and_objects_of_code() {
+    fn shape_has_sizes_of_data_and_objects_of_code() {
         let kernel = Kernel::Stored {
             input: "code".into(),
         };
@@ -585,9 +585,9 @@ mod tests {
         assert_eq!(other(|_| {}), one.key());
     }
 
-    /// A result of a part is never taken for that of the whole, nor for that of another part.
+    /// A result of a part is never offered for the whole, nor for another part.
     #[test]
-    fn what_is_read_of_an_input_is_part_of_the_key() {
+    fn result_key_includes_selection_of_input() {
         let kernel = Kernel::Builtin("max".into());
         let ranges = |part, end| Selection::ranges(part, &[0..end, 50..60]).unwrap();
         let selections = [
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_with_one_hash_get_one_first_object() {
+    fn objects_with_same_hash_share_first_object() {
         let (_folder, db) = database();
         learn(&db, 5, ONE).unwrap();
         learn(&db, 3, ONE).unwrap();
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_to_be_the_same_must_have_the_hash() {
+    fn result_of_unknown_input_requires_matching_hash() {
         let (_folder, db) = database();
         let kernel = Kernel::Builtin("max".into());
         let result = Made {

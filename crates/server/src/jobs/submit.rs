@@ -919,7 +919,7 @@ mod tests {
     use crate::limits::Limits;
 
     #[tokio::test]
-    async fn a_user_with_very_many_jobs_waits_and_others_do_not() {
+    async fn user_with_too_many_jobs_waits_and_others_do_not() {
         let dir = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
         let insert = |db: &rusqlite::Connection| {

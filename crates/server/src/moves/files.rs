@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_there_stays_and_the_rest_is_spread() {
+    fn spread_moves_only_excess_parts() {
         assert_eq!(spread_to(&[0, 1], &[2, 3], &[]), [(0, 0, 2), (1, 1, 3)]);
         assert_eq!(spread_to(&[0, 1], &[1, 2], &[]), [(0, 0, 2)]);
         assert_eq!(spread_to(&[0, 1], &[1, 0], &[]), []);
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_files_are_spread_by_their_bytes() {
+    fn spread_balances_whole_files_by_bytes() {
         let mut targets = [target(1), target(2)];
         let mut go = |size| {
             let whole = [Lies {
@@ -525,7 +525,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_element_has_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
+        fn spread_gives_each_element_at_most_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
             let elements: Vec<u32> = (from..from + count).collect();
             let goes = spread_to(&firsts, &elements, &[]);
             let mut after = firsts.clone();

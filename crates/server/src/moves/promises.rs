@@ -312,7 +312,7 @@ mod tests {
     use tidemill_core::id::ElementId;
 
     #[test]
-    fn one_user_is_not_promised_the_share_of_all_for_long() {
+    fn long_promises_of_one_user_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let site = Site {

@@ -172,7 +172,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn low_space_refuses_new_names_and_lets_others_go() {
+    fn low_space_refuses_new_names_and_allows_removals() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let create = |name: &str| {

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_told_in_order_from_any_cursor() {
+    fn arrivals_are_listed_in_order_from_any_cursor() {
         let folder = tempfile::tempdir().unwrap();
         let names = names(&folder);
         with(&names, |tx| make(tx, "/run", Kind::Directory, 0o755));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_folder_that_got_another_name_come_with_it() {
+    fn arrivals_follow_renamed_folder() {
         let folder = tempfile::tempdir().unwrap();
         let names = names(&folder);
         with(&names, |tx| {
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_hears_of_what_they_may_not_read_or_list() {
+    fn arrivals_hide_files_that_caller_cannot_read_or_list() {
         let folder = tempfile::tempdir().unwrap();
         let names = names(&folder);
         with(&names, |tx| {
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_ago_is_said() {
+    fn arrivals_report_missed_if_cursor_is_too_old() {
         let folder = tempfile::tempdir().unwrap();
         let names = names(&folder);
         let begin = now(&names);

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_one_request_are_bounded_and_pages_give_all() {
+    fn answers_of_one_request_are_bounded_and_paged() {
         let (_folder, names) = names();
         let target = "x/".repeat(2000);
         let links: Vec<_> = (0..1500)
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_are_left_for_other_users_and_the_array() {
+    fn one_user_leaves_readers_for_others_and_array() {
         let (_folder, names) = names();
         let database = names.database().clone();
         let (began, begun) = mpsc::channel();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_ends_look_ups_and_answers_of_users_only() {
+    fn budget_limits_look_ups_and_answers_of_users_only() {
         let budget = Budget::of(&user(7));
         for _ in 1..LOOK_UPS_MAX / COMPONENT {
             budget.look_up(COMPONENT).unwrap();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_user_never_has_all_shares() {
+    async fn shares_of_one_user_are_bounded() {
         let shares = Shares::new(3, 2);
         let first = shares.take(&user(7)).await;
         let second = shares.take_blocking(&user(7));

@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_later_is_not_waited_for() {
+    fn stage_waits_only_for_files_closed_before_request() {
         let mut tier = Tier::new();
         let first = tier.closed(5);
         let asked = tier.stage(0);
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_by_its_number_is_only_waited_for() {
+    fn stage_of_folder_by_number_only_waits() {
         let tier = Tier::new();
         let by_number = v1::StageRequest {
             folder: 1,
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_longer_together_than_a_number_can_say_are_counted() {
+    fn burst_sums_saturate_for_files_of_huge_total_length() {
         let mut tier = Tier::new();
         tier.sql(format!(
             "INSERT INTO promise(promise, ino, element, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
@@ -727,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_where_it_was_stored_has_not_drained() {
+    fn version_lost_from_storage_is_not_drained() {
         for way in 0..3 {
             // It lies in the tier first, or was brought there; and is stored once more, or not.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watchers_hear_of_others_and_not_of_themselves() {
+    async fn changes_skip_own_session() {
         let teller = Teller::new();
         let mut first = teller.changes();
         first.leave_out(1);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_one_writer_until_its_job_has_ended() {
+    fn claim_refuses_second_writer_until_job_ends() {
         let claims = Claims::default();
         let (first, second) = (JobId(1), JobId(2));
         claims.claim(first, &["/a", "/b"]).unwrap().keep();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_claimed_with_all_below_it() {
+    fn claim_of_folder_covers_all_paths_below() {
         let claims = Claims::default();
         let (first, second) = (JobId(1), JobId(2));
         claims.claim(first, &["/w/d/", "/w/f/g"]).unwrap().keep();

@@ -854,7 +854,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_fails_is_told_as_it_is_and_the_next_commit_is_tried_again() {
+    fn failed_commit_reports_cause_and_next_commit_retries() {
         let (_folder, database) = open();
         for (round, trip) in (0..).zip([Trip::Begin, Trip::Statement, Trip::Commit]) {
             database.trip(trip);
@@ -881,7 +881,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_database_ends_the_whole_transaction_and_says_so_to_all_who_are_in_it() {
+    fn full_database_fails_all_statements_of_transaction() {
         let (_folder, database) = open();
         fill(&database);
         // All three are in the queue before the writer can take the first.
@@ -908,7 +908,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_gives_its_reserve_and_takes_it_back() {
+    fn full_database_releases_reserve_and_restores_it() {
         let (folder, database) = open();
         let reserve = folder.path().join("server.reserve");
         let low = || database.low().load(Ordering::Relaxed);
@@ -924,7 +924,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_goes_on_after_its_transaction_was_ended_keeps_nothing() {
+    fn statements_after_failed_transaction_are_not_kept() {
         let (_folder, database) = open();
         fill(&database);
         let careless = |db: &Connection| {
@@ -942,7 +942,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failed_sync_nothing_is_promised_until_all_was_written_anew() {
+    fn failed_sync_blocks_durability_until_full_rewrite() {
         let (folder, database) = open();
         let path = folder.path().join("server.db");
         let no_sync = || {

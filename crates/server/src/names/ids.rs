@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_that_touch_are_one_and_go_when_used_up() {
+    fn adjacent_reservations_merge_and_end_when_used() {
         let (_folder, names) = names();
         let (ino, object) = reserved(&names, 7, (1, 1));
         for _ in 0..1000 {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_of_a_user_are_bounded() {
+    fn reservations_of_one_user_are_bounded() {
         let (_folder, names) = names();
         let first = reserved(&names, 9, (1, 1));
         let reserve = |db: &Connection| {

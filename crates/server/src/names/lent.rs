@@ -137,7 +137,7 @@ mod tests {
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]
-    fn what_was_lent_ends_with_the_rights_and_is_told_once_to_each() {
+    fn end_of_rights_is_sent_once_to_each_element() {
         let lent = Lent::default();
         let soon = clock::now_ns().unsigned_abs() + 1_000_000_000_000;
         lent.on_lent(7, (0, 70), soon);
@@ -189,7 +189,7 @@ mod tests {
         ino
     }
 
-    /// Guessed numbers tell nothing, and whoever wrote the version is answered again.
+    /// A guessed number reveals nothing, and the writer of the version is answered again.
     #[test]
     fn seal_answers_only_the_writer() {
         let folder = tempfile::tempdir().unwrap();
@@ -247,9 +247,9 @@ mod tests {
         assert!(matches!(seal(0), Answer::Attr(_)));
     }
 
-    /// Whoever opens a file at the very moment at which they may no more has no right that nobody ends.
+    /// A client that opens a file while its permission is being withdrawn gets no right that nobody ends.
     #[test]
-    fn nothing_is_lent_past_the_end_of_the_rights() {
+    fn nothing_is_lent_after_end_of_rights() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let ino = shown_to_all(&names);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_by_itself_is_neither_told_nor_kept() {
+    fn expired_loans_are_neither_sent_nor_kept() {
         let lent = Lent::default();
         lent.on_lent(7, (0, 70), 1);
         lent.on_rights_changed(7);

@@ -66,7 +66,7 @@ mod tests {
     use tidemill_wire::v1::{self, name_op::Op};
 
     #[test]
-    fn absolute_link_that_leads_nowhere_is_named() {
+    fn resolve_names_absolute_link_without_target() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let shared = names.shared().clone();

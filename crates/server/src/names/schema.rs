@@ -393,7 +393,7 @@ mod tests {
     use rusqlite::StatementStatus;
 
     #[test]
-    fn statements_are_prepared_once_whatever_is_bound() {
+    fn statements_are_prepared_once_for_any_bound_values() {
         let db = Connection::open_in_memory().unwrap();
         keep_statements(&db).unwrap();
         db.execute_batch("CREATE TABLE t(a INTEGER, b INTEGER, c INTEGER); CREATE INDEX t_a ON t(a) WHERE b <= 1; CREATE INDEX t_c ON t(c)")

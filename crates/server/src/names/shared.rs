@@ -528,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_stay_held_until_the_last_user_lets_go() {
+    fn objects_are_held_until_last_user_releases_them() {
         let shared = Shared::new(Key::new([0; 32]), Arc::default());
         shared.hold(1, (7, 70), 0);
         shared.hold(1, (7, 70), 0);

@@ -410,7 +410,7 @@ mod tests {
     use tidemill_wire::v1::name_op::Op;
 
     #[tokio::test]
-    async fn watchers_are_told_though_whoever_asked_has_gone_away() {
+    async fn watchers_hear_changes_after_requester_disconnected() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let mut changes = names.changes();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn durable_request_that_only_reads_syncs_the_journal() {
+    async fn durable_request_that_only_reads_syncs_journal() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let look = |durable| Request {

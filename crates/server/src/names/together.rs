@@ -871,7 +871,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_again_has_no_effect_again_in_spite_of_what_others_told_since() {
+    fn repeated_publications_have_no_second_effect() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(10), vec![]).unwrap();
@@ -903,7 +903,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_was_not_heard_says_all_with_its_seal() {
+    fn seal_of_unheard_writer_carries_all_its_extents() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         let seal = v1::Seal {
@@ -923,9 +923,9 @@ mod tests {
         assert_eq!(pieces, [extent(0, 5, 0, 0), extent(5, 20, 0, 10)]);
     }
 
-    /// The right to write a part says whose it is, so nobody gets it with the number of another file.
+    /// The right to write a part names the part's file, so the number of another file gives nobody that right.
     #[test]
-    fn new_version_of_another_file_gives_no_right_to_a_part() {
+    fn new_version_of_another_file_gives_no_right_to_part() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -964,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_part_of_the_truth_is_refused_and_changes_nothing() {
+    fn publish_of_invalid_part_is_refused_without_effect() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -1009,7 +1009,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_reach_an_element_are_holes_and_parts_without_bytes_go() {
+    fn seal_turns_missing_bytes_to_holes_and_drops_empty_parts() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(100), vec![]).unwrap();
@@ -1034,7 +1034,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_given_up_leaves_the_numbers_of_the_others() {
+    fn abandoned_part_keeps_numbers_of_other_parts() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(100), vec![]).unwrap();
@@ -1058,7 +1058,7 @@ mod tests {
     }
 
     #[test]
-    fn many_publications_are_put_together_and_who_knew_some_learns_all() {
+    fn publications_merge_and_reader_with_old_state_gets_all() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -1095,9 +1095,10 @@ mod tests {
         }
     }
 
-    /// Each writer tells of as many pieces as it may with its last word, all amid others, and is followed by another.
+    /// Each writer reports as many pieces as allowed with its last message, all amid those of others. Another writer
+    /// follows.
     #[test]
-    fn who_opens_a_file_of_too_many_pieces_is_refused_and_the_others_can_seal_it() {
+    fn open_of_file_with_too_many_pieces_fails_and_seal_succeeds() {
         const WORD: u64 = UNTOLD_MAX as u64;
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
@@ -1125,7 +1126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_wrote_in_the_burst_tier_leaves_nothing_there_when_it_goes() {
+    fn removal_of_shared_file_clears_burst_tier() {
         let tier = "SELECT object FROM burst ORDER BY object";
         for again in [false, true] {
             let mut bench = Bench::new();
@@ -1162,7 +1163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_could_not_come_to_a_file_gets_none_of_its_pieces_by_its_number() {
+    fn pieces_are_refused_without_access_to_file() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         let version = bench.publish((5, ino, one), Some(10), vec![]);
@@ -1204,7 +1205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_removed_while_several_write_it_leaves_nothing() {
+    fn unlink_during_shared_write_leaves_no_rows() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(10), vec![]).unwrap();

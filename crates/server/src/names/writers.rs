@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_silent_for_too_long_is_given_up_and_one_that_says_so_is_not() {
+    fn silent_client_is_expired_and_responding_one_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         names.add_element(ElementId(3));

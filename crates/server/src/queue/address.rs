@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_read_and_printed_without_its_password() {
+    fn address_is_parsed_and_printed_without_password() {
         let address: Address =
             "nats://me:s%40%2Cx@[::1]:4222,tls://me:s%40%2Cx@b.example:4223?replicas=3"
                 .parse()
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_without_repeating_it() {
+    fn invalid_address_is_refused_without_repeating_secret() {
         for text in [
             "",
             "hush:4222",

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_given_once_and_never_below_a_file() {
+    fn tree_gives_path_once_and_never_below_file() {
         let mut tree = Tree::new(100, (0, 0));
         let cases: [(&[u8], &[u8], bool); 9] = [
             (b"/a/b", b"/a/b", true),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_lie_in_each_other_are_found() {
+    fn rebuild_detects_directory_cycles() {
         let mut tree = Tree::new(100, (0, 0));
         for ino in [2, 3, 4] {
             tree.add(Node::folder(ino, 0o755, (0, 0), 1));

@@ -87,7 +87,7 @@ mod tests {
     use tidemill_kernel::array::Dtype;
 
     #[test]
-    fn an_answer_is_as_other_libraries_write_it() {
+    fn answer_has_cbor_form_of_other_libraries() {
         let reduced = Reduced {
             dtype: Dtype::Int16,
             shape: vec![2, 300],

@@ -300,7 +300,7 @@ mod tests {
     use tidemill_core::layout::{Part, Striped};
 
     #[test]
-    fn the_element_with_most_bytes_is_asked_and_gets_the_others() {
+    fn element_with_most_bytes_is_asked_and_fetches_others() {
         let part = |object, size| Part::on(ObjectId(object), size, ElementId(0));
         let whole = Layout::Whole(part(1, 100));
         let held = |offset, length| Piece::Held { offset, length };

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_today_s_clients_send_is_understood() {
+    fn request_of_current_clients_is_parsed() {
         let asked = parse(
             r#", "byte_order": "big", "offset": 8, "size": 100, "shape": [5, 10], "axis": [0, 1], "order": "F",
                "selection": [[0, 5, 1], [-1, 0, -2]], "compression": {"id": "zlib"},
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_request_reports_reason() {
         for (more, words) in [
             (r#", "shapes": [3]"#, "unknown field `shapes`"),
             (r#", "size": 8, "shape": [3]"#, "12"),

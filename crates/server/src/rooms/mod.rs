@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_end_when_their_time_has_come_and_when_the_last_member_is_not_heard_of() {
+    fn rooms_end_by_time_or_after_last_member() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         for (name, ttl) in [("time", 40), ("alone", 0), ("program", 0), ("person", 0)] {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_of_a_users_rooms_are_bounded_together() {
+    fn quotas_of_rooms_of_one_user_are_bounded_together() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         names.shared().limits.set(crate::limits::Limits {
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_of_one_user_leave_some_to_others() {
+    fn channels_of_one_user_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let room = v1::CreateRoomRequest {
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_is_removed_in_pieces_however_deep_it_is() {
+    fn deep_room_is_removed_in_bounded_commits() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         create(&names, "r", 0);
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_of_rooms_is_no_room_and_stays() {
+    fn folder_moved_out_of_room_outlives_room() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         create(&names, "r", 10);
@@ -592,9 +592,9 @@ mod tests {
         assert_eq!(rooms(&names, 20), ["r"]);
     }
 
-    /// A name service, a machine that slept, a server that was away: nobody is gone because nobody listened.
+    /// The name service slept, or the server was offline: no member is removed while the server did not listen.
     #[tokio::test]
-    async fn members_are_not_gone_because_nobody_listened() {
+    async fn members_stay_while_server_does_not_listen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
@@ -622,9 +622,10 @@ mod tests {
         assert!(at(&names, 0, |tx| tx.rooms_shown()).is_empty());
     }
 
-    /// A file is made, sealed or moved in all orders: who waits for it is woken by that, and by nothing else.
+    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else
+    /// does.
     #[tokio::test]
-    async fn who_waits_is_woken_by_what_brings_the_file() {
+    async fn waiter_is_woken_by_arrival_of_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());

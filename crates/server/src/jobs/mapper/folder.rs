@@ -412,9 +412,10 @@ mod tests {
         }
     }
 
-    /// Versions 2 and 3, shards, consolidated or not, whole files and striped ones: what zarr-python reads.
+    /// Checks versions 2 and 3, shards, consolidated or not, whole files and striped files, against the values that
+    /// zarr-python reads.
     #[test]
-    fn what_components_get_of_a_folder_is_what_the_library_reads() {
+    fn mapped_zarr_components_hold_values_that_zarr_python_reads() {
         let mut right = 0;
         for name in ["two.zarr", "three.zarr", "consolidated.zarr"] {
             let told = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_zarr_or_can_not_be_read_is_told_with_its_path() {
+    fn map_of_bad_zarr_reports_path() {
         let told = |here: &Here, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
         let good = here("three.zarr", false);
         assert!(told(&good, "netcdf:tas").contains("is a folder"));
@@ -487,9 +488,9 @@ mod tests {
         }
     }
 
-    /// A folder with so many chunks of one byte: components have bounds whatever lies there.
+    /// A folder with thousands of chunks of one byte: the size of a component is bounded for any number of chunks.
     #[test]
-    fn thousands_of_chunks_are_in_components_of_bounded_size() {
+    fn zarr_with_thousands_of_chunks_gets_bounded_components() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
         let array = serde_json::json!({

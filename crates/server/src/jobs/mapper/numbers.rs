@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_pass_over_what_the_file_says_is_missing() {
+    fn kernels_skip_missing_values_declared_in_file() {
         let fill = ("_FillValue", Value::Int(vec![-9]));
         let also = ("missing_value", Value::Int(vec![-8]));
         let ints = variable(Kind::Int, 4, &[fill, also]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_task_says_is_missing_is_followed() {
+    fn missing_value_set_by_task_overrides_file() {
         let wrong = ("missing_value", Value::Text("-9".into()));
         let ints = variable(Kind::Int, 2, &[wrong]);
         let refused = args("mean dtype=i16", &ints).unwrap_err();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_would_read_another_type_is_refused() {
+    fn kernel_with_other_dtype_than_variable_is_refused() {
         let unsigned = ("_Unsigned", Value::Text("true".into()));
         let bytes = variable(Kind::Int, 1, &[unsigned]);
         let refused = args("max dtype=i8", &bytes).unwrap_err();

@@ -408,9 +408,9 @@ mod tests {
             {"bytes":[[100,190]],"start":[0,0]},{"bytes":[[5000,5009]],"start":[2,50],"shape":[2,40],"codecs":["zstd"]}]}"#,
     ];
 
-    /// Each piece is all of a file of 2000 extents.
+    /// Each piece is the whole of a file of 2000 extents.
     #[test]
-    fn extents_that_a_map_may_cross_are_bounded() {
+    fn map_bounds_number_of_extents() {
         let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, ElementId(id));
         let extent = |number: u64| Extent {
             offset: number,
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_bytes_that_it_says() {
+    fn pieces_have_exactly_the_printed_byte_ranges() {
         let layout = striped();
         let ranges = |map: &Map| {
             let all = map.components.iter();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_pieces_and_no_more() {
+    fn map_bounds_number_of_pieces() {
         let of = |count: usize| {
             let pieces = vec![r#"{"bytes":[[0,1]]}"#; count].join(",");
             let text = format!(r#"{{"version":1,"overlap":true,"pieces":[{pieces}]}}"#);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_printed_no_byte_beyond_the_file_is_meant() {
+    fn map_of_any_printed_text_stays_within_file() {
         let mut random = 3_u64;
         let mut next = move |below: usize| {
             random = random

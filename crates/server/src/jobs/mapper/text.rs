@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_line_is_read_once_whatever_the_stripes() {
+    fn csv_lines_are_read_once_for_any_striping() {
         let mut text = "# by hand\nname,x\n".to_owned();
         for number in 0..200_i64 {
             writeln!(text, "\"n,{number}\",{}", number * number).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told() {
+    fn map_of_missing_csv_variable_reports_reason() {
         let layout = |text: &[u8]| lies(text.len() as u64, 4096, 3);
         for (text, said, why) in [
             (&b"a,b\n1,2\n"[..], "c", "no variable c; there are a, b"),

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_a_range_without_gaps() {
+    fn pieces_cover_range_without_gaps() {
         let step = PIECE_BYTES as u64;
         let all: Vec<_> = pieces(5..2 * step + 7).collect();
         assert_eq!(

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_that_differ_are_told() {
+    fn clock_difference_is_reported() {
         let second = 1_000_000_000;
         let clocks = Clocks::default();
         assert_eq!(clocks.trouble(7), "", "nothing is known yet");

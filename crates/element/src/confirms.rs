@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn many_askers_cause_one_read() {
+    async fn concurrent_confirms_cause_one_read() {
         let confirms = Arc::new(Confirms::default());
         let reads = Arc::new(AtomicUsize::new(0));
         let (go, wait) = mpsc::channel::<()>();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_user_has_one_read_which_ends_when_nobody_waits() {
+    async fn user_has_one_read_that_ends_without_waiters() {
         let confirms = Arc::new(Confirms::default());
         let begun = Arc::new(AtomicUsize::new(0));
         let ask = |uid, object| {

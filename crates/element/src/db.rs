@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_change_takes_nothing_of_its_group_with_it() {
+    async fn failed_write_does_not_affect_its_group() {
         let (_folder, db) = open();
         let (one, again, two) = tokio::join!(
             db.write(false, insert(1)),
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stopped_database_has_kept_all_and_refuses_more() {
+    async fn stopped_database_keeps_writes_and_refuses_more() {
         let (folder, db) = open();
         for id in 0..100 {
             db.submit(false, insert(id), drop);
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_without_the_log_says_so_until_the_element_stops() {
+    fn database_copy_without_log_is_detected_until_stop() {
         let (folder, db) = open();
         let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
         assert_eq!(copied(folder.path()), [1]);
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_a_newer_release_is_refused() {
+    fn database_of_newer_release_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("element.db");
         Connection::open(&path)

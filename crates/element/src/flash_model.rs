@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_goes_on_where_it_was() {
+    fn decoded_snapshot_continues_identically() {
         let mut book = book();
         let mut again = Book::decode(&book.encode(64 * MIB), 64 * MIB).unwrap();
         assert_eq!(again.report(), book.report());
@@ -430,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_of_version_1_is_read() {
+    fn snapshot_of_version_1_is_read() {
         let kept = include_bytes!("../tests/fixtures/flash.v1");
         let book = Book::decode(kept, 64 * MIB).unwrap();
         assert_eq!(book.report(), self::book().report());
     }
 
     #[test]
-    fn a_snapshot_that_is_not_whole_or_not_ours_is_refused() {
+    fn truncated_or_foreign_snapshot_is_refused() {
         let good = book().encode(64 * MIB);
         for length in [0, 20, 60, good.len() - 1] {
             Book::decode(&good[..length], 64 * MIB).unwrap_err();
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ledger_has_no_room_for_is_left_out_and_told() {
+    fn object_beyond_ledger_capacity_is_left_out_and_counted() {
         let mut book = Book::new(MIB).unwrap();
         book.wrote(1, MIB / 2);
         book.wrote(2, MIB);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_book_that_is_behind_is_brought_up_to_date() {
+    fn reconcile_updates_outdated_ledger() {
         let mut book = book();
         let before = book.report();
         let objects: Vec<_> = (10..=21).map(ObjectId).collect();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn events_beyond_the_bound_are_left_out_and_told() {
+    fn events_over_limit_are_left_out_and_counted() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(&folder.path().join("element.db")).unwrap();
         let store = FolderStore::open(folder.path(), None).unwrap();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_no_model_is_of_has_none() {
+    fn model_without_capacity_reports_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::open(&folder.path().join("element.db")).unwrap();
         let store = FolderStore::open(folder.path(), None).unwrap();

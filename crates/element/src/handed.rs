@@ -148,9 +148,9 @@ impl Handed {
 mod tests {
     use super::*;
 
-    /// What does not fit is not taken, what goes makes room, and what was there is found again.
+    /// A file that does not fit is refused, a removal frees its memory, and files from before are found again.
     #[test]
-    fn memory_takes_what_fits_and_gives_back_what_goes() {
+    fn handed_memory_is_bounded_and_found_after_restart() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join(FOLDER)).unwrap();
         let made = folder.path().join("made");

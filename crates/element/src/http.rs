@@ -1062,7 +1062,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_that_is_too_large_for_its_device_is_told_from_a_failed_device() {
+    fn too_large_file_has_other_status_than_failed_device() {
         let status = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let path = std::path::Path::new("/f");

@@ -824,7 +824,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_never_came_ends_when_it_is_given_up() {
+    fn abort_of_unknown_label_finishes_it() {
         let (labels, mut writer, mut told) = opened(&in_memory());
         labels.abort(LabelId(7));
         assert!(writer.turn());
@@ -837,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_goes_back_unless_it_has_begun() {
+    fn recall_returns_label_unless_started() {
         let (labels, mut writer, mut told) = opened(&in_memory());
         labels.accept(vec![label(7), label(8)]);
         assert!(writer.turn());
@@ -861,7 +861,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_that_finds_no_room_is_told_once_it_is_kept() {
+    fn outcome_is_reported_only_after_it_is_stored() {
         let disk = in_memory();
         let (labels, mut writer, mut told) = opened(&disk);
         labels.accept(vec![label(7)]);

@@ -235,9 +235,10 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
 
-    /// Whoever has made it, and whatever it leads to: nothing of others is used, and a link that leads nowhere is made whole.
+    /// The memory of another user is never used, whatever made the folder and wherever its link leads. A dangling link
+    /// is repaired.
     #[test]
-    fn a_folder_of_shared_memory_is_ours_and_found_again() {
+    fn shared_memory_folder_must_be_own_and_is_reused() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("element-999");
         shared(&folder, PRIVATE).unwrap();
@@ -260,9 +261,10 @@ mod tests {
         }
     }
 
-    /// Kernels of root's elements are other users: they come to what is in memory whoever may pass through the folders above.
+    /// Kernels of root's elements run as other users. They reach the memory whatever the modes of the folders above
+    /// are.
     #[test]
-    fn what_tasks_hand_on_is_where_all_users_come() {
+    fn handed_folder_is_reachable_by_all_users() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

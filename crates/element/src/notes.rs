@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_known_when_the_server_has_noted_it() {
+    fn path_is_known_after_note_of_server() {
         let (_folder, db) = database();
         let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
         let noted = |change, object, path: &str| v1::NameNote {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_replaces_attributes_that_a_client_told() {
+    fn note_replaces_attributes_set_by_client() {
         let (_folder, db) = database();
         for id in [5_u64, 6] {
             seal(&db, id, 3);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_the_server_was_given_is_compared() {
+    fn note_compares_length_given_to_server() {
         let (_folder, db) = database();
         seal(&db, 5, 7);
         let size = crate::records::sum(&db, ObjectId(5)).unwrap().unwrap().size;
@@ -426,10 +426,10 @@ mod tests {
         }
     }
 
-    /// A client of an earlier release told that an object is a part of another user's file, and the server notes that it is all of
-    /// a file.
+    /// A client of an earlier release declared an object to be a part of another user's file. The server notes that the
+    /// object is a whole file.
     #[test]
-    fn a_note_about_a_whole_object_removes_the_part_that_a_client_told() {
+    fn note_of_whole_object_removes_part_set_by_client() {
         let (_folder, db) = database();
         seal(&db, 5, 7);
         let part = PartOf {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_an_earlier_release_noted_is_named_by_its_folders() {
+    fn object_of_old_note_is_named_by_its_folders() {
         let (_folder, db) = database();
         let old = |id: u64, inode| {
             seal(&db, id, inode);
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_change_holds() {
+    fn note_with_highest_change_wins() {
         let (_folder, db) = database();
         seal(&db, 5, 7);
         assert_eq!(
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_goes_with_its_object_and_a_removal_is_known_as_long_as_that_is_there() {
+    fn note_is_removed_with_last_object_of_its_inode() {
         let (_folder, db) = database();
         for id in [5, 6] {
             seal(&db, id, 7);

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_meter_that_lies_or_hangs_measures_nothing() {
+    fn meter_with_bad_output_or_hang_measures_nothing() {
         let read = |line: &str| command(line, Duration::from_millis(500));
         assert_eq!(read("echo 63.5"), Ok(63_500));
         for line in [
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_processors_are_summed_and_one_that_begins_anew_is_left_out() {
+    fn power_counters_are_summed_and_reset_ones_skipped() {
         let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
         assert_eq!(counters.read(&mut before), None);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_goes_round_goes_on() {
+    fn power_counter_that_wraps_continues() {
         let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
         counters.set("intel-rapl:0", "262143328800");

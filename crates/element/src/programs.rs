@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_told_again_when_it_comes_or_goes() {
+    fn found_programs_are_reported_again_on_change() {
         let programs = Programs::default();
         let question = v1::FindPrograms {
             request: 7,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn however_much_is_asked_for_it_keeps_a_bounded_number_of_names() {
+    fn programs_keep_bounded_number_of_names() {
         let programs = Programs::default();
         let names = (0..2 * NAMES_MAX).map(|n| n.to_string()).collect();
         let question = v1::FindPrograms { request: 1, names };

@@ -36,7 +36,7 @@ mod tests {
     use tidemill_core::id::ElementId;
 
     #[test]
-    fn those_of_before_are_no_good_and_those_of_after_are() {
+    fn capability_from_before_revocation_is_refused() {
         let of = |object, expires_at_ns| Capability {
             object: ObjectId(object),
             element: ElementId(0),

@@ -621,7 +621,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_lacks_at_a_moment_is_no_damage() {
+    fn lack_of_resources_is_not_damage() {
         let of = |errno| Problem::of(&std::io::Error::from_raw_os_error(errno));
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
             assert!(matches!(of(errno), Problem::Unknown(_)), "{errno}");

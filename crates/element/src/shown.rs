@@ -85,7 +85,7 @@ mod tests {
     use tidemill_core::id::ElementId;
 
     #[test]
-    fn only_what_is_allowed_is_shown_and_no_secrets() {
+    fn only_allowed_folders_are_shown_and_no_secrets() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let at = |path: &str| root.join(path).to_str().unwrap().to_owned();

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_all_the_time_is_told_by_itself_and_anything_else_with_the_whole() {
+    fn standing_is_sent_alone_unless_other_fields_change() {
         let told = v1::Element {
             element: 3,
             running: 1,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn history_and_counters_outlive_a_restart() {
+    fn history_and_counters_survive_restart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("element.db");
         drop(crate::db::Db::open(&path).unwrap());

@@ -86,7 +86,7 @@ fn spoil(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_come_at_once_and_what_is_wrong_with_one_harms_no_other() {
+async fn many_copies_arrive_and_one_failure_affects_no_other() {
     for in_place in [false, true] {
         let mut two = two(|config| config.in_place = in_place).await;
         let objects: Vec<u64> = (0x100..0x200).collect();
@@ -130,7 +130,7 @@ async fn many_come_at_once_and_what_is_wrong_with_one_harms_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_full_takes_what_fits_and_says_so() {
+async fn full_element_takes_copies_that_fit_and_reports_others() {
     let mut two = two(|config| {
         config.capacity_bytes = (config.element == ElementId(2)).then_some(100_000);
     })
@@ -159,7 +159,7 @@ async fn an_element_that_is_full_takes_what_fits_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_many_can_be_given_up() {
+async fn single_copy_of_many_can_be_aborted() {
     let mut two = two(|_| {}).await;
     for object in 1..=100 {
         put(&two.elements[0], object, &bytes(object)).await;
@@ -185,7 +185,7 @@ async fn one_of_many_can_be_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_given_without_the_right_to_it() {
+async fn copy_without_capability_is_refused() {
     let (_folder, _server, element, _connection) = element_with(b"own").await;
     for object in [5, 6, 7] {
         put(&element, object, &bytes(object)).await;
@@ -239,7 +239,7 @@ impl Drop for Killed {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_killed_again_and_again_has_all_copies_in_the_end() {
+async fn element_killed_repeatedly_ends_with_all_copies() {
     let folders = [folder(), folder()];
     let mut server = FakeServer::start().await;
     let source = Element::start(config(1, folders[0].path(), &server)).await;

@@ -34,7 +34,7 @@ async fn model(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writes_overwrites_and_removals_are_in_the_status() {
+async fn status_counts_writes_overwrites_and_removals() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(small(folder.path(), &server)).await.unwrap();
@@ -105,7 +105,7 @@ async fn writes_overwrites_and_removals_are_in_the_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holes_of_sealed_files_and_outputs_count_nowhere_as_written() {
+async fn holes_of_sealed_files_are_not_counted_as_written() {
     const DATA: u64 = 8192;
     let folder = folder();
     let mut server = FakeServer::start().await;
@@ -161,7 +161,7 @@ async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_element_goes_on_from_its_snapshot_and_its_objects() {
+async fn killed_element_resumes_from_snapshot_and_objects() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let mut child = spawn(folder.path(), &server);
@@ -194,7 +194,7 @@ async fn a_killed_element_goes_on_from_its_snapshot_and_its_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_or_missing_snapshot_is_begun_anew_from_the_objects() {
+async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let snapshot = folder.path().join("flash");
@@ -259,7 +259,7 @@ async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pulled_copy_is_written_and_a_link_is_not() {
+async fn pulled_copy_counts_as_written_and_link_does_not() {
     let copied = written_by_a_pull(false).await;
     assert_eq!(copied, (MIB as u64 + 8, MIB as u64 + 4096));
     assert_eq!(written_by_a_pull(true).await, (8, 4096));

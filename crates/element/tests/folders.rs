@@ -42,7 +42,7 @@ fn objects(folder: &std::path::Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_files_of_a_folder_are_sealed_with_the_other_outputs() {
+async fn files_of_folder_output_are_sealed_with_other_outputs() {
     let (folder, _server, element, mut connection) = element().await;
     let script = "cd out/cube; mkdir -p a/b empty; echo 0 > a/b/0.0; printf '{}' > .zattrs; cp ../../in z; ln z a/copy; \
                   chmod 0 z a/b; cd ../..; echo other > other";
@@ -66,7 +66,7 @@ async fn all_files_of_a_folder_are_sealed_with_the_other_outputs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_be_kept_fails_the_task_and_leaves_nothing() {
+async fn invalid_folder_output_fails_task_and_leaves_nothing() {
     let (folder, _server, element, mut connection) = element().await;
     let deep = "d/".repeat(DEPTH_MAX + 1);
     let long = "x".repeat(250);
@@ -137,9 +137,9 @@ async fn what_can_not_be_kept_fails_the_task_and_leaves_nothing() {
     element.stop().await;
 }
 
-/// Ended between two files of a folder: those that it had taken already are nobody's.
+/// The element ends between two files of a folder. The files that it had taken already are removed.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_a_first_run_are_not_left_behind() {
+async fn files_of_first_run_are_removed_after_rerun() {
     let (folder, mut server, element, mut connection) = element().await;
     connection.labels(&[label(1, "sleep 100")]);
     connection.running(1).await;
@@ -159,9 +159,9 @@ async fn files_of_a_first_run_are_not_left_behind() {
     element.stop().await;
 }
 
-/// What fits in part is not kept in part.
+/// No part of the folder is kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_that_does_not_fit_leaves_all_its_room() {
+async fn folder_over_capacity_releases_all_its_space() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let mut small = config(1, folder.path(), &server);

@@ -156,12 +156,12 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_tmpfs_takes_no_bytes_but_seals_removes_and_starts() {
+async fn full_tmpfs_refuses_bytes_but_seals_removes_and_starts() {
     a_full_device_takes_no_bytes_but_seals_removes_and_starts("tmpfs").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_ext4_takes_no_bytes_but_seals_removes_and_starts() {
+async fn full_ext4_refuses_bytes_but_seals_removes_and_starts() {
     a_full_device_takes_no_bytes_but_seals_removes_and_starts("ext4").await;
 }
 
@@ -174,7 +174,7 @@ fn spawn(folder: &Path, server: &FakeServer) -> std::process::Child {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_killed_on_a_full_device_starts_again() {
+async fn element_killed_on_full_device_starts_again() {
     for kind in ["tmpfs", "ext4"] {
         let Some(device) = Device::new(kind) else {
             return;
@@ -205,7 +205,7 @@ async fn an_element_killed_on_a_full_device_starts_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_whose_writer_is_lost_can_not_be_written_by_who_still_has_it_open() {
+async fn seal_after_lost_writer_blocks_its_open_file() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))
@@ -253,7 +253,7 @@ async fn an_object_whose_writer_is_lost_can_not_be_written_by_who_still_has_it_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outputs_that_were_not_kept_go() {
+async fn outputs_without_commit_are_removed() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let mut child = spawn(folder.path(), &server);
@@ -283,7 +283,7 @@ async fn outputs_that_were_not_kept_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_that_fails_says_what_is_gone_all_the_same() {
+async fn failed_removal_reports_objects_removed_before() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))

@@ -99,7 +99,7 @@ fn path(object: u64) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_are_written_sealed_and_read_in_ranges() {
+async fn object_is_written_sealed_and_read_in_ranges() {
     let (folder, element, _connection) = started(|_| ()).await;
     let all = capability(1, 5, ALL);
     let read = capability(1, 5, rights::READ);
@@ -174,7 +174,7 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_of_an_object_come_in_one_answer() {
+async fn ranges_of_object_come_in_one_answer() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"0123456789").await;
     let read = capability(1, 5, rights::READ);
@@ -234,7 +234,7 @@ async fn ranges_of_an_object_come_in_one_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unsealed_object_can_be_synced_and_written_further() {
+async fn unsealed_object_can_be_synced_and_extended() {
     let (_folder, element, _connection) = started(|_| ()).await;
     let all = capability(1, 5, ALL);
     let target = format!("{}/sync", path(5));
@@ -256,7 +256,7 @@ async fn an_unsealed_object_can_be_synced_and_written_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_begins_as_a_copy_of_a_sealed_one() {
+async fn object_begins_as_copy_of_sealed_object() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"one and two").await;
     let all = capability(1, 6, ALL);
@@ -294,7 +294,7 @@ async fn an_object_begins_as_a_copy_of_a_sealed_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sealed_object_never_changes() {
+async fn sealed_object_never_changes() {
     let (_folder, element, mut connection) = started(|_| ()).await;
     put(&element, 5, b"for ever").await;
     let all = capability(1, 5, ALL);
@@ -326,7 +326,7 @@ async fn a_sealed_object_never_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_request_needs_its_own_capability() {
+async fn request_without_matching_capability_is_refused() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"secret").await;
     let key = tidemill_wire::capability::Key::new(KEY);
@@ -395,7 +395,7 @@ async fn every_request_needs_its_own_capability() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_written_in_place_are_sealed_many_at_once() {
+async fn objects_written_in_place_are_sealed_in_batch() {
     let (folder, element, _connection) = started(|_| ()).await;
     let mut items = Vec::new();
     for object in 10..200_u64 {
@@ -474,7 +474,7 @@ fn recorded(element: &Element, object: u64) -> BTreeMap<u32, Vec<u8>> {
     rows.unwrap().map(Result::unwrap).collect()
 }
 
-/// An element records what the server has signed, whatever a client tells when it seals.
+/// An element records the attributes that the server has signed, whatever the client sends with its seal.
 #[tokio::test(flavor = "multi_thread")]
 async fn seal_records_signed_attributes_not_the_clients() {
     let (_folder, element, _connection) = started(|_| ()).await;
@@ -581,7 +581,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_keep_attributes_on_pages_of_their_own() {
+async fn clients_can_set_attributes_only_on_their_own_pages() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"x").await;
     let all = capability(1, 5, ALL);
@@ -625,7 +625,7 @@ async fn clients_keep_attributes_on_pages_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_element_refuses_writes_and_outputs_until_room_is_made() {
+async fn full_element_refuses_writes_until_space_is_freed() {
     let (_folder, element, mut connection) =
         started(|config| config.capacity_bytes = Some(100_000)).await;
     put(&element, 5, &vec![1; 60_000]).await;
@@ -680,7 +680,7 @@ async fn a_full_element_refuses_writes_and_outputs_until_room_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_can_be_watched_while_they_run_and_after() {
+async fn tasks_are_listed_while_running_and_after_end() {
     let (_folder, element, mut connection) = started(|_| ()).await;
     put(&element, 5, b"x").await;
     let script = "echo begun >&2; cat gate > out; exec sleep 1000";
@@ -749,7 +749,7 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_shows_no_right_is_refused_before_the_body_comes() {
+async fn invalid_capability_is_refused_before_body() {
     let (_folder, element, _connection) = started(|_| ()).await;
     let address = element.url().strip_prefix("http://").unwrap();
     let forged = {
@@ -774,10 +774,11 @@ async fn who_shows_no_right_is_refused_before_the_body_comes() {
     element.stop().await;
 }
 
-/// A channel is there only by the server's word, for those only who may, and takes nothing but messages; it goes by the server's
-/// word, too.
+/// A channel exists only if the server has announced it, and only for clients with the right. It takes nothing but
+/// messages. It is
+/// removed when the server no longer announces it.
 #[tokio::test(flavor = "multi_thread")]
-async fn channels_take_messages_from_those_who_may() {
+async fn channel_accepts_messages_only_with_capability() {
     let (folder, element, connection) = started(|_| ()).await;
     let told = |channels: Vec<(u64, u64)>| {
         let channels = channels.into_iter();

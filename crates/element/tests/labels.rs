@@ -15,7 +15,7 @@ async fn element() -> (tempfile::TempDir, FakeServer, Element, Connection) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_runs_over_its_input_and_its_output_is_sealed() {
+async fn program_reads_input_and_output_is_sealed() {
     let (folder, _server, element, mut connection) = element().await;
     let label = program_label(1, SHELL, &["-c", "wc -l < in.txt > counts/out.txt; id -u"])
         .input("in.txt", 1, 1)
@@ -42,7 +42,7 @@ async fn a_program_runs_over_its_input_and_its_output_is_sealed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chain_runs_in_order_and_breaks_as_a_whole() {
+async fn chained_labels_run_in_order_and_fail_together() {
     let (_folder, _server, element, mut connection) = element().await;
     connection.labels(&[
         program_label(1, SHELL, &["-c", "cat in > out"])
@@ -74,7 +74,7 @@ async fn a_chain_runs_in_order_and_breaks_as_a_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outcomes_are_sent_again_until_they_are_acknowledged() {
+async fn outcome_is_resent_until_acknowledged() {
     let (_folder, mut server, element, mut connection) = element().await;
     // It appends to nothing but its output: run twice it would still be told by the times.
     let label = program_label(1, SHELL, &["-c", "date +%N > out"]).output("out", 2);
@@ -103,7 +103,7 @@ async fn outcomes_are_sent_again_until_they_are_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_outputs_are_failures_that_say_why() {
+async fn bad_outputs_fail_task_with_reason() {
     let (folder, _server, element, mut connection) = element().await;
     let run = |id, script: &str| {
         program_label(id, SHELL, &["-c", script])
@@ -140,7 +140,7 @@ async fn bad_outputs_are_failures_that_say_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_run_says_so() {
+async fn unrunnable_label_fails_with_reason() {
     let (_folder, _server, element, mut connection) = element().await;
     let mut builtin = program_label(4, "", &[]);
     analyse(&mut builtin).kernel = Some(v1::Kernel {
@@ -173,7 +173,7 @@ async fn what_can_not_run_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_can_be_given_up_before_and_while_they_run() {
+async fn labels_can_be_aborted_before_and_during_run() {
     let (_folder, _server, element, mut connection) = element().await;
     let long = |id| program_label(id, "sleep", &["1000"]);
     connection.labels(&[
@@ -213,7 +213,7 @@ fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_starts_when_all_that_it_needs_is_free() {
+async fn label_starts_when_all_its_resources_are_free() {
     let (_folder, _server, element, mut connection) = element().await;
     let long = |id| program_label(id, "sleep", &["1000"]);
     let status = connection.status(|status| status.memory_bytes > 0).await;
@@ -254,7 +254,7 @@ async fn a_label_starts_when_all_that_it_needs_is_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_that_come_or_go_are_told_and_a_label_without_its_program_is_given_back() {
+async fn program_changes_are_reported_and_label_without_it_returns() {
     let (_folder, _server, element, mut connection) = element().await;
     let place = folder();
     let program = place.path().join("tool");
@@ -282,7 +282,7 @@ async fn programs_that_come_or_go_are_told_and_a_label_without_its_program_is_gi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folders_that_come_or_go_are_told_and_none_is_shown_that_leads_elsewhere() {
+async fn folder_changes_are_reported_and_links_out_are_hidden() {
     let (folder, place) = (folder(), folder());
     let mut server = FakeServer::start().await;
     let mut config = config(1, folder.path(), &server);
@@ -333,7 +333,7 @@ async fn folders_that_come_or_go_are_told_and_none_is_shown_that_leads_elsewhere
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kernel_that_takes_too_long_or_writes_too_much_is_killed() {
+async fn kernel_over_time_or_output_limit_is_killed() {
     let (_folder, _server, element, mut connection) = element().await;
     let mut slow = program_label(1, "sleep", &["1000"]);
     analyse(&mut slow).time_ns_max = 200_000_000;
@@ -352,7 +352,7 @@ async fn a_kernel_that_takes_too_long_or_writes_too_much_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_tasks_all_come_back() {
+async fn thousand_tasks_all_end() {
     let (_folder, _server, element, mut connection) = element().await;
     let labels: Vec<v1::Label> = (1..=1000)
         .map(|id| program_label(id, "true", &[]))
@@ -372,7 +372,7 @@ async fn a_thousand_tasks_all_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_learns_which_programs_there_are() {
+async fn find_programs_reports_found_and_missing() {
     let (_folder, _server, element, mut connection) = element().await;
     connection.send(v1::to_element::Message::FindPrograms(v1::FindPrograms {
         request: 4,
@@ -393,7 +393,7 @@ async fn the_server_learns_which_programs_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_are_removed_and_copied_while_kernels_have_all_cores() {
+async fn remove_and_copy_run_while_kernels_use_all_cores() {
     let (_folder, _server, element, mut connection) = element().await;
     put(&element, 2, b"x").await;
     let busy: Vec<v1::Label> = (1..=2)
@@ -419,7 +419,7 @@ async fn objects_are_removed_and_copied_while_kernels_have_all_cores() {
 const DEAR: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in - > out";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_is_used_again_if_the_inputs_have_the_contents_that_it_needs() {
+async fn result_is_reused_if_inputs_have_required_hashes() {
     let (_folder, _server, element, mut connection) = element().await;
     let dear = |id, input| {
         program_label(id, SHELL, &["-c", DEAR])
@@ -471,7 +471,7 @@ async fn a_result_is_used_again_if_the_inputs_have_the_contents_that_it_needs() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_cheap_task_reads_is_not_hashed() {
+async fn inputs_of_cheap_task_are_not_hashed() {
     let (_folder, _server, element, mut connection) = element().await;
     put(&element, 2, &vec![0; 64 << 20]).await;
     let label = program_label(1, SHELL, &["-c", "ls > out"]);
@@ -483,7 +483,7 @@ async fn what_a_cheap_task_reads_is_not_hashed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_that_is_not_the_servers_is_told() {
+async fn clock_difference_to_server_is_reported() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let started = Element::start(config(1, folder.path(), &server)).await;

@@ -82,17 +82,17 @@ async fn pulled_is_shared(in_place: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_input_is_pulled_once_for_all_over_http() {
+async fn input_is_pulled_once_for_all_tasks_over_http() {
     pulled_is_shared(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_input_is_linked_once_for_all_on_one_host() {
+async fn input_is_linked_once_for_all_tasks_on_one_host() {
     pulled_is_shared(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_task_uses_is_not_kept_beyond_the_bound() {
+async fn unused_pulled_inputs_are_dropped_beyond_limit() {
     let mut two = two(false, 100).await;
     put(&two.elements[0], 5, &[b'x'; 1000]).await;
     let connection = &mut two.connections[1];
@@ -106,7 +106,7 @@ async fn what_no_task_uses_is_not_kept_beyond_the_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_is_copied_to_stay() {
+async fn copy_label_stores_object_on_other_element() {
     for in_place in [false, true] {
         let mut two = two(in_place, 0).await;
         put(&two.elements[0], 5, b"worth a copy").await;
@@ -123,7 +123,7 @@ async fn an_object_is_copied_to_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_needs_a_capability_and_a_peer_that_is_up() {
+async fn pull_requires_capability_and_connected_peer() {
     let mut two = two(false, 0).await;
     put(&two.elements[0], 5, b"x").await;
     let mut label = count(1);

@@ -25,7 +25,7 @@ fn kill(mut child: Child) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_element_loses_no_label_and_repeats_no_outcome() {
+async fn killed_element_loses_no_label_and_repeats_no_outcome() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let child = spawn(folder.path(), &server);
@@ -75,7 +75,7 @@ async fn a_killed_element_loses_no_label_and_repeats_no_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
+async fn labels_sent_during_kill_are_known_or_not_run() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let labels: Vec<v1::Label> = (1..=300)
@@ -129,7 +129,7 @@ async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_element_takes_up_what_it_left() {
+async fn restarted_element_resumes_its_labels() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))
@@ -155,7 +155,7 @@ async fn a_stopped_element_takes_up_what_it_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_belongs_to_one_element_of_one_array() {
+async fn data_folder_belongs_to_one_element_of_one_array() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))
@@ -193,7 +193,7 @@ async fn a_folder_belongs_to_one_element_of_one_array() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_waits_for_a_server_that_is_not_there_yet() {
+async fn element_waits_for_absent_server() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let address = {

@@ -132,7 +132,7 @@ fn change(folder: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sealed_is_hashed_soon_and_again_after_a_restart() {
+async fn sealed_object_is_hashed_soon_and_after_restart() {
     let (folder, mut server, element, _connection) = element_with(BYTES).await;
     put(&element, 5, BYTES).await;
     let unhashed = "SELECT count(*) FROM object WHERE kind = 0 AND hash IS NULL";
@@ -155,7 +155,7 @@ async fn what_is_sealed_is_hashed_soon_and_again_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_damaged_is_found_told_and_never_read_again() {
+async fn damaged_object_is_found_reported_and_never_read() {
     for spoil in SPOILS {
         let (folder, mut server, element, mut connection) = element_with(BYTES).await;
         for object in [5, 6] {
@@ -193,9 +193,9 @@ async fn whatever_is_damaged_is_found_told_and_never_read_again() {
     }
 }
 
-/// Past the system's memory whole blocks are read, and objects end anywhere.
+/// Objects that bypass the page cache are read in whole blocks, and end at any offset.
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_of_any_length_are_compared_to_their_last_byte() {
+async fn scrub_compares_objects_of_any_length_to_last_byte() {
     const LENGTHS: [usize; 8] = [
         0,
         1,
@@ -227,7 +227,7 @@ async fn objects_of_any_length_are_compared_to_their_last_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_told_by_who_looks_for_it() {
+async fn missing_object_is_reported_by_its_reader() {
     let (folder, _server, element, mut connection) = element_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&element, object, BYTES).await;
@@ -249,7 +249,7 @@ async fn what_is_missing_is_told_by_who_looks_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_bytes_can_be_had_by_who_asks_for_them_as_such() {
+async fn damaged_bytes_are_readable_on_request() {
     let (folder, _server, element, mut connection) = element_with(BYTES).await;
     put(&element, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
@@ -275,9 +275,10 @@ async fn damaged_bytes_can_be_had_by_who_asks_for_them_as_such() {
     element.stop().await;
 }
 
-/// The element was killed before a damaged object was set aside, or after it was made anew and before that was kept.
+/// The element was killed before a damaged object was set aside, or after the object was repaired and before the repair
+/// was recorded.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_begins_looks_at_what_is_marked_and_there() {
+async fn starting_element_checks_objects_marked_damaged() {
     let (folder, mut server, element, mut connection) = element_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&element, object, BYTES).await;
@@ -304,7 +305,7 @@ async fn an_element_that_begins_looks_at_what_is_marked_and_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_that_was_cut_off_compares_all_again() {
+async fn interrupted_scrub_compares_all_again() {
     let (folder, mut server, element, mut connection) = element_with(BYTES).await;
     put(&element, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
@@ -360,7 +361,7 @@ async fn two(in_place: bool) -> Two {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_copy_is_made_anew_of_another_in_its_place() {
+async fn damaged_copy_is_repaired_in_place_from_another() {
     for (in_place, spoil) in [true, false].into_iter().zip([flip as Spoil, remove]) {
         let mut two = two(in_place).await;
         for element in &two.elements {
@@ -390,7 +391,7 @@ async fn a_damaged_copy_is_made_anew_of_another_in_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_copy_is_made_of_what_is_not_what_was_sealed() {
+async fn damaged_object_is_never_copied() {
     for in_place in [true, false] {
         let mut two = two(in_place).await;
         put(&two.elements[0], 5, BYTES).await;
@@ -411,7 +412,7 @@ async fn no_copy_is_made_of_what_is_not_what_was_sealed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hashes_that_make_no_sense_are_refused() {
+async fn malformed_hashes_are_refused() {
     let (_folder, _server, element, _connection) = element_with(BYTES).await;
     put(&element, 5, BYTES).await;
     let remote = remote(&element, 5, rights::READ);

@@ -211,18 +211,18 @@ async fn parts_and_ranges(in_place: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_come_over_http() {
+async fn only_selected_bytes_are_pulled_over_http() {
     parts_and_ranges(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_come_on_one_host() {
+async fn only_selected_bytes_are_pulled_on_one_host() {
     parts_and_ranges(true).await;
 }
 
-/// More stripes than are asked for at once, with lines that are shorter, longer and much longer than those.
+/// The file has more stripes than one request asks for. Lines are shorter, longer and much longer than a stripe.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_at_many_seams() {
+async fn records_are_split_at_stripes_for_any_line_length() {
     let mut three = three(false).await;
     let unit = usize::try_from(UNIT).unwrap();
     let mut text = Vec::new();
@@ -261,7 +261,7 @@ async fn records_at_many_seams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_part_lacks_at_its_end_is_zeros() {
+async fn missing_end_of_part_is_read_as_zeros() {
     let mut three = three(false).await;
     // The last stripe of the first part: a writer that was lost has not filled it.
     let layout = put_striped(&three, 150).await;
@@ -284,9 +284,9 @@ async fn what_a_part_lacks_at_its_end_is_zeros() {
     three.stop().await;
 }
 
-/// Ranges of what is one object, here and elsewhere, also of what an earlier label is still to make.
+/// The object is here or on another element, or is still to be created by an earlier label.
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_of_one_object() {
+async fn ranges_of_one_object_are_pulled() {
     let mut three = three(false).await;
     put(&three.elements[0], 5, b"0123456789").await;
     let select = |id, object, size, selection| {
@@ -324,7 +324,7 @@ async fn ranges_of_one_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_are_not_there_and_selections_that_can_not_be_are_refused() {
+async fn selection_beyond_data_or_malformed_is_refused() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
     type Hostile = (Option<u32>, Vec<Range<u64>>, &'static str);
@@ -418,9 +418,9 @@ impl Drop for Process {
     }
 }
 
-/// What was pulled is gone with an element that is killed, and comes again.
+/// The ranges that were pulled are lost with the killed element. They are pulled again.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_killed_with_ranges_in_use_brings_them_again() {
+async fn killed_element_pulls_ranges_again() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
     let folder = folder();

@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_folder_is_a_map_of_byte_strings(ops in proptest::collection::vec(op(), 1..40)) {
+    fn folder_store_matches_map_of_byte_strings(ops in proptest::collection::vec(op(), 1..40)) {
         let folder = tempfile::tempdir().unwrap();
         let mut store = FolderStore::open(folder.path(), Some(CAPACITY)).unwrap();
         let mut expected = BTreeMap::new();

@@ -338,9 +338,10 @@ mod tests {
         }
     }
 
-    /// Cut off after each byte of a record, whole records are there and the torn one never was; after it, all goes on.
+    /// Truncates the file after each byte of a record. Complete records are kept, the torn record is dropped, and
+    /// sending continues.
     #[test]
-    fn a_torn_end_is_none_and_what_was_answered_is_there() {
+    fn torn_record_is_dropped_and_acknowledged_ones_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("channel");
         Kept::make(&path, CAPACITY_BYTES_MIN).unwrap();
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_go_on_where_they_were_and_a_file_that_is_none_is_refused() {
+    fn consumers_resume_after_reopen_and_bad_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("channel");
         Kept::make(&path, CAPACITY_BYTES_MIN).unwrap();

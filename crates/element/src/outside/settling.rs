@@ -629,7 +629,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_outside_have_the_names_of_files_where_that_can_be() {
+    fn key_is_path_of_file_or_object_number() {
         let key = |path: &str, part| key(ObjectId(0xab), path, part);
         assert_eq!(key("/run/a.nc", false), "run/a.nc");
         assert_eq!(key("/run/a.nc", true), "run/a.nc.00000000000000ab");

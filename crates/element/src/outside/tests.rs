@@ -311,7 +311,7 @@ pub(super) fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), Sto
 }
 
 #[test]
-fn files_of_a_bound_folder_have_their_names_though_all_else_is_packed() {
+fn files_of_bound_folder_keep_names_with_packing() {
     let bench = Bench::new();
     let store = Arc::new(bench.open_as(0, Packing::Chunks { compress: true }));
     let bound = vec![Bound {
@@ -336,9 +336,9 @@ fn files_of_a_bound_folder_have_their_names_though_all_else_is_packed() {
     }
 }
 
-/// The path that was kept with an object is not where the object goes, but the path of the server's note.
+/// The object goes to the path of the server's note, not to the path that was stored with the object.
 #[test]
-fn object_settles_when_the_server_has_noted_its_file() {
+fn object_settles_when_server_has_noted_its_file() {
     let bench = Bench::new();
     let store = Arc::new(bench.open(0));
     let follower = Follower::new(Arc::clone(&store));
@@ -365,7 +365,7 @@ fn object_settles_when_the_server_has_noted_its_file() {
 
 /// The folder `/p` of the array has the same names in the store as `/cloud`, which is bound to `p`.
 #[test]
-fn object_outside_a_bound_folder_replaces_no_file_of_that() {
+fn object_outside_bound_folder_never_replaces_its_files() {
     let bench = Bench::new();
     let store = Arc::new(bench.open(0));
     let bound = vec![Bound {
@@ -403,7 +403,7 @@ fn object_outside_a_bound_folder_replaces_no_file_of_that() {
 }
 
 #[test]
-fn versions_take_their_names_and_nothing_of_others() {
+fn versions_take_their_names_and_no_foreign_ones() {
     let bench = Bench::new();
     bench.far.put("theirs", b"theirs");
     let store = bench.open(0);
@@ -437,7 +437,7 @@ fn versions_take_their_names_and_nothing_of_others() {
 }
 
 #[test]
-fn what_a_process_that_was_killed_left_is_taken_up() {
+fn settle_resumes_after_killed_process() {
     let bench = Bench::new();
     let store = bench.open(1 << 20);
     let one = bench.version(&store, 0x101, "/a", b"one");
@@ -467,7 +467,7 @@ fn what_a_process_that_was_killed_left_is_taken_up() {
 }
 
 #[test]
-fn what_others_changed_or_what_is_away_is_never_taken_for_a_file() {
+fn changed_or_unreachable_file_is_never_read_as_version() {
     let bench = Bench::new();
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a", b"one");
@@ -503,9 +503,9 @@ fn what_others_changed_or_what_is_away_is_never_taken_for_a_file() {
     assert_eq!(bench.far.names(), ["a", "linked"]);
 }
 
-/// A folder that has what is there: what is written over is what it had, and nothing that others have put there meanwhile.
+/// A write replaces the file that the folder had linked, and never a file that others have put there since.
 #[test]
-fn a_file_of_a_bound_folder_replaces_what_it_was_and_nothing_else() {
+fn file_of_bound_folder_replaces_only_its_own_version() {
     let bench = Bench::new();
     let theirs = bench.far.put("p/a", b"theirs");
     let store = Arc::new(bench.open(0));
@@ -573,9 +573,9 @@ fn a_file_of_a_bound_folder_replaces_what_it_was_and_nothing_else() {
     assert!(bench.far.names().contains(&"p/two".to_owned()));
 }
 
-/// As where a file system is not mounted: an empty folder. What is not there is not believed to be gone, and nothing is put there.
+/// The folder is empty, as if its file system were not mounted. No file is declared lost, and none is written.
 #[test]
-fn a_store_that_has_nothing_of_what_was_there_is_away() {
+fn store_without_known_files_is_unreachable() {
     for packing in [Packing::Files, Packing::Chunks { compress: false }] {
         let bench = Bench::new();
         let store = bench.open_as(0, packing);
@@ -621,9 +621,9 @@ fn a_store_that_has_nothing_of_what_was_there_is_away() {
     }
 }
 
-/// The mark alone, or one of the files alone, says that it is there.
+/// The mark alone, or one of the files alone, proves that the store is mounted.
 #[test]
-fn a_store_that_has_something_of_what_was_there_has_lost_the_rest() {
+fn store_with_some_known_files_has_lost_the_rest() {
     let bench = Bench::new();
     let store = bench.open(0);
     let lost = |store: &Outside, object| {
@@ -668,9 +668,9 @@ fn a_store_that_has_something_of_what_was_there_has_lost_the_rest() {
     assert!(bench.far.files.lock().all.contains_key(MARK));
 }
 
-/// What is only linked leaves no mark.
+/// A store that only has linked files gets no mark.
 #[test]
-fn a_store_that_is_only_read_is_not_written_to() {
+fn store_with_links_only_is_not_written_to() {
     let bench = Bench::new();
     bench.far.put("theirs", b"theirs");
     let store = bench.open(0);
@@ -682,9 +682,9 @@ fn a_store_that_is_only_read_is_not_written_to() {
     assert_eq!(files.all.keys().collect::<Vec<_>>(), ["theirs"]);
 }
 
-/// Also if it is the same, or there is no other name for ours.
+/// This also holds for equal bytes, or if there is no other name for the own file.
 #[test]
-fn what_others_have_put_there_is_never_taken_for_ours() {
+fn foreign_files_are_never_taken_as_own() {
     let bench = Bench::new();
     for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
         bench.far.put(path, content.as_bytes());
@@ -721,9 +721,9 @@ fn what_others_have_put_there_is_never_taken_for_ours() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The store refuses the new version after the earlier one was moved aside.
+/// The store refuses the new version after the earlier version was moved aside.
 #[test]
-fn a_version_takes_its_name_though_it_was_refused_at_first() {
+fn version_takes_its_name_after_first_refusal() {
     let bench = Bench::new();
     *bench.far.linked.lock() = Some(Vec::new());
     let store = bench.open(0);
@@ -764,7 +764,7 @@ fn a_version_takes_its_name_though_it_was_refused_at_first() {
 }
 
 #[test]
-fn what_is_removed_while_it_goes_there_is_removed_there() {
+fn version_removed_during_settle_is_removed_from_store() {
     for packing in [Packing::Files, Packing::Chunks { compress: false }] {
         let bench = Bench::new();
         let store = bench.open_as(1 << 20, packing);
@@ -791,9 +791,11 @@ fn what_is_removed_while_it_goes_there_is_removed_there() {
     }
 }
 
-/// It is told after a minute, however many files wait: no more are asked for than at once. All go there when it speaks again.
+/// The condition is reported after a minute, for any number of waiting files: few are sent at once. All files are sent
+/// when the store
+/// answers again.
 #[test]
-fn a_store_that_says_nothing_is_told_and_does_not_hold_up_each_file() {
+fn silent_store_is_reported_and_does_not_block_each_file() {
     let bench = Bench::new();
     let store = bench.open(1 << 20);
     let files: Vec<_> = (0..40_u64)

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_process_is_answered_and_waits() {
+    async fn pmi_process_gets_answers_and_waits_at_barrier() {
         let (own, mut process) = UnixStream::pair().unwrap();
         let mut pmi = Pmi::new(own, 3);
         let asked = "cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_universe_size\n\
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_line_ends_it() {
+    async fn malformed_pmi_line_ends_connection() {
         for bytes in [
             vec![b'x'; 3 * LINE_BYTES_MAX],
             b"cmd=spawn\n".to_vec(),

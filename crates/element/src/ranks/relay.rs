@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_are_carried_both_ways_until_one_end_is_gone() {
+    async fn relay_carries_both_directions_until_one_end_closes() {
         for first in [true, false] {
             let (mut rank, mut other, carrying) = carried().await;
             rank.write_all(b"there").await.unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_can_not_be_connected_is_given_up() {
+    async fn relay_gives_up_unreachable_peer() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pack_says_what_is_in_it() {
+    fn pack_directory_lists_all_chunks() {
         for compress in [true, false] {
             let (chunks, made) = pack(compress);
             let directory = read(&made.bytes).unwrap();
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_more_than_there_is_is_no_pack() {
+    fn decode_refuses_sizes_beyond_pack() {
         let hash = [1; 32];
         let long = part("x", vec![(hash, u32::MAX)]);
         assert!(Part::decoded(&long.encoded()).is_err());
@@ -584,14 +584,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_bytes_are_nothing_breaks(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn decode_of_any_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let _ = Directory::decoded(&bytes, 1 << 20);
             let _ = Part::decoded(&bytes);
             let _ = read(&bytes);
         }
 
         #[test]
-        fn no_byte_of_a_directory_can_be_another(at in 0_usize..10_000, with in 1_u8..) {
+        fn flipped_directory_byte_is_detected(at in 0_usize..10_000, with in 1_u8..) {
             let (_, made) = pack(true);
             let whole = read(&made.bytes).unwrap();
             let tail = Tail::read(&made.bytes[made.bytes.len() - TAIL_BYTES..], made.bytes.len() as u64).unwrap();

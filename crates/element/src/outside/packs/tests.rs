@@ -83,7 +83,7 @@ fn is_loss(told: Option<Result<(), StoreError>>) -> bool {
 }
 
 #[test]
-fn what_is_there_is_not_sent_again_and_reads_as_if_it_were_a_file() {
+fn known_chunks_are_not_resent_and_read_like_file() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let large = noise(1, 40 << 20);
@@ -123,7 +123,7 @@ fn what_is_there_is_not_sent_again_and_reads_as_if_it_were_a_file() {
 }
 
 #[test]
-fn small_files_are_packed_together_and_are_smaller() {
+fn small_files_are_packed_and_compressed() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let text = |id: u64| format!("{id} int main(void) {{ return {id}; }}\n").repeat(40);
@@ -149,7 +149,7 @@ fn small_files_are_packed_together_and_are_smaller() {
 }
 
 #[test]
-fn what_was_set_otherwise_later_is_read_as_before() {
+fn files_settled_with_other_packing_stay_readable() {
     let bench = Bench::new();
     let mut all = Vec::new();
     let ways = [
@@ -173,7 +173,7 @@ fn what_was_set_otherwise_later_is_read_as_before() {
 }
 
 #[test]
-fn a_store_that_refuses_in_the_middle_gets_the_rest_later() {
+fn interrupted_settle_sends_rest_later() {
     for allowed in 0..3 {
         let bench = Bench::new();
         let store = bench.open_as(0, PACKED);
@@ -200,7 +200,7 @@ fn a_store_that_refuses_in_the_middle_gets_the_rest_later() {
 }
 
 #[test]
-fn a_pack_that_nobody_came_to_know_of_is_removed_and_what_is_known_stays() {
+fn unrecorded_pack_is_removed_and_recorded_one_kept() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let one = bench.version(&store, 0x101, "/one", b"one");
@@ -220,9 +220,9 @@ fn a_pack_that_nobody_came_to_know_of_is_removed_and_what_is_known_stays() {
     assert_eq!(read(&store, one.0).unwrap(), b"one");
 }
 
-/// No room for the database of the element.
+/// The database of the element is full.
 #[test]
-fn what_can_not_be_noted_is_not_there_and_is_tried_again() {
+fn settle_without_database_record_is_retried() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let run = |sql: &'static str| {
@@ -256,7 +256,7 @@ fn what_can_not_be_noted_is_not_there_and_is_tried_again() {
 }
 
 #[test]
-fn what_is_not_what_it_was_is_damage_and_what_is_sent_again_is_there_for_all() {
+fn changed_byte_is_damage_and_resend_repairs_all() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let content = noise(3, 500_000);
@@ -324,7 +324,7 @@ fn mostly_removed(bench: &Bench, store: &Outside) -> Vec<(ObjectId, Vec<u8>)> {
 }
 
 #[test]
-fn packs_with_little_that_is_needed_are_written_anew_whenever_it_is_killed() {
+fn sparse_packs_are_rewritten_even_if_killed_at_any_step() {
     for allowed in 0..8 {
         let bench = Bench::new();
         let store = bench.open_as(0, PACKED);
@@ -358,7 +358,7 @@ fn packs_with_little_that_is_needed_are_written_anew_whenever_it_is_killed() {
 }
 
 #[test]
-fn many_small_packs_become_few() {
+fn many_small_packs_are_merged() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let mut all = Vec::new();
@@ -376,9 +376,10 @@ fn many_small_packs_become_few() {
     }
 }
 
-/// Small because what is in them is, or because much of it is only a little there: that which can't become larger is left alone.
+/// These packs are small because their contents compress well, or because few of their chunks are in use. A pack that
+/// cannot grow is left alone.
 #[test]
-fn small_packs_that_stay_small_are_not_written_anew_without_end() {
+fn small_packs_that_stay_small_are_not_rewritten_forever() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let settle_one = |id: u64, content: &[u8]| {
@@ -418,7 +419,7 @@ fn small_packs_that_stay_small_are_not_written_anew_without_end() {
 }
 
 #[test]
-fn what_somebody_removes_while_another_puts_the_same_there_stays_for_that() {
+fn concurrent_remove_and_settle_of_same_bytes_keep_them() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let contents: Vec<_> = (0..4).map(|seed| noise(seed, 200_000)).collect();
@@ -455,7 +456,7 @@ fn what_somebody_removes_while_another_puts_the_same_there_stays_for_that() {
 }
 
 #[test]
-fn what_is_no_pack_is_passed_by_and_what_lacks_a_chunk_is_not_whole() {
+fn foreign_pack_is_skipped_and_missing_chunk_fails_recovery() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let large = noise(1, 40 << 20);

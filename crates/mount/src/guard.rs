@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn guard_ends_the_connection_of_a_killed_mount_only() {
+    fn guard_ends_connection_of_killed_mount_only() {
         assert_eq!(written(true), "1\n");
         assert_eq!(written(false), "");
     }
 
     #[test]
-    fn guard_leaves_open_files_of_other_threads_alone() {
+    fn guard_does_not_close_files_of_other_threads() {
         let kept = tempfile::NamedTempFile::new().unwrap();
         let (file, path) = tempfile::NamedTempFile::new().unwrap().into_parts();
         let guard = Guard::of(Arc::new(file)).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_needs_a_device_number() {
+    fn connection_needs_device_number() {
         assert!(connection("8:1").is_err());
         assert!(connection("0:x").is_err());
         assert!(connection("").is_err());

@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_told_from_one_on_a_folder_of_a_like_name() {
+    fn mountinfo_is_matched_by_exact_path() {
         let line = b"36 35 0:98 / /a\\040b\\134c\\011 rw,nosuid shared:1 master:2 - fuse.tidemill tidemill rw";
         let found = parse(line, OsStr::new("/a b\\c\t")).unwrap();
         assert_eq!(found.id, (36, "0:98".into()));
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_files_is_refused_and_says_which() {
+    fn folder_with_files_is_refused_with_a_file_name() {
         let folder = tempfile::tempdir().unwrap();
         check(folder.path()).unwrap();
         std::fs::write(folder.path().join(NOTE), NOTE_TEXT).unwrap();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_folder_takes_nothing_until_it_is_given_back() {
+    fn protected_folder_refuses_files_until_release() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mnt");
         std::fs::create_dir(&path).unwrap();

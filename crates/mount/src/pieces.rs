@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_at_the_end_lies_where_it_does_in_the_file() {
+    fn log_moves_appended_range_to_its_offset_in_file() {
         let mut log = Log::new(0, 100, 0);
         assert!(log.moves(&(0..10)), "what the file has lies there already");
         assert!(log.moves(&(110..120)));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_count_until_the_server_has_heard_of_them() {
+    fn pieces_count_until_server_has_heard_them() {
         let mut log = Log::new(1, 0, 0);
         write(&mut log, 0..1);
         write(&mut log, 5..6);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_while_it_is_asked_asks_too() {
+    fn reader_during_question_asks_again() {
         let freshness = Freshness::default();
         assert!(!freshness.is_stale());
         freshness.mark();

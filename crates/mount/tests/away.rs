@@ -53,10 +53,10 @@ fn reads(mounted: &Mounted, name: &str) -> String {
     fs::read_to_string(mounted.join(name)).unwrap_or_default()
 }
 
-/// A version that was closed is sealed, however often that fails. Until then this mount reads what was written,
-/// and others are sealed.
+/// A closed version is sealed, however often the seal fails. Until then this mount reads the new bytes,
+/// and other versions are sealed.
 #[test]
-fn what_can_not_be_sealed_is_sealed_later_and_holds_up_nothing() {
+fn seal_is_retried_and_blocks_nothing_else() {
     if !can_mount() {
         return;
     }
@@ -86,9 +86,9 @@ fn what_can_not_be_sealed_is_sealed_later_and_holds_up_nothing() {
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
 }
 
-/// What was closed before and during a restart of the server is sealed after it.
+/// Versions closed before and during a restart of the server are sealed after the restart.
 #[test]
-fn seals_go_on_when_the_server_is_back() {
+fn seals_continue_after_server_restart() {
     if !can_mount() {
         return;
     }
@@ -113,9 +113,9 @@ fn seals_go_on_when_the_server_is_back() {
     }
 }
 
-/// Only the server's word ends it: a file that is gone needs no seal.
+/// Only the server's answer ends the wait: a deleted file needs no seal.
 #[test]
-fn a_file_that_is_gone_waits_for_no_seal() {
+fn deleted_file_waits_for_no_seal() {
     if !can_mount() {
         return;
     }
@@ -133,9 +133,9 @@ fn a_file_that_is_gone_waits_for_no_seal() {
     assert!(!mounted.join("away/f").exists());
 }
 
-/// Over HTTP, bytes that were written are sent until they arrive.
+/// Over HTTP, written bytes are sent until they arrive.
 #[test]
-fn bytes_wait_for_their_element() {
+fn written_bytes_are_resent_until_element_returns() {
     if !can_mount() {
         return;
     }
@@ -162,9 +162,9 @@ fn bytes_wait_for_their_element() {
     });
 }
 
-/// What was sent and not answered is sent again, and has its effect once.
+/// A request without an answer is sent again, and has its effect once.
 #[test]
-fn lost_answers_change_nothing() {
+fn operation_with_lost_answer_has_effect_once() {
     if !can_mount() {
         return;
     }
@@ -248,7 +248,7 @@ const AT_ONCE: Duration = Duration::from_secs(15);
 
 /// A program that waits can be ended at any time.
 #[test]
-fn programs_that_wait_can_be_ended() {
+fn waiting_program_can_be_killed() {
     if !can_mount() {
         return;
     }

@@ -138,7 +138,7 @@ fn count(script: &str, mounts: &[Mounted; 2], times: usize) {
 }
 
 #[test]
-fn what_a_lock_guards_is_counted_from_two_mounts_and_none_is_lost() {
+fn counter_beside_lock_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
@@ -151,7 +151,7 @@ fn what_a_lock_guards_is_counted_from_two_mounts_and_none_is_lost() {
 }
 
 #[test]
-fn a_file_that_stays_open_on_two_mounts_is_counted_up_and_none_is_lost() {
+fn counter_in_open_locked_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
@@ -164,7 +164,7 @@ fn a_file_that_stays_open_on_two_mounts_is_counted_up_and_none_is_lost() {
 }
 
 #[test]
-fn files_that_are_opened_while_others_count_in_them_lose_none() {
+fn counters_in_reopened_locked_files_are_exact() {
     if !can_mount() {
         return;
     }
@@ -179,7 +179,7 @@ fn files_that_are_opened_while_others_count_in_them_lose_none() {
 }
 
 #[test]
-fn a_database_is_written_from_two_mounts() {
+fn sqlite_database_is_written_from_two_mounts() {
     if !can_mount() {
         return;
     }
@@ -222,7 +222,7 @@ for n in range(int(path[1])):
 ";
 
 #[test]
-fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
+fn locked_appends_from_two_mounts_do_not_overlap() {
     if !can_mount() {
         return;
     }
@@ -238,9 +238,9 @@ fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
     }
 }
 
-/// As an ordinary user, to whose process root's mounts give what they give root's.
+/// An ordinary user's process gets from root's mounts the same as root's processes.
 #[test]
-fn locks_are_for_users_who_are_not_root() {
+fn locks_work_for_ordinary_users() {
     if !can_mount() {
         return;
     }
@@ -259,9 +259,9 @@ fn locks_are_for_users_who_are_not_root() {
     }
 }
 
-/// Who gives a lock free waits until what it wrote can be seen: nobody gets it before.
+/// An unlock waits until the written bytes are visible. No other process gets the lock before.
 #[test]
-fn a_lock_is_not_free_before_an_element_that_is_away_has_what_was_written() {
+fn lock_is_free_only_after_written_bytes_are_visible() {
     if !can_mount() {
         return;
     }
@@ -305,7 +305,7 @@ say(os.pread(f, 9, 0).decode())
 }
 
 #[test]
-fn who_gives_an_exclusive_lock_for_a_shared_one_shows_what_it_wrote() {
+fn lock_downgrade_shows_written_bytes() {
     if !can_mount() {
         return;
     }
@@ -344,7 +344,7 @@ say(os.pread(f, 9, 0).decode())
 }
 
 #[test]
-fn locks_of_open_files_end_with_them() {
+fn file_locks_end_with_last_close() {
     if !can_mount() {
         return;
     }
@@ -377,7 +377,7 @@ say('closed')
 }
 
 #[test]
-fn a_file_that_others_write_is_cut_by_who_opens_it_so() {
+fn open_with_truncate_cuts_file_of_other_writer() {
     if !can_mount() {
         return;
     }
@@ -440,7 +440,7 @@ fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
 }
 
 #[test]
-fn ranges_are_cut_and_closes_and_forks_count_on_every_mount() {
+fn lock_ranges_split_and_closes_and_forks_count_everywhere() {
     if !can_mount() {
         return;
     }
@@ -485,7 +485,7 @@ wait()
 }
 
 #[test]
-fn who_has_a_lock_is_told_and_flock_and_fcntl_do_not_see_each_other() {
+fn lock_holder_is_reported_and_flock_and_fcntl_are_separate() {
     if !can_mount() {
         return;
     }
@@ -523,7 +523,7 @@ say(f'{kind == fcntl.F_WRLCK} {start} {length} {pid}')
 }
 
 #[test]
-fn programs_that_wait_for_locks_are_interrupted_and_circles_refused() {
+fn lock_wait_is_interruptible_and_deadlock_is_refused() {
     if !can_mount() {
         return;
     }
@@ -599,7 +599,7 @@ say(refused + os.waitstatus_to_exitcode(os.wait()[1]))
 }
 
 #[test]
-fn locks_survive_a_restart_of_the_server() {
+fn locks_survive_server_restart() {
     if !can_mount() {
         return;
     }
@@ -646,7 +646,7 @@ say(open(path[1]).read())
 }
 
 #[test]
-fn a_mount_that_has_no_locks_any_more_keeps_nobody_waiting_after_a_restart_of_the_server() {
+fn mount_without_locks_blocks_nobody_after_restart() {
     if !can_mount() {
         return;
     }
@@ -664,7 +664,7 @@ fn a_mount_that_has_no_locks_any_more_keeps_nobody_waiting_after_a_restart_of_th
 }
 
 #[test]
-fn a_user_who_takes_too_many_locks_is_told_so() {
+fn locks_of_one_user_are_bounded() {
     if !can_mount() {
         return;
     }

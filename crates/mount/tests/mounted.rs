@@ -67,9 +67,9 @@ fn unmap(bytes: &'static mut [u8]) {
     unsafe { rustix::mm::munmap(bytes.as_mut_ptr().cast(), bytes.len()).unwrap() }
 }
 
-/// What was written is what is read, at once and by everyone on the mount.
+/// Written bytes are read at once, by everyone on the mount.
 #[test]
-fn bytes_come_back() {
+fn written_bytes_are_read_back() {
     both(|_, mounted| {
         let path = mounted.join("f");
         let data: Vec<u8> = (0..9_000_001u32)
@@ -89,7 +89,7 @@ fn bytes_come_back() {
     });
 }
 
-/// On one mount, a file that is being written is one file for all who have it open, and stays it after the seal.
+/// On one mount, a file that is being written is one file for all its openers. It stays one file after the seal.
 #[test]
 fn readers_and_writers_share_one_file() {
     both(|_, mounted| {
@@ -145,9 +145,10 @@ fn readers_and_writers_share_one_file() {
     });
 }
 
-/// A version that another mount makes is another file for those who have the one before open: they keep it.
+/// A version from another mount is another file for readers of the earlier version. These readers keep the earlier
+/// version.
 #[test]
-fn readers_keep_their_version_when_another_mount_writes() {
+fn readers_keep_version_when_another_mount_writes() {
     if !can_mount() {
         return;
     }
@@ -196,10 +197,12 @@ fn readers_keep_their_version_when_another_mount_writes() {
     }
 }
 
-/// What the kernel writes by itself, because it was opened while there was no other mount, has one writing mount: on another
-/// one, opening it for writing gives `ETXTBSY`. However many wait for it, they hold up nobody else.
+/// The Linux kernel writes this file by itself, because the file was opened while there was no other mount. Such a file
+/// has one
+/// writing mount: opening it for writing on another mount fails with `ETXTBSY`. Any number of waiting openers block
+/// nobody else.
 #[test]
-fn openers_of_a_busy_file_hold_nobody_up() {
+fn openers_of_busy_file_block_nobody_else() {
     if !can_mount() {
         return;
     }
@@ -230,7 +233,7 @@ fn openers_of_a_busy_file_hold_nobody_up() {
 
 /// The space of a range can be allocated and freed.
 #[test]
-fn ranges_are_allocated_and_freed() {
+fn fallocate_allocates_and_frees_ranges() {
     both(|_, mounted| {
         use rustix::fs::{FallocateFlags, fallocate};
         let path = mounted.join("f");
@@ -251,7 +254,7 @@ fn ranges_are_allocated_and_freed() {
 
 /// Opening a sealed file for writing without changing anything makes no new version.
 #[test]
-fn an_unchanged_file_stays_its_version() {
+fn open_for_write_without_change_keeps_version() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, "text").unwrap();
@@ -282,7 +285,7 @@ fn an_unchanged_file_stays_its_version() {
 }
 
 #[test]
-fn mtime_stays_for_an_open_without_a_write_right_after_a_close() {
+fn open_without_write_after_close_keeps_mtime() {
     both(|_, mounted| {
         for round in 0..5 {
             let path = mounted.join(format!("f{round}"));
@@ -300,7 +303,7 @@ fn mtime_stays_for_an_open_without_a_write_right_after_a_close() {
 
 /// A file is updated in place as far as its users can see.
 #[test]
-fn files_are_updated() {
+fn partial_writes_update_file() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, vec![b'a'; 3 << 20]).unwrap();
@@ -327,7 +330,7 @@ fn files_are_updated() {
 
 /// `truncate` makes a new version of the kept bytes.
 #[test]
-fn files_are_truncated() {
+fn truncate_keeps_and_extends_bytes() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, "0123456789").unwrap();
@@ -350,9 +353,9 @@ fn files_are_truncated() {
     });
 }
 
-/// A file that has lost its name goes on for those who have it open.
+/// A file without a name remains for the processes that have it open.
 #[test]
-fn unlinked_files_go_on() {
+fn unlinked_file_works_while_open() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, "sealed").unwrap();
@@ -404,7 +407,7 @@ fn rename_replaces_atomically() {
 
 /// Times, owner and mode can be set while a file is written and are kept by its seal.
 #[test]
-fn attributes_set_while_writing_stay() {
+fn attributes_set_during_write_are_kept_by_seal() {
     both(|_, mounted| {
         let path = mounted.join("f");
         let mut file = File::create(&path).unwrap();
@@ -458,10 +461,10 @@ fn changed_file(mounted: &Mounted, name: &str) -> File {
     file
 }
 
-/// What is changed of a new file's attributes while it is written is told with its bytes, or before, when `fsync` or
-/// a rename acknowledge it.
+/// Changes of a new file's attributes during the write are sent with its bytes, or earlier, when `fsync` or
+/// a rename acknowledges them.
 #[test]
-fn attributes_of_new_files_come_with_their_bytes() {
+fn new_file_attributes_arrive_with_its_bytes() {
     both(|array, mounted| {
         let other = array.mount(true);
         drop(changed_file(&mounted, "closed"));
@@ -492,10 +495,10 @@ fn attributes_of_new_files_come_with_their_bytes() {
     });
 }
 
-/// What others do with the attributes of a file that is written stands; what they do with its names changes nothing
-/// of the attributes.
+/// Attributes that others set on a file during its write are kept. Names that others change have no effect
+/// on its attributes.
 #[test]
-fn attributes_of_new_files_agree_with_what_others_do() {
+fn new_file_attributes_merge_with_foreign_changes() {
     both(|array, mounted| {
         let other = array.mount(true);
         let theirs = |name| {
@@ -529,9 +532,9 @@ fn attributes_of_new_files_agree_with_what_others_do() {
     });
 }
 
-/// The right to read a file outlives its close, and goes when the file does: nothing is held for ever.
+/// The right to read a file outlives its close, and ends when the file is deleted: nothing is held for ever.
 #[test]
-fn what_was_read_over_http_can_go() {
+fn file_read_over_http_can_be_removed() {
     if !can_mount() {
         return;
     }
@@ -578,7 +581,7 @@ fn what_was_read_over_http_can_go() {
 
 /// Memory maps, holes and descriptors that are duplicated work as on a local file system.
 #[test]
-fn shared_maps_and_holes() {
+fn shared_maps_and_holes_work() {
     if !can_mount() {
         return;
     }
@@ -614,9 +617,9 @@ fn shared_maps_and_holes() {
     assert!(data > hole && data < 1 << 20, "{data}");
 }
 
-/// Other mounts see a file with its seal, and what is made, renamed and removed at once.
+/// Other mounts see a file after its seal, and see new, renamed and removed names at once.
 #[test]
-fn two_mounts_see_each_other() {
+fn mounts_see_changes_of_each_other() {
     if !can_mount() {
         return;
     }
@@ -647,7 +650,7 @@ fn two_mounts_see_each_other() {
     assert_eq!(fs::read_dir(one.join("d")).unwrap().count(), 0);
 }
 
-/// While a file is written on one mount, others see its last sealed version, until somebody else writes it, too.
+/// While one mount writes a file, other mounts see its last sealed version, until a second mount writes the file, too.
 #[test]
 fn other_mounts_see_sealed_versions_only() {
     if !can_mount() {
@@ -673,10 +676,10 @@ fn other_mounts_see_sealed_versions_only() {
     assert_eq!(fs::read(one.join("f")).unwrap(), b"sealed and more by two");
 }
 
-/// What was closed is what every other mount sees from then on, however soon it looks; nobody waits for a file
+/// Every other mount sees closed bytes from the close on, however soon it looks. No mount waits for a file
 /// that stays open.
 #[test]
-fn what_was_closed_is_seen_by_all() {
+fn closed_bytes_are_visible_on_all_mounts() {
     if !can_mount() {
         return;
     }
@@ -713,7 +716,7 @@ fn what_was_closed_is_seen_by_all() {
 
 /// Extended attributes in `user.` are kept.
 #[test]
-fn extended_attributes_are_kept() {
+fn user_xattrs_are_kept() {
     use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
     both(|_, mounted| {
         let path = mounted.join("f");
@@ -732,9 +735,9 @@ fn extended_attributes_are_kept() {
     });
 }
 
-/// Large directories are listed whole, and anew after `rewinddir`.
+/// Large directories are listed whole, and again after `rewinddir`.
 #[test]
-fn large_directories_are_listed_whole() {
+fn large_directory_is_listed_completely() {
     both(|_, mounted| {
         let expected: std::collections::BTreeSet<_> =
             (0..3000).map(|i| format!("{i:05}")).collect();
@@ -756,9 +759,9 @@ fn large_directories_are_listed_whole() {
     });
 }
 
-/// A restart of the server is survived: what is open goes on, what was closed meanwhile is sealed after it.
+/// Open files work after a restart of the server, and files closed during the restart are sealed after it.
 #[test]
-fn a_server_restart_is_survived() {
+fn open_files_survive_server_restart() {
     both(|array, mounted| {
         fs::write(mounted.join("before"), "before").unwrap();
         let mut open = File::create(mounted.join("open")).unwrap();
@@ -785,7 +788,8 @@ fn a_server_restart_is_survived() {
     });
 }
 
-/// Unmounting seals what is still being written, as it is then; later writes are not part of the file.
+/// Unmounting seals files that are still being written, with their bytes of that moment. Later writes are not part of
+/// the file.
 #[test]
 fn unmount_seals_open_files() {
     both(|array, mounted| {
@@ -812,7 +816,7 @@ fn root(mounted: &Mounted) -> Vec<String> {
 
 /// The control folder shows elements, users and lineage, and is not part of listings.
 #[test]
-fn the_control_folder_shows_the_array() {
+fn control_folder_shows_elements_users_and_lineage() {
     both(|_, mounted| {
         fs::write(mounted.join("f"), "x").unwrap();
         assert_eq!(root(&mounted), ["f"]);
@@ -837,9 +841,9 @@ fn the_control_folder_shows_the_array() {
     });
 }
 
-/// What a mount asks first is answered while another one changes it.
+/// The first requests of a mount are answered while another mount changes the tree.
 #[test]
-fn a_mount_that_starts_while_another_writes_is_sound() {
+fn mount_starts_while_another_writes() {
     if !can_mount() {
         return;
     }

@@ -26,9 +26,9 @@ fn mounts(path: &Path) -> usize {
     table.lines().filter(|line| line.contains(&path)).count()
 }
 
-/// A mountpoint that is in use is refused, and the mount that is there goes on.
+/// A mountpoint in use is refused, and its mount continues to work.
 #[test]
-fn a_live_mountpoint_is_refused() {
+fn live_mountpoint_is_refused() {
     if !can_mount() {
         return;
     }
@@ -42,9 +42,9 @@ fn a_live_mountpoint_is_refused() {
     assert_eq!(fs::read(one.join("f")).unwrap(), b"here");
 }
 
-/// No mount takes away what is not its own: not what others have mounted on it, nor what is there in its place.
+/// A mount never removes foreign mounts: neither a mount on top of it, nor a mount in its place.
 #[test]
-fn a_mount_takes_only_itself_away() {
+fn unmount_removes_only_own_mount() {
     if !can_mount() {
         return;
     }
@@ -77,9 +77,9 @@ fn a_mount_takes_only_itself_away() {
     give_back(&path).unwrap();
 }
 
-/// The bare folder of a mount that was taken away takes no files; an orderly end lets it be removed.
+/// The bare folder of a mount that was detached refuses files. After an orderly end, the folder can be removed.
 #[test]
-fn the_bare_folder_is_no_place_for_files() {
+fn bare_folder_refuses_files_until_orderly_unmount() {
     if !can_mount() {
         return;
     }
@@ -111,9 +111,10 @@ fn the_bare_folder_is_no_place_for_files() {
     fs::remove_dir_all(&path).unwrap();
 }
 
-/// A mount that was killed and can't end, or was stopped: whatever asks it waits for ever. Whoever wants to mount there is told.
+/// The mount was killed and cannot end, or was stopped: every request to it waits for ever. A new mount there gets an
+/// error.
 #[test]
-fn a_mount_that_never_answers_is_refused_and_holds_nobody_up() {
+fn unresponsive_mountpoint_is_refused_without_blocking() {
     if !can_mount() {
         return;
     }

@@ -47,9 +47,9 @@ fn beside<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What was made is there, although others change the folder's attributes and entries at the same time.
+/// Created names exist, although others change the folder's attributes and entries at the same time.
 #[test]
-fn what_was_made_is_there_while_others_change_the_folder() {
+fn created_names_exist_while_others_change_folder() {
     two_mounts(|one, two| {
         fs::create_dir(one.join("d")).unwrap();
         let (here, there) = (one.join("d"), two.join("d"));
@@ -83,9 +83,9 @@ fn what_was_made_is_there_while_others_change_the_folder() {
     });
 }
 
-/// A rename onto a name publishes the content with it: nobody ever finds the file empty, cut off or missing.
+/// A rename onto a name publishes the content with it: no reader ever finds the file empty, truncated or missing.
 #[test]
-fn a_file_that_is_saved_by_rename_is_always_whole() {
+fn file_saved_by_rename_is_always_whole() {
     two_mounts(|one, two| {
         let save = |number: u8| {
             fs::write(one.join("f.new"), vec![number; 5000]).unwrap();
@@ -107,9 +107,9 @@ fn a_file_that_is_saved_by_rename_is_always_whole() {
     });
 }
 
-/// So does a second name, and a folder with all that was written below it.
+/// A second name publishes the content, too. So does the rename of a folder, for all files written below it.
 #[test]
-fn what_appears_under_a_new_name_is_whole() {
+fn renamed_or_linked_files_are_whole_on_other_mounts() {
     two_mounts(|one, two| {
         for number in 0..20 {
             let made = one.join("making/sub");
@@ -138,10 +138,10 @@ fn what_appears_under_a_new_name_is_whole() {
     });
 }
 
-/// A file that is still open for writing when it is renamed has its new name at once; its content follows at
+/// A file that is open for writing when it is renamed has its new name at once. Its content follows at
 /// the close.
 #[test]
-fn content_of_a_file_that_is_renamed_while_it_is_written_follows_at_its_close() {
+fn content_follows_at_close_if_open_file_is_renamed() {
     two_mounts(|one, two| {
         let mut file = File::create(one.join("part")).unwrap();
         file.write_all(b"first half, ").unwrap();
@@ -159,9 +159,9 @@ fn content_of_a_file_that_is_renamed_while_it_is_written_follows_at_its_close() 
     });
 }
 
-/// A listing never brings back what was removed or replaced after it was asked for.
+/// A listing never brings back a name that was removed or replaced after the request.
 #[test]
-fn a_listing_brings_nothing_back() {
+fn listing_never_revives_removed_names() {
     two_mounts(|one, two| {
         for by_other in [false, true] {
             let folder = if by_other { "b" } else { "a" };
@@ -204,9 +204,9 @@ fn a_listing_brings_nothing_back() {
     });
 }
 
-/// Saving by rename while `ls -l` runs all the time: who reads gets what was saved last.
+/// A program saves by rename while `ls -l` runs all the time: readers get the last saved content.
 #[test]
-fn what_is_saved_while_the_folder_is_listed_is_what_is_read() {
+fn last_saved_content_is_read_while_folder_is_listed() {
     two_mounts(|one, _| {
         let here = one.join("d");
         fs::create_dir(&here).unwrap();
@@ -230,9 +230,9 @@ fn what_is_saved_while_the_folder_is_listed_is_what_is_read() {
     });
 }
 
-/// Names are made by one only, whichever mount they are asked from.
+/// Only one process creates a name, on whichever mounts the processes ask.
 #[test]
-fn a_name_is_made_once() {
+fn name_is_created_once() {
     two_mounts(|one, two| {
         let made = |mounted: &Mounted| -> Vec<bool> {
             (0..200)
@@ -282,9 +282,9 @@ fn attributes_follow_renames() {
     });
 }
 
-/// Nothing gets the name of the control folder, or of the link to it, and neither goes away.
+/// No entry gets the name of the control folder, or of the link to it, and neither can be removed.
 #[test]
-fn the_names_of_the_control_folder_are_refused() {
+fn control_folder_names_are_refused() {
     two_mounts(|one, _| {
         fs::create_dir(one.join("d")).unwrap();
         fs::write(one.join("f"), "keep").unwrap();

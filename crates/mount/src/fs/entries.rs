@@ -656,11 +656,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
-        /// What is stated of a name is what the server has, unless a change of it is on its way here: however
-        /// questions, answers, own changes, others' changes, listings and forgetting fall between each other,
-        /// and whichever names share a slot.
+        /// Each known entry equals the server's entry, unless a change is on its way to this mount.
+        /// The steps interleave questions, answers, own changes, foreign changes, listings and forgetting in any order,
+        /// and names share slots in any combination.
         #[test]
-        fn what_is_stated_is_true(
+        fn known_entries_match_server_in_any_order(
             slots in prop::sample::select(vec![1, 2, 3, SLOTS]),
             own in any::<bool>(),
             steps in prop::collection::vec(steps(), 1..60),
@@ -673,8 +673,8 @@ mod tests {
         }
     }
 
-    /// One after the other, as most programs go: each own change is known without asking, whatever others do
-    /// to other names of the directory meanwhile.
+    /// A program makes changes one after the other. Each own change is known without a question, whatever others change
+    /// on other names of the directory.
     #[test]
     fn own_changes_are_known_at_once() {
         let mut known = Entries::default();
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_what_was_looked_up_last() {
+    fn name_of_inode_follows_latest_look_up() {
         let mut known = Entries::default();
         known.learned(1, b"d", 5, 1);
         known.learned(5, b"f", 6, 2);
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_with_too_many_unsure_names_is_not_complete() {
+    fn directory_with_too_many_unsure_names_is_not_complete() {
         let mut known = Entries::default();
         known.made(7, 1);
         for number in 0..=ENTRIES_MAX as u64 {

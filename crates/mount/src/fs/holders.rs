@@ -122,7 +122,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn another_process_that_has_it_open_is_found() {
+    fn file_open_in_another_process_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "text").unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_read() {
+    fn maps_line_matches_inode_and_device() {
         let wanted = Wanted {
             inode: 247_278,
             device: (254, 0),

@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_let_go_has_no_writer_here() {
+    fn released_object_is_read_only_here() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("object");
         let mut how = File::options();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn mtime_tells_of_writes_once_the_clock_has_passed_it() {
+    fn mtime_detects_writes_once_clock_has_passed_it() {
         let file = tempfile::tempfile().unwrap();
         let object = Object::new(1, 1, Data::Local(Arc::new(file)), Right::none(1, 1));
         let changed = |mtime| {

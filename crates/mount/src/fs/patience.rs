@@ -206,7 +206,7 @@ mod tests {
     static CLOCK: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn parts_of_an_operation_share_its_deadline() {
+    fn nested_operations_share_one_deadline() {
         let _clock = CLOCK.lock();
         let outer = serve(|| {
             let outer = deadline();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_without_end_is_a_deadline_far_away() {
+    fn unbounded_patience_has_far_deadline() {
         let _clock = CLOCK.lock();
         assert_eq!(limit(), PATIENCE);
         assert_eq!(bounded(Some(PATIENCE)), PATIENCE);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_end_with_the_deadline() {
+    fn pauses_grow_and_end_with_deadline() {
         let _clock = CLOCK.lock();
         let mut endless = Pauses::until(None);
         let pauses: Vec<_> = (0..100).filter_map(|_| endless.next()).collect();
@@ -242,9 +242,9 @@ mod tests {
         assert!(soon.next().is_some_and(|pause| pause < PAUSE_MIN));
     }
 
-    /// Several threads miss the same time; it counts once, and nobody's deadline passes by it.
+    /// Several threads miss the same time. It counts once, and no deadline passes because of it.
     #[test]
-    fn what_was_not_lived_through_does_not_count() {
+    fn suspended_time_does_not_count() {
         let _clock = CLOCK.lock();
         let (gone, before) = (Duration::from_secs(3600), now());
         let until = before + PATIENCE;

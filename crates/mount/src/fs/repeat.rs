@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_known_by_its_time() {
+    fn repeated_change_is_recognised_by_its_time() {
         let rename = Op::Rename(v1::Rename {
             time: 7,
             ..v1::Rename::default()
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_gone_was_removed() {
+    fn repeated_unlink_is_done_if_name_is_absent() {
         let unlink = Op::Unlink(v1::Unlink {
             time: 7,
             ..v1::Unlink::default()

@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_hold_inode_and_alias() {
+    fn key_packs_inode_and_alias() {
         for key in [
             Key { ino: 1, alias: 0 },
             Key {
@@ -754,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_beside_an_open_one_gets_another_alias() {
+    fn other_version_of_open_file_gets_new_alias() {
         let mut state = State::default();
         let key = |alias| Key { ino: 7, alias };
         state.bind(key(0), &object(1), Way::Cached).unwrap();
@@ -781,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_is_forgotten_with_its_last_reference_and_not_revived_by_an_older_answer() {
+    fn forgotten_inode_is_not_revived_by_older_answer() {
         let table = Table::default();
         let asked = table.now();
         table.hold(5);
@@ -802,7 +802,7 @@ mod tests {
 
     /// The Linux kernel forgets a closed file and the directories above it before the file is sealed.
     #[test]
-    fn a_file_that_is_being_sealed_keeps_its_path() {
+    fn file_keeps_its_path_while_sealed() {
         let table = Table::default();
         let asked = table.now();
         for ino in [5, 6, 7, 8] {
@@ -825,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_not_settled_leaves_its_names_unsure() {
+    fn unsettled_change_leaves_its_names_unsure() {
         let table = Table::default();
         table.made(1, table.now());
         let change = table.begin(&[(1, b"a"), (1, b"b")]);

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_told_until_it_is_done() {
+    fn unsealed_version_is_reported_until_done() {
         let unsealed = Unsealed::default();
         assert_eq!(unsealed.standing(), Standing::default());
         unsealed.enter(7, 70);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_would_add_more_waits_for_one_less() {
+    fn wait_below_blocks_until_version_is_done() {
         let unsealed = Unsealed::default();
         unsealed.enter(1, 10);
         assert!(unsealed.wait_below(2, patience::now()));

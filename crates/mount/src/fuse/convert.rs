@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_and_after_the_epoch_survive() {
+    fn times_before_and_after_epoch_survive() {
         for nanos in [0, 1, 1_700_000_000_123_456_789] {
             assert_eq!(
                 nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))),

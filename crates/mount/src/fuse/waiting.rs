@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_signals_that_end_a_program_interrupt_it() {
+    fn only_fatal_signals_interrupt_wait() {
         let (kill, int) = (bit(libc::SIGKILL), bit(libc::SIGINT));
         assert!(is_told_to_end(&status(kill, 0, 0, 0), false));
         assert!(is_told_to_end(&status(0, int, 0, 0), false));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_lives_does_not_end() {
+    fn live_thread_is_not_ending() {
         let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
         assert!(!is_ending(me, true));
         assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));

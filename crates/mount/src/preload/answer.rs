@@ -713,7 +713,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listings_are_those_of_who_began_them() {
+    fn listing_belongs_to_its_user() {
         let listing = |handle, uid| Listing {
             handle,
             base: 7,
@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_seen_behind_slashes() {
+    fn trailing_dots_are_found_before_slashes() {
         assert_eq!(dots(b"a/./"), Some(&b"."[..]));
         assert_eq!(dots(b".."), Some(&b".."[..]));
         assert_eq!(dots(b"../a"), None);

@@ -687,7 +687,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_share_does_not_take_that_of_others() {
+    fn user_over_share_leaves_space_of_others() {
         let record = Record {
             number: 1,
             inode: 1,

@@ -642,7 +642,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_keeps_no_writer_from_being_seen_to_have_closed() {
+    fn reader_does_not_hide_closed_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("object");
         let own = File::create_new(&path).unwrap();

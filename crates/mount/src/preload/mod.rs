@@ -523,13 +523,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_serves_already_is_told_by_its_words() {
+    fn served_error_contains_its_marker() {
         let path = "/run/a".to_owned();
         assert!(Error::Served { path }.to_string().contains(IS_SERVED));
     }
 
     #[test]
-    fn no_user_takes_the_connections_of_others() {
+    fn connections_of_one_user_are_bounded() {
         let connections = Connections::default();
         let had = |uid, own| {
             (0..CONNECTIONS_MAX + 1)

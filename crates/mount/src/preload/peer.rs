@@ -113,7 +113,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_the_process_that_connected_is_looked_at() {
+    fn peer_reads_only_process_that_connected() {
         let folder = tempfile::tempdir().unwrap();
         let peer = own(folder.path());
         let pid = std::process::id();
@@ -125,7 +125,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_is_read_of_a_process_that_has_ended() {
+    fn peer_reads_nothing_of_ended_process() {
         let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = rustix::process::Pid::from_child(&process);
         let peer = Rc::new(Peer {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_class_that_fits_counts() {
+    fn permission_check_uses_first_matching_class() {
         // Less for the owner than for all others, and less for the group.
         let file = attr(0o027, 5);
         assert!(may(user(5, 1), &file, READ).is_err());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_those_of_the_process_that_connected() {
+    fn groups_are_those_of_connected_process() {
         let folder = tempfile::tempdir().unwrap();
         let own = peer::tests::own(folder.path());
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn sticky_folders_and_owners() {
+    fn sticky_folder_and_ownership_are_checked() {
         let folder = Attr {
             kind: Kind::Directory.into(),
             ..attr(0o1777, 9)
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn link_to_a_file_of_another_user_needs_the_right_to_read_and_write_it() {
+    fn link_to_foreign_file_needs_read_and_write_permission() {
         for (mode, uid, allowed) in [
             (0o600, 5, true),
             (0o600, 0, true),

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_as_they_were_and_cut_ones_not_at_all() {
+    fn record_round_trips_and_truncated_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(folder.path().to_owned(), 0x7b);
         let one = record(3, 5);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_found_once_and_only_by_its_array() {
+    fn leftovers_are_found_once_by_their_own_array() {
         let folder = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(folder.path().to_owned(), 1);
         let make = |inode: u64| {

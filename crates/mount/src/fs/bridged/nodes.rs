@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_version_is_an_inode_and_what_the_kernel_forgets_is_forgotten() {
+    fn version_is_inode_until_kernel_forgets_it() {
         let mut nodes = Nodes::default();
         let one = nodes.found("b", "x", 1, content("1")).key.ino;
         assert_eq!(nodes.found("b", "x", 1, content("1")).key.ino, one);

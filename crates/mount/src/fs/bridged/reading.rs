@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_cut_out_of_all_blocks_that_it_touches() {
+    fn cut_joins_range_from_all_touched_blocks() {
         let block = |index: u64| {
             let length = if index == 2 { 10 } else { BLOCK_BYTES };
             let bytes = vec![u8::try_from(index).ok()?; usize::try_from(length).ok()?];

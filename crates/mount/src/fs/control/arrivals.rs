@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_takes_no_more_than_their_places() {
+    fn waiting_places_of_one_user_are_bounded() {
         let waiting = Waiting::default();
         let own: Vec<_> = (0..EACH_MAX).map(|_| waiting.enter(7).unwrap()).collect();
         assert!(waiting.enter(7).is_none() && waiting.enter(8).is_some());

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused_whole() {
+    fn malformed_new_files_call_is_refused_whole() {
         let good = call(&[(1, 0o644, b"a", b"bytes"), (1 << 40, 0o600, b"b", b"")]);
         let files = parse(&good).unwrap();
         assert_eq!((files[1].folder, files[1].name), (1 << 40, &b"b"[..]));

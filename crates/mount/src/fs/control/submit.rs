@@ -304,13 +304,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_cleaned_by_their_text() {
+    fn normal_resolves_dots_by_text() {
         assert_eq!(normal(Path::new("/a/./b/../c")), Path::new("/a/c"));
         assert_eq!(normal(Path::new("/../a")), Path::new("/a"));
     }
 
     #[test]
-    fn own_groups_are_those_the_kernel_says() {
+    fn groups_of_process_match_getgroups() {
         let mine = rustix::process::getgroups().unwrap();
         let mut mine: Vec<_> = mine.into_iter().map(rustix::process::Gid::as_raw).collect();
         mine.sort_unstable();

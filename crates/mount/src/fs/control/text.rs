@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_listed_by_script_and_handle() {
+    fn job_list_shows_script_and_number() {
         let job = |job, source: &str| v1::Job {
             job,
             source: source.into(),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_has_one_line_a_task_in_columns() {
+    fn job_status_has_one_aligned_line_per_task() {
         let task = |name: &str, state: v1::State| v1::Task {
             name: name.into(),
             kernel: "mean".into(),

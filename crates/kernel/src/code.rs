@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interpreters_are_read_from_the_first_line() {
+    fn interpreter_is_read_from_first_line() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("script");
         std::fs::write(&file, "#! /usr/bin/env python3\nprint()\n").unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_of_others_are_given_back() {
+    fn open_as_restores_own_rights() {
         let groups = || rustix::process::getgroups().unwrap();
         let before = groups();
         let folder = tempfile::tempdir().unwrap();

@@ -295,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_exact_however_they_are_split(
+        fn exact_sum_is_independent_of_split(
             values in proptest::collection::vec(any_finite(), 0..60), place in any::<usize>(),
         ) {
             let sum = |values: &[f64]| {
@@ -313,14 +313,14 @@ mod tests {
         }
 
         #[test]
-        fn one_number_comes_back_as_it_was(value in any_finite()) {
+        fn exact_sum_of_one_number_is_that_number(value in any_finite()) {
             let mut sum = Exact::default();
             sum.add_f64(value);
             prop_assert_eq!(sum.value().to_bits(), (value + 0.0).to_bits());
         }
 
         #[test]
-        fn quotients_of_small_integers_are_rounded_as_the_processor_does(
+        fn ratio_of_small_integers_matches_processor(
             over in -(1_i64 << 53)..1 << 53, under in 1..1_i64 << 53,
         ) {
             let found = ratio(&over.into(), &under.into(), 0);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_at_the_edges() {
+    fn ratio_rounds_at_edges_of_range() {
         let one = BigInt::from(1);
         assert_eq!(ratio(&one, &one, -1074), 5e-324);
         assert_eq!(ratio(&one, &one, -1075), 0.0);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn all_files_are_told_in_the_order_of_their_names() {
+    fn files_are_listed_in_order_of_names() {
         let found = listed(|output| {
             for folder in ["a/b", "empty/very"] {
                 fs::create_dir_all(output.join(folder)).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_or_too_much_is_refused() {
+    fn invalid_or_excessive_folder_is_refused() {
         let write = |path: &Path| fs::write(path, "x").unwrap();
         let empty = listed(|output| fs::create_dir_all(output.join("a/b")).unwrap());
         assert!(matches!(empty, Err(OutputError::Empty(_))), "{empty:?}");

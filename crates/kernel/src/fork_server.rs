@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_survives_the_way() {
+    fn order_round_trips_through_encoding() {
         let order = Order {
             args: vec!["a".into(), "ä\n".into()],
             environment: vec!["X=1".into()],
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::zombie_processes, reason = "it is waited for by its number")]
-    fn a_child_that_can_not_be_watched_is_ended() {
+    fn child_without_free_descriptor_is_killed() {
         let pair = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::zombie_processes, reason = "what did not start was waited for")]
-    fn what_ends_without_an_answer_did_not_start() {
+    fn child_without_answer_did_not_start() {
         let end = |answer: &[u8]| {
             let child = std::process::Command::new("/bin/true").spawn().unwrap();
             let pid = i32::try_from(child.id()).unwrap();

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_is_seen_for_as_long_as_it_has_the_file_open_or_mapped() {
+    fn writer_is_detected_while_file_is_open_or_mapped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         let writer = File::create(&path).unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_comes_while_we_look_does_us_no_harm() {
+    fn has_writers_does_not_disturb_concurrent_opener() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         File::create(&path).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_that_has_a_file_open_is_named() {
+    fn writer_process_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         let file = File::create(&path).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_is_locked_against_other_open_files_of_this_process() {
+    fn byte_lock_excludes_other_open_files_of_process() {
         let folder = tempfile::tempdir().unwrap();
         let open = || {
             let mut options = File::options();

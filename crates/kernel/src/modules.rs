@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_longest_goes_first() {
+    fn least_recently_used_module_is_evicted() {
         let folder = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(folder.path().to_owned()));
         let half = COMPILED_BYTES_KEPT / 2 + 1;
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_loses_compiled_modules() {
+    fn user_with_most_modules_is_evicted_first() {
         let folder = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(folder.path().to_owned()));
         let theirs = kept(folder.path(), "7-theirs", 1, 10_000);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_copied_with_the_bytes_that_were_hashed() {
+    fn copied_module_has_hashed_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(folder.path().join("kept")));
         modules.make_folder().unwrap();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_much_compiled_does_not_go_before_others() {
+    fn compile_turns_are_shared_among_users() {
         let mut state = Waiting::default();
         for (ticket, user) in [(0, 5), (1, 5), (2, 6), (3, 6), (4, 7)] {
             state.waiting.insert(ticket, user);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_of_several_users_are_taken_at_once() {
+    fn users_compile_concurrently() {
         let turns = Turns::default();
         let first = turns.wait(5);
         let second = turns.wait(6);
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_write_to_is_not_trusted() {
+    fn module_writable_by_others_is_not_trusted() {
         let folder = tempfile::tempdir().unwrap();
         let path = kept(folder.path(), "module", 1, 0);
         assert!(open_own(&path).unwrap().is_some());

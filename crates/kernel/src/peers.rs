@@ -287,7 +287,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn who_never_accepts_holds_up_nobody() {
+    fn peer_that_never_accepts_blocks_nobody() {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         let here = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
         rustix::net::bind(&socket, &here).unwrap();

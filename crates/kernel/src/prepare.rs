@@ -533,7 +533,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_lead_out_are_refused() {
+    fn names_outside_run_folder_are_refused() {
         for name in ["a", "a/b", "a.b/c d", "..a", "a/.tidemill", ".tidemillx"] {
             assert!(valid(name), "{name}");
         }

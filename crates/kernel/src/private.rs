@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_taken_through_no_link() {
+    fn outputs_are_never_taken_through_links() {
         let root = tempfile::tempdir().unwrap();
         let (outside, folder) = kept(root.path());
         symlink(&outside, folder.join("linked")).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_with_two_names_leaves_all_others_alone() {
+    fn output_with_second_name_leaves_original_unchanged() {
         let root = tempfile::tempdir().unwrap();
         let (outside, folder) = kept(root.path());
         let names = ["first", ".tidemill-copy", ".tidemill-gone-1"];
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_removed_however_deep_it_is() {
+    fn folder_of_any_depth_is_removed() {
         let root = tempfile::tempdir().unwrap();
         let (outside, folder) = kept(root.path());
         symlink(&outside, folder.join("linked")).unwrap();

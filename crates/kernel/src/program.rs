@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_follows_the_content() {
+    fn hash_follows_content() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("code");
         fs::write(&file, "one").unwrap();

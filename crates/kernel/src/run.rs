@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tail_keeps_the_end() {
+    fn tail_keeps_last_bytes() {
         let mut tail = Tail::default();
         tail.push(&vec![b'a'; TAIL_BYTES_MAX]);
         tail.push(b"the end");

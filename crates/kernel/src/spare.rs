@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_folder_comes_back_bare() {
+    fn emptied_spare_folder_is_reused() {
         let all = tempfile::tempdir().unwrap();
         let spares = Spares::default();
         let run = made(&all.path().join("1"));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_kept() {
+    fn spare_folders_are_bounded() {
         let all = tempfile::tempdir().unwrap();
         let spares = Spares::default();
         for number in 0..SPARES_MAX + 5 {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_tampered_with_is_left_and_no_link_is_followed() {
+    fn tampered_folder_is_not_recycled_and_links_not_followed() {
         let all = tempfile::tempdir().unwrap();
         let outside = all.path().join("outside");
         std::fs::create_dir(&outside).unwrap();

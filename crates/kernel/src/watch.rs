@@ -616,7 +616,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_name_cannot_forge_its_group() {
+    fn process_name_cannot_forge_group() {
         assert_eq!(
             state_and_group("7 (a) R 1 9 9) S 1 42 42 0"),
             Some(("S", 42))
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen_with_its_memory() {
+    fn own_process_group_is_seen_with_memory() {
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
         let seen = groups(&BTreeMap::from([(group, u32::MAX)]));
         assert!(seen[&group].processes >= 1);
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_is_over_is_never_waited_for() {
+    fn wake_is_never_in_past() {
         let now = Instant::now();
         let (soon, late) = (now + TICK / 2, now + TICK * 1000);
         let past = now.checked_sub(TICK * 10).unwrap();
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_is_too_late_says_so() {
+    fn late_scan_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..100 {
             fs::write(folder.path().join(number.to_string()), "text").unwrap();
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_file_count_and_no_more_than_matters_is_looked_at() {
+    fn hard_links_count_and_scan_stops_at_limit() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         for name in ["made", "given", "other"] {

@@ -57,7 +57,7 @@ fn waiting(place: &Place) -> (tidemill_kernel::Prepared, Running) {
 }
 
 #[test]
-fn a_kernel_can_not_be_looked_into_stopped_or_robbed_from_outside() {
+fn kernel_cannot_be_inspected_stopped_or_robbed_from_outside() {
     if skip_without_root() {
         return;
     }
@@ -107,7 +107,7 @@ fn door(path: &Path) -> OwnedFd {
 }
 
 #[test]
-fn what_was_opened_in_a_folder_is_no_door_once_it_came_back() {
+fn descriptors_of_recycled_folder_reach_nothing() {
     if skip_without_root() {
         return;
     }
@@ -173,7 +173,7 @@ fn twin_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
 }
 
 #[test]
-fn a_program_is_run_only_for_whom_it_may_be() {
+fn program_runs_only_for_permitted_users() {
     if skip_without_root() {
         return;
     }
@@ -266,7 +266,7 @@ impl Swapped {
 }
 
 #[test]
-fn a_name_that_leads_to_what_is_no_program_of_the_users_is_refused_at_once() {
+fn name_of_foreign_program_is_refused_at_once() {
     if skip_without_root() {
         return;
     }
@@ -299,7 +299,7 @@ fn a_name_that_leads_to_what_is_no_program_of_the_users_is_refused_at_once() {
 }
 
 #[test]
-fn a_program_that_was_swapped_after_the_look_is_not_run() {
+fn program_swapped_after_check_is_not_run() {
     if skip_without_root() {
         return;
     }
@@ -317,7 +317,7 @@ fn a_program_that_was_swapped_after_the_look_is_not_run() {
 }
 
 #[test]
-fn a_twin_that_swaps_a_program_while_tasks_are_prepared_gets_nothing() {
+fn swapping_program_during_prepare_gains_nothing() {
     const ROUNDS: usize = 300;
     if skip_without_root() {
         return;
@@ -371,7 +371,7 @@ while True:
 }
 
 #[test]
-fn a_folder_that_is_changed_while_it_is_taken_back_leads_nowhere() {
+fn folder_changed_during_removal_leads_nowhere() {
     const ROUNDS: usize = 60;
     if skip_without_root() {
         return;
@@ -440,7 +440,7 @@ for number in range(rounds):
 }
 
 #[test]
-fn no_input_is_one_that_its_reader_can_change_outside() {
+fn input_writable_by_its_reader_is_refused() {
     if skip_without_root() {
         return;
     }
@@ -461,7 +461,7 @@ fn no_input_is_one_that_its_reader_can_change_outside() {
 }
 
 #[test]
-fn a_shared_object_runs_for_every_user() {
+fn shared_object_runs_for_every_user() {
     if skip_without_root() {
         return;
     }
@@ -488,7 +488,7 @@ fn a_shared_object_runs_for_every_user() {
 }
 
 #[test]
-fn nothing_of_an_earlier_order_is_left_for_the_next() {
+fn child_has_no_remains_of_earlier_order() {
     let place = Place::new();
     let object = compile(&place, "tests/kernels/leftovers.c", "left.so");
     let users = support::users();
@@ -509,7 +509,7 @@ fn nothing_of_an_earlier_order_is_left_for_the_next() {
 }
 
 #[test]
-fn no_datagram_leaves_the_sandbox() {
+fn no_datagram_leaves_sandbox() {
     let place = Place::new();
     let open = tempfile::tempdir().unwrap();
     fs::set_permissions(open.path(), Permissions::from_mode(0o777)).unwrap();
@@ -542,8 +542,8 @@ for kind, flags in kinds:
 }
 
 #[test]
-fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
-    const NAME: &str = "a_kernel_of_an_ordinary_users_own_element_stays_inside";
+fn kernel_of_unprivileged_element_stays_inside() {
+    const NAME: &str = "kernel_of_unprivileged_element_stays_inside";
     // This test's own binary plays the element.
     if let Ok(folder) = std::env::var("PLAY_OWN_ELEMENT") {
         return own_element(Path::new(&folder));
@@ -578,8 +578,8 @@ fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
 }
 
 #[test]
-fn in_a_container_with_few_numbers_kernels_have_their_owners() {
-    const NAME: &str = "in_a_container_with_few_numbers_kernels_have_their_owners";
+fn kernels_in_container_with_few_ids_run_as_owners() {
+    const NAME: &str = "kernels_in_container_with_few_ids_run_as_owners";
     if std::env::var_os("PLAY_CONTAINER").is_some() {
         return in_container();
     }

@@ -15,7 +15,7 @@ use tidemill_kernel::child::{PIECE_ALIGN, SLICE_BYTES};
 use tidemill_kernel::{Code, End, Launcher, Part, Run, RunInput, Settings};
 
 #[test]
-fn a_map_gets_slices_in_order_and_may_change_them() {
+fn map_gets_slices_in_order_and_may_change_them() {
     let place = Place::new();
     let slices = compile(&place, "tests/kernels/slices.c", "slices.so");
     let run = || {
@@ -63,7 +63,7 @@ fn a_map_gets_slices_in_order_and_may_change_them() {
 }
 
 #[test]
-fn the_examples_do_what_they_say() {
+fn example_kernels_match_their_description() {
     let place = Place::new();
     for user in users() {
         let text = place.object("text", "low tide\n");
@@ -111,7 +111,7 @@ fn places(place: &Place) -> PathBuf {
 }
 
 #[test]
-fn wrong_parts_are_refused() {
+fn wrong_partial_states_are_refused() {
     let place = Place::new();
     let code = Code::Native(places(&place));
     let say = |run: Run| finish(run).1.stderr.text();
@@ -166,7 +166,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_law_holds_for_a_fold_in_c(lengths in prop::collection::vec(0..60_000_usize, 1..3), seed: u64) {
+    fn c_fold_is_independent_of_split(lengths in prop::collection::vec(0..60_000_usize, 1..3), seed: u64) {
         let place = Place::new();
         let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
         let fold = Fold { place: &place, launcher: &support::LAUNCHER, code: Code::Native(places(&place)), args: &["3"] };
@@ -176,7 +176,7 @@ proptest! {
 }
 
 #[test]
-fn a_kernel_finds_nothing_around_it_that_is_not_its_own() {
+fn kernel_inherits_nothing_from_element() {
     let place = Place::new();
     let code = compile(&place, "tests/kernels/around.c", "around.so");
     for user in users() {
@@ -203,10 +203,10 @@ fn a_kernel_finds_nothing_around_it_that_is_not_its_own() {
     }
 }
 
-/// Whoever starts an element may have it ignore signals, as `nohup` does: its kernels do not.
+/// The parent of an element may have it ignore signals, as `nohup` does. Its kernels do not ignore them.
 #[test]
-fn what_an_element_ignores_its_kernels_do_not() {
-    let again = "a_kernel_finds_nothing_around_it_that_is_not_its_own";
+fn ignored_signals_are_reset_for_kernels() {
+    let again = "kernel_inherits_nothing_from_element";
     let script = "trap '' HUP INT QUIT TERM USR1; exec \"$@\"";
     let mut element = std::process::Command::new("/bin/sh");
     element
@@ -235,7 +235,7 @@ fn fork_servers() -> Vec<i32> {
 }
 
 #[test]
-fn kernels_go_on_when_the_process_that_forks_them_is_killed() {
+fn kernels_survive_kill_of_fork_server() {
     let place = Place::new();
     let count = |launcher: &Launcher| {
         let mut run = place.run(Code::Builtin("count".into()), &["dtype=u8"]);

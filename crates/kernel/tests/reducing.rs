@@ -51,7 +51,7 @@ fn start(place: &Place) -> Reducing {
 }
 
 #[test]
-fn one_child_serves_many_orders_whatever_they_are() {
+fn reducer_child_serves_many_different_orders() {
     let place = Place::new();
     let mut child = start(&place);
     let (file, pid) = (file(), child.pid());
@@ -98,7 +98,7 @@ fn one_child_serves_many_orders_whatever_they_are() {
 }
 
 #[test]
-fn one_that_is_killed_says_so_and_the_next_one_goes_on() {
+fn killed_reducer_reports_and_next_one_works() {
     let place = Place::new();
     let mut child = start(&place);
     let pid = child.pid().unwrap();
@@ -120,7 +120,7 @@ fn one_that_is_killed_says_so_and_the_next_one_goes_on() {
 }
 
 #[test]
-fn orders_that_can_not_be_are_refused_before_a_child_sees_them() {
+fn impossible_orders_are_refused_before_child() {
     let place = Place::new();
     let mut child = start(&place);
     let huge = Order {

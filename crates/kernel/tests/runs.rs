@@ -19,7 +19,7 @@ use tidemill_kernel::{
 };
 
 #[test]
-fn a_program_sees_its_inputs_and_leaves_its_outputs() {
+fn program_sees_inputs_and_leaves_outputs() {
     let place = Place::new();
     for user in users() {
         let mut run =
@@ -43,7 +43,7 @@ fn a_program_sees_its_inputs_and_leaves_its_outputs() {
 }
 
 #[test]
-fn the_share_of_a_processor_is_found_and_nothing_is_left() {
+fn probe_finds_processor_share_and_leaves_nothing() {
     let place = Place::new();
     for user in users() {
         let folder = place.run(Code::Builtin("count".into()), &[]).folder;
@@ -58,7 +58,7 @@ fn the_share_of_a_processor_is_found_and_nothing_is_left() {
 }
 
 #[test]
-fn code_is_known_before_its_inputs_are_there() {
+fn code_hash_is_known_before_inputs_exist() {
     let place = Place::new();
     let program = Path::new("/bin/sh");
     for (code, hash) in [
@@ -99,7 +99,7 @@ fn standard_streams_can_be_files() {
 }
 
 #[test]
-fn processor_time_of_grandchildren_that_were_waited_for_counts() {
+fn processor_time_of_waited_grandchildren_counts() {
     let place = Place::new();
     let busy = "seq 9000000 | md5sum";
     // The shell itself says what its children took: the last line of `times`, user and system.
@@ -124,7 +124,7 @@ fn processor_time_of_grandchildren_that_were_waited_for_counts() {
 }
 
 #[test]
-fn processor_time_of_descendants_that_nobody_waited_for_counts() {
+fn processor_time_of_unwaited_descendants_counts() {
     let place = Place::new();
     // The first process ends well without having waited for its busy children: one of them has ended by
     // itself, one is killed.
@@ -145,7 +145,7 @@ for last in (False, True):
 }
 
 #[test]
-fn the_end_of_a_long_standard_error_is_kept() {
+fn end_of_long_standard_error_is_kept() {
     let place = Place::new();
     let (_, exit) = finish(place.shell("yes | head -c 1000000 >&2; echo the end >&2; exit 7"));
     assert_eq!(exit.end, End::Code(7));
@@ -155,7 +155,7 @@ fn the_end_of_a_long_standard_error_is_kept() {
 }
 
 #[test]
-fn stored_scripts_and_programs_run_though_sealed() {
+fn sealed_scripts_and_programs_run() {
     let place = Place::new();
     for user in users() {
         let shell = place.object("object-1", "#!/bin/sh\necho \"$(basename $0)\" \"$@\"\n");
@@ -187,7 +187,7 @@ fn stored_scripts_and_programs_run_though_sealed() {
 }
 
 #[test]
-fn python_works_in_the_sandbox() {
+fn python_works_in_sandbox() {
     let place = Place::new();
     let script = "import json, math, threading, tempfile, subprocess, os
 with tempfile.TemporaryFile() as f: f.write(b'x')
@@ -201,7 +201,7 @@ print(subprocess.run(['sh', '-c', 'echo sub'], capture_output=True, text=True).s
 }
 
 #[test]
-fn endings_are_told_apart() {
+fn exit_signal_and_time_limit_are_distinguished() {
     let place = Place::new();
     let crash = "kill -SEGV $$";
     assert_eq!(finish(place.shell(crash)).1.end, End::Signal(libc::SIGSEGV));
@@ -221,7 +221,7 @@ fn endings_are_told_apart() {
 }
 
 #[test]
-fn a_run_can_be_cancelled_and_watched() {
+fn run_can_be_cancelled_and_watched() {
     let place = Place::new();
     let (_, running) = start(place.shell("echo begun; echo trouble >&2; sleep 1000"));
     let control = running.control();
@@ -237,7 +237,7 @@ fn a_run_can_be_cancelled_and_watched() {
 }
 
 #[test]
-fn writing_too_much_ends_a_run() {
+fn run_over_output_limit_is_ended() {
     let place = Place::new();
     let one = "head -c 30000000 /dev/zero > big";
     let many = "i=0; while :; do i=$((i+1)); head -c 900000 /dev/zero > f$i; done";
@@ -288,7 +288,7 @@ time.sleep(1000)\"";
 }
 
 #[test]
-fn wanting_too_much_memory_ends_a_run() {
+fn run_over_memory_limit_is_ended() {
     let place = Place::new();
     let at_once = "x = bytearray(1 << 30)";
     let slowly = "x = []\nwhile True: x.append(bytearray(1 << 20))";
@@ -314,9 +314,10 @@ time.sleep(1000)";
     }
 }
 
-/// Nobody sees that a request for memory was refused: who says nothing of it may have died of it.
+/// The element cannot see a refused request for memory. A kernel that fails without a message may have died of the
+/// limit.
 #[test]
-fn the_memory_limit_is_named_when_a_kernel_may_have_died_of_it() {
+fn memory_limit_is_named_if_it_may_be_the_cause() {
     let place = Place::new();
     let refused = "import ctypes
 libc = ctypes.CDLL(None)
@@ -346,7 +347,7 @@ at = libc.malloc(ctypes.c_size_t(1 << 32))
 }
 
 #[test]
-fn a_mapped_input_larger_than_the_memory_limit_can_be_read() {
+fn mapped_input_over_memory_limit_is_readable() {
     let place = Place::new();
     let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
     run.limits.memory_bytes = 32 << 20;
@@ -383,7 +384,7 @@ fn builtins_read_inputs_and_write_one_output() {
 }
 
 #[test]
-fn listing_1_runs_with_a_native_kernel() {
+fn listing_1_runs_with_native_kernel() {
     let place = Place::new();
     let library = compile(&place, "../../examples/listing1/getmax.c", "getmax.so");
     let doubles = |values: &[f64]| {
@@ -458,7 +459,7 @@ fn native_kernels_get_arguments_and_cannot_harm() {
 }
 
 #[test]
-fn missing_code_is_a_clear_error() {
+fn missing_code_is_reported_clearly() {
     let place = Place::new();
     let gone = LAUNCHER
         .prepare(place.run(Code::Program("/usr/bin/no-such".into()), &[]))
@@ -497,7 +498,7 @@ fn missing_code_is_a_clear_error() {
 }
 
 #[test]
-fn wrong_names_are_clear_errors() {
+fn wrong_names_are_reported_clearly() {
     let place = Place::new();
     let object = place.object("x", "");
     let refused = |inputs: &[&str], outputs: &[&str]| {
@@ -570,7 +571,7 @@ fn only_plain_files_become_outputs() {
 }
 
 #[test]
-fn a_user_without_root_cannot_be_switched() {
+fn user_switch_requires_root() {
     if is_root() {
         // Then switching works, which `users` has tried in the other tests.
         assert!(LAUNCHER.support().switches_user);

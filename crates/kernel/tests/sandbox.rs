@@ -19,14 +19,14 @@ use tidemill_kernel::{
 };
 
 #[test]
-fn this_host_offers_the_whole_sandbox() {
+fn host_offers_whole_sandbox() {
     let support = sandbox_support();
     assert_eq!(support.missing(), Vec::<&str>::new());
     assert!(support.signals());
 }
 
 #[test]
-fn the_network_is_denied() {
+fn network_is_denied() {
     let place = Place::new();
     let script = r#"
 import socket, errno
@@ -50,7 +50,7 @@ print("done")
 }
 
 #[test]
-fn files_of_others_cannot_be_read_listed_or_made() {
+fn foreign_files_cannot_be_read_listed_or_created() {
     let place = Place::new();
     let secret = place.path("secret");
     fs::write(&secret, "secret").unwrap();
@@ -81,7 +81,7 @@ fn files_of_others_cannot_be_read_listed_or_made() {
 }
 
 #[test]
-fn an_input_can_be_read_but_not_changed() {
+fn input_can_be_read_but_not_changed() {
     let place = Place::new();
     for user in users() {
         let script = "cat in/put; echo x > in/put; echo x >> in/put; chmod 666 in/put; \
@@ -151,7 +151,7 @@ print(os.access('own', os.R_OK))";
 }
 
 #[test]
-fn linked_inputs_cannot_be_changed_by_their_own_owner() {
+fn linked_inputs_cannot_be_changed_by_their_owner() {
     let place = Place::new();
     let object = place.path("own");
     fs::write(&object, "kept").unwrap();
@@ -180,7 +180,7 @@ fn linked_inputs_cannot_be_changed_by_their_own_owner() {
 }
 
 #[test]
-fn a_kernel_has_its_owners_rights_and_no_capabilities() {
+fn kernel_has_rights_of_owner_and_no_capabilities() {
     let place = Place::new();
     for user in users() {
         let mut run = place
@@ -215,7 +215,7 @@ print(*[l.strip() for l in open(\"/proc/self/status\") if l.startswith((\"Cap\",
 }
 
 #[test]
-fn a_kernel_of_root_cannot_become_another_user() {
+fn root_kernel_cannot_become_another_user() {
     if skip_without_root() {
         return;
     }
@@ -296,8 +296,8 @@ fn other_processes_cannot_be_signalled() {
 }
 
 #[test]
-fn a_kernel_that_can_not_be_watched_does_not_run() {
-    const NAME: &str = "a_kernel_that_can_not_be_watched_does_not_run";
+fn kernel_that_cannot_be_watched_does_not_run() {
+    const NAME: &str = "kernel_that_cannot_be_watched_does_not_run";
     const PLAY: &str = "PLAY_WITHOUT_DESCRIPTORS";
     const DESCRIPTORS: u64 = 300;
     /// A start takes fewer.
@@ -381,7 +381,7 @@ if os.fork() == 0:
 }
 
 #[test]
-fn what_a_kernel_leaves_behind_is_killed() {
+fn remaining_processes_of_kernel_are_killed() {
     let place = Place::new();
     let (_, running) = start(place.shell("sleep 1000 >/dev/null 2>&1 & echo started"));
     let group = running.pid().cast_signed();
@@ -392,7 +392,7 @@ fn what_a_kernel_leaves_behind_is_killed() {
 }
 
 #[test]
-fn a_kernel_gives_way_to_others_for_good() {
+fn kernel_cannot_raise_its_own_priority() {
     let place = Place::new();
     let script = "import os
 print(os.sched_getscheduler(0) == os.SCHED_IDLE)
@@ -414,7 +414,7 @@ print(os.waitpid(child, 0)[1])";
 }
 
 #[test]
-fn a_fork_bomb_is_bounded_and_killed() {
+fn fork_bomb_is_bounded_and_killed() {
     let place = Place::new();
     for user in users() {
         let mut run = place.shell("f() { f | f & }; f; sleep 1000");
@@ -433,7 +433,7 @@ fn a_fork_bomb_is_bounded_and_killed() {
 }
 
 #[test]
-fn nothing_of_the_element_is_open_or_known_in_a_kernel() {
+fn kernel_inherits_no_descriptors_or_variables() {
     let place = Place::new();
     // An open file without close-on-exec, as a careless library would leave it.
     let file = fs::File::open("/etc/passwd").unwrap();
@@ -510,7 +510,7 @@ fn live_members(group: i32) -> Vec<String> {
 }
 
 #[test]
-fn kernels_have_no_more_memory_together_than_they_may() {
+fn kernels_share_one_memory_limit() {
     let place = Place::new();
     let together = Some(Together {
         memory_bytes: 128 << 20,
@@ -551,7 +551,7 @@ fn kernels_have_no_more_memory_together_than_they_may() {
 }
 
 #[test]
-fn a_run_is_held_to_its_time_of_processors_once_it_has_lasted() {
+fn long_run_is_held_to_its_processor_time() {
     let place = Place::new();
     let launcher = Launcher::new(Settings {
         together: Some(Together {
@@ -583,7 +583,7 @@ print((time.process_time() - used) / (time.monotonic() - begin))";
 }
 
 #[test]
-fn memory_that_no_process_has_mapped_counts_for_its_kernel_alone() {
+fn unmapped_memory_counts_for_its_kernel_alone() {
     let place = Place::new();
     let launcher = Launcher::new(Settings {
         together: Some(Together {
@@ -672,7 +672,7 @@ fn all_in(folder: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
 }
 
 #[test]
-fn a_folder_that_is_shown_is_read_and_executed_and_never_changed() {
+fn shown_folder_is_readable_and_executable_but_unchangeable() {
     let place = Place::new();
     let secret = place.path("secret");
     fs::write(&secret, "secret\n").unwrap();
@@ -699,7 +699,7 @@ fn a_folder_that_is_shown_is_read_and_executed_and_never_changed() {
 }
 
 #[test]
-fn a_folder_shows_no_more_than_its_user_may_read_and_no_link_is_followed_to_it() {
+fn shown_folder_respects_permissions_and_links() {
     let place = Place::new();
     let sw = software(&place.path(""));
     let shown = |user, script: &str, shown: &[&str]| {

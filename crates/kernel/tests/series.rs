@@ -189,7 +189,7 @@ fn files_with_other_coordinates_are_refused_by_name() {
 }
 
 #[test]
-fn an_index_without_a_time_is_left_out_whatever_its_interval() {
+fn index_without_time_is_left_out_whatever_its_bounds() {
     let mut axis = times(&[f64::NAN, 1.5]);
     axis.coordinate.as_mut().unwrap().bounds = Some(vec![(0.0, 1.0), (1.0, 2.0)]);
     let file = simple(vec![axis], &[1.0, 2.0]);
@@ -237,7 +237,7 @@ fn of_latitudes() -> [Made; 3] {
 }
 
 #[test]
-fn an_inner_join_takes_what_all_files_have_in_the_order_of_the_first() {
+fn inner_join_keeps_common_values_in_order_of_first_file() {
     let files = of_latitudes();
     let kept = Words {
         over: "time",
@@ -282,7 +282,7 @@ fn an_inner_join_takes_what_all_files_have_in_the_order_of_the_first() {
 }
 
 #[test]
-fn weights_of_an_inner_join_are_those_of_what_all_files_have() {
+fn inner_join_weights_cover_common_values_only() {
     let close = |one: &f64, two: f64| (one - two).abs() < 1e-9;
     let files = of_latitudes();
     let weighted = Words {
@@ -303,7 +303,7 @@ fn weights_of_an_inner_join_are_those_of_what_all_files_have() {
 }
 
 #[test]
-fn an_inner_join_without_a_common_value_is_refused() {
+fn inner_join_without_common_value_is_refused() {
     let lat = |values: &[f64]| axis("lat", values, "degrees_north");
     let of = |time: f64, lats: Axis| {
         let values = vec![1.0; usize::try_from(lats.length).unwrap()];
@@ -360,7 +360,7 @@ fn an_inner_join_without_a_common_value_is_refused() {
 }
 
 #[test]
-fn members_of_an_inner_join_have_different_times() {
+fn inner_join_of_members_keeps_common_times() {
     let ensemble = Words {
         ensemble: "yes",
         ..inner()
@@ -387,7 +387,7 @@ fn members_of_an_inner_join_have_different_times() {
 }
 
 #[test]
-fn first_file_of_a_series_has_the_coordinates_of_the_result() {
+fn first_file_of_series_gives_coordinates_of_result() {
     let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
     let of = |time: f64, axis: Axis, values: &[f64]| simple(vec![times(&[time]), axis], values);
     let around = |time| of(time, axis("lon", &lon, "degrees_east"), &lon);
@@ -417,7 +417,7 @@ fn first_file_of_a_series_has_the_coordinates_of_the_result() {
 }
 
 #[test]
-fn times_of_a_series_have_one_calendar_and_are_there_once() {
+fn times_of_series_have_one_calendar_and_no_duplicates() {
     let first = simple(vec![times(&[0.0, 1.0])], &[1.0, 2.0]);
     let noleap = with(times(&[2.0]), text("calendar", "noleap"));
     refused(
@@ -485,7 +485,7 @@ fn times_of_a_series_have_one_calendar_and_are_there_once() {
 }
 
 #[test]
-fn members_of_an_ensemble_have_the_same_times() {
+fn members_of_ensemble_have_same_times() {
     let member = |first: f64| simple(vec![times(&[0.0, 1.0])], &[first, first + 1.0]);
     let words = Words {
         operation: "mean",
@@ -513,7 +513,7 @@ fn members_of_an_ensemble_have_the_same_times() {
 }
 
 #[test]
-fn longitudes_go_around() {
+fn longitude_selection_wraps_around() {
     let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
     let of = |values: &[f64]| {
         simple(
@@ -555,7 +555,7 @@ fn longitudes_go_around() {
 }
 
 #[test]
-fn ends_of_a_range_are_of_the_type_of_the_coordinate() {
+fn range_ends_have_type_of_coordinate() {
     let tenths: Vec<f64> = (1..=5_u8)
         .map(|place| f64::from(f32::from(place) / 10.0))
         .collect();
@@ -598,7 +598,7 @@ fn ends_of_a_range_are_of_the_type_of_the_coordinate() {
 }
 
 #[test]
-fn selections_outside_of_the_data_are_refused_or_noted() {
+fn selection_outside_data_is_refused_or_noted() {
     let file = simple(
         vec![times(&[0.0, f64::NAN, 2.0, 3.0])],
         &[1.0, 2.0, 4.0, 8.0],
@@ -634,7 +634,7 @@ fn selections_outside_of_the_data_are_refused_or_noted() {
 }
 
 #[test]
-fn a_time_that_is_kept_needs_no_meaning() {
+fn kept_time_needs_no_known_units() {
     for units in ["fortnights since 2000-01-01", "days since the flood"] {
         let of = |time: f64| {
             let axes = vec![axis("time", &[time], units), axis("lat", &[0.0, 1.0], "")];
@@ -691,7 +691,7 @@ fn monthly() -> Made {
 }
 
 #[test]
-fn stamps_at_the_ends_of_intervals_are_not_guessed() {
+fn time_stamps_at_ends_of_intervals_require_time_at() {
     let by = |time_at, by| Words {
         by,
         time_at,
@@ -728,7 +728,7 @@ fn stamps_at_the_ends_of_intervals_are_not_guessed() {
 }
 
 #[test]
-fn results_are_written_as_cf_has_them() {
+fn results_are_written_with_cf_attributes() {
     let days: Vec<f64> = (0..60).map(|day| f64::from(day) + 0.5).collect();
     let attributes = vec![
         text("standard_name", "air_temperature"),
@@ -795,7 +795,7 @@ fn results_are_written_as_cf_has_them() {
 }
 
 #[test]
-fn methods_name_dimensions_as_cf_does() {
+fn cell_methods_name_dimensions_as_cf_does() {
     let lat = || axis("lat", &[10.0, 20.0], "degrees_north");
     let axes = || vec![times(&[0.0, 1.0]), lat(), axis("lev", &[1.0], "m")];
     let methods = |words: &Words<'_>, files: &[Made]| {
@@ -849,7 +849,7 @@ fn methods_name_dimensions_as_cf_does() {
 }
 
 #[test]
-fn bounds_of_dimensions_that_are_kept_are_written() {
+fn bounds_of_kept_dimensions_are_written() {
     let with_bounds = |mut axis: Axis, bounds: &[(f64, f64)]| {
         axis.coordinate.as_mut().unwrap().bounds = Some(bounds.to_vec());
         axis

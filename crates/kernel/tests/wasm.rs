@@ -126,7 +126,7 @@ fn start_gets_arguments_inputs_and_outputs() {
 }
 
 #[test]
-fn a_fold_gives_what_its_native_twin_gives() {
+fn wasm_fold_matches_native_fold() {
     let mill = Mill::new();
     let module = mill.module("places", PLACES);
     let native = compile(&mill.place, "tests/kernels/places.c", "places.so");
@@ -150,7 +150,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_law_holds_for_a_module(lengths in prop::collection::vec(0..40_000_usize, 1..3), seed: u64) {
+    fn wasm_fold_is_independent_of_split(lengths in prop::collection::vec(0..40_000_usize, 1..3), seed: u64) {
         let mill = Mill::new();
         let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
         let code = Code::Wasm(mill.module("places", PLACES));
@@ -161,13 +161,13 @@ proptest! {
 }
 
 #[test]
-fn vectors_are_offered() {
+fn vector_instructions_are_available() {
     let body = "(i32x4.extract_lane 2 (i32x4.add (v128.const i32x4 1 2 3 4) (i32x4.splat (i32.const 40))))";
     assert_eq!(Mill::new().start(body).end, End::Code(43));
 }
 
 #[test]
-fn what_a_module_must_not_do_stops_it() {
+fn forbidden_operation_traps_module() {
     let mill = Mill::new();
     let trapped = |body: &str, words: &str| {
         let exit = mill.start(body);
@@ -193,7 +193,7 @@ fn what_a_module_must_not_do_stops_it() {
 }
 
 #[test]
-fn writing_what_is_not_there_is_an_error_for_the_module() {
+fn invalid_write_returns_error_to_module() {
     let mill = Mill::new();
     let write = |output: i32, at: i32, length: i32| {
         mill.start(&format!(
@@ -209,7 +209,7 @@ fn writing_what_is_not_there_is_an_error_for_the_module() {
 }
 
 #[test]
-fn an_endless_loop_meets_the_time_limit() {
+fn endless_loop_ends_at_time_limit() {
     let mill = Mill::new();
     let module = mill.module("loop", &starting("", "(loop $on (br $on)) (i32.const 0)"));
     let mut run = mill.run(&module, &[]);
@@ -218,7 +218,7 @@ fn an_endless_loop_meets_the_time_limit() {
 }
 
 #[test]
-fn memory_ends_at_the_limit() {
+fn memory_growth_ends_at_limit() {
     let mill = Mill::new();
     let grow = "
         (block $full (loop $more
@@ -249,7 +249,7 @@ fn memory_ends_at_the_limit() {
 }
 
 #[test]
-fn what_is_no_kernel_is_refused_with_reasons() {
+fn invalid_module_is_refused_with_reason() {
     let mill = Mill::new();
     let bad = mill.place.object("bad", "\0asm but no module");
     assert!(mill.refused(&bad).contains("no valid module"));
@@ -298,7 +298,7 @@ fn what_is_no_kernel_is_refused_with_reasons() {
 }
 
 #[test]
-fn a_compiled_module_that_others_can_change_is_not_used() {
+fn compiled_module_changeable_by_others_is_recompiled() {
     let mill = Mill::new();
     let module = mill.module("start", &starting("", "(i32.const 5)"));
     assert_eq!(mill.finish(mill.run(&module, &[])).end, End::Code(5));
@@ -328,7 +328,7 @@ fn a_compiled_module_that_others_can_change_is_not_used() {
 }
 
 #[test]
-fn modules_are_stages_of_a_stack() {
+fn modules_work_as_stages_of_stack() {
     let mill = Mill::new();
     // Writes its input, then its argument, which ends with a point.
     let body = "
@@ -378,9 +378,9 @@ fn modules_are_stages_of_a_stack() {
     );
 }
 
-/// What is still being written comes through a pipe: a fold takes it in pieces, whoever wants it whole gets it at its end.
+/// Streaming input arrives through a pipe: a fold takes it in pieces, and other modules get all of it at its end.
 #[test]
-fn modules_read_what_is_still_written() {
+fn modules_read_streaming_input() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: as root kernels can't write to the pipe that they read");
         return;

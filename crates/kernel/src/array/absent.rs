@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_that_do_not_count_become_one_missing_value_exactly() {
+    fn absent_integers_become_one_exact_missing_value() {
         let big = (1_i64 << 53) + 1;
         let said = [
             ("_FillValue", Value::Int(vec![big])),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn values_beyond_the_valid_range_become_one_that_is() {
+    fn values_outside_valid_range_become_missing() {
         let said = [
             ("_Unsigned", Value::Text("true".into())),
             ("valid_max", Value::Int(vec![-2])),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_that_do_not_count_become_nan() {
+    fn absent_floats_become_nan() {
         let said = [
             ("_FillValue", Value::Float(vec![1e20])),
             ("valid_range", Value::Float(vec![-1.0, 2e20])),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_certain_reading_is_refused() {
+    fn ambiguous_missing_values_are_refused() {
         let text = [("missing_value", Value::Text("-9".into()))];
         let refused = absent(&variable(Kind::Int, 2, &text), Format::Netcdf4);
         assert!(refused.unwrap_err().contains("missing_value"));

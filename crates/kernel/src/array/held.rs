@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_decoded_cut_and_turned() {
+    fn chunks_are_decoded_cut_and_byte_swapped() {
         let values: Vec<u8> = (0..24).collect();
         // Two bytes each: first all low bytes, then all high ones.
         let shuffled: Vec<u8> = values
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn several_files_are_one_and_no_piece_lies_in_two() {
+    fn piece_across_two_files_is_refused() {
         let files: [&[u8]; 3] = [&[0, 1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]];
         let of = |pieces: Vec<HeldPiece>| {
             let mut out = Vec::new();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_picked_out_of_those_of_others() {
+    fn strided_piece_picks_records_of_variable() {
         let values: Vec<u8> = (0..30).collect();
         let rows = HeldPiece {
             stride: Some(10),
@@ -477,7 +477,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_said_of_bytes_ends_and_nothing_is_read_beyond(
+        fn decode_never_reads_past_input_for_any_header(
             element in 0_u32..9, swap in proptest::option::of(0_u8..9),
             chunk in proptest::option::of(proptest::collection::vec(prop_oneof![0_u64..6, Just(u64::MAX)], 0..4)),
             shape in proptest::collection::vec(prop_oneof![0_u64..6, Just(1 << 40), Just(u64::MAX)], 0..4),

@@ -341,7 +341,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn any_reduction_is_that_of_the_model(spec in specs(), seed in any::<u32>()) {
+    fn reduction_matches_model_for_any_spec(spec in specs(), seed in any::<u32>()) {
         let array = Array::of(&spec, seed.into());
         let (values, counts, shape) = model(&spec, |index| array.at(index));
         let found = Reducer::default().reduce(&spec, &array.stored).unwrap();
@@ -359,7 +359,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_make_the_whole(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
+    fn merged_pieces_equal_whole_reduction(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
         // Along the first dimension of an array in C order, which is reduced.
         let spec = Spec { fortran: false, selection: None, codecs: vec![], axes: None, ..spec };
         prop_assume!(spec.operation != Operation::Select);
@@ -389,7 +389,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_bytes_are_refused_or_decoded_but_never_more(
+    fn damaged_bytes_are_refused_or_decoded_to_bounded_size(
         spec in specs(), seed in any::<u32>(), at in any::<usize>(), bit in 0..8, cut in any::<bool>(),
     ) {
         let mut array = Array::of(&spec, seed.into());
@@ -415,7 +415,7 @@ proptest! {
     }
 
     #[test]
-    fn any_spec_is_carried_out_or_refused(
+    fn any_spec_is_reduced_or_refused(
         shape in proptest::option::of(proptest::collection::vec(any::<u64>(), 0..4)),
         axes in proptest::option::of(proptest::collection::vec(any::<u32>(), 0..3)),
         ends in proptest::option::of(proptest::collection::vec(any::<[i64; 3]>(), 0..4)),
@@ -470,7 +470,7 @@ fn floats(operation: Operation, values: &[f64], missing: Option<Missing>) -> (f6
 }
 
 #[test]
-fn nan_and_infinities_are_as_documented() {
+fn nan_and_infinities_follow_documentation() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
     let above_0 = Some(Missing::Outside(Some(Literal::Int(0)), None));
     assert!(floats(Operation::Max, &[1.0, nan, 2.0], None).0.is_nan());
@@ -504,7 +504,7 @@ fn nan_and_infinities_are_as_documented() {
 }
 
 #[test]
-fn sums_are_close_where_plain_ones_are_not() {
+fn compensated_sums_are_close_to_exact() {
     // One large, and many that a plain sum would lose one by one.
     let values: Vec<f64> = std::iter::once(1e16)
         .chain(std::iter::repeat_n(1.0, 1 << 20))
@@ -523,7 +523,7 @@ fn sums_are_close_where_plain_ones_are_not() {
 }
 
 #[test]
-fn integers_wrap_as_their_type_does() {
+fn integer_sums_wrap_in_their_type() {
     for (dtype, values, sum) in [
         (Dtype::Int8, vec![127_i64, 1], -128_i64),
         (
@@ -546,7 +546,7 @@ fn integers_wrap_as_their_type_does() {
 }
 
 #[test]
-fn checksums_are_those_of_hdf5() {
+fn fletcher32_matches_hdf5() {
     // As libhdf5 stores it behind these bytes.
     assert_eq!(fletcher32(b"abcde"), 0x4ff0_29c7);
     let raw = [1_u8, 2, 3, 4, 5, 6, 7, 8];
@@ -570,7 +570,7 @@ fn checksums_are_those_of_hdf5() {
 }
 
 #[test]
-fn what_can_not_be_is_refused_before_anything_is_read() {
+fn invalid_spec_is_refused_before_read() {
     let spec = |shape: &[u64]| Spec {
         shape: Some(shape.to_vec()),
         ..plain(Operation::Sum, Dtype::Float64)
@@ -623,7 +623,7 @@ fn what_can_not_be_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn missing_values_are_exactly_what_is_said_or_refused() {
+fn missing_values_outside_dtype_are_refused() {
     // A float that is whole is an integer, and floats do not have all integers.
     let as_type = |dtype, literal| {
         let spec = Spec {
@@ -665,7 +665,7 @@ fn missing_values_are_exactly_what_is_said_or_refused() {
 }
 
 #[test]
-fn a_bomb_is_stopped_at_the_size_of_the_array() {
+fn decompression_bomb_stops_at_array_size() {
     let zeros = vec![0; 64 << 20];
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     for codec in [Codec::Gzip, Codec::Zlib, Codec::Zstd] {

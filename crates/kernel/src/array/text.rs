@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_found_and_read_as_they_are_said_to_be() {
+    fn csv_columns_are_found_by_name_and_options() {
         let text = "time,\"a \"\"tas\"\", K\",n\r\n1,2.5,7\r\n\r\n2,\"-1e3\",8\n3, ,9";
         assert_eq!(floats("time", text).unwrap(), [1.0, 2.0, 3.0]);
         assert_eq!(floats("#2,type=i8", text).unwrap(), [7.0, 8.0, 9.0]);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line_and_byte() {
+    fn csv_error_names_line_and_byte() {
         for (said, text, why) in [
             (
                 "b",
@@ -246,9 +246,9 @@ mod tests {
     }
 
     proptest! {
-        /// Cut at any end of a line, the pieces give what the whole does.
+        /// Pieces that are cut at any end of a line give the same values as the whole.
         #[test]
-        fn lines_are_read_alone_as_together(
+        fn csv_pieces_cut_at_lines_equal_whole(
             rows in proptest::collection::vec((any::<f64>(), "[a-z,\"]{0,6}", any::<i64>()), 1..30), cut in any::<proptest::sample::Index>(),
         ) {
             let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_said_and_written_ends(said in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
+        fn csv_parse_of_any_text_ends(said in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
             let _ = floats(&said, &text);
             let _ = floats(&format!("#0,{said}"), &text);
             if let Ok(found) = floats("#1,header=no,separator=blanks,type=i8,fill=0", &text) {

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_line_is_told_by_its_place_in_the_file() {
+    fn csv_error_names_line_of_whole_file() {
         let csv = Csv::read("b,skip=1", &b"made by hand\na,b\n1,2\n3,4\n5,x\n".to_vec()).unwrap();
         let told = |text: &str, lies: &str| {
             let error = lines(&csv, text.as_bytes(), Some(lies), &mut Vec::new()).unwrap_err();

@@ -291,7 +291,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn conditions_are_the_sets_they_say() {
+    fn condition_contains_exactly_its_values() {
         let has = |text: &str, value: f64| parse::<f64>(text).unwrap().has(value);
         for (text, within, without) in [
             (
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_condition_reports_reason() {
         for (text, words) in [
             ("", "expected"),
             ("x", "expected"),
@@ -378,13 +378,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[x0-9.<>=!&|() eninf-]{0,40}") {
+        fn any_condition_text_is_parsed_or_refused(text in "[x0-9.<>=!&|() eninf-]{0,40}") {
             let _ = parse::<f64>(&text);
             let _ = parse::<i8>(&text);
         }
 
         #[test]
-        fn comparisons_of_integers_are_exact(number in -300.0..300.0_f64, value in any::<i8>()) {
+        fn integer_comparisons_are_exact(number in -300.0..300.0_f64, value in any::<i8>()) {
             let wide = f64::from(value);
             for (sign, wanted) in [("<", wide < number), ("<=", wide <= number), (">", wide > number), (">=", wide >= number)] {
                 prop_assert_eq!(parse::<i8>(&format!("x {sign} {number}")).unwrap().has(value), wanted);

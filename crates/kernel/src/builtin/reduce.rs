@@ -234,7 +234,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn files_of_a_zarr_are_one_source() {
+    fn zarr_files_form_one_source() {
         let inputs = [
             "a.nc",
             "z/zarr.json",
@@ -268,9 +268,9 @@ mod tests {
         }
     }
 
-    /// The largest value of each row, as zarr-python reads them, of a Zarr of which some chunks were never written.
+    /// The largest value of each row, as zarr-python reads the rows. Some chunks of the Zarr were never written.
     #[test]
-    fn a_zarr_in_a_folder_is_reduced() {
+    fn zarr_folder_is_reduced() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");
         let told = std::fs::read(fixtures.join("three.zarr.json")).unwrap();
         let told: serde_json::Value = serde_json::from_slice(&told).unwrap();

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_the_program_and_the_documents_name_one_version() {
+    fn header_program_and_docs_have_same_abi_version() {
         let header = include_str!("../../include/tidemill_kernel.h");
         assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
         let formats = include_str!("../../../../docs/formats.md");

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_names_the_same_bounds() {
+    fn header_and_program_have_same_bounds() {
         let header = include_str!("../../include/tidemill_kernel.h");
         let align = own_fold::PIECE_ALIGN;
         assert!(header.contains(&format!("#define TIDEMILL_PIECE_ALIGN {align}\n")));

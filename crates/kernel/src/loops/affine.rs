@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_levels_scale_alike(
+        fn scale_agrees_on_all_levels(
             bytes in prop::collection::vec(any::<u8>(), 0..600),
             a in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],
             b in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],
@@ -236,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn integers_are_exact_and_held(x in any::<i64>(), y in any::<i32>(), a in any::<i32>(), b in any::<i32>()) {
+        fn integer_scale_is_exact_and_saturates(x in any::<i64>(), y in any::<i32>(), a in any::<i32>(), b in any::<i32>()) {
             let by = By::new(a.into(), b.into());
             let exact = i128::from(x) * i128::from(a) + i128::from(b);
             prop_assert_eq!(i128::from(x.scale(by)), exact.clamp(i64::MIN.into(), i64::MAX.into()));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_and_ranges() {
+    fn scale_rounds_and_saturates() {
         assert_eq!(5_i32.scale(By::new(0.5, 0.0)), 2);
         assert_eq!(7_i32.scale(By::new(0.5, 0.0)), 4);
         assert_eq!(200_u8.scale(By::new(2.0, 0.0)), 255);

@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_are_counted_as_by_a_plain_loop(text in proptest::collection::vec(
+        fn word_count_matches_plain_loop(text in proptest::collection::vec(
             prop_oneof![3 => Just(b'a'), 2 => Just(b' '), 1 => Just(b'\n'), 1 => any::<u8>()], 0..40_000,
         )) {
             let words = text.split(|byte| white(*byte)).filter(|word| !word.is_empty()).count();

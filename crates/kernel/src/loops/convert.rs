@@ -201,7 +201,7 @@ mod tests {
 
         #[test]
         #[allow(clippy::cast_possible_truncation, reason = "what is tested")]
-        fn all_types_to_all_types(
+        fn convert_agrees_for_all_type_pairs(
             words in prop::collection::vec(prop_oneof![
                 any::<u64>(), any::<f64>().prop_map(f64::to_bits), (-300.0..300.0_f64).prop_map(f64::to_bits),
                 Just(f64::NAN.to_bits()), Just(u64::MAX), Just(0),

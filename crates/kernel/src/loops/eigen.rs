@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_without_rank() {
+    fn eigen_handles_singular_matrices() {
         check(&[0.0; 9], 3);
         check(&[5.0], 1);
         check(&matrix(&[1.0; 20], 20), 20);
@@ -211,7 +211,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn eigenvectors_are_turned_into_themselves(
+        fn eigenvectors_satisfy_their_definition(
             vectors in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(0.0), Just(1e-7)], 30..900),
             size in 1..30_usize,
         ) {

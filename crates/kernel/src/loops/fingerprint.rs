@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_levels_divide(bytes in prop::collection::vec(any::<u8>(), 0..1200), cut in any::<u16>()) {
+        fn fingerprint_agrees_on_all_levels(bytes in prop::collection::vec(any::<u8>(), 0..1200), cut in any::<u16>()) {
             let wanted = divide(&bytes);
             let (first, second) = bytes.split_at(usize::from(cut) % (bytes.len() + 1));
             for level in Level::available() {
@@ -203,7 +203,7 @@ mod tests {
     /// A polynomial of degree 64 is irreducible if `x^(2^64) = x`, and `x^(2^32) - x` has no factor with it (Rabin's
     /// test; 2 is the only prime factor of 64).
     #[test]
-    fn the_polynomial_is_irreducible() {
+    fn polynomial_is_irreducible() {
         let squared = |times: u32| (0..times).fold(2, |value, _| product(value, value));
         assert_eq!(squared(64), 2);
         let degree = |value: u128| 127 - value.leading_zeros();

@@ -263,7 +263,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn all_levels_give_the_same(
+        fn gram_agrees_on_all_levels(
             values in proptest::collection::vec(-9.0..9.0_f64, 80..4000),
             columns in 1..80_usize,
         ) {

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn all_beats_of_a_clean_signal_at_any_rate() {
+    fn r_peaks_finds_all_beats_at_any_rate() {
         for rate in [100.0, 250.0, 360.0, 1000.0] {
             for sign in [1.0, -1.0] {
                 let (mut signal, beats) = heart(rate, 100, 0.01, 3);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_as_high_as_a_third_of_the_peaks() {
+    fn r_peaks_tolerates_noise_of_third_of_peaks() {
         let (mut hits, mut false_ones) = (0, 0);
         for seed in 0..5 {
             let (signal, beats) = heart(360.0, 100, 0.33, seed);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_without_beats_and_with_gaps() {
+    fn r_peaks_handles_flat_and_interrupted_signals() {
         assert!(r_peaks(&[], 250.0).is_empty());
         assert!(r_peaks(&[1.0; 5000], 250.0).is_empty());
         assert!(r_peaks(&[f64::NAN; 100], 250.0).is_empty());

@@ -111,7 +111,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn all_levels_count_and_keep_what_lies_in_a_range(
+        fn pick_agrees_on_all_levels(
             bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..300), proptest::collection::vec(any::<u8>(), 60_000..90_000)],
             bounds in any::<[u8; 16]>(),
         ) {

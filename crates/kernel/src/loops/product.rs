@@ -361,7 +361,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn all_levels_give_the_same(
+        fn product_agrees_on_all_levels(
             rows in proptest::collection::vec(-9.0..9.0_f64, 40..900),
             centres in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(1.0)], 40..900),
             length in 1..40_usize,

@@ -98,9 +98,9 @@ mod require;
 mod tests {
     use super::*;
 
-    /// All tests of loops go through the levels that there are; this one tells of which nothing was seen.
+    /// All tests of loops use the available levels. This test reports the levels that no test covers.
     #[test]
-    fn levels_that_are_missing_here_are_told() {
+    fn missing_simd_levels_are_reported() {
         let levels = Level::available();
         for (level, name) in [
             (Level::Avx2, "AVX2"),

@@ -96,7 +96,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn items_are_those_that_indices_name(spans in prop::collection::vec(span(), 1..4), size in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8)]) {
+        fn subset_matches_plain_indexing(spans in prop::collection::vec(span(), 1..4), size in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8)]) {
             let items: usize = spans.iter().map(|span| span.size).product();
             let from: Vec<u8> = (0..items * size).map(|byte| u8::try_from(byte % 251).unwrap()).collect();
             let mut got = Vec::new();

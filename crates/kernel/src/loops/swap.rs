@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_reversed_and_back() {
+    fn swap_twice_restores_values() {
         let bytes: Vec<u8> = (0..=255).cycle().take(16 * 61).collect();
         for size in [1, 2, 4, 8] {
             let (mut there, mut back) = (vec![0; bytes.len()], vec![0; bytes.len()]);

@@ -377,7 +377,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_become_columns(rows in 0_usize..70, width in 0_usize..70, some in any::<(u8, u8)>(), size in 0_u32..4) {
+        fn transpose_turns_rows_to_columns(rows in 0_usize..70, width in 0_usize..70, some in any::<(u8, u8)>(), size in 0_u32..4) {
             let first = usize::from(some.0) % (width + 1);
             let columns = usize::from(some.1) % (width - first + 1);
             check(rows, width, first, columns, 1_usize << size);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn large_and_aligned() {
+    fn transpose_handles_large_aligned_matrices() {
         check(1024, 1152, 0, 1152, 8);
         check(2048, 1030, 3, 1027, 4);
     }

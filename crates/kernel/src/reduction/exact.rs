@@ -80,7 +80,7 @@ fn whole(operation: Operation, numbers: &[i64], fill: Option<i64>) -> Option<i12
 }
 
 #[test]
-fn integers_of_64_bits_are_told_apart_and_summed_exactly() {
+fn integers_of_64_bits_are_compared_and_summed_exactly() {
     let near = [1, 1 << 53, (1 << 53) + 1];
     assert_eq!(whole(Operation::Count, &near, Some(1 << 53)), Some(2));
     assert_eq!(
@@ -104,7 +104,7 @@ fn integers_of_64_bits_are_told_apart_and_summed_exactly() {
 }
 
 #[test]
-fn sums_beyond_64_bits_are_written_exactly_or_not_at_all() {
+fn sums_over_64_bits_are_written_exactly_or_refused() {
     let bytes: Vec<u8> = [i64::MAX; 3]
         .iter()
         .flat_map(|one| one.to_le_bytes())
@@ -123,7 +123,7 @@ fn sums_beyond_64_bits_are_written_exactly_or_not_at_all() {
 }
 
 #[test]
-fn variables_of_no_values_have_a_count_of_0() {
+fn empty_variables_have_count_of_0() {
     let of = |unlimited: bool, operation: Operation| {
         let x = variable(
             "x",
@@ -152,7 +152,7 @@ fn variables_of_no_values_have_a_count_of_0() {
 }
 
 #[test]
-fn the_weighted_mean_of_a_constant_is_the_constant() {
+fn weighted_mean_of_constant_is_constant() {
     let (times, lats, lons) = (40_u32, 96_u32, 37_u32);
     let lat = |place: u32| -89.0625 + f64::from(place) * 1.875;
     let mut bytes: Vec<u8> = (0..lats)
@@ -274,7 +274,7 @@ fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
 }
 
 #[test]
-fn slabs_of_a_result_are_the_result() {
+fn slabs_of_result_equal_whole_result() {
     for query in [
         "op=mean over=time by=month",
         "op=mean over=time,lon by=day weights=lat",
@@ -305,7 +305,7 @@ fn slabs_of_a_result_are_the_result() {
 }
 
 #[test]
-fn slabs_of_integers_have_64_bits_and_a_fill_value() {
+fn integer_slabs_have_64_bits_and_fill_value() {
     for query in [
         "op=max over=lat",
         "op=sum over=time by=month",
@@ -336,7 +336,7 @@ fn slabs_of_integers_have_64_bits_and_a_fill_value() {
 }
 
 #[test]
-fn bins_of_a_large_result_have_named_ends() {
+fn large_histogram_requires_given_ends() {
     let (variables, bytes) = cube(&Kind::Float);
     let refused = with_input(variables, &bytes, |input| {
         let plan = plan(&words("op=histogram bins=5 over=time"), &[input]).unwrap();

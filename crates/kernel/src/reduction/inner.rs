@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_what_all_have_become_runs_of_a_file() {
+    fn common_selection_becomes_runs_of_file() {
         // Of ten common indices every second from the second on.
         let common: Vec<u64> = vec![3, 4, 5, 6, 20, 21, 9, 8, 7, 30];
         let targets = [Target::Kept(5)];

@@ -484,13 +484,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_reduction_is_that_of_the_model(case in case()) {
+    fn reduction_matches_model_for_any_case(case in case()) {
         check(&case);
     }
 
-    /// Of any digits.
+    /// Checks quantiles of any number of digits.
     #[test]
-    fn quantiles_are_those_of_the_sorted_values(
+    fn quantiles_match_sorted_values(
         case in case(),
         room in prop_oneof![1..4096_usize, Just(1 << 20)],
         unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.25)], -3.0..3.0)),
@@ -498,9 +498,9 @@ proptest! {
         check_quantiles(&case, room, unpack);
     }
 
-    /// Whether the edges are given or found, the values packed or not.
+    /// The edges are given or found, and the values are packed or not.
     #[test]
-    fn histograms_are_those_of_a_look_at_every_edge(
+    fn histogram_matches_plain_search_of_edges(
         case in case(),
         bins in prop_oneof![1..12_u32, Just(1000)],
         between in prop::option::of((-20.0..40.0_f64, prop_oneof![Just(1.0), Just(30.0), 0.001..50.0_f64])),
@@ -510,9 +510,10 @@ proptest! {
         check_histogram(&case, Wanted { bins, between }, unpack);
     }
 
-    /// What is cut at any bytes has the same values at the same places, and no piece that more than one value long crosses an end.
+    /// Pieces that are cut at any byte have the same values at the same places. No piece longer than one value crosses
+    /// an end.
     #[test]
-    fn cut_pieces_are_the_whole(
+    fn cut_pieces_equal_whole(
         shape in prop::collection::vec(1..6_u64, 1..4),
         step in 1..3_u64,
         mut ends in prop::collection::vec(1..2000_u64, 0..8),
@@ -540,9 +541,9 @@ proptest! {
         prop_assert_eq!(places, expected);
     }
 
-    /// What anybody may send is folded or refused.
+    /// Any item that a client may send is folded or refused.
     #[test]
-    fn hostile_items_are_refused(
+    fn hostile_items_are_folded_or_refused(
         case in case(),
         numbers in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 16),
         stored in prop::collection::vec(any::<u8>(), 0..200),
@@ -605,7 +606,7 @@ fn indices(piece: &Piece, size: u64) -> Vec<(u64, Vec<u64>)> {
 }
 
 #[test]
-fn selections_are_read_as_they_are_written() {
+fn selections_are_parsed_as_written() {
     use super::query::{Select, What};
     let one = |text: &str| Select::parse(text).unwrap().remove(0);
     let values = |low: &str, high: &str| What::Values(low.into(), high.into());
@@ -667,7 +668,7 @@ fn selections_are_read_as_they_are_written() {
 }
 
 #[test]
-fn values_that_change_between_passes_are_an_error() {
+fn quantile_of_values_that_change_between_passes_fails() {
     let mut search = Search::new(&[0.5], (Dtype::Float32, false), 1, 1 << 20).unwrap();
     let counted = |count: u64, of: usize| {
         let mut state = State::empty(Vec::new(), false, Wants::default(), false);
@@ -685,7 +686,7 @@ fn values_that_change_between_passes_are_an_error() {
 }
 
 #[test]
-fn bins_of_values_that_change_between_passes_are_an_error() {
+fn histogram_of_values_that_change_between_passes_fails() {
     let state = |counts: u64, counters: Vec<u64>| {
         let mut state = State::empty(Vec::new(), false, Wants::default(), false);
         (state.counts, state.counters) = (vec![counts], counters);
@@ -708,9 +709,10 @@ fn bins_of_values_that_change_between_passes_are_an_error() {
     Binning::new("1022".parse().unwrap(), 2 << 11).unwrap_err();
 }
 
-/// Files of several types in one series: of a cell in which one of them has no value, the extremes are those of the others.
+/// Files of several types form one series. If one type has no value in a cell, the extremes of the cell are those of
+/// the other types.
 #[test]
-fn cells_without_values_do_not_bound_those_of_another_type() {
+fn empty_cell_does_not_bound_extremes_of_other_type() {
     let wants = Wants {
         sum: false,
         extremes: true,

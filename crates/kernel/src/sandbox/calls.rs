@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unix_sockets_that_stay_connected_are_paired() {
+    fn socketpair_allows_only_connected_unix_sockets() {
         let denied = denial(libc::EPERM);
         let filters = filters(true).unwrap();
         for program in all(&filters) {
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_reached_by_tcp_only() {
+    fn peers_are_reachable_by_tcp_only() {
         let denied = denial(libc::EPERM);
         let filters = filters(true).unwrap();
         for [alone, peers] in [&filters.usual, &filters.owner] {
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_cut_off_where_landlock_does_not_govern_that() {
+    fn truncation_is_denied_where_landlock_cannot_govern_it() {
         let read_and_cut = bits(libc::O_RDONLY | libc::O_TRUNC | libc::O_CLOEXEC);
         let only_cut = bits(libc::O_ACCMODE | libc::O_TRUNC);
         let write_and_cut = bits(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC);

@@ -509,7 +509,7 @@ mod tests {
     const OWN: &str = "4:memory:/docker/7/inner\n2:cpu,cpuacct:/\n1:name=systemd:/\n0::/system.slice/mill.service\n";
 
     #[test]
-    fn the_own_group_is_found_in_each_hierarchy() {
+    fn own_cgroup_is_found_in_each_hierarchy() {
         let found = |controller| folder(MOUNTS, OWN, controller);
         assert_eq!(
             found(Some("memory")),
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_the_least_group_above() {
+    fn memory_is_bounded_by_smallest_cgroup_limit() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("container/service");
         fs::create_dir_all(&inner).unwrap();

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_map_has_numbers_for_kernels() {
+    fn only_full_id_map_has_ids_for_kernels() {
         let holds = |line| range(line).is_some_and(|range| holds_numbers_for_kernels(&range));
         assert!(holds("         0          0 4294967295"));
         assert!(holds("0 0 4294967296"));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_of_a_kernel_is_a_user_outside() {
+    fn kernel_user_is_never_user_outside() {
         let user = |uid| User { uid, gid: uid };
         assert_eq!(Ids::OfOwners.outside(user(7)).unwrap(), user(7));
         let kernels = Ids::OfKernels.outside(user(0)).unwrap();

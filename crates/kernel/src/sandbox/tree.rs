@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_gets_its_answer_and_the_way_is_short() {
+    fn filter_tree_answers_every_call_in_few_steps() {
         let own = vec![instruction(RETURN, 0, 0, 99); 300];
         let mut answers: BTreeMap<u32, Answer> = (0..400)
             .filter(|number| number % 3 != 1)
@@ -149,7 +149,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn calls_of_x32_are_denied() {
+    fn x32_calls_are_denied() {
         let program = program(ARCHITECTURE, BTreeMap::new(), |_| allow());
         let denied = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
         assert_eq!(run(&program, X32, ARCHITECTURE).0, denied);

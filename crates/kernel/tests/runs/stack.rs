@@ -70,7 +70,7 @@ fn numbers(values: &[f64]) -> Vec<u8> {
 }
 
 #[test]
-fn built_in_kernels_of_all_forms_follow_each_other() {
+fn built_in_kernels_of_all_forms_chain() {
     let content = numbers(&[3.0, -1.0, 8.0, 5.0, 2.0]);
     // A stream, one that needs the whole, a stream again, and a fold.
     let stages = [
@@ -89,7 +89,7 @@ fn built_in_kernels_of_all_forms_follow_each_other() {
 }
 
 #[test]
-fn programs_and_built_in_kernels_follow_each_other() {
+fn programs_and_built_in_kernels_chain() {
     let text = "tide\nmill\nebb tide\n".repeat(100_000);
     let stages = [
         builtin("grep", &["--lines", "tide"]),
@@ -106,7 +106,7 @@ fn programs_and_built_in_kernels_follow_each_other() {
 }
 
 #[test]
-fn a_stage_that_has_enough_ends_those_before_it_without_a_failure() {
+fn stage_that_ends_early_stops_earlier_stages_without_failure() {
     let text = "tide\n".repeat(2_000_000);
     let first = program("/usr/bin/head", &["-n", "1"]);
     let stages = [builtin("grep", &["--lines", "tide"]), first.clone()];
@@ -116,7 +116,7 @@ fn a_stage_that_has_enough_ends_those_before_it_without_a_failure() {
 }
 
 #[test]
-fn native_kernels_can_be_anywhere_in_a_stack() {
+fn native_kernels_work_at_any_stage() {
     let place = Place::new();
     let library = compile(&place, "../../examples/listing1/getmax.c", "getmax.so");
     let native = |args: &[&str]| stage(Code::Native(library.clone()), args);
@@ -133,7 +133,7 @@ fn native_kernels_can_be_anywhere_in_a_stack() {
 }
 
 #[test]
-fn a_failure_names_its_stage() {
+fn failure_names_its_stage() {
     let wrong = failing(b"", vec![builtin("sort", &[]), builtin("scale", &["c=1"])]);
     assert_eq!(wrong.end, End::Code(2));
     let text = wrong.stderr.text();
@@ -188,7 +188,7 @@ fn a_failure_names_its_stage() {
 }
 
 #[test]
-fn an_input_that_a_later_stage_names_is_no_data() {
+fn input_named_by_later_stage_is_not_data() {
     let place = Place::new();
     let content = numbers(&[3.0, -1.0, 8.0]);
     let through = |stages: Vec<Stage>, content: &[u8]| {
@@ -213,7 +213,7 @@ fn an_input_that_a_later_stage_names_is_no_data() {
 }
 
 #[test]
-fn a_stack_writes_one_output_and_holds_no_stack() {
+fn stack_writes_one_output_and_cannot_nest() {
     let place = Place::new();
     let mut run = stack(&place, vec![builtin("sort", &[])]);
     run.outputs.push("another".into());
@@ -230,7 +230,7 @@ fn a_stack_writes_one_output_and_holds_no_stack() {
 }
 
 #[test]
-fn stored_programs_of_the_same_name_do_not_get_in_each_others_way() {
+fn stored_programs_with_same_name_do_not_collide() {
     let place = Place::new();
     let script = |word: &str| format!("#!/bin/sh\ncat; echo {word}\n");
     let mut run = stack(&place, Vec::new());

@@ -90,7 +90,7 @@ fn samples() -> Vec<Sample> {
 }
 
 #[test]
-fn what_libraries_stored_is_decoded() {
+fn samples_of_libraries_are_decoded() {
     let mut reducer = Reducer::default();
     for sample in samples() {
         let found = reducer.reduce(&sample.spec, &sample.stored);
@@ -107,7 +107,7 @@ fn what_libraries_stored_is_decoded() {
 }
 
 #[test]
-fn more_than_the_array_has_is_not_made() {
+fn decode_beyond_array_size_is_refused() {
     for sample in samples() {
         for less in [1, 7, sample.values.len() as u64 - 1] {
             let spec = Spec {
@@ -127,7 +127,7 @@ fn more_than_the_array_has_is_not_made() {
 
 proptest! {
     #[test]
-    fn damage_is_refused_or_makes_as_many_values(
+    fn damaged_bytes_are_refused_or_decode_to_same_length(
         which in any::<prop::sample::Index>(),
         cuts in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..5),
         cut in any::<Option<prop::sample::Index>>(),

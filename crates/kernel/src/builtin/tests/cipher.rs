@@ -15,7 +15,7 @@ fn encrypted(content: &[u8], arg: &str) -> Vec<u8> {
 }
 
 #[test]
-fn contents_come_back_under_their_key_only() {
+fn content_decrypts_only_with_its_key() {
     let (_file, arg) = key(&[7; 32]);
     let (_other, wrong) = key(&[8; 32]);
     for length in [0, 1, 65_535, 65_536, 65_537, 200_000, 2_000_000] {
@@ -39,7 +39,7 @@ fn contents_come_back_under_their_key_only() {
 }
 
 #[test]
-fn a_key_is_an_input_that_is_not_encrypted() {
+fn key_input_is_not_encrypted() {
     let all = files(&[b"one ".to_vec(), [7; 32].to_vec(), b"two".to_vec()]);
     let arg = [format!("key={}", all.names[1])];
     let mut secret = Vec::new();
@@ -58,7 +58,7 @@ fn a_key_is_an_input_that_is_not_encrypted() {
 }
 
 #[test]
-fn nothing_is_given_out_that_was_changed() {
+fn decrypt_refuses_changed_bytes() {
     let (_file, arg) = key(&[7; 32]);
     let content: Vec<u8> = (0..300_000_u32)
         .map(|index| index.to_le_bytes()[1])
@@ -104,9 +104,9 @@ fn nothing_is_given_out_that_was_changed() {
     assert!(error.contains("encrypt did not write it"), "{error}");
 }
 
-/// Version 1 stays readable: this was written by it.
+/// Version 1 stays readable: version 1 of the kernel wrote the fixture.
 #[test]
-fn files_of_version_1_are_read() {
+fn decrypt_reads_version_1() {
     let (_file, arg) = key(&[7; 32]);
     let secret = include_bytes!("../../../tests/fixtures/version-1.encrypted");
     let content = stream("decrypt", &[&arg], &[secret]).unwrap();
@@ -117,7 +117,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_pieces_and_any_damage(
+    fn decrypt_round_trips_any_pieces_and_detects_any_damage(
         length in prop_oneof![0..300_usize, 65_400..65_700_usize, 190_000..200_000_usize],
         cuts in proptest::collection::vec(any::<usize>(), 0..5),
         place in any::<usize>(),

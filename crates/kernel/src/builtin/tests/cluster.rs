@@ -24,7 +24,7 @@ fn rows(count: u32, centres: &[[f64; 3]]) -> Vec<f64> {
 }
 
 #[test]
-fn components_of_a_line() {
+fn pca_finds_components_of_points_on_line() {
     // Along (3, 4), and a third column that never changes.
     let values: Vec<f64> = (-5..=5)
         .flat_map(|step| [f64::from(3 * step), f64::from(4 * step), 7.0])
@@ -69,7 +69,7 @@ fn covariance(values: &[f64], columns: usize, first: usize, second: usize) -> f6
 }
 
 #[test]
-fn covariances_far_from_zero_keep_their_bound() {
+fn pca_of_values_far_from_zero_keeps_error_bound() {
     let centres = [[1e9, -3e9, 5e8], [1e9 + 2.0, -3e9, 5e8 - 1.0]];
     let values = rows(12_345, &centres);
     let found = run("pca", &["columns=3"], &[doubles(&values)]).unwrap();
@@ -101,7 +101,7 @@ fn keep_bound(found: &[Vec<f64>], values: &[f64], bound: f64) {
 
 #[test]
 #[allow(clippy::cast_possible_truncation, reason = "narrower values are meant")]
-fn covariances_of_narrow_values_keep_their_bound() {
+fn pca_of_narrow_values_keeps_error_bound() {
     let narrow = |scale: f32, off: f64| -> Vec<f32> {
         let values = rows(12_345, &[[off, -off, 0.0], [off + 2.0, -off, 3.0]]);
         values.iter().map(|value| *value as f32 * scale).collect()
@@ -139,7 +139,7 @@ fn covariances_of_narrow_values_keep_their_bound() {
 }
 
 #[test]
-fn rows_that_are_no_numbers() {
+fn rows_with_nan_are_skipped_and_labelled() {
     let mut values = rows(2000, &[[1.0, 2.0, 3.0]]);
     let whole = run("pca", &["columns=3"], &[doubles(&values)]).unwrap();
     let missing: Vec<f64> = values
@@ -200,7 +200,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn components_do_not_depend_on_pieces(
+    fn pca_result_is_independent_of_pieces(
         values in proptest::collection::vec(-99..99_i32, 9000..30_000),
         columns in 1..9_usize,
         cuts in cuts(),
@@ -269,7 +269,7 @@ fn lloyd(
 }
 
 #[test]
-fn clusters_from_given_centres_are_those_of_the_plain_algorithm() {
+fn kmeans_from_given_centres_matches_lloyd() {
     let values = rows(70_000, &[[0.0, 0.2, 0.4], [0.6, 0.0, 0.1], [3.0, 1.0, 2.0]]);
     let start = values[..7 * 3].to_vec();
     let (centres, labels) = lloyd(&values, 3, start.clone(), 6);
@@ -338,7 +338,7 @@ fn clusters_from_given_centres_are_those_of_the_plain_algorithm() {
 
 #[test]
 #[allow(clippy::cast_possible_truncation, reason = "narrower types are meant")]
-fn clusters_are_found_from_chosen_centres() {
+fn kmeans_finds_clusters_from_chosen_centres() {
     let centres = [
         [0.0, 9.0, 0.0],
         [9.0, 0.0, 0.0],

@@ -51,7 +51,7 @@ fn long() -> Vec<u8> {
 }
 
 #[test]
-fn files_of_the_usual_programs_are_read_in_any_pieces() {
+fn decompressors_read_files_of_usual_programs_in_any_pieces() {
     let content = content();
     for (_, unpack, fixtures) in CODECS {
         for fixture in fixtures {
@@ -67,7 +67,7 @@ fn files_of_the_usual_programs_are_read_in_any_pieces() {
 }
 
 #[test]
-fn what_was_compressed_is_read_again_and_threads_do_not_matter() {
+fn compressed_content_round_trips_for_any_thread_count() {
     let long = long();
     for (pack, unpack, _) in CODECS {
         for content in [&long[..], b"", b"x"] {
@@ -100,7 +100,7 @@ fn what_was_compressed_is_read_again_and_threads_do_not_matter() {
 }
 
 #[test]
-fn inputs_are_one_content_and_streams_go_one_behind_the_other() {
+fn codec_joins_inputs_and_reads_concatenated_streams() {
     let parts = [b"one\n".to_vec(), Vec::new(), b"two\n".to_vec()];
     let mut packed = Vec::new();
     run_builtin("zstd", &[], &files(&parts).names, &mut packed).unwrap();
@@ -114,7 +114,7 @@ fn inputs_are_one_content_and_streams_go_one_behind_the_other() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn decompressor_errors_name_cause() {
     for (pack, unpack, fixtures) in CODECS {
         let cut = &fixtures[0][..fixtures[0].len() / 2];
         let error = stream(unpack, &[], &[cut]).unwrap_err();
@@ -151,7 +151,7 @@ impl Write for Count {
 }
 
 #[test]
-fn bombs_go_off_in_small_pieces() {
+fn decompression_bomb_expands_in_small_pieces() {
     let zeros = vec![0; 1 << 20];
     for (pack, unpack, _) in CODECS {
         let mut bomb = stream_builtin(pack, &[], Vec::new()).unwrap();
@@ -170,7 +170,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_content_in_any_pieces(
+    fn codecs_round_trip_any_content_in_any_pieces(
         content in proptest::collection::vec(prop_oneof![3 => Just(7_u8), 1 => any::<u8>()], 0..5000),
         cuts in proptest::collection::vec(any::<usize>(), 0..5),
     ) {
@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_an_error_or_changes_nothing(
+    fn damaged_stream_is_error_or_unchanged(
         which in 0..4_usize,
         place in any::<usize>(),
         bit in 0..8,
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn no_input_makes_a_decompressor_panic(
+    fn decompressors_never_panic(
         which in 0..4_usize,
         fixture in 0..2_usize,
         changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..20),

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn fingerprints_tell_contents_apart_and_meet_over_cuts() {
+fn fingerprint_differs_by_content_and_length() {
     let parts = [
         b"\0\0tidemill".to_vec(),
         b"tidemill".to_vec(),
@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_split_and_merge_gives_the_same_fingerprint(
+    fn fingerprint_is_independent_of_split_and_merge(
         bytes in proptest::collection::vec(any::<u8>(), 1..2000),
         cuts in proptest::collection::vec(any::<u16>(), 0..6),
         order in any::<u64>(),

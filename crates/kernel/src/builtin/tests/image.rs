@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn edges_keep_the_form_of_the_image() {
+fn edges_keep_form_of_image() {
     let mut pixels = vec![0; 6 * 4];
     pixels
         .iter_mut()

@@ -136,7 +136,7 @@ fn law(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
 }
 
 #[test]
-fn nan_rules() {
+fn nan_follows_documented_rules() {
     let mixed = doubles(&[f64::NAN, 1.0, 2.0]);
     for statistic in ["mean", "stddev"] {
         assert_eq!(
@@ -168,7 +168,7 @@ fn nan_rules() {
 }
 
 #[test]
-fn results_in_text_and_raw() {
+fn results_have_text_and_raw_forms() {
     let parts = [b"1 2 3\n".to_vec(), b"4".to_vec()];
     assert_eq!(run("mean", &["dtype=text"], &parts).unwrap(), "2.5\n");
     assert_eq!(
@@ -201,7 +201,7 @@ fn results_in_text_and_raw() {
 }
 
 #[test]
-fn grep_counts_lines_that_match() {
+fn grep_counts_matching_lines() {
     let parts = [
         b"int a;\nfor (;;)\nprint int\n\nINT".to_vec(),
         b"pointer\nint".to_vec(),
@@ -222,7 +222,7 @@ fn grep_counts_lines_that_match() {
 }
 
 #[test]
-fn wrong_arguments_list_the_right_ones() {
+fn wrong_arguments_list_valid_ones() {
     let one = [doubles(&[1.0])];
     for (name, args, words) in [
         ("mean", vec!["foo=1"], "dtype=TYPE, out=text|f64"),

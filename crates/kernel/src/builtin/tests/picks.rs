@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn quantiles_are_those_of_the_sorted_values(
+    fn quantiles_match_sorted_values(
         mut values in prop_oneof![
             proptest::collection::vec(-1e6..1e6_f64, 1..3000),
             proptest::collection::vec((-3..3_i32).prop_map(f64::from), 1..3000),
@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn bins_hold_what_lies_between_their_edges(
+    fn histogram_bins_count_values_between_edges(
         values in proptest::collection::vec(-2.0..3.0_f64, 0..500), bins in 1..40_usize, from in -1.0..0.5_f64, width in 0.1..2.0_f64,
     ) {
         let to = from + width;
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn a_filter_keeps_what_fulfils_its_condition(
+    fn filter_keeps_values_that_satisfy_condition(
         values in proptest::collection::vec(prop_oneof![-5.0..5.0_f64, Just(f64::NAN)], 0..3000), piece in 1..5000_usize,
     ) {
         let wanted: Vec<f64> = values.iter().copied().filter(|value| *value > 1.0 || *value < -2.0).collect();
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn the_best_are_the_first_of_the_sorted(values in proptest::collection::vec(-50..50_i32, 0..6000), k in 0..50_usize) {
+    fn top_k_matches_sorted_values(values in proptest::collection::vec(-50..50_i32, 0..6000), k in 0..50_usize) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let mut order: Vec<_> = values.iter().copied().enumerate().collect();
         let text = |order: &[(usize, i32)]| order.iter().take(k).map(|(index, value)| format!("{index} {value}\n")).collect::<String>();
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn grep_streams_what_it_counts(
+    fn grep_streams_lines_that_it_counts(
         text in proptest::collection::vec(prop_oneof![4 => Just(b'a'), 3 => Just(b'b'), 2 => Just(b'\n')], 0..300), piece in 1..60_usize,
     ) {
         let wanted: Vec<&[u8]> = text.split(|byte| *byte == b'\n').filter(|line| line.windows(2).any(|two| two == b"ab")).collect();
@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[test]
-fn a_sample_is_fair_and_repeatable() {
+fn sample_is_uniform_and_repeatable() {
     let values: Vec<f64> = (0..100_000).map(f64::from).collect();
     let sample = |seed: &str| {
         let found = fold("sample", &["n=2000", "out=text", seed], &doubles(&values)).unwrap();
@@ -162,7 +162,7 @@ fn a_sample_is_fair_and_repeatable() {
 }
 
 #[test]
-fn grep_takes_each_file_as_its_own() {
+fn grep_reads_each_file_separately() {
     let parts = [b"x\nab".to_vec(), b"ab\n".to_vec()];
     assert_eq!(run("grep", &["--lines", "ab"], &parts).unwrap(), "ab\nab\n");
     assert_eq!(run("grep", &["--offsets", "ab"], &parts).unwrap(), "2\n0\n");
@@ -171,7 +171,7 @@ fn grep_takes_each_file_as_its_own() {
 }
 
 #[test]
-fn a_histogram_finds_its_range() {
+fn histogram_finds_its_range() {
     let values = doubles(&[1.0, 2.0, 2.5, f64::NAN, 5.0]);
     let found = run("histogram", &["bins=2"], std::slice::from_ref(&values)).unwrap();
     assert_eq!(found, "1 3 3\n3 5 1\nbelow 0\nabove 0\nnan 1\n");
@@ -186,7 +186,7 @@ fn a_histogram_finds_its_range() {
 }
 
 #[test]
-fn medians_of_texts_and_big_endian_and_missing_values() {
+fn median_reads_text_big_endian_and_missing_values() {
     assert_eq!(
         run(
             "median",
@@ -213,7 +213,7 @@ fn medians_of_texts_and_big_endian_and_missing_values() {
 }
 
 #[test]
-fn extrema_are_told_with_their_places() {
+fn extrema_are_listed_with_indices() {
     let values = doubles(&[0.0, 3.0, 1.0, 1.0, -2.0, 5.0, f64::NAN, 7.0, 1.0]);
     assert_eq!(
         run("extrema", &[], std::slice::from_ref(&values)).unwrap(),
@@ -226,7 +226,7 @@ fn extrema_are_told_with_their_places() {
 }
 
 #[test]
-fn what_is_wrong_with_an_argument_is_said() {
+fn wrong_pick_arguments_report_reason() {
     let one = [doubles(&[1.0])];
     for (name, args, words) in [
         ("filter", vec![], "filter needs where="),

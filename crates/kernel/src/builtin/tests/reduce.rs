@@ -15,7 +15,7 @@ fn reduced(args: &[&str]) -> Result<serde_json::Value, String> {
 }
 
 #[test]
-fn several_variables_are_one_result_of_the_kernel() {
+fn several_variables_give_one_result() {
     let args = ["op=histogram", "bins=0:100:4"];
     let both = reduced(&[&args[..], &["variable=f4_3t, f8_3t"]].concat()).unwrap();
     for (place, name) in ["f4_3t", "f8_3t"].into_iter().enumerate() {

@@ -19,7 +19,7 @@ fn shorts(values: &[i16]) -> Vec<u8> {
 }
 
 #[test]
-fn sort_takes_files_as_one_series() {
+fn sort_joins_files_into_one_series() {
     let parts = [
         doubles(&[3.0, f64::NAN]),
         doubles(&[-1.0]),
@@ -43,7 +43,7 @@ fn sort_takes_files_as_one_series() {
 }
 
 #[test]
-fn sort_within_little_memory_gives_the_same() {
+fn sort_with_little_memory_gives_same_result() {
     let values: Vec<f64> = (0..5000).map(|i| f64::from(i * 7919 % 1000)).collect();
     let parts = [doubles(&values)];
     let wanted = bytes("sort", &[], &parts);
@@ -74,7 +74,7 @@ fn scale_keeps_type_order_and_missing_values() {
 }
 
 #[test]
-fn streams_take_values_in_any_pieces() {
+fn streams_accept_values_in_any_pieces() {
     let values: Vec<u8> = (0..100_000_u32).flat_map(u32::to_le_bytes).collect();
     for (name, args) in [
         ("scale", vec!["dtype=u32", "a=3"]),
@@ -98,7 +98,7 @@ fn streams_take_values_in_any_pieces() {
 }
 
 #[test]
-fn cast_to_other_types_and_orders() {
+fn cast_converts_types_and_byte_orders() {
     let part = doubles(&[1.9, -300.0, f64::NAN]);
     let given = bytes("cast", &["to=i8"], std::slice::from_ref(&part));
     assert_eq!(given, [1, 0x80, 0]);
@@ -115,7 +115,7 @@ fn cast_to_other_types_and_orders() {
 }
 
 #[test]
-fn subset_of_two_dimensions() {
+fn subset_selects_in_two_dimensions() {
     let array = [(0..12).collect::<Vec<u8>>()];
     let args = ["dtype=u8", "shape=3x4", "start=1x0", "step=1x2"];
     assert_eq!(bytes("subset", &args, &array), [4, 6, 8, 10]);
@@ -138,7 +138,7 @@ fn subset_of_two_dimensions() {
 }
 
 #[test]
-fn transpose_of_a_matrix_in_bands() {
+fn transpose_swaps_rows_and_columns_in_bands() {
     let matrix: Vec<i16> = (0..6).collect();
     let given = bytes("transpose", &["dtype=i16", "columns=3"], &[shorts(&matrix)]);
     assert_eq!(given, shorts(&[0, 3, 1, 4, 2, 5]));

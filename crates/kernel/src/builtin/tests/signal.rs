@@ -12,7 +12,7 @@ fn signal() -> Vec<f64> {
 }
 
 #[test]
-fn heartbeat_gives_indices_for_all_forms_of_input() {
+fn heartbeat_gives_indices_for_all_input_forms() {
     let signal = signal();
     let raw = [doubles(&signal)];
     let lines = run("heartbeat", &["rate=200"], &raw).unwrap();

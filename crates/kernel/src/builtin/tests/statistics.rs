@@ -86,7 +86,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn results_of_integers_are_rounded_once(
+    fn integer_statistics_are_rounded_once(
         values in proptest::collection::vec(prop_oneof![any::<i64>(), -9..9_i64, Just(i64::MIN)], 2..3000),
     ) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn results_of_floats_keep_their_bounds(values in series(false), shift in prop_oneof![Just(0.0), -1e12..1e12_f64]) {
+    fn float_statistics_keep_error_bounds(values in series(false), shift in prop_oneof![Just(0.0), -1e12..1e12_f64]) {
         prop_assume!(values.len() >= 2);
         let values: Vec<f64> = values.iter().map(|value| value + shift).collect();
         let found = fold("stats", &["of=count,sum,mean,stddev,linreg"], &doubles(&values)).unwrap();
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn any_split_and_order_gives_the_same_bits(values in series(true), cuts in cuts()) {
+    fn statistics_are_independent_of_split_and_order(values in series(true), cuts in cuts()) {
         let bytes = doubles(&values);
         for name in ["count", "min", "max", "sum", "mean", "stddev", "linreg"] {
             law(name, &["out=f64"], &bytes, &cuts);
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn missing_values_are_as_if_never_there(values in series(false), holes in proptest::collection::vec(any::<usize>(), 0..9)) {
+    fn missing_values_have_no_effect_on_statistics(values in series(false), holes in proptest::collection::vec(any::<usize>(), 0..9)) {
         let mut with = values.clone();
         for hole in holes {
             with.insert(hole % (with.len() + 1), -9.0);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn integers_are_exact_in_both_orders(values in proptest::collection::vec(any::<i64>(), 1..9000)) {
+    fn integer_statistics_are_exact_in_both_byte_orders(values in proptest::collection::vec(any::<i64>(), 1..9000)) {
         let little: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let big: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
         let sum: i128 = values.iter().map(|value| i128::from(*value)).sum();
@@ -204,7 +204,7 @@ proptest! {
 }
 
 #[test]
-fn a_line_with_missing_values_keeps_its_indices() {
+fn linreg_with_missing_values_keeps_indices() {
     let values: Vec<f64> = (0..5000)
         .map(|index| {
             if index % 7 == 3 {
@@ -219,7 +219,7 @@ fn a_line_with_missing_values_keeps_its_indices() {
 }
 
 #[test]
-fn very_small_and_large_deviations_do_not_vanish() {
+fn extreme_magnitudes_do_not_underflow_or_overflow() {
     let found = run("stddev", &[], &[doubles(&[1e-200, 3e-200])]).unwrap();
     assert_eq!(found, "1e-200\n");
     let found = run("stddev", &[], &[doubles(&[-1e300, 1e300])]).unwrap();
@@ -231,7 +231,7 @@ fn very_small_and_large_deviations_do_not_vanish() {
 }
 
 #[test]
-fn states_are_refused_where_they_do_not_belong() {
+fn merge_refuses_state_of_other_kernel() {
     let fold = |name, args: &[&str]| super::fold_builtin(name, &super::strings(args)).unwrap();
     let state = fold("mean", &[]).state().unwrap();
     assert!(fold("mean", &[]).merge(&state).is_ok());

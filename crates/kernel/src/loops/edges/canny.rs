@@ -133,7 +133,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_border_of_a_square() {
+    fn canny_finds_border_of_square() {
         let width = 40;
         let inside =
             |at: usize| (10..30).contains(&(at % width)) && (10..30).contains(&(at / width));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn faint_edges_count_where_they_touch_strong_ones() {
+    fn faint_edges_count_if_connected_to_strong_ones() {
         // A step that fades from left to right.
         let (width, height) = (64, 16);
         let pixel = |at: usize| {
@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_levels_agree(pixels in prop::collection::vec(any::<u8>(), 1..2000), width in 1_usize..90, low in 0_i16..500) {
+        fn canny_agrees_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..2000), width in 1_usize..90, low in 0_i16..500) {
             let width = width.min(pixels.len());
             let image = Image { pixels: &pixels[..pixels.len() / width * width], width };
             let mut wanted = vec![0; image.pixels.len()];

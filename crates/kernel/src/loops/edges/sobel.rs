@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_levels_are_as_one_pixel_at_a_time(pixels in prop::collection::vec(any::<u8>(), 1..3000), width in 1_usize..150) {
+        fn sobel_matches_plain_loop_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..3000), width in 1_usize..150) {
             let width = width.min(pixels.len());
             let image = Image { pixels: &pixels[..pixels.len() / width * width], width };
             let wanted = plain(image);

@@ -243,7 +243,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn all_levels_agree_to_the_last_bit(
+        fn centred_moments_agree_to_last_bit_on_all_levels(
             bytes in proptest::collection::vec(any::<u8>(), 0..9000),
             values in proptest::collection::vec(-1e3..1e9_f64, 0..4096),
         ) {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_far_first_value_is_not_the_centre() {
+    fn outlying_first_value_is_not_used_as_centre() {
         let mut values = vec![1e9; 1];
         values.extend((0..4000).map(|index| f64::from(index % 2)));
         let bytes: Vec<u8> = values

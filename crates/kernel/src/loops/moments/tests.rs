@@ -116,7 +116,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn integers(bytes in proptest::collection::vec(any::<u8>(), 1..8 * BLOCK_OF_PRODUCTS)) {
+    fn integer_moments_are_exact(bytes in proptest::collection::vec(any::<u8>(), 1..8 * BLOCK_OF_PRODUCTS)) {
         let whole = |size: usize| &bytes[..bytes.len().min(size * BLOCK_OF_PRODUCTS)];
         check::<i8>(whole(1), 0, true);
         check::<u8>(whole(1), 0, true);
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn floats_of_like_magnitude_fit(
+    fn floats_of_similar_magnitude_fit_grid(
         values in proptest::collection::vec(-1.0..1.0_f64, 1..BLOCK_OF_PRODUCTS),
         power in -300..300_i32, grid in -880..990_i32,
     ) {
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn what_fits_is_exact(
+    fn moments_that_fit_are_exact(
         values in proptest::collection::vec(any::<u64>().prop_map(f64::from_bits), 1..40),
         spread in 1..2000_i32, base in -1074..900_i32,
     ) {
@@ -206,7 +206,7 @@ fn full_blocks_of_extremes_do_not_overflow() {
 }
 
 #[test]
-fn what_is_not_finite_or_too_far_apart_is_told() {
+fn moments_refuse_non_finite_or_distant_values() {
     for level in Level::available() {
         for values in [
             vec![f64::NAN],

@@ -90,14 +90,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn all_levels_sort_as_a_comparison_does(words in prop::collection::vec(words(), 0..700)) {
+    fn sort_matches_comparison_sort_on_all_levels(words in prop::collection::vec(words(), 0..700)) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         check_all(&bytes);
     }
 }
 
 #[test]
-fn all_lengths_that_fit_a_leaf() {
+fn sort_handles_all_lengths_of_leaf() {
     for length in 0..300 {
         let bytes = many(length, 7, u64::MAX);
         check::<i32, 4>(
@@ -111,14 +111,14 @@ fn all_lengths_that_fit_a_leaf() {
 }
 
 #[test]
-fn long_arrays_are_split_among_threads() {
+fn sort_splits_long_arrays_among_threads() {
     for mask in [u64::MAX, 0x7, 0xff00_0000_00ff, 0] {
         check_all(&many(SMALL + 4321, 11, mask));
     }
 }
 
 #[test]
-fn arrays_in_order_or_in_reverse() {
+fn sort_handles_ordered_and_reversed_arrays() {
     let up: Vec<u8> = (0..200_000_i32).flat_map(i32::to_le_bytes).collect();
     let down: Vec<u8> = (0..200_000_i32).rev().flat_map(i32::to_le_bytes).collect();
     let saw: Vec<u8> = (0..200_000_i32)
@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn slices_are_within_the_limit_and_in_order(
+    fn slices_are_bounded_and_in_order(
         parts in prop::collection::vec(prop::collection::vec(prop_oneof![
             3 => any::<i32>(), 2 => Just(7), 1 => Just(i32::MIN), 1 => Just(i32::MAX),
         ], 0..400), 1..4),
@@ -162,7 +162,7 @@ proptest! {
 }
 
 #[test]
-fn minus_zero_comes_before_zero_and_nan_last() {
+fn sort_puts_minus_zero_before_zero_and_nan_last() {
     let values = [f64::NAN, 0.0, -f64::NAN, -0.0, f64::INFINITY, -1.0];
     let bytes: Vec<u8> = values
         .iter()

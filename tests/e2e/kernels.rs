@@ -25,7 +25,7 @@ fn good(args: &[&str]) -> String {
 }
 
 #[test]
-fn a_new_kernel_is_built_and_keeps_the_law() {
+fn new_kernel_builds_in_all_languages_and_passes_test() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     for language in ["c", "c++", "rust"] {
@@ -95,7 +95,7 @@ fn can_make_modules(language: &str) -> bool {
 }
 
 #[test]
-fn a_build_reaches_nothing_but_its_source_and_errors_are_shown() {
+fn build_reads_only_its_source_and_errors_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -184,7 +184,7 @@ fn all(said: &Said) -> String {
 
 /// Folders of objects are closed to users, and programs that only root may read are closed to kernels.
 #[test]
-fn every_user_runs_their_own_code_and_nobody_elses() {
+fn users_run_their_own_code_only() {
     let Some(array) = Array::start() else { return };
     let object = array.path("probe.so");
     let source = "#include <unistd.h>
@@ -260,7 +260,7 @@ pub(crate) fn other(array: &Array, args: &[&str]) -> Said {
 }
 
 #[test]
-fn kernels_are_kept_in_versions_that_run_by_name() {
+fn kernel_versions_are_kept_and_run_by_name() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w");
     let add = |text: &str, more: &[&str]| {
@@ -383,7 +383,7 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
 }
 
 #[test]
-fn modules_run_by_name_and_are_compiled_once() {
+fn modules_run_by_name_and_compile_once() {
     if !cfg!(feature = "wasm") {
         require::skip("this is built without the feature wasm");
         return;

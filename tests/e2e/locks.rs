@@ -10,10 +10,11 @@ fn shell(script: &str) -> Child {
     command.arg("-c").arg(script).spawn().unwrap()
 }
 
-/// Who waits gets the lock, and finds what the holder had written; what that writes afterwards, in place and without its
-/// mount, is in no version.
+/// A waiter gets the lock, and reads the bytes that the holder had written. Bytes that the holder's program writes
+/// afterwards, in place
+/// and without its mount, are in no version.
 #[test]
-fn locks_of_a_mount_that_is_killed_or_stopped_are_free_when_it_can_write_no_more() {
+fn locks_of_dead_mount_are_free_once_it_cannot_write() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -52,10 +53,11 @@ fn locks_of_a_mount_that_is_killed_or_stopped_are_free_when_it_can_write_no_more
     }
 }
 
-/// Who has a file open waits for what is away as any operation does, also when it writes and the version before is still
-/// being sealed on an element that hangs: not only as long as who opens a file would.
+/// A process with an open file waits for an offline element as any operation does. The wait has the same length for a
+/// write whose
+/// previous version is still being sealed on an element that hangs, and is not bounded like the wait of an open.
 #[test]
-fn a_database_of_two_mounts_outlives_elements_that_hang() {
+fn database_on_two_mounts_survives_hanging_elements() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -110,10 +112,11 @@ print(counted)
     assert_eq!(rows.trim(), counted.iter().sum::<usize>().to_string());
 }
 
-/// The index of a write-ahead log is memory that programs share, and mounts share no memory: the second mount is refused
-/// before it reads or writes anything, and the first one goes on.
+/// The index of a write-ahead log is memory that programs share, and mounts share no memory. The second mount is
+/// refused
+/// before it reads or writes anything, and the first mount continues.
 #[test]
-fn a_write_ahead_log_of_one_mount_is_refused_to_others() {
+fn write_ahead_log_of_one_mount_is_refused_to_others() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
             remote,

@@ -40,7 +40,7 @@ fn values_of(name: &str, variable: &str) -> Vec<u8> {
 }
 
 #[test]
-fn programs_find_the_values_of_a_variable_as_a_plain_file() {
+fn program_reads_variable_values_as_plain_file() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         put(&array, &fixture("cdf1.nc"), "/cdf1.nc");
@@ -101,7 +101,7 @@ fn with_records(array: &Array) -> Vec<i64> {
 }
 
 #[test]
-fn kernels_run_where_the_values_are_and_find_each_once() {
+fn kernels_run_on_elements_with_values_and_read_each_once() {
     let Some(array) = array(true) else { return };
     let numbers = with_records(&array);
     let id = array.submit(&job(
@@ -140,7 +140,7 @@ fn kernels_run_where_the_values_are_and_find_each_once() {
 }
 
 #[test]
-fn what_is_not_there_or_damaged_is_told() {
+fn missing_or_damaged_variable_is_reported() {
     let Some(array) = array(false) else { return };
     put(&array, &fixture("netcdf4.nc"), "/good.nc");
     let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
@@ -213,7 +213,7 @@ fn alone(array: &Array, kernel: &str, args: &str, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
+fn merged_result_of_components_equals_whole_result() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         with_records(&array);
@@ -275,7 +275,7 @@ fn kernels_give_one_result_of_all_components_equal_to_that_of_the_whole() {
 }
 
 #[test]
-fn a_kernel_of_ones_own_makes_one_result_of_what_components_write() {
+fn user_kernel_merges_outputs_of_components() {
     let Some(array) = array(false) else { return };
     let numbers = with_records(&array);
     let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
@@ -380,7 +380,7 @@ fn a_folder_is_summed(array: &Array) {
 
 /// Missing values by three attributes, in two chunks of a Zarr.
 #[test]
-fn built_in_kernels_leave_out_the_values_that_reduce_leaves_out() {
+fn built_in_kernels_skip_same_missing_values_as_reduce() {
     let Some(array) = array(false) else { return };
     std::fs::create_dir_all(array.at("z/x")).unwrap();
     let chunk = |values: [i16; 4]| values.map(i16::to_le_bytes).concat();
@@ -425,7 +425,7 @@ fn built_in_kernels_leave_out_the_values_that_reduce_leaves_out() {
 }
 
 #[test]
-fn a_zarr_that_is_a_folder_is_read_where_its_chunks_are() {
+fn zarr_folder_is_read_on_elements_with_its_chunks() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         let folders = [fixture("three.zarr"), fixture("two.zarr")];
@@ -477,7 +477,7 @@ fn a_zarr_that_is_a_folder_is_read_where_its_chunks_are() {
 }
 
 #[test]
-fn columns_of_text_are_read_line_by_line_where_they_are() {
+fn csv_columns_are_read_by_line_on_their_elements() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         let mut chance = Chance(5);

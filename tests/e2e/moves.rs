@@ -32,10 +32,11 @@ fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usiz
     })
 }
 
-/// What is read, written and run while an element is emptied does not notice; then it is taken out and killed, its folder goes,
+/// Reads, writes and tasks during the drain of an element succeed. Then the element is removed and killed, its folder
+/// is deleted,
 /// and nothing is lost.
 #[test]
-fn an_element_is_emptied_and_taken_out_while_everything_goes_on() {
+fn element_is_drained_and_removed_under_load() {
     for remote in [false, true] {
         let options = Options {
             remote,
@@ -116,7 +117,7 @@ fn taken_out(array: &mut Array) {
 }
 
 #[test]
-fn files_are_moved_and_elements_evened_out_and_the_server_killed_meanwhile() {
+fn move_and_rebalance_survive_server_kills() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -186,7 +187,7 @@ fn elements_of(array: &Array, path: &str) -> Vec<u64> {
 }
 
 #[test]
-fn striped_files_move_in_their_parts_to_the_elements_that_are_named() {
+fn striped_files_move_to_named_elements_by_part() {
     let options = Options {
         elements: 4,
         mount: false,

@@ -67,7 +67,7 @@ fn is_mounted(path: &Path) -> bool {
 }
 
 #[test]
-fn killed_parts_are_started_again_at_once() {
+fn killed_daemons_are_restarted_at_once() {
     let Some(up) = Up::new() else { return };
     up.ok(&["up", "--elements", "1"]);
     let mnt = up.path("mnt");
@@ -93,9 +93,9 @@ fn killed_parts_are_started_again_at_once() {
     assert_eq!(std::fs::read(mnt.join("server0")).unwrap(), b"x");
 }
 
-/// What a mount knows it says by itself: a server that has stopped is not missed.
+/// A mount answers from its cache: a stopped server is not needed.
 #[test]
-fn what_is_known_needs_no_server() {
+fn cached_names_need_no_server() {
     use rustix::process::Signal;
     let Some(up) = Up::new() else { return };
     up.ok(&["up", "--elements", "1"]);
@@ -118,7 +118,7 @@ fn what_is_known_needs_no_server() {
 }
 
 #[test]
-fn files_that_a_mount_would_hide_are_refused() {
+fn mountpoint_with_files_is_refused() {
     let Some(up) = Up::new() else { return };
     std::fs::create_dir(up.path("mnt")).unwrap();
     std::fs::write(up.path("mnt/results"), "x").unwrap();
@@ -137,7 +137,7 @@ fn files_that_a_mount_would_hide_are_refused() {
 }
 
 #[test]
-fn the_mountpoint_of_a_killed_mount_takes_nothing_and_is_given_back() {
+fn mountpoint_of_killed_mount_refuses_files_until_down() {
     let Some(up) = Up::new() else { return };
     up.ok(&["up", "--elements", "1"]);
     let mnt = up.path("mnt");
@@ -165,7 +165,7 @@ fn the_mountpoint_of_a_killed_mount_takes_nothing_and_is_given_back() {
 }
 
 #[test]
-fn two_arrays_do_not_take_each_others_mounts_away() {
+fn two_arrays_keep_each_others_mounts() {
     let (Some(one), Some(two)) = (Up::new(), Up::new()) else {
         return;
     };
@@ -192,7 +192,7 @@ fn two_arrays_do_not_take_each_others_mounts_away() {
 
 /// Another user's array, mounted by `fusermount3`.
 #[test]
-fn a_users_own_array_is_mounted_and_unmounted() {
+fn array_of_ordinary_user_mounts_and_unmounts() {
     let Some(folder) = folder_of_nobody("true") else {
         return;
     };
@@ -225,7 +225,7 @@ fn a_users_own_array_is_mounted_and_unmounted() {
 }
 
 #[test]
-fn nothing_gets_the_names_of_the_control_folder() {
+fn control_folder_names_are_refused_everywhere() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -288,7 +288,7 @@ fn json_bytes(array: &Array, args: &[&[u8]]) -> Value {
 }
 
 #[test]
-fn commands_take_and_json_tells_names_that_are_not_utf8() {
+fn commands_and_json_handle_names_that_are_not_utf8() {
     let Some(array) = Array::start() else { return };
     let (ff, fe) = (OsStr::from_bytes(b"n\xff"), OsStr::from_bytes(b"n\xfe"));
     let plain = r"n\xff";
@@ -381,7 +381,7 @@ fn are_copied_and_moved(array: &Array) {
 
 /// A script has only text, so a pattern never leaves a file out in silence.
 #[test]
-fn patterns_of_jobs_refuse_names_that_are_not_utf8() {
+fn job_patterns_refuse_names_that_are_not_utf8() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir in && echo 1 > in/a.txt && echo 2 > in/b.dat && sync in/a.txt");
     std::fs::write(array.at("in").join(OsStr::from_bytes(b"n\xff.txt")), "3").unwrap();

@@ -29,10 +29,12 @@ def made(handle, body, count):
     return 0, [0] * count
 ";
 
-/// More files than are kept open: each has its bytes, mode, owner and group, and is there for others, too, once it was
-/// waited for. What is there already is written, not made; what may not be, or can't, is told of its label alone.
+/// There are more files than are kept open. Each has its bytes, mode, owner and group, and is visible to others, too,
+/// after its label was
+/// waited for. A file that exists already is written, not created. A file that is forbidden or fails is reported by its
+/// label alone.
 #[test]
-fn many_new_files_are_as_single_ones() {
+fn many_new_files_equal_files_created_one_by_one() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -101,9 +103,9 @@ shutil.rmtree(f'{mount}/.tidemill')
     assert!(array.run(&["check"]).ok);
 }
 
-/// Whoever calls without labels has the rights that they have, finds no folder by its number alone, and breaks nothing.
+/// A caller without labels has only its own rights, finds no folder by its number alone, and breaks nothing.
 #[test]
-fn calls_for_new_files_are_checked() {
+fn new_files_call_is_checked() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -157,10 +159,11 @@ if os.geteuid():
     );
 }
 
-/// In the middle of many files agent, mount, element and server are killed, and the element hangs: each file has its bytes, and
+/// In the middle of many files agent, mount, element and server are killed, and the element hangs: each file has its
+/// bytes, and
 /// no label fails.
 #[test]
-fn many_new_files_are_whole_whoever_is_killed() {
+fn many_new_files_are_whole_after_any_kill() {
     let Some(mut array) = Array::with(Options {
         elements: 1,
         ..Options::default()
@@ -230,9 +233,9 @@ for n in range({count}):
     assert!(array.run(&["check"]).ok);
 }
 
-/// Where there is no more room, and the element is on another host, a label fails or its file is whole.
+/// On an element of another host without free space, a label fails or its file is whole.
 #[test]
-fn many_new_files_fill_an_element() {
+fn many_new_files_fill_element_without_partial_files() {
     let options = Options {
         elements: 1,
         remote: true,
@@ -260,10 +263,11 @@ assert 100 < failed < 800, failed
     );
 }
 
-/// Where a room is full, in memory, and where rules watch, new files are what they are one by one: no label is told to be
-/// done whose bytes are not there, the quota is kept to, each file lies in memory and fires its rule once, and knows who made it.
+/// In a full room, in memory, and under rules, new files behave as files created one by one: no label is reported
+/// done without its bytes, the quota holds, each file is stored in memory and fires its rule once, and its lineage
+/// names its creator.
 #[test]
-fn many_new_files_keep_to_quotas_media_and_rules() {
+fn many_new_files_respect_quotas_media_and_rules() {
     let Some(mut array) = Array::with(Options {
         elements: 1,
         ..Options::default()

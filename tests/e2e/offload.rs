@@ -80,7 +80,7 @@ const ALONE: [&str; 5] = [
 ];
 
 #[test]
-fn without_an_array_the_calibration_and_flags_are_enough() {
+fn advice_without_array_needs_only_calibration_and_flags() {
     let folder = tempfile::tempdir().unwrap();
     let over = |link: &str, rest: &[&str]| {
         advice(folder.path(), &[rest, &ALONE, &["--link", link]].concat())
@@ -119,7 +119,7 @@ fn without_an_array_the_calibration_and_flags_are_enough() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_calibration_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |args: &[&str], words: &str| {
         let output = offload(folder.path(), args);
@@ -154,7 +154,7 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
+fn bench_measures_kernels_and_advises_on_file() {
     let Some(array) = Array::with(Options {
         mount: false,
         ..Options::default()
@@ -237,9 +237,10 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
     });
 }
 
-/// Kernels of an element on the same machine: they make the element wait, and not the host.
+/// Kernels of an element on the same machine: the element's estimate includes the wait for them, and the host's does
+/// not.
 #[test]
-fn what_an_element_runs_and_has_queued_is_charged_to_it() {
+fn advice_charges_running_and_queued_tasks_to_element() {
     let Some(array) = Array::with(Options {
         mount: false,
         ..Options::default()
@@ -303,7 +304,7 @@ fn what_an_element_runs_and_has_queued_is_charged_to_it() {
 }
 
 #[test]
-fn the_policy_advised_runs_a_job_and_says_why() {
+fn advised_policy_runs_job_and_explains_it() {
     let Some(array) = Array::with(Options {
         host_cores: 1,
         mount: false,
@@ -327,10 +328,11 @@ fn the_policy_advised_runs_a_job_and_says_why() {
     );
 }
 
-/// A hook that is to be, on a tier that need not exist; and one that there is, by what the tier knows of its kernel. What is not known is
-/// asked for by the flag that says it.
+/// Covers a planned hook, on a tier that need not exist, and an existing hook, with the tier's measurements of its
+/// kernel. For an unknown
+/// value the command asks by the flag that sets it.
 #[test]
-fn whether_the_burst_tier_keeps_up_with_a_hook() {
+fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     let folder = tempfile::tempdir().unwrap();
     let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --elements 4 --cores 4 --write-rate 2.5GB/s --every";
     let to_be: Vec<&str> = to_be.split(' ').collect();

@@ -23,9 +23,9 @@ fn python(array: &Array, script: &str) {
     array.sh(&format!("python3 - <<'P'\n{script}\nP"));
 }
 
-/// Every append is there, however quickly the file is closed and opened again, by however many.
+/// Every append is kept, however quickly the file is closed and opened again, by however many processes.
 #[test]
-fn no_append_is_lost_between_a_close_and_an_open() {
+fn no_append_is_lost_between_close_and_open() {
     both(|array| {
         array.sh("for i in $(seq 400); do echo $i >> f; done; seq 400 | cmp - f");
         python(
@@ -52,10 +52,10 @@ assert sorted(lines) == sorted(b"process %d line %03d" % (k, n) for k in range(4
     });
 }
 
-/// Processes that open, write somewhere, truncate, read and close, in turn and in any order, see one file: what a
-/// model of it holds.
+/// Processes that open, write somewhere, truncate, read and close, in turn and in any order, see one file: its content
+/// equals the content of a model.
 #[test]
-fn quick_closes_and_opens_agree_with_a_model() {
+fn quick_closes_and_opens_match_model() {
     both(|array| {
         python(
             array,
@@ -138,10 +138,11 @@ for count in range(1, 6):
     });
 }
 
-/// A sealed object never changes for who has its file open directly, though programs on the mount read it and write
+/// A sealed object never changes for a process that has its file open directly, though programs on the mount read it
+/// and write
 /// its next version at the same time.
 #[test]
-fn a_sealed_object_that_others_have_open_never_changes() {
+fn sealed_object_with_other_openers_never_changes() {
     let Some(array) = Array::start() else { return };
     array.sh("printf 'the old version' > f; printf 'another' > g; sync f g");
     for (name, old) in [("f", "the old version"), ("g", "another")] {
@@ -180,7 +181,7 @@ fn a_sealed_object_that_others_have_open_never_changes() {
 /// A running task keeps the inputs it started with, though its file is open on the mount and written to before it
 /// reads it.
 #[test]
-fn a_running_task_keeps_its_inputs() {
+fn running_task_keeps_its_inputs() {
     let Some(array) = Array::start() else { return };
     array.sh("echo 'what the task reads' > in; sync in");
     let reader = std::fs::File::open(array.at("in")).unwrap();
@@ -197,9 +198,9 @@ fn a_running_task_keeps_its_inputs() {
     drop(reader);
 }
 
-/// `fsync` on any handle waits for the seal: what another mount reads then is what was written.
+/// `fsync` on any handle waits for the seal: afterwards another mount reads the written bytes.
 #[test]
-fn fsync_by_others_waits_for_the_seal() {
+fn fsync_by_others_waits_for_seal() {
     both(|array| {
         python(
             array,
@@ -222,9 +223,9 @@ for n in range(20):
     });
 }
 
-/// Opening a file that is mostly hole for writing copies what is no hole; opening without writing changes nothing.
+/// Opening a file that is mostly hole for writing copies only its data. Opening without writing changes nothing.
 #[test]
-fn holes_stay_holes() {
+fn holes_are_kept_on_open_for_write() {
     both(|array| {
         array.sh("truncate -s 2G s; printf end >> s; sync s");
         let used = || {
@@ -251,10 +252,10 @@ fn holes_stay_holes() {
     });
 }
 
-/// Who writes to or truncates another's file takes its set-user-id bit away, and memory mapped writes show in its
+/// A user who writes to or truncates another's file clears its set-user-id bit, and memory mapped writes show in its
 /// times.
 #[test]
-fn bits_and_times_follow_writes() {
+fn set_user_id_bits_and_times_follow_writes() {
     both(|array| {
         python(
             array,

@@ -110,7 +110,7 @@ impl Cloud {
 }
 
 #[test]
-fn what_was_written_drains_to_an_object_store_and_is_read_and_worked_on_there() {
+fn files_drain_to_object_store_and_are_usable_there() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -227,9 +227,9 @@ fn changed_by_others(cloud: &Cloud) {
     assert!(cloud.there("d/mine").unwrap() == noise(4));
 }
 
-/// Files outside that are only linked: nothing is copied, and what is outside stays when they go.
+/// Linked files outside: nothing is copied, and the files outside stay when their links are removed.
 #[test]
-fn what_is_outside_is_linked_by_the_arrays_own_user_and_read_without_a_copy() {
+fn outside_files_are_linked_and_read_without_copy() {
     let Some(mut array) = bare() else {
         return;
     };
@@ -298,9 +298,9 @@ fn what_is_outside_is_linked_by_the_arrays_own_user_and_read_without_a_copy() {
     assert!(folder.join("run/deep/small").exists());
 }
 
-/// The folder of the element, through which files go, has no room: what drains goes to another element that stores.
+/// The folder of the element, through which files drain, is full: the files drain to another element that stores.
 #[test]
-fn what_has_no_room_on_its_way_outside_goes_elsewhere_and_nothing_is_lost() {
+fn draining_through_full_element_uses_another_element() {
     let Some(mut array) = bare() else {
         return;
     };

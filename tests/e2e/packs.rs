@@ -61,7 +61,7 @@ fn folder() -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn what_drains_in_packs_is_sent_once_and_read_worked_on_and_recovered() {
+fn packs_are_sent_once_and_read_and_recovered() {
     let (pfs, uri) = folder();
     let Some(mut array) = with_packs(&uri, &[]) else {
         return;
@@ -124,7 +124,7 @@ fn what_drains_in_packs_is_sent_once_and_read_worked_on_and_recovered() {
 }
 
 #[test]
-fn an_element_that_is_lost_leaves_packs_with_all_that_is_needed() {
+fn packs_of_lost_element_suffice_for_recovery() {
     let (pfs, uri) = folder();
     let Some(mut array) = with_packs(&uri, &[]) else {
         return;
@@ -193,7 +193,7 @@ fn an_element_that_is_lost_leaves_packs_with_all_that_is_needed() {
 }
 
 #[test]
-fn a_pack_that_is_not_what_it_was_is_damage_of_the_files_in_it() {
+fn changed_pack_is_damage_of_its_files() {
     let (pfs, uri) = folder();
     let Some(array) = with_packs(&uri, &[]) else {
         return;
@@ -227,7 +227,7 @@ fn a_pack_that_is_not_what_it_was_is_damage_of_the_files_in_it() {
 }
 
 #[test]
-fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
+fn killed_packing_and_refusing_store_lose_nothing() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
@@ -299,7 +299,7 @@ fn an_element_killed_while_it_packs_and_a_store_that_refuses_lose_nothing() {
 
 /// The folder of the element is full, with its database in it.
 #[test]
-fn an_element_without_room_has_its_packs_still_and_takes_no_more_before_it_has_room() {
+fn full_element_keeps_its_packs_and_waits_for_space() {
     let Some(mut array) = bare() else {
         return;
     };
@@ -341,9 +341,9 @@ fn an_element_without_room_has_its_packs_still_and_takes_no_more_before_it_has_r
     assert!(get("later") == one);
 }
 
-/// `tidemill up` knows the next time how files are put there, until it is told otherwise.
+/// The next `tidemill up` uses the same form of files outside, until a flag changes it.
 #[test]
-fn up_keeps_how_files_are_put_outside() {
+fn up_keeps_packing_of_outside() {
     let (pfs, uri) = folder();
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();

@@ -63,10 +63,11 @@ fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
     tasks.find(|task| task["name"] == name).unwrap()
 }
 
-/// What comes is read at once, whoever is killed in between, and what comes out is what comes out of the whole: of tries that fail in the
-/// middle there is nothing, and they are no failure of who reads.
+/// Output is read at once, whichever daemon is killed in between, and the result equals the result of the whole input.
+/// Tries that fail in the
+/// middle leave nothing, and are no failure of the reader.
 #[test]
-fn a_task_reads_what_another_is_still_making() {
+fn task_reads_output_of_running_task() {
     let Some((mut array, gates)) = start(2) else {
         return;
     };
@@ -133,9 +134,10 @@ fn a_task_reads_what_another_is_still_making() {
     assert!(array.run(&["check", "--age", "0"]).ok);
 }
 
-/// Programs that can't be fed, or don't read all, make what they make without; nobody waits for a core that is not there.
+/// Programs that cannot read a pipe, or do not read all of it, give the same result as without it. No task waits for a
+/// missing core.
 #[test]
-fn what_comes_out_is_the_same_whoever_reads_and_wherever() {
+fn pipelined_result_is_same_for_any_reader_and_element() {
     // One core has no room for two tasks.
     for cores in [2, 1] {
         let Some((array, gates)) = start(cores) else {

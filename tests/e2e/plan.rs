@@ -28,7 +28,7 @@ fn json(folder: &Path, args: &[&str]) -> Value {
 }
 
 #[test]
-fn a_site_is_reported_by_section() {
+fn site_is_reported_by_section() {
     let folder = tempfile::tempdir().unwrap();
     let output = plan(folder.path(), &["plan", "model", "staging"]);
     assert!(output.status.success());
@@ -71,7 +71,7 @@ fn of_own_site(folder: &Path, section: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-fn a_kernel_keeps_up_at_the_largest_ratio_that_it_is_told() {
+fn kernel_keeps_up_at_its_largest_ratio() {
     let folder = tempfile::tempdir().unwrap();
     let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
     let all = of_mine("all", &[]);
@@ -112,7 +112,7 @@ fn a_kernel_keeps_up_at_the_largest_ratio_that_it_is_told() {
 }
 
 #[test]
-fn a_wrong_site_is_refused_with_file_and_line() {
+fn invalid_site_is_refused_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |args: &[&str]| {
         let output = plan(folder.path(), args);
@@ -175,7 +175,7 @@ const RUN: [&str; 7] = [
 ];
 
 #[test]
-fn a_job_script_is_simulated_and_drawn() {
+fn job_script_is_simulated_and_drawn() {
     let folder = job();
     let with = |more: &[&'static str]| [&RUN[..], more].concat();
     let shown = plan(folder.path(), &with(&["--tasks", "--gantt", "chart.svg"]));
@@ -204,7 +204,7 @@ fn a_job_script_is_simulated_and_drawn() {
 }
 
 #[test]
-fn arrays_of_many_shapes_are_swept() {
+fn sweep_covers_arrays_of_many_shapes() {
     let folder = job();
     let mut args = vec!["--json", "plan", "sweep"];
     args.extend(&RUN[2..]);
@@ -229,9 +229,9 @@ fn arrays_of_many_shapes_are_swept() {
     assert_eq!(table.lines().count(), 1 + 2 * 2, "{table}");
 }
 
-/// What waking elements costs is told of an array that nobody has, and nothing is told of what was not said.
+/// The plan covers an array that does not exist, and reports nothing for a cost that is not given.
 #[test]
-fn waking_elements_is_planned() {
+fn elastic_plan_counts_cost_of_waking() {
     let folder = job();
     let base = ["plan", "elastic", "job.conf", "--costs", "costs.toml"];
     let on = |platform: &str, more: &[&str]| {
@@ -269,7 +269,7 @@ fn waking_elements_is_planned() {
 }
 
 #[test]
-fn what_can_not_be_simulated_is_refused_with_file_and_line() {
+fn invalid_simulation_is_refused_with_file_and_line() {
     let folder = job();
     let refused = |args: &[&str], code: i32, part: &str| {
         let output = plan(folder.path(), args);

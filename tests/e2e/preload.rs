@@ -261,7 +261,7 @@ print('all')
 ";
 
 #[test]
-fn programs_that_are_not_changed_do_what_they_do_on_a_disk() {
+fn unmodified_programs_work_under_preload_as_on_disk() {
     let Some(array) = unmounted() else { return };
     let away = Programs::giving_away(&array, "away");
     for programs in [Programs::of(&array), Programs::distant(&array), away] {
@@ -279,7 +279,7 @@ fn programs_that_are_not_changed_do_what_they_do_on_a_disk() {
 }
 
 #[test]
-fn a_mount_and_programs_without_one_see_each_others_files() {
+fn mount_and_preload_see_files_of_each_other() {
     let Some(array) = Array::start() else { return };
     let (near, far) = (Programs::of(&array), Programs::distant(&array));
     array.sh("echo mount > a; mkdir d");
@@ -299,7 +299,7 @@ fn a_mount_and_programs_without_one_see_each_others_files() {
 }
 
 #[test]
-fn whoever_is_killed_what_was_written_is_there() {
+fn written_bytes_survive_any_kill_under_preload() {
     let Some(array) = unmounted() else { return };
     for programs in [Programs::of(&array), Programs::distant(&array)] {
         let name = programs
@@ -348,7 +348,7 @@ fn whoever_is_killed_what_was_written_is_there() {
 }
 
 #[test]
-fn programs_that_would_not_find_the_array_are_refused() {
+fn unsuitable_programs_are_refused() {
     let Some(array) = unmounted() else { return };
     let programs = Programs::of(&array);
     let refused = |program: &str, why: &str| {
@@ -402,7 +402,7 @@ fn programs_that_would_not_find_the_array_are_refused() {
 }
 
 #[test]
-fn programs_that_are_started_together_share_a_file_system() {
+fn programs_started_together_share_file_system() {
     let Some(array) = unmounted() else { return };
     for name in ["together", "again"] {
         let programs = Programs::with(&array, name, &[]);
@@ -457,7 +457,7 @@ fn everybody(array: &Array) -> (std::process::Child, PathBuf) {
 const USER: u32 = 4_000_011;
 
 #[test]
-fn users_have_their_own_rights() {
+fn users_keep_their_own_rights_under_preload() {
     let Some(array) = unmounted() else { return };
     let (mut serving, folder) = everybody(&array);
     let programs = Programs::with(&array, "everybody", &[]);
@@ -512,7 +512,7 @@ fn users_have_their_own_rights() {
 }
 
 #[test]
-fn a_server_that_is_away_is_waited_for_and_open_files_go_on() {
+fn preload_waits_for_server_and_open_files_continue() {
     let Some(mut array) = unmounted() else { return };
     let mut command = {
         let programs = Programs::of(&array);
@@ -557,7 +557,7 @@ s.send(b'x' * 50); print(struct.unpack('<Q', s.recv(65536)[:8])[0])
 ";
 
 #[test]
-fn who_names_a_directory_by_its_number_gets_no_more_than_by_its_path() {
+fn directory_by_number_gives_no_more_rights_than_path() {
     let Some(array) = unmounted() else { return };
     let (mut serving, folder) = everybody(&array);
     let programs = Programs::with(&array, "everybody", &[]);

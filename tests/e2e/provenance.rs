@@ -201,7 +201,7 @@ const GRAPHICS: [&str; 5] = [
 ];
 
 #[test]
-fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
+fn nine_provenance_challenge_questions_are_one_command_each() {
     let Some(array) = challenge() else { return };
     processes(&array);
     files_by_what_led_to_them(&array);
@@ -368,9 +368,9 @@ fn annotations_belong_to_the_version(array: &Array) {
     );
 }
 
-/// Neither what is being written nor who else looks moves an annotation to another version.
+/// Neither a version in progress nor a second reader moves an annotation to another version.
 #[test]
-fn annotations_of_another_mount_while_a_version_is_written_are_the_next_ones() {
+fn annotations_of_other_mount_belong_to_next_version() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -416,7 +416,7 @@ fn kernels_go_by_their_names(array: &Array) {
 }
 
 #[test]
-fn a_result_that_was_used_again_shows_the_run_that_made_it() {
+fn reused_result_shows_run_that_made_it() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; seq 1000 > w/in");
     let mut jobs = Vec::new();

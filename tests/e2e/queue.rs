@@ -14,7 +14,7 @@ fn run(folder: &std::path::Path, queue: &str, args: &[&str]) -> Said {
 }
 
 #[test]
-fn a_queue_that_can_not_be_had_is_told_and_its_password_is_not() {
+fn unreachable_queue_is_reported_without_password() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let told = |said: &Said| assert!(!format!("{}{}", said.out, said.err).contains("hush"));
@@ -48,7 +48,7 @@ fn a_queue_that_can_not_be_had_is_told_and_its_password_is_not() {
 
 #[cfg(feature = "nats")]
 #[test]
-fn an_array_whose_labels_wait_in_nats_runs_jobs() {
+fn array_with_nats_queue_runs_jobs() {
     use crate::broker::{Broker, PASSWORD};
     let Some(broker) = Broker::start(1, crate::require::tell) else {
         return;

@@ -134,9 +134,10 @@ fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
     }
 }
 
-/// Whether a file was written at once, by several mounts or to several elements: all ranks read the whole of it, and talk to each other.
+/// Whether a file was written at once, by several mounts or to several elements: all ranks read the whole of it, and
+/// talk to each other.
 #[test]
-fn ranks_on_all_elements_of_a_file_map_it_together() {
+fn ranks_on_all_elements_map_same_file() {
     let Some(array) = start() else {
         return;
     };
@@ -254,9 +255,10 @@ void func(int in_fd, int out_fd, MPI_Comm comm)
     )
 }
 
-/// A rank that fails has all fail, with why it did; nothing of what they made is kept, and ranks reach nobody but each other.
+/// A rank that fails makes all ranks fail with its reason. None of their outputs is kept, and ranks reach nobody but
+/// each other.
 #[test]
-fn ranks_end_together_and_reach_nobody_else() {
+fn ranks_fail_together_and_reach_only_each_other() {
     let Some(mut array) = start() else {
         return;
     };

@@ -50,7 +50,7 @@ fn task(rest: &str) -> String {
 }
 
 #[test]
-fn components_read_what_other_elements_have() {
+fn components_read_parts_on_other_elements() {
     for remote in [false, true] {
         let Some(array) = array(remote) else { return };
         array.sh(&format!("mkdir w; chown {OTHER}:{OTHER} w"));
@@ -144,7 +144,7 @@ fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
 }
 
 #[test]
-fn what_asks_wrongly_or_never_takes_an_answer_harms_nobody() {
+fn malformed_or_unread_requests_harm_nobody() {
     let Some(mut array) = array(true) else { return };
     array.sh("mkdir w");
     with_file(&array);

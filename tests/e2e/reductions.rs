@@ -189,7 +189,7 @@ fn shuffled(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn files_of_any_layout_are_reduced_as_today_s_clients_ask() {
+fn files_of_any_layout_are_reduced_for_current_clients() {
     let Some(array) = array(3, &[]) else { return };
     let bearer = format!("Authorization: Bearer {}", token(&array));
     let basic = format!("root:{}", token(&array));
@@ -249,7 +249,7 @@ fn files_of_any_layout_are_reduced_as_today_s_clients_ask() {
 }
 
 #[test]
-fn nobody_reduces_what_they_may_not_read() {
+fn reduction_requires_read_permission() {
     let Some(array) = Array::start() else { return };
     put(&array, &numbers(10), &[], "/own");
     array.sh(&format!(
@@ -292,7 +292,7 @@ fn nobody_reduces_what_they_may_not_read() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_words_and_numbers() {
+fn invalid_reduction_is_refused_with_reason_and_status() {
     let Some(array) = array(1, &[]) else { return };
     let root = format!("root:{}", token(&array));
     put(&array, &numbers(100), &[], "/f");
@@ -341,7 +341,7 @@ fn what_is_wrong_is_said_in_words_and_numbers() {
 }
 
 #[test]
-fn another_copy_serves_where_one_is_lost_or_damaged() {
+fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
     let Some(mut array) = array(2, &[]) else {
         return;
     };
@@ -388,7 +388,7 @@ fn by_hand(address: &str, token: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_hundred_at_once_wait_for_their_turn() {
+fn hundred_concurrent_reductions_wait_for_their_turn() {
     let Some(array) = array(2, &["--tls", "off"]) else {
         return;
     };
@@ -418,7 +418,7 @@ fn a_hundred_at_once_wait_for_their_turn() {
 }
 
 #[test]
-fn an_element_that_stops_in_the_middle_is_not_waited_for() {
+fn reduction_does_not_wait_for_stopped_element() {
     let Some(array) = array(2, &[]) else { return };
     put(&array, &numbers(50_000), &["--copies", "2"], "/a");
     wait("the file is copied", || {

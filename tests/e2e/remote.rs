@@ -75,7 +75,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 }
 
 #[test]
-fn files_cross_the_network_whole_and_unreadable() {
+fn files_cross_network_whole_and_encrypted() {
     let target = free_port();
     let heard = Arc::default();
     let port = wiretap(target, &heard);
@@ -107,7 +107,7 @@ fn files_cross_the_network_whole_and_unreadable() {
 }
 
 #[test]
-fn a_task_pulls_its_inputs_from_another_element() {
+fn task_pulls_inputs_from_another_element() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -132,7 +132,7 @@ fn a_task_pulls_its_inputs_from_another_element() {
 }
 
 #[test]
-fn nobody_gets_in_without_the_token_and_nobody_is_taken_for_the_server() {
+fn client_and_server_must_prove_their_identity() {
     let Some(array) = Array::with(remote()) else {
         return;
     };
@@ -203,7 +203,7 @@ fn nobody_gets_in_without_the_token_and_nobody_is_taken_for_the_server() {
 }
 
 #[test]
-fn ports_say_nothing_to_those_without_tls() {
+fn ports_answer_nothing_without_tls() {
     let Some(array) = Array::with(Options {
         mount: false,
         ..remote()
@@ -229,7 +229,7 @@ fn ports_say_nothing_to_those_without_tls() {
 }
 
 #[test]
-fn what_is_started_again_is_known_again() {
+fn restarted_daemons_keep_their_identity() {
     let Some(mut array) = Array::with(remote()) else {
         return;
     };
@@ -256,7 +256,7 @@ fn what_is_started_again_is_known_again() {
 }
 
 #[test]
-fn an_element_that_starts_before_its_server_is_known_already() {
+fn element_started_before_server_is_known() {
     let port = free_port();
     let Some(mut array) = Array::with(Options {
         elements: 1,
@@ -323,7 +323,7 @@ fn token_and_authority_can_be_replaced() {
 }
 
 #[test]
-fn tls_can_be_switched_off_and_that_is_said() {
+fn tls_can_be_switched_off_with_warning() {
     let Some(array) = Array::with(Options {
         flags: ["--tls", "off"].map(String::from).into(),
         ..remote()

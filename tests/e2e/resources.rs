@@ -34,7 +34,7 @@ fn script(tasks: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn what_elements_offer_is_shown_and_what_no_element_has_is_refused_at_submit() {
+fn resources_are_shown_and_impossible_requests_refused() {
     let Some(array) = array() else { return };
     array.sh("mkdir w");
     let status = array.json(&["status"]);
@@ -101,7 +101,7 @@ fn overlap(one: &Value, other: &Value) -> bool {
 }
 
 #[test]
-fn tasks_share_what_there_is_and_know_what_they_have() {
+fn tasks_share_resources_and_know_their_own() {
     let Some(array) = array() else { return };
     array.sh("mkdir w");
     let gpu = "kernel = \"sleep\"; args = [ \"0.2\" ]; resources = { gpu = 1; };";
@@ -152,7 +152,7 @@ fn tasks_share_what_there_is_and_know_what_they_have() {
 }
 
 #[test]
-fn a_task_gets_no_more_memory_than_it_asked_for() {
+fn task_gets_only_requested_memory() {
     let Some(array) = array() else { return };
     array.sh("mkdir w");
     let hungry = "kernel = \"python3\"; args = [ \"-c\", \"data = b'x' * (300 << 20)\" ]; memory = \"128 MiB\"; retries = 0;";

@@ -16,7 +16,7 @@ fn reused(job: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_stack_of_kernels_is_one_task_and_leaves_nothing_between() {
+fn stack_of_kernels_is_one_task_without_intermediates() {
     let Some(array) = Array::start() else { return };
     array.sh(
         r#"mkdir w; cd w; for i in 5 3 9 1; do echo tide $i; done > lines; echo mill 4 >> lines
@@ -62,7 +62,7 @@ fn workflow(last: &str, extra: &str) -> String {
 }
 
 #[test]
-fn what_is_unchanged_is_not_run_again() {
+fn unchanged_tasks_are_not_run_again() {
     let options = Options {
         elements: 2,
         ..Options::default()
@@ -141,7 +141,7 @@ fn what_is_unchanged_is_not_run_again() {
 }
 
 #[test]
-fn a_result_whose_outputs_are_gone_or_that_reads_nothing_is_made_again() {
+fn result_without_outputs_or_inputs_is_recomputed() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -183,7 +183,7 @@ const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "rou
     args = [ "-c", "date +%s%N | cat mid - > out" ]; } );"#;
 
 #[test]
-fn equal_bytes_in_another_version_are_the_same_input() {
+fn equal_bytes_in_another_version_reuse_result() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -218,7 +218,7 @@ fn equal_bytes_in_another_version_are_the_same_input() {
 }
 
 #[test]
-fn a_task_that_costs_less_than_reading_its_input_runs_again() {
+fn task_cheaper_than_reading_its_input_runs_again() {
     let Some(array) = Array::start() else {
         return;
     };

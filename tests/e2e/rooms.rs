@@ -33,9 +33,10 @@ fn members(array: &Array, room: &str) -> usize {
     room["members"].as_array().unwrap().len()
 }
 
-/// A room is a folder in memory of who made it. It outlives every process of the array, and goes whole, with its objects.
+/// A room is a folder in memory of its creator. It outlives every process of the array, and is removed whole, with its
+/// objects.
 #[test]
-fn a_room_is_a_folder_in_memory_of_its_owner_that_goes_whole() {
+fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     let Some(mut array) = start() else { return };
     for wrong in ["", "..", ".hidden", "a/b", "ü", &"a".repeat(65)] {
         let said = array.run(&["room", "create", wrong]);
@@ -109,9 +110,9 @@ fn a_room_is_a_folder_in_memory_of_its_owner_that_goes_whole() {
     });
 }
 
-/// A quota holds in the middle of a write, wherever the bytes are, and for who comes by the command line.
+/// A quota holds in the middle of a write, wherever the bytes are, and for the command line.
 #[test]
-fn a_room_takes_no_more_than_its_quota() {
+fn room_takes_at_most_its_quota() {
     let Some(array) = start() else { return };
     array.run(&["room", "create", "m", "--quota", "8MiB"]);
     array.run(&["room", "create", "d", "--quota", "8MiB"]);
@@ -198,9 +199,9 @@ fn got(child: Child) -> Vec<u8> {
     out.stdout
 }
 
-/// A get waits for a put as long as it was told to, whether the file is made, moved or made under another name.
+/// A get waits for a put as long as it was asked to, whether the file is created, moved or created under another name.
 #[test]
-fn a_get_waits_for_a_put() {
+fn get_waits_for_put() {
     let Some(mut array) = start() else { return };
     array.run(&["room", "create", "r"]);
     array.sh("ln -s target rooms/r/link");
@@ -246,10 +247,11 @@ fn a_get_waits_for_a_put() {
     );
 }
 
-/// A room ends with its time, and with the last of its members, whether that leaves, ends or is killed; not because the server is
-/// away.
+/// A room ends with its time, and with the last of its members, whether the member leaves, ends or is killed. It does
+/// not end because the
+/// server is offline.
 #[test]
-fn a_room_ends_with_its_time_and_with_its_last_member() {
+fn room_ends_with_its_time_and_last_member() {
     let Some(mut array) = start() else { return };
     array.run(&["room", "create", "short", "--ttl", "1s"]);
     array.run(&["room", "create", "r"]);

@@ -27,7 +27,7 @@ fn done(array: &Array, count: u64) -> bool {
 }
 
 #[test]
-fn files_that_are_dropped_are_analysed_and_their_lineage_names_the_rule() {
+fn new_files_are_analysed_and_lineage_names_rule() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir -p w/in; seq 3 > w/in/before.txt");
     let rule = add(&array, RULE, &["--existing"]);
@@ -130,9 +130,9 @@ fn kills_lose_no_firing_and_repeat_none() {
     assert_eq!(paths.len(), 100);
 }
 
-/// What a rule's own jobs make, and what fails, is told.
+/// The log lists the files that a rule's own jobs create, and the failures.
 #[test]
-fn loops_end_and_failures_are_fired_again() {
+fn rule_loops_end_and_failures_can_be_retried() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir -p w/in");
     let text = RULE
@@ -212,9 +212,10 @@ fn what_is_wrong_is_refused(array: &Array, file: &str, set: &str) {
     assert!(!said.ok, "a file has no rule");
 }
 
-/// `setfattr` makes a rule of a folder, which moves with it, goes with it, and comes back with a server that was lost.
+/// `setfattr` makes a rule of a folder. The rule moves with the folder, is deleted with it, and is restored with a lost
+/// server.
 #[test]
-fn a_folder_has_its_rule_as_an_attribute() {
+fn folder_rule_is_set_by_attribute() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -291,9 +292,9 @@ fn grow(array: &Array, file: &mut std::fs::File, line: &str) {
     wait(line, || !array.try_sh(&find).out.is_empty());
 }
 
-/// A task reads while its input is written, and ends when that is sealed; it is one firing of one version.
+/// A task reads while its input is written, and ends after the seal of its input. There is one firing of one version.
 #[test]
-fn a_growing_file_is_read_while_it_is_written() {
+fn growing_file_is_read_while_written() {
     use std::io::{Seek as _, Write as _};
     let Some(mut array) = Array::start() else {
         return;
@@ -352,9 +353,9 @@ fn a_growing_file_is_read_while_it_is_written() {
     assert_eq!(array.sh("cat w/out/d"), "all\n");
 }
 
-/// A file that is taken away before it is sealed ends its task, and holds nobody up.
+/// A file that is removed before its seal ends its task, and blocks nobody.
 #[test]
-fn a_growing_file_that_is_given_up_ends_its_task() {
+fn growing_file_that_is_removed_ends_its_task() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir -p w/out");
     add(&array, GROWING, &[]);
@@ -382,9 +383,9 @@ fn a_growing_file_that_is_given_up_ends_its_task() {
     });
 }
 
-/// A rule's task may have components: a firing has ended well when all of them have, on the version that fired it.
+/// A rule's task may have components: a firing succeeds if all of them succeed, on the version that fired it.
 #[test]
-fn a_rules_task_may_have_components() {
+fn task_of_rule_may_have_components() {
     let Some(array) = Array::start() else { return };
     let text = |command: &str| {
         let task = format!(
@@ -416,9 +417,9 @@ fn a_rules_task_may_have_components() {
     assert!(log.contains("/w/c.txt") && log.contains('3'), "{log}");
 }
 
-/// What a file holds decides, whatever it is called, on each element.
+/// The content of a file decides, whatever the file's name is, on each element.
 #[test]
-fn what_a_file_begins_with_can_be_asked_for() {
+fn rule_matches_content_of_file() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir -p w/in w/out");
     let text = RULE.replace(

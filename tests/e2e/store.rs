@@ -21,7 +21,7 @@ fn make_folders(array: &Array, from: usize) -> usize {
 }
 
 #[test]
-fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
+fn names_and_jobs_resume_when_disk_has_space() {
     let mut disk = None;
     let made = Array::prepared(Options::default(), |array| {
         disk = Some(Device::new(array.path("server"), "6m"));
@@ -100,7 +100,7 @@ fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
 }
 
 #[test]
-fn files_and_jobs_are_removed_while_the_disk_is_full() {
+fn files_and_jobs_are_removed_on_full_disk() {
     let mut disk = None;
     let made = Array::prepared(Options::default(), |array| {
         disk = Some(Device::new(array.path("server"), "40m"));

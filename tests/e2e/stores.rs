@@ -144,7 +144,7 @@ fn files_of_an_array_are_there(server: Server) {
 }
 
 #[test]
-fn files_of_an_array_are_in_a_store_by_sftp() {
+fn files_of_array_are_stored_by_sftp() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -152,7 +152,7 @@ fn files_of_an_array_are_in_a_store_by_sftp() {
 }
 
 #[test]
-fn files_of_an_array_are_in_a_store_by_webdav() {
+fn files_of_array_are_stored_by_webdav() {
     let Some(server) = servers::webdav() else {
         return;
     };
@@ -160,7 +160,7 @@ fn files_of_an_array_are_in_a_store_by_webdav() {
 }
 
 #[test]
-fn files_of_an_array_are_in_a_store_by_webhdfs() {
+fn files_of_array_are_stored_by_webhdfs() {
     let Some(server) = servers::webhdfs() else {
         return;
     };
@@ -169,7 +169,7 @@ fn files_of_an_array_are_in_a_store_by_webhdfs() {
 
 #[cfg(feature = "azblob")]
 #[test]
-fn files_of_an_array_are_in_a_store_by_azblob() {
+fn files_of_array_are_stored_by_azblob() {
     let Some(server) = servers::azblob() else {
         return;
     };
@@ -178,14 +178,15 @@ fn files_of_an_array_are_in_a_store_by_azblob() {
 
 #[cfg(feature = "gcs")]
 #[test]
-fn files_of_an_array_are_in_a_store_by_gcs() {
+fn files_of_array_are_stored_by_gcs() {
     let Some(server) = servers::gcs() else { return };
     files_of_an_array_are_there(server);
 }
 
-/// An export that is killed leaves no half file under any name, and is done by the next one; a bridge is seen in the mount.
+/// An export that is killed leaves no partial file under any name, and the next export completes it. A bridge is
+/// visible in the mount.
 #[test]
-fn an_export_by_sftp_that_was_killed_is_begun_again_and_no_half_file_is_seen() {
+fn killed_sftp_export_is_repeated_without_partial_files() {
     let (Some(server), Some(array)) = (servers::sftp(), Array::start()) else {
         return;
     };

@@ -44,7 +44,7 @@ fn sealed(array: &Array, path: &str) {
 }
 
 #[test]
-fn what_is_written_to_a_striped_file_is_read_from_all_its_elements() {
+fn striped_file_is_read_back_from_all_elements() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         array.sh("mkdir d");
@@ -100,7 +100,7 @@ fn change(chance: &mut Chance, file: &File, bytes: &[u8]) {
 }
 
 #[test]
-fn random_writes_to_a_striped_file_leave_what_they_leave_in_any_file() {
+fn random_writes_to_striped_file_match_plain_file() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         array.sh("mkdir d");
@@ -133,7 +133,7 @@ fn random_writes_to_a_striped_file_leave_what_they_leave_in_any_file() {
 }
 
 #[test]
-fn what_reached_the_elements_is_sealed_when_a_mount_dies() {
+fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
     for remote in [false, true] {
         let Some(mut array) = three(remote) else {
             return;
@@ -156,7 +156,7 @@ fn what_reached_the_elements_is_sealed_when_a_mount_dies() {
 }
 
 #[test]
-fn tasks_read_a_striped_file_as_one_wherever_they_run() {
+fn tasks_read_striped_file_as_one_on_any_element() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         array.sh("mkdir d");
@@ -200,7 +200,7 @@ fn tasks_read_a_striped_file_as_one_wherever_they_run() {
 }
 
 #[test]
-fn a_rebuilt_array_has_its_striped_files() {
+fn rebuilt_array_has_its_striped_files() {
     let Some(mut array) = three(false) else {
         return;
     };
@@ -236,7 +236,7 @@ fn a_rebuilt_array_has_its_striped_files() {
 }
 
 #[test]
-fn what_is_no_striping_is_refused_and_says_why() {
+fn invalid_striping_is_refused_with_reason() {
     let Some(array) = three(false) else { return };
     array.sh("mkdir d; echo x > f");
     for bad in ["0", "1000", "1MB", "x", "4096,0", "4096,9999", "2GiB"] {
@@ -285,7 +285,7 @@ fn what_is_no_striping_is_refused_and_says_why() {
 }
 
 #[test]
-fn parts_leave_an_element_that_is_emptied_and_readers_do_not_notice() {
+fn parts_leave_drained_element_unnoticed_by_readers() {
     for remote in [false, true] {
         let Some(mut array) = three(remote) else {
             return;
@@ -337,7 +337,7 @@ fn parts_leave_an_element_that_is_emptied_and_readers_do_not_notice() {
 }
 
 #[test]
-fn what_is_left_of_a_striped_file_can_be_had() {
+fn remaining_bytes_of_damaged_striped_file_can_be_read() {
     let Some(array) = three(true) else { return };
     let mut bytes = Chance(3).bytes(1_000_000);
     put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
@@ -398,7 +398,7 @@ fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_task_of_each_part_runs_where_it_lies_and_nothing_moves() {
+fn task_per_part_runs_on_its_element_and_moves_nothing() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         let bytes = Chance(5).bytes((1 << 20) + 77);
@@ -425,7 +425,7 @@ fn a_task_of_each_part_runs_where_it_lies_and_nothing_moves() {
 }
 
 #[test]
-fn of_ranges_only_their_bytes_move_and_explain_says_so() {
+fn ranges_move_only_their_bytes_and_explain_shows_it() {
     for remote in [false, true] {
         let Some(array) = three(remote) else { return };
         let bytes = Chance(6).bytes((1 << 20) + 77);
@@ -489,7 +489,7 @@ fn simulated(array: &Array, job: u64) -> u64 {
 }
 
 #[test]
-fn what_moves_of_a_striped_file_is_predicted() {
+fn bytes_moved_for_striped_file_are_predicted() {
     let Some(array) = three(true) else { return };
     let bytes = Chance(4).bytes((1 << 20) + 77);
     with_stripes(&array, &bytes);
@@ -528,7 +528,7 @@ fn what_moves_of_a_striped_file_is_predicted() {
 }
 
 #[test]
-fn bytes_that_are_not_there_are_refused_when_that_is_known() {
+fn selection_beyond_file_is_refused_once_known() {
     let Some(array) = three(false) else { return };
     let bytes = Chance(7).bytes(100_000);
     with_stripes(&array, &bytes);
@@ -573,9 +573,9 @@ fn bytes_that_are_not_there_are_refused_when_that_is_known() {
     assert_eq!(failed["tries"], 1, "{failed:#}");
 }
 
-/// A result of a part is never taken for that of another, or of the whole; what is the same is remembered.
+/// A result of a part is never used for another part, or for the whole. An equal selection reuses the result.
 #[test]
-fn results_of_parts_are_remembered_for_what_they_are() {
+fn results_of_parts_are_cached_separately() {
     let Some(array) = three(false) else { return };
     let bytes = Chance(8).bytes(300_000);
     with_stripes(&array, &bytes);
@@ -623,7 +623,7 @@ fn results_of_parts_are_remembered_for_what_they_are() {
 }
 
 #[test]
-fn files_that_are_there_are_written_anew_in_stripes_and_whole() {
+fn existing_files_are_rewritten_striped_or_whole() {
     for remote in [false, true] {
         let Some(mut array) = three(remote) else {
             return;
@@ -700,9 +700,9 @@ fn files_that_are_there_are_written_anew_in_stripes_and_whole() {
     }
 }
 
-/// A job reads the version that was there when it was submitted, of parts and ranges, too.
+/// A job reads the version that existed when it was submitted. This holds for parts and ranges, too.
 #[test]
-fn parts_and_ranges_are_those_of_the_version_that_was_there() {
+fn job_reads_parts_of_version_at_submission() {
     let Some(mut array) = three(false) else {
         return;
     };

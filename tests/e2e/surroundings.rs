@@ -90,7 +90,7 @@ impl Host {
 }
 
 #[test]
-fn tasks_go_where_their_folders_are_and_find_what_they_asked_for() {
+fn tasks_run_where_their_folders_are_and_find_them() {
     let host = Host::new();
     let Some(mut array) = host.array() else {
         return;
@@ -123,7 +123,7 @@ fn tasks_go_where_their_folders_are_and_find_what_they_asked_for() {
 }
 
 #[test]
-fn what_a_task_finds_around_it_is_part_of_its_result() {
+fn surroundings_of_task_are_part_of_its_result_key() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
     let hello = host.hello();
@@ -183,7 +183,7 @@ fn folders_that_are_not_offered_are_refused() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_there_is() {
+fn invalid_surroundings_are_refused_with_alternatives() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
     let offered = format!("shown are {} and what is in them", host.at("sw"));
@@ -234,7 +234,7 @@ fn what_makes_no_sense_is_refused_with_what_there_is() {
 }
 
 #[test]
-fn what_is_not_open_to_all_is_not_read_and_libraries_stay_inside() {
+fn private_files_are_not_read_and_libraries_stay_inside() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
     // Within what is shown nothing is open that is not open to all, not even to root's jobs, and links out of it lead

@@ -72,7 +72,7 @@ fn same(path: &Path, expected: &[u8], what: &str) {
 }
 
 #[test]
-fn what_mounts_write_at_the_same_time_is_one_file() {
+fn concurrent_writes_of_mounts_form_one_file() {
     for remote in [false, true] {
         let Some(three) = Three::start(remote) else {
             return;
@@ -208,14 +208,14 @@ fn random_changes(remote: bool, seed: u64, steps: usize) {
 }
 
 #[test]
-fn changes_by_chance_on_three_mounts_are_seen_by_all() {
+fn random_changes_on_three_mounts_are_seen_by_all() {
     for (remote, seed) in [(false, 1), (true, 2), (false, 3), (true, 4)] {
         random_changes(remote, seed, 200);
     }
 }
 
 #[test]
-fn what_was_closed_is_seen_though_others_go_on() {
+fn closed_bytes_are_seen_while_others_write() {
     for remote in [false, true] {
         let Some(three) = Three::start(remote) else {
             return;
@@ -242,7 +242,7 @@ fn what_was_closed_is_seen_though_others_go_on() {
 }
 
 #[test]
-fn a_reader_sees_what_is_begun_to_be_written_beside_it() {
+fn reader_sees_write_that_begins_on_another_mount() {
     let Some(three) = Three::start(false) else {
         return;
     };
@@ -264,9 +264,10 @@ fn a_reader_sees_what_is_begun_to_be_written_beside_it() {
     reads_some(&reader, 0, b"other", "what another mount has told");
 }
 
-/// Locks count for what several write, too: who gets one sees what was written under the one before.
+/// Locks work for files of several writers, too: a process that gets the lock sees the bytes written under the lock
+/// before.
 #[test]
-fn counting_under_locks_counts_all() {
+fn counting_under_locks_is_exact() {
     use rustix::fs::{FlockOperation, flock};
     for remote in [false, true] {
         let Some(three) = Three::start(remote) else {
@@ -302,9 +303,9 @@ fn counting_under_locks_counts_all() {
     }
 }
 
-/// Each user may write only what permissions allow, also together with others.
+/// Each user may write only files that permissions allow, also together with others.
 #[test]
-fn who_may_not_write_a_file_does_not_write_it_together_with_others() {
+fn write_permission_is_required_to_join_writers() {
     let Some(three) = Three::start(false) else {
         return;
     };
@@ -339,7 +340,7 @@ fn who_may_not_write_a_file_does_not_write_it_together_with_others() {
 }
 
 #[test]
-fn a_mount_that_dies_leaves_what_it_had_made_visible() {
+fn dead_mount_leaves_its_visible_bytes() {
     for remote in [false, true] {
         let Some(mut three) = Three::start(remote) else {
             return;
@@ -363,7 +364,7 @@ fn a_mount_that_dies_leaves_what_it_had_made_visible() {
 }
 
 #[test]
-fn a_server_that_is_killed_loses_nothing_of_what_several_write() {
+fn killed_server_loses_nothing_of_several_writers() {
     let Some(mut three) = Three::start(false) else {
         return;
     };
@@ -395,7 +396,7 @@ fn a_server_that_is_killed_loses_nothing_of_what_several_write() {
 }
 
 #[test]
-fn a_file_of_several_writers_lives_on_in_elements_alone() {
+fn file_of_several_writers_is_rebuilt_from_elements() {
     let Some(mut three) = Three::start(false) else {
         return;
     };

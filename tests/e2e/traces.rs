@@ -26,7 +26,7 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
-fn a_run_is_recorded_replayed_and_predicts_its_like() {
+fn recorded_run_is_replayed_and_predicts_similar_run() {
     let options = Options {
         cores: 1,
         ..Options::default()

@@ -56,7 +56,7 @@ fn records_are_counted(array: &Array) {
 }
 
 #[test]
-fn variables_are_shown_with_the_parts_and_elements_that_have_their_bytes() {
+fn variables_are_shown_with_parts_and_elements() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
             elements: 3,
@@ -123,7 +123,7 @@ fn variables_are_shown_with_the_parts_and_elements_that_have_their_bytes() {
 }
 
 #[test]
-fn a_folder_of_the_array_may_be_a_zarr() {
+fn folder_of_array_may_be_zarr() {
     let Some(array) = Array::start() else { return };
     array.sh(&format!(
         "cp -r {} three.zarr",
@@ -156,7 +156,7 @@ fn a_folder_of_the_array_may_be_a_zarr() {
 }
 
 #[test]
-fn what_is_no_scientific_file_is_refused_with_why() {
+fn unscientific_file_is_refused_with_reason() {
     let Some(array) = Array::start() else { return };
     put(&array, "cdf1.nc", &[]);
     array.sh("echo hello > text; head -c 300 cdf1.nc > cut.nc; mkdir folder");

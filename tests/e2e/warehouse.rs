@@ -49,10 +49,11 @@ fn element(array: &Array, id: u64) -> Value {
         .clone()
 }
 
-/// Files go to memory where a folder asks for it, and only there; tasks never run there; every kill leaves them as they were; and
-/// emptying the element brings them to disks.
+/// Files are stored in memory if their folder asks for it, and only then. Tasks never run there, every kill leaves the
+/// files unchanged, and
+/// draining the element moves them to disks.
 #[test]
-fn files_are_in_memory_where_a_folder_asks_for_it_and_outlive_every_process() {
+fn files_in_memory_on_request_survive_every_kill() {
     let Some(mut array) = start() else { return };
     let content = bytes(3 * MIB, 1);
     std::fs::write(array.at("m/below/f"), &content).unwrap();
@@ -138,10 +139,10 @@ fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Memory that is used up in the middle of a write: whoever writes notices nothing, whoever has used it up keeps what is theirs,
+/// Memory is used up in the middle of a write. The writer notices nothing, the user of the memory keeps their files,
 /// and the bound holds.
 #[test]
-fn what_does_not_fit_into_memory_goes_elsewhere_in_the_middle_of_a_write() {
+fn file_that_outgrows_memory_continues_elsewhere() {
     let Some(array) = start() else { return };
     // Another user has taken most of it.
     array.sh(
@@ -218,9 +219,10 @@ fn lost(array: &Array) -> Vec<String> {
     paths
 }
 
-/// The end of the host: what only its memory had is named as lost, also what was being written, and nothing else is lost.
+/// The host ends: files that only its memory had are reported as lost, also files being written, and nothing else is
+/// lost.
 #[test]
-fn what_the_end_of_its_host_loses_is_named_and_nothing_else_is_lost() {
+fn files_lost_with_host_memory_are_reported() {
     let Some(mut array) = start() else { return };
     array.sh(
         "mkdir m/two; setfattr -n user.tidemill.copies -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
@@ -262,9 +264,9 @@ fn what_the_end_of_its_host_loses_is_named_and_nothing_else_is_lost() {
     });
 }
 
-/// A user who may mount no file system in memory has the host's shared memory, as much as they said, and no more.
+/// A user who may mount no file system in memory gets the host's shared memory, up to the configured size.
 #[test]
-fn a_user_has_shared_memory_and_no_more_than_was_said() {
+fn ordinary_user_gets_shared_memory_up_to_limit() {
     let Some(folder) = folder_of_nobody("test -w /dev/shm") else {
         return;
     };

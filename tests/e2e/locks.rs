@@ -11,8 +11,7 @@ fn shell(script: &str) -> Child {
 }
 
 /// A waiter gets the lock, and reads the bytes that the holder had written. Bytes that the holder's program writes
-/// afterwards, in place
-/// and without its mount, are in no version.
+/// afterwards, in place and without its mount, are in no version.
 #[test]
 fn locks_of_dead_mount_are_free_once_it_cannot_write() {
     let Some(array) = Array::with(Options::default()) else {
@@ -54,8 +53,8 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
 }
 
 /// A process with an open file waits for an offline element as any operation does. The wait has the same length for a
-/// write whose
-/// previous version is still being sealed on an element that hangs, and is not bounded like the wait of an open.
+/// write whose previous version is still being sealed on an element that hangs, and is not bounded like the wait of an
+/// open.
 #[test]
 fn database_on_two_mounts_survives_hanging_elements() {
     let Some(array) = Array::with(Options::default()) else {
@@ -113,8 +112,7 @@ print(counted)
 }
 
 /// The index of a write-ahead log is memory that programs share, and mounts share no memory. The second mount is
-/// refused
-/// before it reads or writes anything, and the first mount continues.
+/// refused before it reads or writes anything, and the first mount continues.
 #[test]
 fn write_ahead_log_of_one_mount_is_refused_to_others() {
     for remote in [false, true] {

@@ -33,8 +33,7 @@ fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usiz
 }
 
 /// Reads, writes and tasks during the drain of an element succeed. Then the element is removed and killed, its folder
-/// is deleted,
-/// and nothing is lost.
+/// is deleted, and nothing is lost.
 #[test]
 fn element_is_drained_and_removed_under_load() {
     for remote in [false, true] {

@@ -30,9 +30,8 @@ def made(handle, body, count):
 ";
 
 /// There are more files than are kept open. Each has its bytes, mode, owner and group, and is visible to others, too,
-/// after its label was
-/// waited for. A file that exists already is written, not created. A file that is forbidden or fails is reported by its
-/// label alone.
+/// after its label was waited for. A file that exists already is written, not created. A file that is forbidden or
+/// fails is reported by its label alone.
 #[test]
 fn many_new_files_equal_files_created_one_by_one() {
     let Some(array) = Array::with(Options::default()) else {
@@ -160,8 +159,7 @@ if os.geteuid():
 }
 
 /// In the middle of many files agent, mount, element and server are killed, and the element hangs: each file has its
-/// bytes, and
-/// no label fails.
+/// bytes, and no label fails.
 #[test]
 fn many_new_files_are_whole_after_any_kill() {
     let Some(mut array) = Array::with(Options {
@@ -263,9 +261,9 @@ assert 100 < failed < 800, failed
     );
 }
 
-/// In a full room, in memory, and under rules, new files behave as files created one by one: no label is reported
-/// done without its bytes, the quota holds, each file is stored in memory and fires its rule once, and its lineage
-/// names its creator.
+/// In a full room, in memory, and under rules, new files behave as files created one by one: no label is reported done
+/// without its bytes, the quota holds, each file is stored in memory and fires its rule once, and its lineage names its
+/// creator.
 #[test]
 fn many_new_files_respect_quotas_media_and_rules() {
     let Some(mut array) = Array::with(Options {

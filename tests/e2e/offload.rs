@@ -329,8 +329,7 @@ fn advised_policy_runs_job_and_explains_it() {
 }
 
 /// Covers a planned hook, on a tier that need not exist, and an existing hook, with the tier's measurements of its
-/// kernel. For an unknown
-/// value the command asks by the flag that sets it.
+/// kernel. For an unknown value the command asks by the flag that sets it.
 #[test]
 fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     let folder = tempfile::tempdir().unwrap();

@@ -139,8 +139,7 @@ for count in range(1, 6):
 }
 
 /// A sealed object never changes for a process that has its file open directly, though programs on the mount read it
-/// and write
-/// its next version at the same time.
+/// and write its next version at the same time.
 #[test]
 fn sealed_object_with_other_openers_never_changes() {
     let Some(array) = Array::start() else { return };
@@ -178,8 +177,8 @@ fn sealed_object_with_other_openers_never_changes() {
     assert_eq!(&bytes, b"newest");
 }
 
-/// A running task keeps the inputs it started with, though its file is open on the mount and written to before it
-/// reads it.
+/// A running task keeps the inputs it started with, though its file is open on the mount and written to before it reads
+/// it.
 #[test]
 fn running_task_keeps_its_inputs() {
     let Some(array) = Array::start() else { return };

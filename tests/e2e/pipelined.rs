@@ -64,8 +64,7 @@ fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
 }
 
 /// Output is read at once, whichever daemon is killed in between, and the result equals the result of the whole input.
-/// Tries that fail in the
-/// middle leave nothing, and are no failure of the reader.
+/// Tries that fail in the middle leave nothing, and are no failure of the reader.
 #[test]
 fn task_reads_output_of_running_task() {
     let Some((mut array, gates)) = start(2) else {

@@ -248,8 +248,7 @@ fn get_waits_for_put() {
 }
 
 /// A room ends with its time, and with the last of its members, whether the member leaves, ends or is killed. It does
-/// not end because the
-/// server is offline.
+/// not end because the server is offline.
 #[test]
 fn room_ends_with_its_time_and_last_member() {
     let Some(mut array) = start() else { return };

@@ -242,7 +242,7 @@ fn closed_bytes_are_seen_while_others_write() {
 }
 
 #[test]
-fn reader_sees_write_that_begins_on_another_mount() {
+fn reader_sees_writes_that_begin_later() {
     let Some(three) = Three::start(false) else {
         return;
     };

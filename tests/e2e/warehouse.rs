@@ -50,8 +50,7 @@ fn element(array: &Array, id: u64) -> Value {
 }
 
 /// Files are stored in memory if their folder asks for it, and only then. Tasks never run there, every kill leaves the
-/// files unchanged, and
-/// draining the element moves them to disks.
+/// files unchanged, and draining the element moves them to disks.
 #[test]
 fn files_in_memory_on_request_survive_every_kill() {
     let Some(mut array) = start() else { return };

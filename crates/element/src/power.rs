@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn power_counters_are_summed_and_reset_ones_skipped() {
+    fn power_sum_skips_counters_that_reset_or_appear() {
         let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
         assert_eq!(counters.read(&mut before), None);

@@ -205,7 +205,7 @@ async fn element_killed_on_full_device_starts_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn seal_after_lost_writer_blocks_its_open_file() {
+async fn seal_after_lost_writer_ignores_its_late_writes() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))
@@ -283,7 +283,7 @@ async fn outputs_without_commit_are_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_removal_reports_objects_removed_before() {
+async fn failed_removal_reports_removed_objects() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))

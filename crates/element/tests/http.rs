@@ -775,8 +775,7 @@ async fn invalid_capability_is_refused_before_body() {
 }
 
 /// A channel exists only if the server has announced it, and only for clients with the right. It takes nothing but
-/// messages. It is
-/// removed when the server no longer announces it.
+/// messages. It is removed when the server no longer announces it.
 #[tokio::test(flavor = "multi_thread")]
 async fn channel_accepts_messages_only_with_capability() {
     let (folder, element, connection) = started(|_| ()).await;

@@ -222,7 +222,7 @@ async fn only_selected_bytes_are_pulled_on_one_host() {
 
 /// The file has more stripes than one request asks for. Lines are shorter, longer and much longer than a stripe.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_split_at_stripes_for_any_line_length() {
+async fn records_belong_to_part_where_they_begin_for_any_length() {
     let mut three = three(false).await;
     let unit = usize::try_from(UNIT).unwrap();
     let mut text = Vec::new();

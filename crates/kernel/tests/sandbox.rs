@@ -551,7 +551,7 @@ fn kernels_share_one_memory_limit() {
 }
 
 #[test]
-fn long_run_is_held_to_its_processor_time() {
+fn long_run_is_held_to_its_cpu_percent() {
     let place = Place::new();
     let launcher = Launcher::new(Settings {
         together: Some(Together {

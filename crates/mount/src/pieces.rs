@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn log_moves_appended_range_to_its_offset_in_file() {
+    fn range_moves_unless_part_has_same_offset() {
         let mut log = Log::new(0, 100, 0);
         assert!(log.moves(&(0..10)), "what the file has lies there already");
         assert!(log.moves(&(110..120)));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_during_question_asks_again() {
+    fn freshness_stays_stale_if_marked_during_question() {
         let freshness = Freshness::default();
         assert!(!freshness.is_stale());
         freshness.mark();

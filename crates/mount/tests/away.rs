@@ -53,8 +53,8 @@ fn reads(mounted: &Mounted, name: &str) -> String {
     fs::read_to_string(mounted.join(name)).unwrap_or_default()
 }
 
-/// A closed version is sealed, however often the seal fails. Until then this mount reads the new bytes,
-/// and other versions are sealed.
+/// A closed version is sealed, however often the seal fails. Until then this mount reads the new bytes, and other
+/// versions are sealed.
 #[test]
 fn seal_is_retried_and_blocks_nothing_else() {
     if !can_mount() {

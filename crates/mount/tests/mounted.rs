@@ -198,9 +198,8 @@ fn readers_keep_version_when_another_mount_writes() {
 }
 
 /// The Linux kernel writes this file by itself, because the file was opened while there was no other mount. Such a file
-/// has one
-/// writing mount: opening it for writing on another mount fails with `ETXTBSY`. Any number of waiting openers block
-/// nobody else.
+/// has one writing mount: opening it for writing on another mount fails with `ETXTBSY`. Any number of waiting openers
+/// block nobody else.
 #[test]
 fn openers_of_busy_file_block_nobody_else() {
     if !can_mount() {
@@ -461,8 +460,8 @@ fn changed_file(mounted: &Mounted, name: &str) -> File {
     file
 }
 
-/// Changes of a new file's attributes during the write are sent with its bytes, or earlier, when `fsync` or
-/// a rename acknowledges them.
+/// Changes of a new file's attributes during the write are sent with its bytes, or earlier, when `fsync` or a rename
+/// acknowledges them.
 #[test]
 fn new_file_attributes_arrive_with_its_bytes() {
     both(|array, mounted| {
@@ -495,8 +494,8 @@ fn new_file_attributes_arrive_with_its_bytes() {
     });
 }
 
-/// Attributes that others set on a file during its write are kept. Names that others change have no effect
-/// on its attributes.
+/// Attributes that others set on a file during its write are kept. Names that others change have no effect on its
+/// attributes.
 #[test]
 fn new_file_attributes_merge_with_foreign_changes() {
     both(|array, mounted| {
@@ -676,8 +675,8 @@ fn other_mounts_see_sealed_versions_only() {
     assert_eq!(fs::read(one.join("f")).unwrap(), b"sealed and more by two");
 }
 
-/// Every other mount sees closed bytes from the close on, however soon it looks. No mount waits for a file
-/// that stays open.
+/// Every other mount sees closed bytes from the close on, however soon it looks. No mount waits for a file that stays
+/// open.
 #[test]
 fn closed_bytes_are_visible_on_all_mounts() {
     if !can_mount() {

@@ -138,8 +138,7 @@ fn renamed_or_linked_files_are_whole_on_other_mounts() {
     });
 }
 
-/// A file that is open for writing when it is renamed has its new name at once. Its content follows at
-/// the close.
+/// A file that is open for writing when it is renamed has its new name at once. Its content follows at the close.
 #[test]
 fn content_follows_at_close_if_open_file_is_renamed() {
     two_mounts(|one, two| {

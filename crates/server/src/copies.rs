@@ -725,7 +725,7 @@ mod tests {
     use crate::names::SqliteNames;
 
     #[test]
-    fn holders_keeps_copies_of_each_part_of_removed_version() {
+    fn removal_of_multipart_version_hides_no_copies() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();

@@ -201,7 +201,7 @@ mod tests {
     /// A client that was writing when the memory was lost may still bring bytes to the object. These bytes form no
     /// version and are removed.
     #[test]
-    fn damage_during_write_does_not_affect_later_version() {
+    fn late_seal_does_not_replace_version_lost_during_write() {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         names.add_element(ElementId(3));

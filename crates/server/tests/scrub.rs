@@ -245,7 +245,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn file_with_all_copies_damaged_is_reported_and_kept() {
+async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

@@ -792,8 +792,7 @@ fn version_removed_during_settle_is_removed_from_store() {
 }
 
 /// The condition is reported after a minute, for any number of waiting files: few are sent at once. All files are sent
-/// when the store
-/// answers again.
+/// when the store answers again.
 #[test]
 fn silent_store_is_reported_and_does_not_block_each_file() {
     let bench = Bench::new();

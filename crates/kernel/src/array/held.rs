@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn piece_across_two_files_is_refused() {
+    fn files_are_joined_and_piece_across_two_is_refused() {
         let files: [&[u8]; 3] = [&[0, 1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]];
         let of = |pieces: Vec<HeldPiece>| {
             let mut out = Vec::new();

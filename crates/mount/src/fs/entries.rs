@@ -656,9 +656,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
-        /// Each known entry equals the server's entry, unless a change is on its way to this mount.
-        /// The steps interleave questions, answers, own changes, foreign changes, listings and forgetting in any order,
-        /// and names share slots in any combination.
+        /// Each known entry equals the server's entry, unless a change is on its way to this mount. The steps
+        /// interleave questions, answers, own changes, foreign changes, listings and forgetting in any order, and names
+        /// share slots in any combination.
         #[test]
         fn known_entries_match_server_in_any_order(
             slots in prop::sample::select(vec![1, 2, 3, SLOTS]),

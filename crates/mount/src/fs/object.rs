@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn released_object_is_read_only_here() {
+    fn released_object_reopens_for_write_until_sealed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("object");
         let mut how = File::options();

@@ -881,7 +881,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_fails_all_statements_of_transaction() {
+    fn full_database_fails_whole_transaction() {
         let (_folder, database) = open();
         fill(&database);
         // All three are in the queue before the writer can take the first.

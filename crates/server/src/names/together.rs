@@ -964,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn publish_of_invalid_part_is_refused_without_effect() {
+    fn publish_of_invalid_pieces_is_refused_without_effect() {
         let mut bench = Bench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();

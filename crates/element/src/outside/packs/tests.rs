@@ -419,7 +419,7 @@ fn small_packs_that_stay_small_are_not_rewritten_forever() {
 }
 
 #[test]
-fn concurrent_remove_and_settle_of_same_bytes_keep_them() {
+fn concurrent_remove_and_settle_keep_bytes_in_use() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let contents: Vec<_> = (0..4).map(|seed| noise(seed, 200_000)).collect();
@@ -456,7 +456,7 @@ fn concurrent_remove_and_settle_of_same_bytes_keep_them() {
 }
 
 #[test]
-fn foreign_pack_is_skipped_and_missing_chunk_fails_recovery() {
+fn recovery_skips_foreign_packs_and_marks_partial_files() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let large = noise(1, 40 << 20);

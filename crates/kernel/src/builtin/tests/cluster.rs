@@ -139,7 +139,7 @@ fn pca_of_narrow_values_keeps_error_bound() {
 }
 
 #[test]
-fn rows_with_nan_are_skipped_and_labelled() {
+fn rows_with_nan_are_skipped_if_missing_else_refused() {
     let mut values = rows(2000, &[[1.0, 2.0, 3.0]]);
     let whole = run("pca", &["columns=3"], &[doubles(&values)]).unwrap();
     let missing: Vec<f64> = values

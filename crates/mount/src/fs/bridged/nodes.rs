@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn version_is_inode_until_kernel_forgets_it() {
+    fn each_version_has_own_inode_until_forgotten() {
         let mut nodes = Nodes::default();
         let one = nodes.found("b", "x", 1, content("1")).key.ino;
         assert_eq!(nodes.found("b", "x", 1, content("1")).key.ino, one);

@@ -129,7 +129,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn keys_that_others_can_read_are_refused_and_none_is_ever_shown() {
+    fn keys_readable_by_others_are_refused_and_secrets_never_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         std::fs::write(

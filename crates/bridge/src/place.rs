@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_known_in_the_places_around_it_and_in_no_others() {
+    fn place_maps_path_only_for_enclosing_places() {
         let seen = |here: &str, there: &str| {
             let [here, there] = [here, there].map(|uri| Place::parse(uri).unwrap());
             here.seen_from(&there, "x/y")
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_say_where_and_nothing_secret() {
+    fn place_parse_yields_address_and_rejects_secrets() {
         let place = Place::parse("s3://data/a/b/?endpoint=http://127.0.0.1:9000").unwrap();
         let kind = Kind::S3 {
             bucket: "data".into(),

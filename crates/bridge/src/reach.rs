@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_stay_on_a_server() {
+    fn redirect_is_followed_only_within_same_server() {
         for (from, to) in [
             ("http://a/x", "http://a/y"),
             ("http://a/x", "https://a/x"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_names_what_is_nearer() {
+    fn address_check_refuses_redirect_to_nearer_network() {
         let all = |texts: &[&str]| -> Vec<IpAddr> {
             texts.iter().map(|text| text.parse().unwrap()).collect()
         };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn data_is_not_asked_for_without_tls_of_a_server_that_has_it() {
+    async fn may_ask_refuses_server_without_tls_or_on_loopback() {
         assert!(may_ask("https://a:1", "http://a:2/x").await.is_err());
         assert!(may_ask("https://a:1", "https://a:2/x").await.is_ok());
         assert!(may_ask("http://a:1", "file:///etc/passwd").await.is_err());

@@ -183,7 +183,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn an_answer_without_end_is_not_kept_in_memory() {
+    async fn endless_upload_listing_is_refused_and_not_buffered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let says = tokio::spawn(async move {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn uploads_are_read_as_s3_tells_of_them() {
+    fn upload_page_parses_s3_listing() {
         let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>
             <ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Bucket>b</Bucket><KeyMarker/>
             <NextKeyMarker>a&amp;b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker><IsTruncated>true</IsTruncated>

@@ -376,12 +376,12 @@ async fn all_that_stores_do(server: Option<Server>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_does_all_that_stores_do() {
+async fn sftp_passes_store_conformance() {
     all_that_stores_do(servers::sftp()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_leaves_no_folder_by_links_and_waits_for_no_pipe() {
+async fn sftp_never_follows_links_or_blocks_on_pipes() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -429,7 +429,7 @@ async fn sftp_leaves_no_folder_by_links_and_waits_for_no_pipe() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_gives_a_file_one_more_name_also_in_folders_that_are_not_there_yet() {
+async fn sftp_hard_link_creates_missing_folders() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -443,7 +443,7 @@ async fn sftp_gives_a_file_one_more_name_also_in_folders_that_are_not_there_yet(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_writer_left_that_was_killed_long_ago_is_removed() {
+async fn list_removes_stale_part_files_of_killed_writers() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -466,7 +466,7 @@ async fn what_a_writer_left_that_was_killed_long_ago_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_believes_no_server_that_is_not_known_and_asks_with_named_keys_only() {
+async fn sftp_requires_known_host_and_uses_named_keys_only() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -503,34 +503,34 @@ async fn sftp_believes_no_server_that_is_not_known_and_asks_with_named_keys_only
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webhdfs_does_all_that_stores_do() {
+async fn webhdfs_passes_store_conformance() {
     all_that_stores_do(servers::webhdfs()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webdav_does_all_that_stores_do() {
+async fn webdav_passes_store_conformance() {
     all_that_stores_do(servers::webdav()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webdav_by_apache_does_all_that_stores_do() {
+async fn webdav_by_apache_passes_store_conformance() {
     all_that_stores_do(servers::apache()).await;
 }
 
 #[cfg(feature = "hdfs")]
 #[tokio::test(flavor = "multi_thread")]
-async fn hdfs_does_all_that_stores_do() {
+async fn hdfs_passes_store_conformance() {
     all_that_stores_do(servers::hdfs()).await;
 }
 
 #[cfg(feature = "azblob")]
 #[tokio::test(flavor = "multi_thread")]
-async fn azblob_does_all_that_stores_do() {
+async fn azblob_passes_store_conformance() {
     all_that_stores_do(servers::azblob()).await;
 }
 
 #[cfg(feature = "gcs")]
 #[tokio::test(flavor = "multi_thread")]
-async fn gcs_does_all_that_stores_do() {
+async fn gcs_passes_store_conformance() {
     all_that_stores_do(servers::gcs()).await;
 }

@@ -48,7 +48,7 @@ async fn names(bridge: &Bridge, folder: &str) -> (Vec<String>, Vec<String>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_busy_or_cuts_connections_is_asked_again() {
+async fn read_retries_when_store_is_busy_or_cuts_connection() {
     let server = StandIn::start().await;
     let content = noise(9 << 20, 1);
     server.put("a/big", content.clone());
@@ -64,7 +64,7 @@ async fn a_store_that_is_busy_or_cuts_connections_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_that_becomes_another_one_is_noticed() {
+async fn read_of_replaced_object_reports_change() {
     let server = StandIn::start().await;
     for uri in [server.s3(), format!("http://{}/", server.address)] {
         server.put("big", noise(9 << 20, 1));
@@ -81,7 +81,7 @@ async fn an_object_that_becomes_another_one_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_keys_are_told_from_others_and_never_told() {
+async fn wrong_keys_are_refused_and_never_printed() {
     let server = StandIn::start().await;
     server.put("a", vec![1]);
     server.state().key = Some("good".into());
@@ -115,7 +115,7 @@ async fn wrong_keys_are_told_from_others_and_never_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_that_is_wrong_is_told_from_keys_that_are() {
+async fn wrong_clock_is_reported_apart_from_wrong_keys() {
     let server = StandIn::start().await;
     server.put("a", vec![1]);
     let bridge = Bridge::open(&Place::parse(&server.s3()).unwrap(), &keys("good")).unwrap();
@@ -135,7 +135,7 @@ async fn a_clock_that_is_wrong_is_told_from_keys_that_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_could_not_be_written_whole_is_not_seen_and_leaves_nothing() {
+async fn failed_multipart_write_leaves_no_object_and_no_upload() {
     let server = StandIn::start().await;
     let bridge = open(&server.s3());
     let content = noise(40 << 20, 1);
@@ -149,9 +149,9 @@ async fn what_could_not_be_written_whole_is_not_seen_and_leaves_nothing() {
     assert!(state.uploads.is_empty(), "{:?}", state.uploads.keys());
 }
 
-/// Others: of other names, or begun before.
+/// Uploads of other names, and uploads that began before, are kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn uploads_of_a_file_that_did_not_end_are_given_up_and_no_others() {
+async fn give_up_aborts_only_uploads_of_that_file() {
     let server = StandIn::start().await;
     let bridge = open(&format!(
         "s3://bucket/top?endpoint=http://{}",
@@ -192,7 +192,7 @@ async fn below_a_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_names_are_listed_by_pages_and_those_of_no_file_are_passed_by() {
+async fn list_reads_all_pages_and_skips_invalid_names() {
     let server = StandIn::start().await;
     for number in 0..3500 {
         server.put(&format!("d/{number:04}"), Vec::new());
@@ -211,7 +211,7 @@ async fn many_names_are_listed_by_pages_and_those_of_no_file_are_passed_by() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_is_not_left_by_links_dots_or_pipes() {
+async fn local_bridge_never_escapes_root_by_links_dots_or_pipes() {
     below_a_file().await;
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("secret"), "s").unwrap();
@@ -264,7 +264,7 @@ async fn a_folder_is_not_left_by_links_dots_or_pipes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_a_folder_is_seen_when_it_is_whole_and_has_one_writer() {
+async fn local_write_is_visible_when_complete_and_exclusive() {
     let folder = tempfile::tempdir().unwrap();
     let bridge = open_folder(folder.path());
     let mut first = bridge.write("x/y/file").await.unwrap();
@@ -306,7 +306,7 @@ async fn tree(bridge: &Bridge, folder: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_store_is_a_tree_and_each_range_is_of_one_version() {
+async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     let store = StandIn::start().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("a/b")).unwrap();

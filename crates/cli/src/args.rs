@@ -157,12 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_passes_debug_assert() {
         command_line().debug_assert();
     }
 
     #[test]
-    fn the_flags_of_every_command_are_told_once() {
+    fn global_flags_are_listed_once_in_main_help() {
         let mut line = command_line();
         let whole = line.render_help().to_string();
         let told = |text: &str| text.matches("--token-file <FILE>").count();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_says_what_it_does_and_shows_examples() {
+    fn every_command_has_description_and_example() {
         for command in Cli::command().get_subcommands() {
             let name = command.get_name();
             assert!(command.get_about().is_some(), "{name} has no description");

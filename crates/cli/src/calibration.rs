@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_version_1_is_read_and_one_of_version_2_is_written_as_it_was() {
+    fn calibration_reads_version_1_and_round_trips_version_2() {
         let read = parse(OLD).unwrap();
         assert_eq!((read.version, read.command_ns), (VERSION, 0));
         assert_eq!(read.kernel("max").unwrap().start_ns, 900_000);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_the_file() {
+    fn calibration_error_names_file_and_field() {
         let error = parse(&OLD.replace("version = 1", "version = 7")).unwrap_err();
         assert!(
             error.to_string().contains("c.toml is of version 7"),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn measuring_again_replaces_only_what_was_measured() {
+    fn calibration_keep_replaces_only_measured_entries() {
         let mut all = parse(OLD).unwrap();
         let mut again = all.kernels[0].clone();
         again.start_ns = 1;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_saved_whole() {
+    fn calibration_save_writes_whole_file_without_leftovers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/calibration.toml");
         let all = parse(OLD).unwrap();

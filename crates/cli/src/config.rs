@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_says_nothing_until_its_lines_are_uncommented_and_then_all_of_it_counts() {
+    fn example_config_is_empty_until_uncommented_and_sets_all_keys() {
         assert_eq!(
             Config::parse(EXAMPLE, Path::new("x")).unwrap(),
             Config::default()
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_a_flag_and_an_environment_variable() {
+    fn every_config_key_is_a_flag_and_an_environment_variable() {
         let table: toml::Table = example_with_all_keys().parse().unwrap();
         let cli = Cli::command();
         let mut checked = 0;
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_with_its_line() {
+    fn unknown_config_key_is_named_with_its_line() {
         let text = "dir = \"/a\"\n[element]\ncores = 2\nkores = 3\n";
         let error = Config::parse(text, Path::new("t.toml"))
             .unwrap_err()

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_start_at_the_root_and_do_not_climb() {
+    fn paths_are_absolute_and_refuse_parent_components() {
         for (text, clean) in [("a/b", "/a/b"), ("/a//./b/", "/a/b"), ("/", "/"), ("", "/")] {
             assert_eq!(path(text).unwrap().as_ref(), clean.as_bytes());
         }

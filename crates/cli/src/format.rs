@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_the_calendars() {
+    fn time_formats_calendar_dates() {
         assert_eq!(time(0), "-");
         assert_eq!(time(951_782_400_000_000_000), "2000-02-29 00:00:00");
         assert_eq!(time(1_795_257_167_000_000_000), "2026-11-21 10:32:47");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_fit_their_size() {
+    fn span_format_picks_fitting_unit() {
         assert_eq!(span(999), "1 µs");
         assert_eq!(span(4_000_000), "4 ms");
         assert_eq!(span(1_250_000_000), "1.25 s");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_those_of_ls() {
+    fn mode_formats_like_ls() {
         assert_eq!(mode('d', 0o1777), "drwxrwxrwt");
         assert_eq!(mode('-', 0o4640), "-rwSr-----");
     }

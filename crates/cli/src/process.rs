@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_files_are_bounded_by_the_hard_limit_alone() {
+    fn open_files_limit_is_raised_to_hard_limit() {
         use rustix::process::{Resource, getrlimit};
         open_many_files();
         let limit = getrlimit(Resource::Nofile);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_pid_and_start() {
+    fn running_identifies_process_by_pid_and_start_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.pid");
         assert!(running(&path).is_none());
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pid_file_is_held_by_one_and_removed_at_its_end() {
+    fn pid_file_is_exclusive_and_removed_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/p.pid");
         let held = write_pid_file(&path).unwrap();
@@ -381,9 +381,9 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Killed processes keep their locks for a moment: whoever comes next waits for that.
+    /// A killed process keeps its lock for a moment. The next process waits until the lock is released.
     #[test]
-    fn a_lock_that_nobody_alive_holds_is_waited_for() {
+    fn pid_file_waits_for_stale_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.pid");
         let left = File::create(&path).unwrap();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_killed_is_not_running() {
+    fn killed_process_is_not_running() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.pid");
         let mut child = std::process::Command::new("sleep")

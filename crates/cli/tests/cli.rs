@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_one_line_and_exit_code_1() {
+fn unreachable_server_prints_one_line_and_exits_with_1() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("no.sock");
     let output = run(
@@ -48,7 +48,7 @@ fn a_server_that_is_not_there_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2_and_says_what_was_meant() {
+fn wrong_usage_exits_with_2_and_suggests_fix() {
     let home = tempfile::tempdir().unwrap();
     let output = run(home.path(), &["sumbit", "x"]);
     assert_eq!(output.status.code(), Some(2));
@@ -63,7 +63,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_was_meant() {
 }
 
 #[test]
-fn a_job_script_that_is_not_there_is_named() {
+fn missing_job_script_is_named() {
     let home = tempfile::tempdir().unwrap();
     let output = run(home.path(), &["submit", "/no/such/job.conf"]);
     assert_eq!(output.status.code(), Some(1));
@@ -75,7 +75,7 @@ fn a_job_script_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_wrong_key_of_the_configuration_is_named_with_its_line() {
+fn unknown_config_key_error_names_line() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("t.toml");
     std::fs::write(&file, "[client]\nserver = \"unix:/a\"\ntoken = \"x\"\n").unwrap();
@@ -94,9 +94,9 @@ fn a_wrong_key_of_the_configuration_is_named_with_its_line() {
     );
 }
 
-/// Which server was tried is told by the error that it can't be reached.
+/// The error that the server can't be reached names the server that was tried.
 #[test]
-fn a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() {
+fn flag_overrides_environment_then_file_then_default() {
     let home = tempfile::tempdir().unwrap();
     let tried = |flag: bool, env: bool, file: bool| {
         let folder = home.path().join(".config/tidemill");
@@ -139,7 +139,7 @@ fn completions_know_every_command() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn closed_output_pipe_is_no_error() {
     let home = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -151,7 +151,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn down_says_that_nothing_runs() {
+fn down_reports_that_nothing_runs() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("array");
     let output = run(
@@ -163,9 +163,9 @@ fn down_says_that_nothing_runs() {
     assert_eq!(answer["stopped"], serde_json::json!([]));
 }
 
-/// A pid that the system has given to another process since: it must not be touched.
+/// The system has given the pid to another process since: `down` must not touch that process.
 #[test]
-fn down_leaves_a_process_alone_that_only_has_the_pid() {
+fn down_ignores_process_that_only_has_the_pid() {
     let home = tempfile::tempdir().unwrap();
     let run_folder = home.path().join("run");
     std::fs::create_dir_all(&run_folder).unwrap();

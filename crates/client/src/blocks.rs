@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_block_is_asked_for_once_and_a_failure_is_not_kept() {
+    async fn block_is_fetched_once_and_failure_is_not_cached() {
         let (blocks, asked) = (Blocks::<&str>::default(), AtomicUsize::new(0));
         let ask = || async {
             asked.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_blocks_are_kept_than_there_is_room_for() {
+    async fn block_cache_evicts_least_recently_used() {
         let (blocks, first) = (Blocks::<()>::default(), key(0));
         for index in 0..100 {
             let key = key(index);

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_framed_is_read_and_what_is_cut_off_is_nothing() {
+    fn messages_parse_frames_and_reject_truncation() {
         let sent = [Bytes::from("one"), Bytes::new(), Bytes::from(vec![7; 300])];
         let mut body = 41_u64.to_le_bytes().to_vec();
         body.extend(framed(&sent));

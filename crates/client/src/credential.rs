@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn credential_text_round_trips() {
         let text = Credential::text("abc", &pem());
         let read = Credential::parse(&text).unwrap();
         assert_eq!(read.token, "abc");
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_token_of_an_earlier_release_has_no_authority() {
+    fn bare_token_of_earlier_release_has_no_authority() {
         let read = Credential::parse("00ff\n").unwrap();
         assert_eq!((read.token.as_str(), read.authority), ("00ff", None));
     }
 
     #[test]
-    fn what_is_no_credential_is_told_apart() {
+    fn invalid_credential_reports_its_flaw() {
         let text = Credential::text("abc", &pem());
         let cases = [
             (String::new(), Flaw::Token),

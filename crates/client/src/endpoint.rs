@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_unix_paths_or_http_urls() {
+    fn endpoint_parses_unix_paths_and_http_urls() {
         for text in [
             "unix:/a/b",
             "https://a.b:7",

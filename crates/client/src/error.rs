@@ -192,7 +192,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn status_of_a_refusal_is_told_as_errno() {
+    fn refusal_status_maps_to_errno() {
         let errno = |status| {
             let (url, message) = (String::new(), String::new());
             let refused = Error::ElementRefused {

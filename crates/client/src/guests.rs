@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_silent_go_for_the_next_stranger() {
+    async fn guests_evict_longest_silent_stranger() {
         let guests = Guests::new(EACH_MAX);
         let mut all: Vec<_> = (0..STRANGERS_MAX)
             .map(|_| seated(&guests, Who::Stranger))
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_user_has_so_many_places_and_no_more_however_they_came() {
+    async fn user_has_bounded_connections_however_introduced() {
         let guests = Guests::new(EACH_MAX);
         let mut own: Vec<_> = (0..EACH_MAX)
             .map(|_| seated(&guests, Who::User(7)))
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_bytes_is_woken_to_go() {
+    async fn slow_guest_waiting_for_bytes_is_woken_and_closed() {
         let guests = Guests::new(EACH_MAX);
         let (_near, mut slow) = seated(&guests, Who::Stranger);
         let (_part_near, part) = seated(&guests, Who::Stranger);

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_open_elsewhere_is_not_ours_alone() {
+    fn alone_is_false_while_file_is_open_elsewhere() {
         let path = std::env::temp_dir().join(format!("tidemill-sealed-{}", std::process::id()));
         std::fs::write(&path, "text").unwrap();
         let (one, two) = (open(&path).unwrap(), open(&path).unwrap());
@@ -188,7 +188,7 @@ mod tests {
         assert!(is_at(&one, &path).unwrap());
     }
     #[test]
-    fn a_reader_that_locks_a_file_keeps_nobody_from_reading_it() {
+    fn reader_lock_never_blocks_other_readers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("object");
         std::fs::write(&path, "text").unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_keep_holes_and_appear_whole() {
+    fn file_copy_keeps_holes_and_appears_whole() {
         use std::os::unix::fs::FileExt;
         let path = std::env::temp_dir().join(format!("tidemill-copy-{}", std::process::id()));
         let Some(source) = nameless(&path, 0o600) else {

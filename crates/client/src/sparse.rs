@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_is_counted() {
+    fn sparse_log_counts_suppressed_lines() {
         let sparse = Sparse::new();
         let begin = Instant::now();
         for _ in 0..LINES_MAX {

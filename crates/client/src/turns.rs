@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_user_waits_and_others_do_not() {
+    async fn turns_limit_one_user_and_not_others() {
         let turns = Turns::new(2);
         let first = turns.take(7).await.unwrap();
         let _second = turns.take(7).await.unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn users_who_have_nothing_under_way_are_forgotten() {
+    async fn turns_forget_idle_users() {
         let turns = Turns::new(1);
         let _kept = turns.take(0).await.unwrap();
         for uid in 1..3 * u32::try_from(IDLE_MAX).unwrap() {

@@ -48,7 +48,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn users_go_by_name_or_number() {
+    fn users_resolve_by_name_or_number() {
         assert_eq!(uid("root"), Some(0));
         assert_eq!(name(0), "root");
         assert_eq!(uid("4000000001"), Some(4_000_000_001));
@@ -60,7 +60,7 @@ mod tests {
 
     /// `id` asks the name service as well.
     #[test]
-    fn groups_are_those_that_the_system_says() {
+    fn groups_match_name_service() {
         for user in ["root", "nobody"] {
             let said = Command::new("id").args(["-G", user]).output().unwrap();
             let said = String::from_utf8(said.stdout).unwrap();

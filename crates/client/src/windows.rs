@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_layout_gives_the_bytes_that_its_pieces_say() {
+    async fn windows_read_bytes_of_any_layout() {
         let mut extents = Extents::with_parts(vec![part(1, 60), part(2, 30)]);
         for (offset, length, part, within) in [(10, 40, 0, 0), (90, 20, 0, 40), (30, 30, 1, 0)] {
             let at = Within {

@@ -134,7 +134,7 @@ async fn outcome(does: Does) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_the_server_did_not_say_is_a_lost_connection() {
+async fn answer_cut_by_server_is_a_lost_connection() {
     let lost = [
         Does::Dies,
         Does::DiesAfterHeaders,
@@ -157,7 +157,7 @@ async fn whatever_the_server_did_not_say_is_a_lost_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_says_is_its_word() {
+async fn refusal_by_server_is_not_a_lost_connection() {
     use tonic::Code;
     let own = [
         Code::Unknown,
@@ -174,7 +174,7 @@ async fn what_the_server_says_is_its_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_is_lost() {
+async fn missing_server_is_a_lost_connection() {
     let dir = tempfile::tempdir().unwrap();
     let nobody = Endpoint::Unix(dir.path().join("server.sock"));
     assert!(Server::connect(&nobody, None).await.unwrap_err().is_lost());

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_element_gets_its_part_of_all_others() {
+    fn balance_fills_empty_element_from_all_others() {
         let mut plan = Plan::new(&[fill(0, 90, 10), fill(1, 60, 40), fill(2, 0, 100)], 10);
         assert_eq!(plan.take(ElementId(0), 40, &[]), Some(ElementId(2)));
         assert_eq!(plan.take(ElementId(0), 1, &[]), None, "it gave its part");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_do_not_come_to_one_host() {
+    fn balance_never_puts_two_copies_on_one_host() {
         let mut fills = [fill(0, 90, 10), fill(1, 50, 50), fill(2, 0, 100)];
         fills[1].host = fills[2].host.clone();
         let mut plan = Plan::new(&fills, 10);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn little_differences_are_left_alone() {
+    fn balance_ignores_small_differences() {
         assert!(Plan::new(&[fill(0, 54, 46), fill(1, 50, 50)], 5).is_done());
         assert!(!Plan::new(&[fill(0, 56, 44), fill(1, 50, 50)], 5).is_done());
         assert!(Plan::new(&[], 5).is_done());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn with_small_objects_all_come_to_hold_the_same_part_and_none_more() {
+    fn balance_of_small_objects_evens_fill_and_terminates() {
         for seed in 0..500 {
             let mut dice = Source::seeded(seed);
             let mut roll = |sides: u64| dice.next_u64() % sides;

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_brings_an_element_down_to_the_low_mark_and_nothing_goes_below_the_high_one() {
+    fn to_go_starts_above_high_mark_and_stops_at_low_mark() {
         let to_go = |capacity, used, going| to_go(capacity, used, going, (0, 0));
         assert_eq!(to_go(1000, 800, 0), 0);
         assert_eq!(to_go(1000, 801, 0), 201);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_is_as_good_as_taken_and_a_new_file_can_begin() {
+    fn to_go_counts_reserved_space_and_space_for_a_new_file() {
         assert_eq!(to_go(1000, 700, 0, (100, 0)), 0);
         assert_eq!(to_go(1000, 700, 0, (101, 0)), 201);
         // No more can go than there is.
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_make_no_sense_are_refused() {
+    fn burst_limits_refuse_invalid_marks() {
         let limits = |high, low| {
             Limits {
                 high,

@@ -455,10 +455,10 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
-        /// Whenever it dies, in the middle of a write or between two, it is what was told to somebody, and no message comes twice
-        /// or is lost; what is held lies nowhere over something else.
+        /// After a crash at any moment, in the middle of a write or between two writes, the log holds every
+        /// acknowledged message. No message is duplicated or lost, and the places of kept messages never overlap.
         #[test]
-        fn it_is_what_was_told_whenever_it_dies(
+        fn channel_log_after_any_crash_keeps_acknowledged_messages(
             seeds in proptest::collection::vec((0_u32..100, 0_u64..4, 1_u64..40), 1..200),
         ) {
             const CAPACITY: u64 = 100;
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_from_any_message_and_freed_when_all_have_read() {
+    fn channel_log_reads_from_any_message_and_trims_after_all_read() {
         let mut log = Log::new(100);
         for (producer, count) in [(1, 3), (2, 1), (1, 2)] {
             let sequence = if producer == 1 && count == 2 { 3 } else { 0 };
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_bounds_on_readers_and_on_what_is_remembered_of_producers() {
+    fn channel_log_bounds_readers_and_remembered_producers() {
         let mut log = Log::new(1 << 20);
         for number in 0..READERS_MAX {
             log.begin(&number.to_string(), None).unwrap();

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_dear_tasks_pay_for_hashing() {
+    fn hashing_pays_only_for_expensive_tasks() {
         // A GB is hashed in half a second.
         let gb = 1_000_000_000;
         assert!(pays(Span::from_secs(3), 1, gb));

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drains_goes_outside_and_other_copies_stay_inside() {
+    fn drained_copies_are_placed_outside_and_others_inside() {
         let mut some = sites(&["a", "b", "c", "c (outside)"]);
         (some[0].burst, some[3].outside) = (true, true);
         for object in 0..20 {
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_burst_tier_is_copied_from_there_and_goes_only_when_it_is_elsewhere() {
+    fn burst_copy_is_removed_only_after_copy_elsewhere() {
         use CopyState::Burst;
         let mut some = sites(&["a", "a", "b"]);
         some[0].burst = true;
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_go_to_other_hosts_first_and_then_to_other_elements() {
+    fn copies_prefer_other_hosts_then_other_elements() {
         let two = sites(&["a", "a", "a", "b"]);
         assert_eq!(made(kept(2, &[(0, Current)]).next(&two)), (0, 3));
         let third = kept(3, &[(0, Current), (3, Coming)]).next(&two);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_spread_over_elements_that_are_alike() {
+    fn objects_spread_over_equal_elements() {
         let many = sites(&["a", "b", "c", "d", "e"]);
         let mut counts = [0; 5];
         for object in 0..400 {
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_made_again_of_what_is_left() {
+    fn lost_copy_is_recreated_from_remaining_copies() {
         let mut left = sites(&["a", "b", "c"]);
         left.remove(0);
         let lost = kept(2, &[(0, Lost), (1, Current)]);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_copy_is_made_anew_where_it_is() {
+    fn damaged_copy_is_recreated_in_place() {
         let all = sites(&["a", "b", "c"]);
         // The first one, too, and before any other is made.
         let mut first = kept(2, &[(0, Damaged), (1, Current)]);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_room_to_mend_another_copy_is_made() {
+    fn damaged_copy_is_recreated_elsewhere_if_its_element_is_full() {
         let mut all = sites(&["a", "b", "c"]);
         all[0].free_bytes = 0;
         let mut damaged = kept(2, &[(0, Damaged), (1, Current)]);
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn full_silent_and_compute_elements_get_none() {
+    fn full_silent_and_compute_elements_get_no_copies() {
         let mut all = sites(&["a", "b", "c"]);
         all[1].free_bytes = RESERVE_BYTES + 99;
         all[2].takes = false;
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn surplus_goes_but_never_the_first_and_only_while_enough_others_are_up() {
+    fn surplus_copy_is_removed_while_enough_others_are_up() {
         let all = sites(&["a", "b", "b", "c"]);
         let four = kept(2, &[(0, Current), (1, Current), (2, Current), (3, Current)]);
         assert_eq!(four.next(&all), removed(&[2, 3], 0));
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_is_copied_first_and_is_the_first_copy_no_more() {
+    fn leaving_copy_is_copied_first_and_is_no_longer_first() {
         let all = sites(&["a", "b"]);
         let mut sole = kept(1, &[(0, Leaving)]);
         assert_eq!((sole.left(), sole.has(), sole.only_moves()), (0, 1, true));
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_a_lost_element_is_made_of_others_and_forgotten_there() {
+    fn leaving_copy_on_lost_element_is_recreated_from_others() {
         let left = &sites(&["a", "b", "c"])[1..];
         let two = kept(2, &[(0, LostLeaving), (1, Current)]);
         assert_eq!((two.has(), two.only_moves()), (1, false));
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_does_not_wait_for_elements_that_there_are_not() {
+    fn leaving_copy_needs_no_more_copies_than_places() {
         let all = sites(&["a", "b"]);
         let mut two = kept(2, &[(0, Leaving), (1, Current)]);
         // There is one that is full or away.
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_goes_where_it_was_told_to_and_nowhere_else() {
+    fn move_uses_only_its_target() {
         let mut all = sites(&["a", "b", "c"]);
         let mut moved = Kept {
             target: Some(ElementId(2)),
@@ -632,9 +632,10 @@ mod tests {
         assert_eq!(moved.next(&all), Next::NoPlace);
     }
 
-    /// Whatever elements do, one step after the other leads to copies where they are to be, and at no time is there none.
+    /// Whatever the elements do, the steps lead to copies at the wanted places, and at least one copy exists at all
+    /// times.
     #[test]
-    fn steps_lead_to_enough_copies_where_none_leaves_and_never_to_none() {
+    fn copy_steps_reach_wanted_count_and_never_lose_last_copy() {
         for seed in 0..2000 {
             let mut dice = Source::seeded(seed);
             let mut roll = |sides: u64| dice.next_u64() % sides;

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_anywhere_is_nothing_and_no_panic() {
+    fn sftp_packet_truncated_anywhere_is_rejected_without_panic() {
         let whole = Packet::new(ATTRS)
             .number(SIZE | IDS | PERMISSIONS | TIMES | MORE)
             .long(5)

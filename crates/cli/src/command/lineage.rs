@@ -490,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_days_and_annotations_are_read() {
+    fn lineage_parses_times_days_and_annotations() {
         assert_eq!(time("1970-01-02"), Ok(86_400 * SECOND_NS));
         assert_eq!(time("1970-01-01T01:02:03Z"), Ok(3_723 * SECOND_NS));
         assert_eq!(time("1970-01-01T01:02"), Ok(3_720 * SECOND_NS));

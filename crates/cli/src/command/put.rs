@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_come_before_what_is_in_them_and_links_stay_links() {
+    fn walk_lists_folders_before_contents_and_keeps_links() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("data");
         std::fs::create_dir_all(root.join("sub")).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_found_for_a_folder_given_as_a_dot() {
+    fn own_name_of_dot_is_current_folder_name() {
         let here = own_name(Path::new(".")).unwrap();
         assert_eq!(
             std::env::current_dir()

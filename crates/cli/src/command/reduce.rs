@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_pattern_without_the_variable_are_left_out() {
+    fn reduce_skips_pattern_files_without_the_variable() {
         let header = |variable: &str| Header {
             format: Format::Netcdf4,
             attributes: Vec::new(),
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_names_that_are_not_utf8() {
+    fn expand_matches_patterns_on_names_that_are_not_utf8() {
         let names = [&b"a.nc"[..], b"b\xff.nc", b"b\xe4.nc", br"b\xff.nc"];
         let list = |_: &str| anyhow::Ok(names.map(tidemill_core::shown::escaped).to_vec());
         let found = |pattern: &[u8]| {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_those_behind_colons() {
+    fn reduce_takes_variables_after_colons() {
         assert_eq!(all(&["/a.nc", "/b.nc:tas"]).unwrap(), "tas=/a.nc+/b.nc");
         assert_eq!(all(&["/a.nc:tas,pr"]).unwrap(), "tas=/a.nc pr=/a.nc");
         assert_eq!(

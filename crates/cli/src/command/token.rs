@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_that_would_expire_too_far_away_is_none_that_never_does() {
+    fn token_expiry_too_far_in_future_is_refused() {
         assert!(expiry(Duration::from_secs(90 * 86_400)).unwrap() > 0);
         for far in [Duration::from_nanos(u64::MAX), Duration::MAX] {
             assert!(expiry(far).is_err());

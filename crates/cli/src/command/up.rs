@@ -630,7 +630,7 @@ mod tests {
     use super::free_again;
 
     #[test]
-    fn address_is_taken_again_unless_it_is_in_use() {
+    fn noted_address_is_reused_unless_in_use() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let noted = format!("https://{address}\n");

@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_changes_are_told_and_waiting_at_the_start_is_none() {
+    fn watch_shows_only_changes_and_omits_initial_waiting() {
         let task = |task, state: v1::State| v1::Task {
             task,
             state: state.into(),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_styles_of_bars_are_valid() {
+    fn progress_bar_templates_are_valid() {
         for template in [
             "{spinner} {msg}",
             "  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}",

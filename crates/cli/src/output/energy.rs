@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_is_not_told_as_nothing() {
+    fn unknown_energy_is_not_shown_as_zero() {
         let of = |microjoules, runs, unknown| v1::Reckoned {
             microjoules,
             runs,

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn element_that_is_missing_is_no_good_health() {
+    fn missing_element_degrades_health() {
         let (exit, word, text) = said(v1::HealthReply {
             lost_elements: vec![3],
             ..v1::HealthReply::default()
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_of_an_element_is_shown() {
+    fn health_shows_trouble_of_an_element() {
         let view = HealthView {
             health: v1::HealthReply::default(),
             elements: vec![v1::Element {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_can_not_be_made_have_no_time() {
+    fn health_estimates_no_time_for_impossible_copies() {
         let mut health = v1::HealthReply {
             short: 2,
             bytes_left: 100,

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_job_says_what_failed_where_and_why() {
+    fn failed_job_shows_task_element_and_reason() {
         let job = job();
         assert_eq!(
             headline(&job),
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn list_counts_tasks_that_ended_well_as_done() {
+    fn job_list_counts_only_successful_tasks_as_done() {
         let mut job = job();
         assert!(text(&JobsView(vec![job.clone()])).contains(" 0/2 "));
         job.tasks_by_state = [("done".into(), 1), ("cancelled".into(), 1)].into();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_says_for_what() {
+    fn waiting_job_shows_awaited_files() {
         let waiting = v1::Job {
             state: v1::State::Running.into(),
             awaited: vec!["/w/a".into(), "/w/b".into()],
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_never_sent_has_no_element() {
+    fn unsent_task_has_null_element() {
         let mut task = v1::Task {
             state: v1::State::Waiting.into(),
             ..v1::Task::default()

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_keeps_what_it_says_and_nothing_that_a_terminal_obeys() {
+    fn harmless_json_keeps_value_and_escapes_control_characters() {
         let value = serde_json::json!({ "name": "a\u{9b}2J\x1b[1m\u{7f}ä" });
         for text in [format!("{value:#}"), value.to_string()] {
             let text = harmless(&text);

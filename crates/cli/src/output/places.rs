@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drain_of_an_element_that_is_away_ends_when_all_is_elsewhere() {
+    fn drain_of_offline_element_ends_when_files_are_elsewhere() {
         let mut drain = v1::Drain {
             element: 3,
             files_moved: 4,

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_runs_and_users_are_entities_activities_and_agents() {
+    fn prov_maps_versions_runs_and_users_to_prov_types() {
         let document = document(&graph(false), ARRAY);
         assert_eq!(document["prefix"]["tidemill"], "urn:tidemill:");
         let members = |section: &str| document[section].as_object().unwrap().len();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_described_and_derivations_are_told() {
+    fn prov_describes_every_reference_and_lists_derivations() {
         let mut graph = graph(false);
         let mut again = graph.record(TaskId(13)).unwrap().clone();
         // Of what it read and made nothing is known but the ids.
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_or_left_out_is_said_and_not_shown() {
+    fn prov_reports_hidden_and_omitted_parts() {
         let mut graph = graph(true);
         graph.cut = Some("more than 2 versions".into());
         let document = document(&graph, ARRAY);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_graph_is_a_document_with_a_prefix_only() {
+    fn prov_of_empty_graph_has_only_a_prefix() {
         let prefix = json!({ "prefix": { "tidemill": "urn:tidemill:" } });
         assert_eq!(document(&Graph::default(), ARRAY), prefix);
     }

@@ -328,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn outer_inputs_count_once_and_only_final_outputs_are_results() {
+    fn report_counts_outer_inputs_once_and_final_outputs_only() {
         let (inputs, results) = edges(&job());
         assert_eq!(inputs, ["/w/a", "/w/b", "/w/h"].map(String::from).into());
         assert_eq!(results, ["/w/y_log", "/w/z"].map(String::from).into());
     }
 
     #[test]
-    fn what_left_and_what_offline_would_move_follow_from_the_records() {
+    fn report_computes_left_and_offline_bytes() {
         let sizes = [("/w/a", 100), ("/w/b", 200), ("/w/h", 10), ("/w/z", 7)];
         let sizes = sizes.map(|(path, size)| (path.to_owned(), size)).into();
         let report = ReportView::new(job(), &sizes, &[9].into());

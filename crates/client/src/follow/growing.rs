@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_the_file_until_another_writer_comes_or_for_good() {
+    fn growing_version_stays_one_object_until_another_writer() {
         let mut version = Growing::new(2, opened(5)).unwrap();
         version.adopt(News::Open(opened(5))).unwrap();
         assert!(version.is_alone() && version.is_one_object());

@@ -87,7 +87,7 @@ async fn refusal(trust: Option<&Trust>, url: String) -> String {
 }
 
 #[tokio::test]
-async fn a_peer_is_known_by_authority_and_name() {
+async fn tls_peer_is_verified_by_authority_and_name() {
     let authority = Authority::new();
     let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
     let url = format!("https://{address}");
@@ -114,7 +114,7 @@ async fn a_peer_is_known_by_authority_and_name() {
 }
 
 #[tokio::test]
-async fn certificates_are_good_for_their_time_only() {
+async fn certificate_outside_its_validity_is_refused() {
     let authority = Authority::new();
     for (years, said) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
         let address = serve_tls(authority.identity("element-3.tidemill", years)).await;
@@ -124,7 +124,7 @@ async fn certificates_are_good_for_their_time_only() {
 }
 
 #[tokio::test]
-async fn one_side_without_tls_is_told_so() {
+async fn tls_mismatch_is_reported_when_one_side_is_plain() {
     let authority = Authority::new();
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = serve(Listener::new(tcp, None, 8)).await;
@@ -146,7 +146,7 @@ async fn one_side_without_tls_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
+async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
     let authority = Authority::new();
     let (identity, current) = watch::channel(None);
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -168,7 +168,7 @@ async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
 }
 
 #[tokio::test]
-async fn a_thousand_silent_peers_hold_nobody_up() {
+async fn thousand_silent_peers_block_nobody() {
     let authority = Authority::new();
     let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
     // Both ends are this process's, and of an ordinary user it may have a thousand files open at first.
@@ -189,7 +189,7 @@ async fn a_thousand_silent_peers_hold_nobody_up() {
 }
 
 #[test]
-fn a_problem_is_found_however_deep_it_lies() {
+fn tls_problem_is_found_in_nested_errors() {
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     let error = std::io::Error::other(std::io::Error::other(unknown));
     assert_eq!(Problem::of(&error), Some(Problem::OtherAuthority));

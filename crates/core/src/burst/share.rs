@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_waits_for_young_files_and_not_for_ever() {
+    fn map_waits_for_young_files_up_to_a_limit() {
         assert_eq!(begins(at(500), None), at(500));
         assert_eq!(begins(at(500), Some(at(500))), at(1500));
         assert_eq!(begins(at(500), Some(at(9000))), at(10_000));
@@ -127,9 +127,10 @@ mod tests {
     }
 
     proptest! {
-        /// While somebody writes they have their part and no more, but for a piece that is larger than what is remembered.
+        /// While a file is being written, maps get their share of time and no more. The exception is a piece that is
+        /// larger than the remembered time.
         #[test]
-        fn maps_have_what_is_left_to_them(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
+        fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);
             let worked = worked(leaves, cores, piece);
             prop_assert!(worked <= part + piece + 60, "{worked} of {part}");
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_is_over_leaves_no_debt() {
+    fn pace_forgets_debt_after_burst() {
         let mut pace = Pace::new(1);
         pace.on_grown(at(0));
         assert_eq!(pace.rest(90, at(0)), None);

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_copies_of_an_element_are_forgotten_first() {
+    fn oldest_copies_of_an_element_are_forgotten_first() {
         let mut copies = Copies::default();
         let (here, there) = (ElementId(1), ElementId(2));
         copies.note(there, ObjectId(7), 1);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_bounded_in_number_and_one_larger_than_the_bound_counts_while_it_is_the_last() {
+    fn copies_are_bounded_in_number_and_bytes() {
         let mut copies = Copies::default();
         let element = ElementId(1);
         copies.note(element, ObjectId(1), 2 * COPIES_BYTES_MAX);

@@ -488,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_expected_to_take_the_mean_scaled_by_size_within_a_factor_of_four() {
+    fn expected_run_scales_mean_by_size_within_factor_four() {
         let history = History {
             runs: 2,
             total_ns: 200,
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_takes_bytes_over_rate_and_a_dead_link_does_not_divide_by_zero() {
+    fn transfer_time_is_bytes_over_rate_even_at_rate_zero() {
         assert_eq!(transfer(125_000_000, 125_000_000), Span::from_secs(1));
         assert_eq!(transfer(5, 0), Span::from_secs(5));
     }

@@ -646,9 +646,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
-        /// Whatever happened before, and whatever the clock did, a search finds what looking at all finds.
+        /// After any steps and any jumps of the clock, a search returns the same element as a scan of all elements.
         #[test]
-        fn a_search_finds_what_a_scan_finds(
+        fn element_search_finds_the_same_as_a_scan(
             steps in proptest::collection::vec((0_u32..8, step()), 0..200),
         ) {
             let mut elements = Elements::default();

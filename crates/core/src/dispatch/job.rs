@@ -290,7 +290,7 @@ mod tests {
     use crate::time::Time;
 
     #[test]
-    fn a_policy_by_a_jobs_own_weights_is_forgotten_with_the_last_job_that_has_it() {
+    fn policy_with_own_weights_is_forgotten_with_its_last_job() {
         let ids = Box::<Ids>::default();
         let mut dispatcher = Dispatcher::new(Config::default(), ids).unwrap();
         let mut out = Vec::new();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_is_the_sum_of_what_each_element_said_last() {
+    fn learned_pool_sums_latest_report_of_each_element() {
         let mut learned = Learned::default();
         for (element, runs) in [(1, 3), (2, 4), (1, 5)] {
             learned.report("mean", ElementId(element), history(runs));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_knows_fewer_runs_is_older_than_what_is_known() {
+    fn learned_ignores_report_with_fewer_runs() {
         let mut learned = Learned::default();
         let element = ElementId(1);
         learned.report("mean", element, history(3));

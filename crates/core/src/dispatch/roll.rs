@@ -71,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_place_is_that_of_a_list_without_those_left_out(
+        fn roll_indexes_like_a_list_without_excluded_elements(
             all in proptest::collection::btree_set(0_u32..20, 0..20),
             without in proptest::collection::btree_set(0_u32..20, 0..20),
             last in proptest::option::of(0_u32..20),

@@ -110,9 +110,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Whatever is put in and taken out, it holds what a `BTreeMap` holds, in the same order.
+        /// After any inserts and removals, the map holds the entries of a `BTreeMap` in the same order.
         #[test]
-        fn it_is_the_map_that_it_stands_for(
+        fn short_map_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..40, 0_u8..4), 0..200),
         ) {
             let mut short = Short::default();

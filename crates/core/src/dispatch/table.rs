@@ -137,9 +137,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is put in and taken out, it holds what a `BTreeMap` holds, in the same order.
+        /// After any inserts and removals, the table holds the entries of a `BTreeMap` in the same order.
         #[test]
-        fn it_is_the_map_that_it_stands_for(
+        fn table_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..700, any::<bool>()), 0..300),
         ) {
             let mut table = Table::default();

@@ -110,9 +110,9 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever happened before: who wants an element that can be woken gets it, in bounded time.
+    /// After any steps, an element that is wanted and can be woken is up in bounded time.
     #[test]
-    fn what_is_wanted_wakes(steps in proptest::collection::vec(step(), 0..60)) {
+    fn wanted_element_wakes_in_bounded_time(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
         for step in &steps {
             pair.take(step);

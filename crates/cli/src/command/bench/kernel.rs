@@ -441,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_few_is_one_of_them() {
+    fn median_of_few_times_is_one_of_them() {
         let mut times = [3, 1, 2].map(Duration::from_secs);
         assert_eq!(median(&mut times), Duration::from_secs(2));
         let mut times = [4, 1, 3, 2].map(Duration::from_secs);
@@ -450,14 +450,14 @@ mod tests {
     }
 
     #[test]
-    fn larger_inputs_are_tried_up_to_a_bound() {
+    fn larger_input_size_is_bounded() {
         assert_eq!(larger(1 << 20, WORK / 10), 10 << 20);
         assert_eq!(larger(1 << 20, Duration::ZERO), 16 << 20);
         assert_eq!(larger(200 << 20, WORK / 3), SIZE_BYTES_MAX);
     }
 
     #[test]
-    fn start_and_work_are_told_apart() {
+    fn speed_separates_start_from_work_time() {
         let launcher = Launcher::new(Settings::default()).unwrap();
         let mut subject = Subject::new("max", &[], None, &launcher).unwrap();
         subject.bytes = SMALL_BYTES + 1000;

@@ -205,7 +205,7 @@ mod tests {
     use tidemill_core::script;
 
     #[test]
-    fn data_follows_from_its_seed_and_has_its_size() {
+    fn bench_data_is_determined_by_seed_and_size() {
         let folder = tempfile::tempdir().unwrap();
         let made = |data: Data, seed| {
             let path = folder.path().join("data");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_script_is_sound_whatever_the_arguments_are() {
+    fn bench_script_quotes_any_kernel_argument() {
         let odd = Subject {
             name: "grep".into(),
             args: vec!["a \"b\" \\d".into(), String::new()],

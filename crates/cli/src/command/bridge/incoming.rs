@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_before_its_end_is_an_error() {
+    fn incoming_stream_cut_before_end_is_an_error() {
         let (sender, mut incoming) = Incoming::new();
         sender.try_send(Piece::Bytes("ab".into())).unwrap();
         sender.try_send(Piece::End).unwrap();

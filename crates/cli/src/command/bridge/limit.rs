@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_take_as_long_as_the_rate_says() {
+    fn rate_limit_delay_is_bytes_over_rate() {
         assert_eq!(took(5_000_000, 1_000_000), Duration::from_secs(5));
         assert_eq!(took(0, 1), Duration::ZERO);
     }

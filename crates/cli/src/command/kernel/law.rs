@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_are_pieces_of_the_whole() {
+    fn cut_pieces_are_aligned_and_cover_whole_input() {
         for seed in 0..100 {
             let mut chance = StdRng::seed_from_u64(seed);
             for size in [0, 1, PIECE_ALIGN, 10 * PIECE_ALIGN + 7] {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_numbers_or_pairs_within_limits() {
+    fn sweep_ranges_are_numbers_or_pairs_within_limits() {
         assert_eq!(elements("3"), Ok(3..=3));
         assert_eq!(cores("1-12"), Ok(1..=12));
         for (text, part) in [

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_strings_of_the_script() {
+    fn reduce_job_script_quotes_names() {
         let script = script(
             &["op=mean".to_owned(), "variable=a\"b".to_owned()],
             &["/d/ä\n.nc".to_owned(), "/z.zarr/".to_owned()],

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_that_are_no_numbers_are_refused() {
+    fn offload_flags_refuse_invalid_numbers() {
         assert!(factor("0").is_err() && factor("inf").is_err() && factor("x").is_err());
         assert!(ratio("-1").is_err() && ratio("0").is_ok());
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_that_splits_is_built_in() {
+    fn every_splittable_kernel_is_built_in() {
         assert!(
             SPLITTABLE
                 .iter()

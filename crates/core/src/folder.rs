@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_apart_by_their_outputs() {
+    fn outputs_of_maps_each_file_to_its_output() {
         let of = |outputs: &[&'static str], files: &[&'static str]| {
             outputs_of(outputs.iter().copied(), files.iter().copied())
         };
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_folder_have_its_ids_and_proper_names() {
+    fn folder_files_need_ids_in_range_and_valid_names() {
         let first = ObjectId(10);
         let of = |sealed: &[Sealed]| {
             let files = files("d/", first, sealed)?;

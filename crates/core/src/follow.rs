@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_from_what_the_array_did_itself() {
+    fn follow_step_separates_outer_changes_from_own_writes() {
         let (new, changed) = (seen(None, &[], None), seen(None, &[], Some(5)));
         assert_eq!(step(&new, There::Nothing), Step::Make);
         assert_eq!(step(&changed, file(5)), Step::Next(ObjectId(5)));
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_the_array_wrote_is_lost_and_nothing_of_the_store_is_a_version_twice(
+        fn follow_never_loses_own_writes_or_repeats_versions(
             steps in proptest::collection::vec(0..5_u8, 1..40),
         ) {
             let mut name = Name::default();

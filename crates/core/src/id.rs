@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_print_their_number_and_parse_it_back() {
+    fn id_prints_its_number_and_parses_back() {
         assert_eq!(ObjectId(17).to_string().parse(), Ok(ObjectId(17)));
         assert_eq!(format!("{:?}", TaskId(3)), "TaskId(3)");
         assert!("x".parse::<JobId>().is_err());

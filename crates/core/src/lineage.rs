@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_go_the_way_of_the_data() {
+    fn edges_point_in_direction_of_data_flow() {
         let graph = mosaic();
         let edges: Vec<_> = graph.edges().collect();
         assert_eq!(edges.len(), 9);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_hides_what_is_hidden_and_says_what_was_left_out() {
+    fn every_render_hides_secrets_and_reports_omissions() {
         let graph = secret();
         let forms = [
             text::trees(&graph, &[Vertex::Version(ObjectId(5))], true, false),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_ends_at_the_kernel_where_it_is_to_stop() {
+    fn stopped_graph_ends_at_given_kernel() {
         let graph = mosaic();
         let root = [Vertex::Version(ObjectId(6))];
         let part = graph.stopped(&root, (true, false), |run| run.is_of("add"));
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_found_by_its_name_with_or_without_the_rest() {
+    fn run_is_found_by_kernel_name_with_or_without_the_rest() {
         let mut run = record(1, "x", &[], &[]);
         run.kernel = "/kernels/1000/denoise@2.so".into();
         for name in [
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_civil_dates_in_utc() {
+    fn iso_time_prints_utc_dates() {
         assert_eq!(iso_time(Time(0)), "1970-01-01T00:00:00.000Z");
         assert_eq!(
             iso_time(Time(1_700_000_000_123_456_789)),

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_of_a_path_is_mended() {
+    fn nearest_path_corrects_each_part() {
         let tree = [
             "/raw",
             "/raw/values.f64",
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_name_is_near() {
+    fn nearest_name_accepts_only_small_differences() {
         let valid = ["input", "output", "kernel", "lifetime"];
         assert_eq!(nearest("inputs", &valid).as_deref(), Some("input"));
         assert_eq!(nearest("Kernal", &valid).as_deref(), Some("kernel"));

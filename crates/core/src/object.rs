@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_spread_over_folders_by_their_lowest_byte() {
+    fn objects_spread_over_folders_by_lowest_byte() {
         assert_eq!(
             ObjectId(0x1234).relative_path(),
             "objects/34/0000000000001234"

@@ -57,7 +57,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn on_average_no_more_is_begun_than_the_rate_and_the_largest_piece() {
+    fn pace_bounds_average_to_rate_plus_largest_piece() {
         for seed in 0..50 {
             let mut dice = Source::seeded(seed);
             let rate = 1 + dice.next_u64() % 1000;
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rate_is_no_bound() {
+    fn pace_without_rate_is_unlimited() {
         let mut pace = Pace::new(0);
         assert!((0..10).all(|_| pace.take(u64::MAX, Time(0))));
     }

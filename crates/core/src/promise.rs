@@ -99,7 +99,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn others_begin_in_what_is_neither_promised_nor_set_aside() {
+    fn promise_excludes_its_space_from_others() {
         let space = Space {
             free: 100 * MIB,
             unheard: 4 * MIB,
@@ -238,7 +238,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_was_promised_room_has_it_whatever_others_do(
+        fn promise_guarantees_its_space_for_any_other_writes(
             free in 0..2000 * MIB,
             steps in proptest::collection::vec((0..9_u8, 0..64_usize, 0..300 * MIB), 1..300),
         ) {

@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_does_not_wait_for_kernels() {
+    fn queue_removal_does_not_wait_for_kernels() {
         let mut queue = queue();
         queue.add(id(1), kernel(1), None, &[]);
         queue.add(id(2), (Lane::Remove, 2), None, &[]);
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_run_in_order_and_after_those_they_wait_for() {
+    fn queue_runs_labels_in_order_after_their_dependencies() {
         let mut queue = queue();
         assert_eq!(queue.add(id(1), kernel(1), None, &[]), Added::Queued);
         assert_eq!(queue.add(id(2), kernel(2), None, &[id(1)]), Added::Queued);
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_label_is_not_overtaken_by_small_ones_that_keep_coming() {
+    fn queue_never_lets_small_labels_starve_a_large_one() {
         let mut queue = Queue::new(Offers::of_cores(4));
         for n in 0..4 {
             queue.add(id(n), kernel(n), Some(&needs(1, 0, 0)), &[]);
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn user_with_many_labels_lets_another_user_have_the_next_turn() {
+    fn queue_gives_next_turn_to_user_with_fewer_running() {
         for choosy in [false, true] {
             let mut queue = Queue::new(offers(2, 1_000_000, 1));
             let of = needs(1, u64::from(choosy), 0);
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn large_label_of_a_user_is_not_overtaken_by_other_users_that_keep_coming() {
+    fn queue_never_starves_large_label_of_another_user() {
         let mut queue = Queue::new(offers(2, 10, 1));
         let none: (&[LabelId], &[LabelId]) = (&[], &[]);
         let (small, large) = (needs(1, 1, 0), needs(2, 1, 0));
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_along_all_that_come_after() {
+    fn queue_failure_fails_all_dependent_labels() {
         let mut queue = queue();
         queue.add(id(1), kernel(1), None, &[]);
         queue.add(id(2), kernel(2), None, &[id(1)]);
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_can_be_given_up_in_every_state() {
+    fn queue_aborts_a_label_in_every_state() {
         let mut queue = queue();
         queue.add(id(1), kernel(1), None, &[]);
         queue.add(id(2), kernel(2), None, &[]);
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_is_fed_starts_with_what_feeds_it_and_ends_badly_with_it() {
+    fn fed_label_starts_with_its_feeder_and_fails_with_it() {
         let mut queue = Queue::new(Offers::of_cores(2));
         let one = needs(1, 0, 0);
         let fed = |queue: &mut Queue, n: u64, by: u64| {
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_could_be_fed_and_finds_no_room_holds_up_nobody() {
+    fn fed_label_without_free_core_blocks_nobody() {
         for choosy in [false, true] {
             let mut queue = Queue::new(offers(2, 10, 1));
             let of = |cores| needs(cores, u64::from(choosy), 0);
@@ -752,10 +752,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: each label is given out at most once, never before those it
-        /// comes after have ended well or feed it, and in the end each was run or failed along with one it came after.
+        /// For any order of events: each label is taken at most once, and never before its dependencies have succeeded
+        /// or feed it. In the end each label has run or has failed with one of its dependencies.
         #[test]
-        fn none_is_lost_run_twice_or_run_too_early(
+        fn queue_runs_each_label_once_and_after_its_dependencies(
             after in proptest::collection::vec(proptest::collection::vec(0usize..40, 0..4), 1..40),
             fates in proptest::collection::vec(any::<bool>(), 40),
             feeds in proptest::collection::vec(any::<bool>(), 40),
@@ -804,10 +804,11 @@ mod tests {
             prop_assert_eq!(queue.queued(), 0);
         }
 
-        /// Whatever labels need and however they end: never more is taken than there is, all of it is free in the end, no
-        /// label is left over, and the oldest that is ready loses nothing that it needs to those behind it.
+        /// For any needs of the labels and any ends: the labels never take more than the resources, all resources are
+        /// free in the end, no label is left over, and the oldest ready label never loses a resource that it needs to a
+        /// younger label.
         #[test]
-        fn resources_are_never_overdrawn_or_lost_and_nobody_starves(
+        fn queue_never_overdraws_resources_and_starves_no_label(
             all in proptest::collection::vec((0_u32..4, 0_u64..11, 0_u64..2), 1..60),
             steps in proptest::collection::vec((0_u8..8, 0_usize..1000), 0..300),
         ) {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_draws_the_same_numbers_again_and_goes_on_from_its_state() {
+    fn random_source_replays_seed_and_resumes_from_state() {
         let mut source = Source::seeded(7);
         let total: u64 = (0..100_000).map(|_| u64::from(source.below(1000))).sum();
         assert!((49_000_000..51_000_000).contains(&total), "sum {total}");

@@ -473,7 +473,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn names_of_resources_are_words_with_single_dots() {
+    fn resource_name_is_words_with_single_dots() {
         for name in ["gpu", "licence.x", "a-b_c.d1"] {
             assert!(is_name(name), "{name}");
         }
@@ -486,7 +486,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn resources_are_read_as_flags_say_them() {
+    fn resources_parse_flag_syntax() {
         let expected = [("gpu".to_owned(), 2), ("licence.x".to_owned(), 1)];
         assert_eq!(parse(" gpu=2, licence.x "), Ok(BTreeMap::from(expected)));
         assert_eq!(parse(""), Ok(BTreeMap::new()));
@@ -505,7 +505,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_an_element_lacks_is_named_with_both_amounts() {
+    fn lack_names_resource_with_needed_and_offered_amount() {
         let lack = |needs: Needs| {
             offers(4, 100, 2)
                 .lacks(&needs)
@@ -529,7 +529,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_that_waits_keeps_what_it_needs_and_nothing_else_from_those_behind() {
+    fn waiting_label_reserves_only_the_resources_it_needs() {
         let mut ledger = Ledger::new(offers(4, 100, 2));
         assert!(ledger.take(&needs(2, 0, 1)));
         // Needs a third core; the two that are free stay for it.
@@ -565,7 +565,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn why_nowhere_says_what_is_missing_and_who_has_it() {
+    fn why_nowhere_names_missing_resource_and_its_holder() {
         let wants = |cores, programs: &[&str]| Wants {
             needs: needs(cores, 0, 0),
             programs: programs.iter().map(|&name| name.to_owned()).collect(),
@@ -605,9 +605,10 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back in whatever order: never more than there is, and all of it in the end.
+        /// For any order of takes and returns: no more than the resources are taken, and all resources are free in the
+        /// end.
         #[test]
-        fn nothing_is_lost_and_nothing_is_lent_twice(
+        fn resource_ledger_never_overdraws_and_gets_all_back(
             steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),
         ) {
             let mut ledger = Ledger::new(offers(4, 100, 2));

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_those_of_labios_and_nothing_said_is_no_class() {
+    fn classes_are_those_of_labios_and_zero_means_unknown() {
         let speeds = [0, 1, 200, 201, 550, 1_500, 3_500, 3_501, 90_000];
         let speeds = speeds.map(|mega| speed_class(mega * 1_000_000));
         assert_eq!(speeds, [0, 1, 1, 2, 2, 3, 4, 5, 5]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profiles_are_those_of_table_2() {
+    fn profiles_are_those_of_table_2() {
         let standing = Standing {
             available: true,
             capacity: 500,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_nothing_not_finite_or_not_there_are_errors() {
+    fn weights_refuse_zero_non_finite_and_unknown_values() {
         let refused = |text: &str| text.parse::<Weights>().unwrap_err().to_string();
         assert!(refused("load=0,speed=0.000").contains("all weights are zero"));
         for bad in [
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lie_counts_no_more_than_the_best() {
+    fn score_is_bounded_for_any_claim() {
         let lie = Standing {
             available: true,
             capacity: u16::MAX,

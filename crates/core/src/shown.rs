@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_terminal_obeys_is_left() {
+    fn shown_text_has_no_control_characters() {
         let hostile = "a\x1b]0;title\x07b\u{9b}2J\r\x7f\tc\nd";
         assert_eq!(
             lines(hostile),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn escaped_names_differ_and_give_their_bytes_back() {
+    fn escaped_names_are_unique_and_reversible() {
         for (name, text) in [
             (&b"plain \xc3\xa4\n"[..], "plain ä\n"),
             (b"n\xff", r"n\xff"),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn days_and_dates_are_each_others_inverse() {
+    fn civil_and_day_of_are_inverse() {
         for day in (-800_000..800_000).step_by(97) {
             let (year, month, of_month) = civil(day);
             assert_eq!(day_of(year, month, of_month), day);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_three_digits() {
+    fn bytes_print_with_three_digits() {
         for (count, text) in [
             (0, "0 B"),
             (999, "999 B"),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn days_are_those_of_the_calendar() {
+    fn civil_days_match_calendar() {
         assert_eq!(civil(0), (1970, 1, 1));
         assert_eq!(civil(-1), (1969, 12, 31));
         assert_eq!(civil(11_016), (2000, 2, 29));

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_change_what_runs_are_refused() {
+    fn surroundings_refuse_variables_that_change_code() {
         for name in ["OMP_NUM_THREADS", "LD_LIBRARY_PATH", "_x", "HOMES"] {
             assert_eq!(refusal(name), None, "{name}");
         }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_task_says_goes_before_what_its_job_says() {
+    fn task_surroundings_override_those_of_job() {
         let of = |variable: &str, path: &[&str]| Surroundings {
             environment: BTreeMap::from([(variable.into(), path[0].into())]),
             path: path.iter().map(|&one| one.into()).collect(),

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_can_not_break_out() {
+    fn xml_escapes_markup_and_control_characters() {
         assert_eq!(
             escaped("<a b=\"c\">&\u{1}é"),
             "&lt;a b=&quot;c&quot;&gt;&amp;\u{fffd}é"

@@ -134,9 +134,10 @@ proptest! {
         prop_assert_eq!(pair.process, Process::Up);
     }
 
-    /// Nobody is told to sleep who is wanted, or not awake; and one that never wakes is given up once.
+    /// An element that is wanted or not awake is never asked to suspend. An element that never wakes is declared failed
+    /// once.
     #[test]
-    fn nobody_is_put_to_sleep_who_is_wanted(steps in proptest::collection::vec(step(), 0..60)) {
+    fn wanted_or_waking_element_is_never_suspended(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
         for step in &steps {
             let awake = pair.sleeper.unused(pair.now).is_some();
@@ -148,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn one_that_never_wakes_is_given_up_once_and_tried_for_ever(wait in 1_u64..50) {
+    fn element_that_never_wakes_is_declared_failed_once(wait in 1_u64..50) {
         let mut sleeper = Sleeper::asleep(Wakes::default(), Time(0));
         let (mut now, mut given_up, mut tries) = (Time(0), 0, 0);
         sleeper.on(Event::Wanted, now, &LIMITS);
@@ -167,9 +168,9 @@ proptest! {
         prop_assert_eq!(sleeper.learnt().mean(), Some(now.since(Time(0))));
     }
 
-    /// Work that is done by more is never done later, and what is chosen draws no more than static allocation.
+    /// More elements never finish work later, and the chosen allocation draws no more energy than static allocation.
     #[test]
-    fn waking_pays_or_is_left(
+    fn allocation_never_delays_work_or_draws_more_than_static(
         work in 0_u64..1 << 40,
         awake in proptest::collection::vec(worker(0..1), 0..6),
         asleep in proptest::collection::vec(worker(1..100), 0..6),
@@ -222,7 +223,7 @@ fn pool(active: usize) -> (Vec<Worker>, Vec<Worker>) {
 }
 
 #[test]
-fn few_that_are_awake_have_others_woken_and_most_do_not() {
+fn allocation_wakes_others_only_if_few_are_awake() {
     // 4096 labels of 1 MB.
     let work = 4096_u64 << 20;
     let (awake, asleep) = pool(2);
@@ -233,7 +234,7 @@ fn few_that_are_awake_have_others_woken_and_most_do_not() {
 }
 
 #[test]
-fn where_nobody_said_what_they_draw_who_is_woken_works_as_long_as_that_took() {
+fn allocation_without_power_data_wakes_if_work_outlasts_waking() {
     let one = |wake| Worker {
         rate: 1000,
         power: None,

@@ -28,7 +28,7 @@ fn shown(expr: &Expr) -> String {
 }
 
 #[test]
-fn and_binds_before_or_and_brackets_before_both() {
+fn find_and_binds_before_or_and_brackets_before_both() {
     let all = |text| shown(&read(text).unwrap());
     assert_eq!(
         all("var = a or var = b and not units=K"),
@@ -45,7 +45,7 @@ fn and_binds_before_or_and_brackets_before_both() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn find_error_names_place_and_reason() {
     for (text, at, part) in [
         ("", 0, "a condition is expected"),
         ("tas", 3, "after tas one of"),
@@ -81,7 +81,7 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn a_time_is_as_long_as_its_smallest_part() {
+fn moment_spans_its_smallest_given_unit() {
     let places = |text| Moment::read(text).unwrap().places();
     let same = |one: f64, other: f64| assert!(one.total_cmp(&other).is_eq(), "{one} {other}");
     let (start, end) = places("1990");
@@ -118,12 +118,12 @@ const WORDS: [&str; 24] = [
 
 proptest! {
     #[test]
-    fn nothing_that_is_written_makes_it_panic(text in "\\PC{0,200}") {
+    fn find_parser_never_panics_on_any_text(text in "\\PC{0,200}") {
         let _ = read(&text);
     }
 
     #[test]
-    fn words_in_any_order_are_read_or_refused_within_the_text(words in proptest::collection::vec(0..WORDS.len(), 0..40)) {
+    fn find_parser_error_lies_within_text_for_any_words(words in proptest::collection::vec(0..WORDS.len(), 0..40)) {
         let words: Vec<&str> = words.into_iter().map(|word| WORDS[word]).collect();
         let text = words.join(" ");
         if let Err(error) = read(&text) {
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn times_are_in_order(text in "[0-9]{1,4}(-[01][0-9](-[0-3][0-9](T[0-2][0-9](:[0-5][0-9])?)?)?)?") {
+    fn moment_places_and_nanos_are_ordered(text in "[0-9]{1,4}(-[01][0-9](-[0-3][0-9](T[0-2][0-9](:[0-5][0-9])?)?)?)?") {
         if let Some(moment) = Moment::read(&text) {
             let ((from, to), (first, last)) = (moment.places(), moment.nanos());
             prop_assert!(from < to);

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_the_papers_64_gib_device() {
+    fn default_geometry_is_the_papers_64_gib_device() {
         let geometry = Geometry::new(Spec::default()).unwrap();
         let gib = geometry.logical_bytes() / (1 << 30);
         assert_eq!(gib, 64);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_refused_by_name() {
+    fn geometry_refuses_zero_by_field_name() {
         type Zero = fn(&mut Spec);
         let cases: [(&str, Zero); 10] = [
             ("channels", |s| s.channels = 0),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused() {
+    fn geometry_refuses_values_out_of_range() {
         for value in [0.0, -0.1, 1e12, f64::INFINITY, f64::NAN] {
             let spec = Spec {
                 over_provisioning: value,

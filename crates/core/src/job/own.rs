@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_apart_and_put_together() {
+    fn own_kernel_name_parses_and_prints_its_parts() {
         let all = [
             ("denoise", "denoise", None, ""),
             ("denoise.so", "denoise", None, ".so"),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_meant_unless_a_version_is_given() {
+    fn own_kernel_without_version_means_the_newest() {
         let files = [
             "f@2.so",
             "f@10.so",

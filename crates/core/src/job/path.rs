@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_relative_to_the_working_folder() {
+    fn file_names_are_relative_to_workdir() {
         let pair = |name: &str, path: &str| (name.to_owned(), path.to_owned());
         assert_eq!(seen("/w", "a"), pair("a", "/w/a"));
         assert_eq!(seen("/w", "./s//a"), pair("s/a", "/w/s/a"));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_a_file_is_refused() {
+    fn invalid_file_paths_are_refused() {
         let folder = |given: &str| Err(Problem::FolderPath(given.to_owned()));
         for given in ["a/", ".", "/", "/w", "./."] {
             assert_eq!(file("/w", given), folder(given), "{given}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_at_the_end_means_a_folder() {
+    fn trailing_slash_means_a_folder() {
         let named = |given| file_or_folder("/w", given).map(|named| (named.name, named.path));
         let pair = |name: &str, path: &str| Ok((name.to_owned(), path.to_owned()));
         assert_eq!(named("a"), pair("a", "/w/a"));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_above() {
+    fn above_lists_parent_folders() {
         assert_eq!(above("/a/b/c").collect::<Vec<_>>(), ["/a/b", "/a"]);
         assert_eq!(above("a/b").collect::<Vec<_>>(), ["a"]);
     }

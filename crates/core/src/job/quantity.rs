@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes() {
+    fn quantity_parses_durations_and_sizes() {
         let secs = |text| duration(text).map(|span| span.0 / 1_000_000_000);
         assert_eq!(secs("90"), Some(90));
         assert_eq!(secs("90s"), Some(90));

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_quotes() {
+    fn stack_splits_words_quotes_and_stages() {
         for (text, stages) in [
             ("sort | zstd", vec![vec!["sort"], vec!["zstd"]]),
             ("sort|zstd", vec![vec!["sort"], vec!["zstd"]]),

@@ -171,7 +171,7 @@ fn resolve_job(job: &Job, array: &Array) -> Result<JobSpec, JobErrors> {
 }
 
 #[test]
-fn components_are_of_the_version_that_was_looked_at() {
+fn component_inputs_are_pinned_to_inspected_version() {
     let text = with_tasks(
         r#"{ name = "a"; per = "part"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
     );
@@ -188,7 +188,7 @@ fn components_are_of_the_version_that_was_looked_at() {
 }
 
 #[test]
-fn a_program_with_the_name_of_a_built_in_kernel_is_not_taken_for_it() {
+fn program_named_like_builtin_kernel_needs_its_type() {
     let said = refused_task(r#"kernel = "max"; args = [ "-k", "2" ]; input = [ "i" ];"#);
     assert_eq!(
         said,
@@ -223,7 +223,7 @@ fn a_program_with_the_name_of_a_built_in_kernel_is_not_taken_for_it() {
 }
 
 #[test]
-fn the_papers_listing_gives_its_graph() {
+fn listing_of_the_paper_gives_its_graph() {
     let job = parse(LISTING_1).unwrap();
     assert_eq!(
         (job.name.as_str(), job.workdir.as_str()),
@@ -244,7 +244,7 @@ fn the_papers_listing_gives_its_graph() {
 }
 
 #[test]
-fn the_papers_listing_resolves_to_a_stored_and_a_built_in_kernel() {
+fn listing_of_the_paper_resolves_stored_and_builtin_kernels() {
     let array = Array::with(&[
         ("/scratch/getmax/getmax.so", file(50, false)),
         ("/scratch/getmax/1.dat", file(51, false)),
@@ -288,7 +288,7 @@ fn the_papers_listing_resolves_to_a_stored_and_a_built_in_kernel() {
 }
 
 #[test]
-fn the_montage_example_has_the_papers_tasks_and_kernels() {
+fn montage_example_has_the_papers_tasks_and_kernels() {
     let text = include_bytes!("../../../../examples/montage/montage.conf");
     let job = Job::parse("montage.conf", text).unwrap();
     let kernels: BTreeSet<&str> = job
@@ -312,7 +312,7 @@ fn the_montage_example_has_the_papers_tasks_and_kernels() {
 }
 
 #[test]
-fn every_setting_is_read() {
+fn job_parses_every_setting() {
     let job = parse(
         r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5; once = "a 1";
         lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
@@ -507,7 +507,7 @@ fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn a_pattern_that_means_a_name_that_is_not_utf8_is_refused() {
+fn pattern_matching_name_that_is_not_utf8_is_refused() {
     let files = ["/w/a.txt", "/w/b\u{fffd}.txt", "/w/c.dat", "/w/d\u{fffd}/x"];
     let task = |input: &str, rest: &str| {
         let input = format!("input = [ \"{input}\" ]; output = [ \"o\" ]; {rest}");
@@ -528,7 +528,7 @@ fn a_pattern_that_means_a_name_that_is_not_utf8_is_refused() {
 }
 
 #[test]
-fn patterns_stand_for_files_and_for_outputs_of_tasks_above() {
+fn patterns_match_files_and_outputs_of_tasks_above() {
     let files = [
         "/w/raw/m31.fits",
         "/w/raw/m33.fits",
@@ -567,7 +567,7 @@ fn patterns_stand_for_files_and_for_outputs_of_tasks_above() {
 }
 
 #[test]
-fn a_folder_that_a_task_makes_is_one_input_of_others() {
+fn output_folder_is_one_input_of_other_tasks() {
     let files = ["/w/raw/a.fits", "/w/raw/b.fits", "/w/old/x", "/w/in.zarr/0"];
     let tasks = r#"
         { name = "{x}"; foreach = "raw/{x}.fits"; kernel = "k"; output = [ "out/{x}.zarr/", "log.{x}" ]; },
@@ -604,7 +604,7 @@ fn a_folder_that_a_task_makes_is_one_input_of_others() {
 }
 
 #[test]
-fn components_are_tasks_of_parts_chunks_and_files() {
+fn components_expand_per_part_chunk_and_file() {
     let files = ["/w/striped", "/w/plain", "/w/raw/a.nc", "/w/raw/b.nc"];
     let tasks = r#"
         { name = "s"; per = "part"; kernel = "k"; args = [ "%part" ]; input = [ "striped", "plain" ]; output = [ "s.%part" ]; },
@@ -686,7 +686,7 @@ fn mapped(rest: &str) -> Result<Job, String> {
 }
 
 #[test]
-fn a_mapper_says_which_components_there_are_and_what_each_reads() {
+fn mapper_determines_components_and_their_input_bytes() {
     let parts =
         mapped("per = \"part\"; mapper = \"netcdf:tas\"; output = [ \"o.%part\" ];").unwrap();
     let names: Vec<_> = parts
@@ -720,7 +720,7 @@ fn a_mapper_says_which_components_there_are_and_what_each_reads() {
 }
 
 #[test]
-fn built_in_kernels_are_told_how_to_read_what_a_mapper_finds() {
+fn builtin_kernels_get_format_args_from_mapper() {
     let args = |(input, mapper): (&str, &str), rest: &str, files: &[&str]| {
         let task = format!(
             "{{ name = \"s\"; kernel = \"mean\"; args = [ \"dtype=f32\" ]; input = [ \"{input}\" ]; per = \"part\"; mapper = \"{mapper}\"; {rest} }}"
@@ -752,7 +752,7 @@ fn built_in_kernels_are_told_how_to_read_what_a_mapper_finds() {
 }
 
 #[test]
-fn what_a_mapper_finds_in_a_folder_are_files_of_it() {
+fn mapper_in_folder_yields_its_files() {
     for given in [
         "\"cube.zarr\"",
         "\"cube.zarr/\"",
@@ -807,7 +807,7 @@ fn what_a_mapper_finds_in_a_folder_are_files_of_it() {
 }
 
 #[test]
-fn folders_in_which_a_mapper_finds_nothing_are_refused() {
+fn folder_without_mapped_data_is_refused() {
     let refused = |task: &str| {
         let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Folder(&[]));
         job.map_err(|errors| errors.to_string()).unwrap_err()
@@ -831,7 +831,7 @@ fn folders_in_which_a_mapper_finds_nothing_are_refused() {
 }
 
 #[test]
-fn chunks_of_records_see_so_many_records_beside_them() {
+fn record_chunks_include_their_halo() {
     let size = 10 * UNIT_GRAIN + 5;
     for (length, halo) in [
         (1, 3),
@@ -878,7 +878,7 @@ fn chunks_of_records_see_so_many_records_beside_them() {
 }
 
 #[test]
-fn mappers_that_make_no_sense_are_refused() {
+fn invalid_mapper_settings_are_refused() {
     for (rest, problem) in [
         (
             "per = \"piece\"; output = [ \"o\" ];",
@@ -930,7 +930,7 @@ fn reduced_by(rest: &str) -> Result<Job, String> {
 }
 
 #[test]
-fn one_result_is_made_of_what_components_give() {
+fn components_merge_into_one_result() {
     let fold =
         reduced_by("kernel = \"mean\"; args = [ \"dtype=f4\" ]; output = [ \"o\" ];").unwrap();
     let reduced =
@@ -973,7 +973,7 @@ fn one_result_is_made_of_what_components_give() {
 }
 
 #[test]
-fn results_of_components_that_can_not_be_are_refused() {
+fn invalid_merge_of_components_is_refused() {
     for (rest, problem) in [
         (
             "kernel = \"mean\"; args = [ \"dtype=text\" ]; output = [ \"o\" ];",
@@ -1010,7 +1010,7 @@ fn results_of_components_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn folders_that_can_not_be_are_refused() {
+fn conflicting_output_folders_are_refused() {
     let rest = r#"{ name = "b"; kernel = "k"; output = [ "d/" ]; },
 { name = "a"; kernel = "k"; "#;
     let whole = |below: &str| {
@@ -1066,7 +1066,7 @@ fn folders_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn only_kernels_with_files_of_their_own_make_folders() {
+fn output_folder_needs_kernel_with_own_files() {
     let script = |kernel: &str| {
         with_tasks(&format!(
             "{{ name = \"a\"; {kernel} output = [ \"o/\" ]; }}"
@@ -1101,7 +1101,7 @@ fn only_kernels_with_files_of_their_own_make_folders() {
 }
 
 #[test]
-fn surroundings_are_of_the_job_and_of_the_task() {
+fn surroundings_merge_from_job_and_task() {
     let text = r#"name = "j"; workdir = "/w"; path = [ "/sw/bin" ]; environment = { A = "1"; B = 2; };
 tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "3"; }; folders = [ "/sw/./" ]; },
           { name = "b"; kernel = "sort"; output = [ "p" ]; path = [ "/sw" ]; folders = [ "/sw" ]; } );"#;
@@ -1126,7 +1126,7 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
 }
 
 #[test]
-fn surroundings_that_can_not_be_had_are_refused() {
+fn invalid_surroundings_are_refused() {
     let cases = [
         (
             "environment = { LD_PRELOAD = \"/w/x.so\"; };",
@@ -1188,7 +1188,7 @@ fn surroundings_that_can_not_be_had_are_refused() {
 }
 
 #[test]
-fn what_all_tasks_say_of_their_surroundings_is_bounded() {
+fn surroundings_of_all_tasks_are_bounded_in_size() {
     let job = |environment: &str, folders: &str, tasks: usize| {
         let task = |index| {
             format!("{{ name = \"{index}\"; kernel = \"sort\"; output = [ \"{index}\" ]; }}")
@@ -1227,7 +1227,7 @@ fn what_all_tasks_say_of_their_surroundings_is_bounded() {
 }
 
 #[test]
-fn patterns_that_mean_nothing_or_too_much_are_refused() {
+fn patterns_without_match_or_beyond_limits_are_refused() {
     let rest = r#"kernel = "k"; output = [ "{x}" ]; }"#;
     let nothing = "a pattern means the files that are there when the job is submitted, and outputs of tasks above";
     let cases = [
@@ -1253,7 +1253,7 @@ fn patterns_that_mean_nothing_or_too_much_are_refused() {
 }
 
 #[test]
-fn the_documented_examples_are_right() {
+fn documented_job_scripts_parse() {
     let page = include_str!("../../../../docs/job-scripts.md");
     let blocks = page
         .split("```")
@@ -1275,7 +1275,7 @@ fn the_documented_examples_are_right() {
 
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
-fn errors_of_the_job() {
+fn job_errors_name_setting_and_place() {
     let task = r#"tasks = ( { name = "a"; kernel = "k"; output = [ "o" ]; } );"#;
     let cases = [
         (
@@ -1357,7 +1357,7 @@ fn errors_of_the_job() {
 
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
-fn errors_of_a_task() {
+fn task_errors_name_setting_and_place() {
     let task =
         |rest: &str| format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {rest} }}");
     let cases = [
@@ -1502,7 +1502,7 @@ fn selected(input: &str) -> (String, String, String) {
 }
 
 #[test]
-fn inputs_may_be_bytes_of_files() {
+fn input_may_select_bytes_of_a_file() {
     let is = |name: &str, path: &str, selection: &str| {
         (name.to_owned(), path.to_owned(), selection.to_owned())
     };
@@ -1529,7 +1529,7 @@ fn inputs_may_be_bytes_of_files() {
 }
 
 #[test]
-fn a_task_of_each_part_and_two_ranges_of_one_file() {
+fn task_per_part_and_two_ranges_of_one_file_are_parsed() {
     let job = parse(&with_tasks(
         r#"{ name = "t{p}"; foreach = { p = "0..2"; }; kernel = "k"; args = [ "{inputs}" ];
              input = ( { file = "i"; part = "{p}"; name = "piece"; }, "{p}" ); output = [ "o{p}" ]; },
@@ -1620,7 +1620,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
 ];
 
 #[test]
-fn errors_of_bytes_of_inputs() {
+fn invalid_byte_selections_are_reported() {
     let task = |input: &str| {
         format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; input = ( {input} ); }}")
     };
@@ -1640,9 +1640,9 @@ fn errors_of_bytes_of_inputs() {
     );
 }
 
-/// What is there at submission is looked at then.
+/// A file that exists at submission is inspected at submission.
 #[test]
-fn bytes_that_a_file_does_not_have_are_refused() {
+fn selection_beyond_file_is_refused() {
     let files = Array::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
     let said = |input: &str| {
         let task = format!(
@@ -1683,7 +1683,7 @@ fn bytes_that_a_file_does_not_have_are_refused() {
 }
 
 #[test]
-fn errors_between_tasks() {
+fn conflicts_between_tasks_are_reported() {
     let two = |b: &str| {
         format!("{{ name = \"a\"; kernel = \"k\"; input = [ \"i\" ]; output = [ \"o\" ]; }},\n{b}")
     };
@@ -1719,7 +1719,7 @@ fn errors_between_tasks() {
 }
 
 #[test]
-fn a_circle_is_named_without_the_tasks_that_only_lead_to_it() {
+fn cycle_error_omits_tasks_outside_the_cycle() {
     let tasks = r#"{ name = "lead"; kernel = "k"; input = [ "c" ]; output = [ "l" ]; },
         { name = "a"; kernel = "k"; input = [ "b" ]; output = [ "a" ]; },
         { name = "b"; kernel = "k"; input = [ "c" ]; output = [ "b" ]; },
@@ -1729,7 +1729,7 @@ fn a_circle_is_named_without_the_tasks_that_only_lead_to_it() {
 }
 
 #[test]
-fn all_errors_come_in_the_order_of_the_script_and_not_without_end() {
+fn errors_are_in_script_order_and_bounded_in_number() {
     let tasks = r#"{ name = "a"; kernal = "k"; output = [ "o" ]; },
         { name = "b"; kernel = "k"; input = [ "../x" ]; output = [ "o", "o" ]; }"#;
     let all = errors(&with_tasks(tasks));
@@ -1746,7 +1746,7 @@ fn all_errors_come_in_the_order_of_the_script_and_not_without_end() {
 }
 
 #[test]
-fn numbers_of_things_are_bounded() {
+fn arguments_and_outputs_of_a_task_are_bounded_in_number() {
     let args = format!("args = [ {} ];", "1, ".repeat(MAX_ARGS + 1));
     let task = format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {args} }}");
     assert!(task_error(&task).contains("10001 arguments; the most is 10000"));
@@ -1762,7 +1762,7 @@ fn one_kernel(kernel: &str) -> String {
 }
 
 #[test]
-fn kernels_are_looked_for_in_the_array_then_built_in_then_on_the_host() {
+fn kernel_lookup_order_is_stored_builtin_program() {
     let array = Array::with(&[
         ("/w/sort", file(1, true)),
         ("/w/bin/f.sh", file(2, true)),
@@ -1805,7 +1805,7 @@ fn kernels_are_looked_for_in_the_array_then_built_in_then_on_the_host() {
 }
 
 #[test]
-fn kernels_of_ones_own_come_after_files_and_before_those_built_in() {
+fn own_kernels_rank_after_files_and_before_builtin() {
     let mut array = Array::with(&[
         ("/w/sort", file(1, true)),
         ("/kernels/1000/sort@1", file(2, true)),
@@ -1858,7 +1858,7 @@ fn kernels_of_ones_own_come_after_files_and_before_those_built_in() {
 }
 
 #[test]
-fn a_stored_kernel_becomes_an_input_once() {
+fn stored_kernel_is_added_to_inputs_once() {
     let array = Array::with(&[("/w/f", file(1, true))]);
     let text = |input: &str| {
         with_tasks(&format!(
@@ -1877,7 +1877,7 @@ fn a_stored_kernel_becomes_an_input_once() {
 }
 
 #[test]
-fn a_kernel_may_be_made_by_the_job_itself() {
+fn kernel_may_be_output_of_another_task() {
     let tasks = r#"{ name = "run"; kernel = "prog"; output = [ "o" ]; },
         { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
     let job = parse(&with_tasks(tasks)).unwrap();
@@ -1896,7 +1896,7 @@ fn a_kernel_may_be_made_by_the_job_itself() {
 }
 
 #[test]
-fn outputs_that_exist_may_be_replaced_by_those_who_may_write_to_them() {
+fn replace_overwrites_only_writable_sealed_outputs() {
     let array = Array::with(&[
         ("/w/o", file(5, false)),
         ("/w/read-only", file(1, false)),
@@ -1921,7 +1921,7 @@ fn outputs_that_exist_may_be_replaced_by_those_who_may_write_to_them() {
 }
 
 #[test]
-fn a_stack_has_the_kernels_of_its_stages_and_all_their_files() {
+fn stack_includes_kernels_and_files_of_its_stages() {
     let array = Array::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
     let text = "kernel = \"max where='a|b' | bin/f -x | k.so | bin/f | sort\";";
     let spec = resolve_in(&one_kernel(text), &array).unwrap();
@@ -1959,14 +1959,14 @@ fn a_stack_has_the_kernels_of_its_stages_and_all_their_files() {
 }
 
 #[test]
-fn a_stage_may_be_made_by_the_job_itself() {
+fn stage_of_stack_may_be_output_of_another_task() {
     let tasks = r#"{ name = "run"; kernel = "max | prog"; output = [ "o" ]; },
         { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
     assert_eq!(parse(&with_tasks(tasks)).unwrap().dag.order, [1, 0]);
 }
 
 #[test]
-fn stacks_that_make_no_sense() {
+fn invalid_stacks_are_refused() {
     let array = Array::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
     for (kernel, problem) in [
         (
@@ -1999,7 +1999,7 @@ fn stacks_that_make_no_sense() {
 }
 
 #[test]
-fn what_the_array_says_against_a_job() {
+fn resolve_reports_conflicts_with_existing_files() {
     let array = Array::with(&[
         ("/w/plain", file(1, false)),
         ("/w/mean", file(3, false)),
@@ -2063,7 +2063,7 @@ fn what_the_array_says_against_a_job() {
 }
 
 #[test]
-fn only_a_strict_job_needs_its_inputs_at_once() {
+fn only_strict_job_needs_its_inputs_at_submission() {
     let array = Array::with(&[("/w/open", Look::Unsealed)]);
     let tasks = r#"{ name = "a"; kernel = "max"; input = [ "later", "open" ]; output = [ "p" ]; }"#;
     let spec = resolve_in(&with_tasks(tasks), &array).unwrap();
@@ -2082,7 +2082,7 @@ fn only_a_strict_job_needs_its_inputs_at_once() {
 }
 
 #[test]
-fn a_job_that_waits_says_for_what_and_which_file_may_be_meant() {
+fn waiting_job_lists_awaited_files_with_suggestions() {
     let array = Array::with(&[
         ("/w/access.log", file(2, false)),
         ("/w/day-1", file(3, false)),
@@ -2173,7 +2173,7 @@ fn acyclic_plan() -> impl Strategy<Value = Plan> {
 
 proptest! {
     #[test]
-    fn detection_equals_the_naive_reference(plan in any_plan()) {
+    fn dependency_detection_equals_naive_reference(plan in any_plan()) {
         let dependencies = naive_dependencies(&plan);
         match parse(&script_of(&plan)) {
             Ok(job) => {
@@ -2187,7 +2187,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_has_every_task_once_after_its_dependencies(plan in acyclic_plan()) {
+    fn topological_order_has_every_task_after_its_dependencies(plan in acyclic_plan()) {
         let job = parse(&script_of(&plan)).unwrap();
         let place: BTreeMap<usize, usize> =
             job.dag.order.iter().enumerate().map(|(place, &task)| (task, place)).collect();
@@ -2204,7 +2204,7 @@ proptest! {
     }
 
     #[test]
-    fn a_resolved_job_has_the_scripts_tasks_and_origins(plan in acyclic_plan()) {
+    fn resolved_job_keeps_tasks_and_origins_of_script(plan in acyclic_plan()) {
         let text = script_of(&plan);
         let spec = resolve_in(&text, &Array::default()).unwrap();
         prop_assert_eq!(spec.tasks.len(), plan.len());
@@ -2225,7 +2225,7 @@ proptest! {
     }
 
     #[test]
-    fn settings_of_any_type_never_make_it_panic(
+    fn job_parser_never_panics_on_any_settings(
         text in "((name|workdir|tasks|kernel|input|output|args|limits|time|stdin|lifetime|x) ?= ?|\\{|\\}|\\(|\\)|\\[|\\]|;|,|\"(a|/w|\\.\\.|/|5m)?\"|[0-9]|true|1\\.5){0,40}",
     ) {
         let _ = parse(&text);
@@ -2244,7 +2244,7 @@ fn needs_of(job: &str, rest: &str) -> (Needs, Limits) {
 }
 
 #[test]
-fn a_task_says_what_it_needs_and_is_held_to_it() {
+fn task_needs_also_set_its_limits() {
     assert_eq!(needs_of("", ""), (Needs::default(), Limits::default()));
     let (needs, limits) = needs_of(
         "cores = 2; resources = { gpu = 1; licence.x = 2; };",
@@ -2270,7 +2270,7 @@ fn a_task_says_what_it_needs_and_is_held_to_it() {
 }
 
 #[test]
-fn needs_that_make_no_sense_are_told_with_their_place() {
+fn invalid_needs_are_reported_with_place() {
     for (rest, expected) in [
         ("cores = -1;", "\"cores\" must be from 0 to 4096, not -1"),
         ("cores = 1.5;", "\"cores\" must be an integer, not a float"),
@@ -2331,7 +2331,7 @@ fn needs_that_make_no_sense_are_told_with_their_place() {
 }
 
 #[test]
-fn tasks_of_a_job_need_a_bounded_number_of_different_things() {
+fn distinct_needs_of_a_job_are_bounded_in_number() {
     let tasks = |count: usize| {
         let tasks: Vec<String> = (1..=count)
             .map(|n| {
@@ -2353,7 +2353,7 @@ fn tasks_of_a_job_need_a_bounded_number_of_different_things() {
 const NAMES: usize = crate::resources::NAMES_MAX;
 
 #[test]
-fn a_task_that_no_element_can_ever_run_is_refused_with_the_reason() {
+fn task_that_no_element_can_run_is_refused_with_reason() {
     for (rest, expected) in [
         (
             "kernel = \"mean\"; cores = 5;",

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_goes_to_inode_modulo_elements_and_past_full_ones() {
+    fn placement_uses_inode_modulo_elements_and_skips_full() {
         let all = rooms(&[1 << 30; 4]);
         assert_eq!(place(Inode(6), None, &all), Ok(ElementId(2)));
         let some = rooms(&[1 << 30, 1 << 30, 0, 1 << 30]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn new_files_go_outside_only_if_nothing_else_takes_them() {
+    fn placement_uses_outside_elements_as_last_resort() {
         let mut some = rooms(&[1 << 30, 1 << 50, 1 << 30]);
         some[1].outside = true;
         for inode in 0..6 {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_that_hangs_is_passed_over_unless_it_was_named_or_all_hang() {
+    fn placement_skips_hanging_element_unless_named_or_only() {
         let mut some = rooms(&[1 << 30, 1 << 30, 0]);
         some[0].answers = false;
         assert_eq!(place(Inode(6), None, &some), Ok(ElementId(1)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_that_is_being_emptied_gets_nothing() {
+    fn placement_skips_draining_element() {
         let mut some = rooms(&[1 << 30; 3]);
         some[1].leaving = true;
         for inode in 0..4 {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_gets_what_asks_for_it_and_fits_and_nothing_else() {
+    fn placement_uses_memory_only_on_request_and_if_it_fits() {
         let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
         some[1].memory = true;
         some[2].memory = true;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burst_tier_takes_new_files_near_whoever_writes_them_and_nothing_else_goes_there() {
+    fn burst_placement_prefers_elements_near_the_writer() {
         let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
         assert_eq!(place_in_burst(&[ElementId(0)], &[], 0, &some), Ok(None));
         some[1].burst = true;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_element_is_never_replaced() {
+    fn named_element_is_never_replaced() {
         let some = rooms(&[1 << 30, 0]);
         assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
         assert_eq!(
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_striped_file_takes_elements_in_turn_that_have_room_and_answer() {
+    fn striped_placement_uses_answering_elements_with_space() {
         let ids = |elements: Vec<ElementId>| elements.iter().map(|e| e.0).collect::<Vec<_>>();
         let mut all = rooms(&[1 << 30; 4]);
         assert_eq!(ids(place_stripes(Inode(6), 3, &all).unwrap()), [2, 3, 0]);

@@ -92,7 +92,7 @@ fn bytes_of(pieces: impl Iterator<Item = Piece>) -> Vec<(u64, Byte)> {
 
 proptest! {
     #[test]
-    fn every_byte_is_where_it_was_put((layout, bytes) in layouts(), start in 0..250_u64, length in 0..250_u64) {
+    fn layout_pieces_return_each_byte_of_range((layout, bytes) in layouts(), start in 0..250_u64, length in 0..250_u64) {
         prop_assert_eq!(layout.size(), bytes.len() as u64);
         let all: Vec<(u64, Byte)> = (0..).zip(bytes.iter().copied()).collect();
         let end = start + length;
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_know_which_bytes_of_the_file_they_are((layout, bytes) in layouts(), part in 0..6_usize, start in 0..100_u64, length in 0..100_u64) {
+    fn pieces_of_part_return_its_bytes_of_the_file((layout, bytes) in layouts(), part in 0..6_usize, start in 0..100_u64, length in 0..100_u64) {
         let range = start..start + length;
         let pieces = layout.pieces_of(part, range.clone());
         let mut expected: Vec<(u64, Byte)> = (0..)
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn what_makes_sense_is_accepted((layout, bytes) in layouts(), size in 0..200_u64) {
+    fn valid_layout_passes_check_and_round_trips((layout, bytes) in layouts(), size in 0..200_u64) {
         if let Layout::Striped(striped) = &layout {
             let sizes: u64 = striped.parts.iter().map(|part| part.size).sum();
             prop_assert_eq!(sizes, striped.size);
@@ -189,7 +189,7 @@ fn cut(size: u64, steps: &[(u64, u64)]) -> Vec<Range<u64>> {
 
 proptest! {
     #[test]
-    fn who_reads_a_selection_finds_its_bytes_and_no_others(
+    fn selection_reads_its_bytes_and_no_others(
         (mut layout, mut bytes) in layouts(),
         part in proptest::option::of(0..7_u32),
         steps in proptest::option::of(proptest::collection::vec((0..20_u64, 1..30_u64), 1..9)),
@@ -264,9 +264,9 @@ proptest! {
     }
 }
 
-/// Selections come from scripts, databases and others' messages.
+/// Selections are read from scripts, databases and messages of other processes.
 #[test]
-fn selections_that_can_not_be_are_refused() {
+fn invalid_selections_are_refused() {
     let of = |ranges: &[Range<u64>]| Selection::ranges(None, ranges).map(|one| one.to_string());
     assert_eq!(of(&[]), Err(SelectionError::NoRange));
     assert_eq!(of(&[ranges_of(5, 0)]), Err(SelectionError::Empty(5)));
@@ -327,7 +327,7 @@ fn selections_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn stripes_by_hand() {
+fn striped_layout_matches_hand_computed_example() {
     let layout = striped(4096, 3, 10 * 4096 + 5);
     let sizes: Vec<u64> = layout.parts().iter().map(|part| part.size).collect();
     assert_eq!(sizes, [4 * 4096, 3 * 4096 + 5, 3 * 4096]);
@@ -342,7 +342,7 @@ fn stripes_by_hand() {
 }
 
 #[test]
-fn every_copy_that_can_be_read_counts() {
+fn bytes_by_element_count_every_readable_copy() {
     let mut layout = striped(4096, 2, 3 * 4096);
     let state = |state| Copy {
         element: ElementId(7),
@@ -367,9 +367,9 @@ fn every_copy_that_can_be_read_counts() {
     assert!(!layout.is_readable());
 }
 
-/// Layouts come from databases and from others' messages.
+/// Layouts are read from databases and from messages of other processes.
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_layouts_are_refused() {
     for (unit, width) in [
         (0, 2),
         (4095, 2),
@@ -428,7 +428,7 @@ fn what_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn bytes_behind_the_end_of_a_part_are_holes() {
+fn bytes_beyond_end_of_a_part_become_holes() {
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
     extents.put(extent(100, 50, 0, 0)).unwrap();
@@ -442,7 +442,7 @@ fn bytes_behind_the_end_of_a_part_are_holes() {
 }
 
 #[test]
-fn there_is_an_end_of_pieces() {
+fn extents_are_bounded_in_number() {
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
     for at in 0..PIECES_MAX as u64 - 1 {
@@ -454,7 +454,7 @@ fn there_is_an_end_of_pieces() {
 }
 
 #[test]
-fn what_a_part_is_of_is_kept_as_bytes() {
+fn part_of_round_trips_and_refuses_invalid_bytes() {
     let part = PartOf {
         version: ObjectId(1 << 59),
         index: 2,
@@ -477,7 +477,7 @@ fn what_a_part_is_of_is_kept_as_bytes() {
 }
 
 #[test]
-fn stripes_are_written_as_they_are_read() {
+fn stripes_parse_and_print() {
     let stripes = |unit, width| Stripes { unit, width };
     for (text, read) in [
         ("1MiB", stripes(1 << 20, 0)),
@@ -507,9 +507,9 @@ fn stripes_are_written_as_they_are_read() {
 }
 
 proptest! {
-    /// The file ends with the last byte that a part has.
+    /// The file ends with the last byte of any part.
     #[test]
-    fn lengths_of_parts_say_the_length_of_the_file(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
+    fn file_size_follows_from_part_sizes(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
         let size = Striped::size_of(unit, &sizes).unwrap();
         let width = sizes.len();
         let holds = |size| (0..width).map(|part| Striped::part_size(unit, width, size, part)).collect::<Vec<_>>();
@@ -531,9 +531,9 @@ fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
 }
 
 proptest! {
-    /// All parts together have every record once, each with the part that it begins in; so have all chunks.
+    /// All parts together have every record once, each record in the part where it begins. The same holds for chunks.
     #[test]
-    fn every_record_is_of_the_part_that_it_begins_in(
+    fn record_belongs_to_the_part_where_it_begins(
         unit in 1..9_u64,
         width in 1..5_u32,
         bytes in proptest::collection::vec(0..3_u8, 0..90),
@@ -579,7 +579,7 @@ proptest! {
 }
 
 #[test]
-fn records_that_can_not_be_are_refused() {
+fn invalid_record_selections_are_refused() {
     for wrong in [
         "records",
         "records ",
@@ -610,9 +610,9 @@ fn records_that_can_not_be_are_refused() {
     assert_eq!(many, Some(SelectionError::Runs(1 << 37)));
 }
 
-/// Bounds of numbers are no bounds of files that lie in them.
+/// Files may end at the largest number that their size can hold.
 #[test]
-fn the_greatest_files_overflow_nothing() {
+fn layouts_of_largest_files_never_overflow() {
     let size = u64::MAX;
     for layout in [
         Layout::Whole(part(1, size)),

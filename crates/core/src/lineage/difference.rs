@@ -167,13 +167,13 @@ mod tests {
     use crate::id::TaskId;
 
     #[test]
-    fn a_graph_does_not_differ_from_itself() {
+    fn graph_has_no_difference_from_itself() {
         assert_eq!(differences(&mosaic(), &mosaic()), []);
         assert_eq!(text(&[]), "no difference\n");
     }
 
     #[test]
-    fn runs_arguments_code_and_sources_are_told_apart() {
+    fn difference_lists_runs_arguments_code_and_sources() {
         let mut other = mosaic();
         let mut run = other.record(TaskId(11)).unwrap().clone();
         run.args = vec!["-m".into(), "13".into()];
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_is_no_difference() {
+    fn same_content_is_no_difference() {
         let mut other = mosaic();
         let mut run = other.record(TaskId(11)).unwrap().clone();
         run.inputs[0].1 = ObjectId(77);

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_version_run_and_edge_is_drawn() {
+    fn dot_draws_every_version_run_and_edge() {
         let text = render(&mosaic());
         assert_eq!(text.matches("shape=box").count(), 6);
         assert_eq!(text.matches("shape=ellipse").count(), 4);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_backslashes_do_not_end_a_string() {
+    fn dot_escapes_quotes_and_backslashes() {
         assert_eq!(quoted("a\"b\\c\nd\u{7}"), "\"a\\\"b\\\\c\\nd \"");
     }
 }

@@ -180,13 +180,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_are_shown_each_for_itself() {
+    fn fold_keeps_small_graph_unfolded() {
         let folded = fold(&mosaic());
         assert_eq!((folded.nodes.len(), folded.edges.len()), (10, 9));
     }
 
     #[test]
-    fn many_alike_are_one_and_what_differs_is_not() {
+    fn fold_groups_equal_nodes_and_keeps_others_apart() {
         let folded = fold(&wide(10));
         let sizes: Vec<usize> = folded.nodes.iter().map(|node| node.members.len()).collect();
         // Raw, projected, sum, picture; project, add, view.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_read_is_not_one_of_what_each_reads() {
+    fn fold_keeps_common_input_apart_from_individual_inputs() {
         let mut graph = wide(10);
         let mut common = graph.version(crate::id::ObjectId(1)).unwrap().clone();
         (common.object, common.path) = (crate::id::ObjectId(99), "/raw/reference.fits".into());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn alike_names_are_one_name() {
+    fn common_name_of_similar_names_is_shortened() {
         assert_eq!(
             common(&["/raw/1.fits", "/raw/12.fits"]),
             "/raw/1\u{2026}.fits"

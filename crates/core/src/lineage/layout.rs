@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn data_flows_one_way_and_no_edge_is_under_a_box() {
+    fn layout_edges_point_forward_and_avoid_boxes() {
         let edges = tangle(9);
         let layers = Layers::new(9, &edges);
         for way in [Way::Right, Way::Down] {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_are_apart_and_within_the_picture() {
+    fn layout_boxes_never_overlap_and_fit_picture() {
         for way in [Way::Right, Way::Down] {
             let layout =
                 Layers::new(30, &(1..30).map(|at| (at / 4, at)).collect()).placed(way, WIDTH);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn parallel_branches_do_not_cross() {
+    fn layout_of_parallel_branches_has_no_crossing() {
         // Two chains, numbered crosswise.
         let edges = BTreeSet::from([(0, 3), (1, 2), (3, 4), (2, 5)]);
         let layout = Layers::new(6, &edges).placed(Way::Right, WIDTH);

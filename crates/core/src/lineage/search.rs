@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_found_by_kernel_argument_and_time() {
+    fn search_finds_runs_by_kernel_argument_and_time() {
         let graph = mosaic();
         let of = |kernel: &str| Search {
             kernel: Some(kernel.into()),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn words_follow_each_other() {
+    fn has_words_needs_consecutive_whole_words() {
         let args = ["-q", "-m", "12"].map(String::from);
         for (words, found) in [
             ("-m 12", true),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_match_whole_names() {
+    fn search_pattern_matches_whole_names() {
         for (name, pattern, found) in [
             ("atlas-x.gif", "*.gif", true),
             ("atlas-x.gif", "atlas-?.gif", true),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_find_versions_and_what_read_or_made_them() {
+    fn search_by_annotation_finds_versions_and_their_runs() {
         let mut graph = mosaic();
         let mut raw = graph.version(ObjectId(1)).unwrap().clone();
         raw.annotations = vec![("center".into(), "UChicago".into())];

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_node_and_edge_is_drawn_once_and_text_is_escaped() {
+    fn svg_draws_each_node_and_edge_once_and_escapes_text() {
         let picture = render(&mosaic());
         assert_eq!(picture.matches("<title>").count(), 10);
         assert_eq!(picture.matches("class=\"edge\"").count(), 9);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn many_alike_are_one_box_with_their_number() {
+    fn svg_folds_equal_nodes_into_one_box_with_count() {
         let picture = render(&wide(10));
         assert_eq!(picture.matches("<title>").count(), 7, "{picture}");
         assert_eq!(picture.matches("\u{a0}\u{d7}10<").count(), 3);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workflow_of_a_thousand_tasks_is_readable_on_a_slide() {
+    fn svg_of_thousand_tasks_is_readable_on_a_slide() {
         for graph in [mosaic(), wide(10), wide(1000)] {
             let folded = fold(&graph);
             let layout = layout(
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_keep_both_ends_and_an_empty_graph_is_a_picture() {
+    fn svg_shortens_long_names_and_renders_empty_graph() {
         assert_eq!(shortened(&"x".repeat(40)).chars().count(), LABEL_CHARS_MAX);
         let short = shortened("/archive/very/long/path/to/some/file/result.fits");
         assert!(

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_grows_from_the_result_to_what_it_was_made_from() {
+    fn text_tree_grows_up_from_result_to_sources() {
         let text = render(&mosaic(), &of(5), Direction::Up);
         let args = "-x a \"b\" <c> & {d}";
         assert_eq!(
@@ -282,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_grows_down_and_an_unknown_object_is_said_to_be_so() {
+    fn text_tree_grows_down_and_reports_unknown_object() {
         let text = render(&mosaic(), &of(2), Direction::Down);
         assert!(text.contains("/mosaic <1>.png"), "{text}");
         assert!(render(&mosaic(), &of(99), Direction::Up).starts_with("object 99, of which"));
     }
 
     #[test]
-    fn what_is_read_twice_is_shown_once() {
+    fn text_tree_shows_repeated_input_once() {
         let mut graph = mosaic();
         let mut again = graph.records[&TaskId(13)].clone();
         again.inputs.push(("again".into(), ObjectId(3)));

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_chosen_once_moving_there_and_running_faster_takes_less_time() {
+    fn advised_chooses_host_if_transfer_and_run_are_faster() {
         let mut all = [store(0), host(9)];
         all[0].estimate.run_ns = 1_000;
         all[1].estimate.run_ns = 200;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_times_stay_in_storage() {
+    fn advised_prefers_storage_at_equal_time() {
         let mut all = [host(0), store(1)];
         for one in &mut all {
             one.estimate.run_ns = 10_000;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_host_it_is_minimum_wait() {
+    fn advised_without_host_equals_min_wait() {
         let mut all = [store(0), store(1)];
         all[0].estimate.wait_ns = 500;
         all[0].estimate.run_ns = 1;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_without_bound_do_not_overflow() {
+    fn advised_never_overflows_at_largest_costs() {
         let mut one = host(4);
         one.estimate.run_ns = u64::MAX;
         one.estimate.transfer_ns = u64::MAX;

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn each_profile_takes_what_it_is_for() {
+    fn constraint_profile_chooses_its_best_element() {
         let all = three();
         assert_eq!(chosen("bandwidth", &all), Some(0));
         assert_eq!(chosen("energy", &all), Some(1));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_element_is_passed_over_and_equals_are_told_apart_by_inputs_load_and_id() {
+    fn constraint_skips_full_and_breaks_ties_by_input_load_id() {
         let mut all = three();
         all[0].room = false;
         assert_ne!(chosen("speed=1", &all), Some(0));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_without_capacity_is_the_last_where_capacity_counts() {
+    fn constraint_ranks_zero_capacity_last() {
         let mut all = [store(0), store(1)];
         all[0].standing.capacity = crate::score::share(5, 0);
         all[1].standing.capacity = 20;

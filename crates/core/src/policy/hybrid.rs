@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_gathers_runs_on_the_host() {
+    fn hybrid_sends_gathering_task_to_host() {
         let reduce = Request {
             inputs: 3,
             holders: 2,
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_two_of_ten_like_tasks_on_four_cores_run_on_the_host() {
+    fn hybrid_sends_last_two_of_ten_on_four_cores_to_host() {
         let at = |left| Request {
             wave_left: left,
             wave_size: 10,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_host_or_room_on_it_the_other_policy_decides() {
+    fn hybrid_without_free_host_uses_inner_policy() {
         let reduce = Request {
             inputs: 3,
             holders: 2,

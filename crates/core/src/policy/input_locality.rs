@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_part_of_the_input_wins_even_on_a_full_element() {
+    fn input_locality_follows_largest_input_even_if_full() {
         let mut all = [store(0), store(1), store(2)];
         all[1].local_bytes = 60;
         all[2].local_bytes = 40;
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tie_goes_to_the_less_loaded_then_to_the_lower_id() {
+    fn input_locality_breaks_ties_by_load_then_id() {
         let mut all = [store(0), store(1), store(2)];
         assert_eq!(chosen(&all), 0);
         all[0].outstanding = 1;

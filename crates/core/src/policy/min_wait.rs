@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_is_chosen_once_it_takes_less_time_than_waiting() {
+    fn min_wait_moves_task_if_faster_than_waiting() {
         let mut all = [store(0), store(1)];
         all[0].local_bytes = 100;
         all[1].estimate.transfer_ns = 10;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_locality_then_load_then_id() {
+    fn min_wait_breaks_ties_by_locality_load_id() {
         let mut all = [store(0), store(1), store(2)];
         assert_eq!(chosen(&all), 0);
         all[0].outstanding = 1;

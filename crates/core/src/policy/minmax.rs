@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_element_gets_more_and_energy_weighs_as_much_as_time() {
+    fn minmax_prefers_faster_element_and_weighs_energy_like_time() {
         let all = [site(0, 1000, 0), site(1, 3000, 0)];
         let batch = vec![ask(0, &all), ask(0, &all), ask(0, &all), ask(0, &all)];
         let on_slow = places(batch).iter().filter(|id| **id == Some(1)).count();
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_and_devices_take_no_more_than_they_have_room_for() {
+    fn minmax_never_exceeds_queue_or_device_space() {
         let mut all = [site(0, 1, 0), site(1, 1000, 0)];
         all[0].slots = 2;
         let batch = || vec![ask(0, &all), ask(0, &all), ask(0, &all)];
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_without_bound_and_lies_do_not_overflow() {
+    fn minmax_never_overflows_at_extreme_costs() {
         let mut liar = site(7, u64::MAX, 0);
         liar.estimate.transfer_ns = u64::MAX;
         liar.estimate.wait_ns = u64::MAX;
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn one_task_goes_where_a_batch_of_one_goes_and_ties_go_to_the_lower_id() {
+    fn minmax_treats_one_task_as_batch_and_breaks_ties_by_id() {
         let all = [site(3, 5, 0), site(1, 5, 0), site(2, 9, 0)];
         let policy = by_name("minmax", 0).unwrap();
         let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
@@ -714,7 +714,7 @@ mod tests {
 
     /// docs/job-scripts.md gives these figures.
     #[test]
-    fn small_batches_cost_hardly_more_than_the_optimum() {
+    fn minmax_small_batches_cost_near_the_optimum() {
         let mut source = Source::seeded(16);
         let (mut over, mut worst, mut exact, mut tight) = (0.0, 0.0_f64, 0, 0);
         let cases = 1000;

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn every_known_name_makes_the_policy_of_that_name() {
+    fn by_name_creates_every_known_policy() {
         for name in NAMES {
             let policy = by_name(name, 1).unwrap();
             let short = ["hybrid", "wa"].contains(&name);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
+    fn by_name_error_lists_known_policies() {
         let error = by_name("fastest", 1).unwrap_err().to_string();
         assert!(
             error.contains("`fastest`") && error.contains("min-wait"),
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn no_plain_policy_chooses_the_host_or_anything_of_nothing() {
+    fn plain_policies_never_choose_host_or_empty_set() {
         let host = Candidate {
             role: Role::Host,
             ..store(9)
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ten_thousand_equals_those_that_do_not_draw_take_the_first() {
+    fn policies_without_draws_choose_first_of_equal_elements() {
         let all: Vec<Candidate> = (0..10_000).rev().map(store).collect();
         for name in NAMES.into_iter().filter(|name| !name.contains("random")) {
             let policy = by_name(name, 7).unwrap();
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_twice_gives_the_same_answer() {
+    fn place_gives_same_answer_twice() {
         let all = [store(0), store(1), store(2)];
         for name in NAMES {
             let policy = by_name(name, 7).unwrap();

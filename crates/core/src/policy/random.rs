@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_replays_its_draws_and_all_elements_come_up() {
+    fn random_replays_seed_and_draws_all_elements() {
         assert_eq!(sequence(5), sequence(5));
         assert_ne!(sequence(5), sequence(6));
         for id in 0..4 {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_one_that_draws_among_all_chooses_what_has_no_room() {
+    fn random_chooses_full_element_only_among_all_stores() {
         let mut all = [store(0), store(1)];
         all[1].room = false;
         let drawn = |of| draws(&mut Random::seeded(5, of), &all);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_take_turns_and_one_without_room_is_passed_over() {
+    fn round_robin_alternates_and_skips_full_elements() {
         let mut all = [store(0), store(1), store(2)];
         let mut policy = RoundRobin::default();
         let mut turn = |all: &[super::super::Candidate]| {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_chosen_while_all_are_full() {
+    fn round_robin_chooses_nothing_if_all_are_full() {
         let all = [store(0), store(1)].map(|full| super::super::Candidate {
             room: false,
             ..full

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_bytes_to_pull_win_even_where_there_is_no_room() {
+    fn write_amplification_pulls_least_bytes_even_if_full() {
         let mut all = [holding(0, 10), holding(1, 60), holding(2, 30)];
         all[1].room = false;
         let choice = WriteAmplification::default()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_take_turns_and_one_without_room_is_passed_over_while_another_has_some() {
+    fn write_amplification_alternates_equals_and_prefers_free() {
         let mut all = [holding(0, 50), holding(1, 50), holding(2, 0)];
         let mut policy = WriteAmplification::default();
         assert_eq!(turns(&mut policy, &all, 3), [0, 1, 0]);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_without_inputs_amplifies_nothing() {
+    fn write_amplification_of_task_without_inputs_is_one() {
         let reason = Reason::LeastAmplification {
             input_bytes: 0,
             transfer_bytes: 0,

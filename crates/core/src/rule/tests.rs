@@ -12,7 +12,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn a_rule_makes_a_job_of_files() {
+fn rule_creates_job_of_matching_file() {
     let rule = Rule::read("r.conf", RULE).unwrap();
     assert_eq!((rule.name.as_str(), rule.depth), ("monthly", 8));
     assert!(rule.matches("/climate/run-07/a.nc"));
@@ -41,7 +41,7 @@ fn a_rule_makes_a_job_of_files() {
 }
 
 #[test]
-fn names_of_files_stay_names() {
+fn rule_quotes_names_of_files() {
     let rule = Rule::read("r.conf", RULE).unwrap();
     for name in [
         "a\"; kernel = \"sh",
@@ -63,7 +63,7 @@ fn names_of_files_stay_names() {
 }
 
 #[test]
-fn a_batch_repeats_what_names_a_file() {
+fn rule_batch_repeats_input_and_args_per_file() {
     let text = r#"
     name = "sum"; workdir = "/"; pattern = "in/*"; batch = { files = 10; after = "5s"; };
     task = { kernel = "sum"; input = [ "table", "${path}" ]; args = [ "-f", "${name}", "x${batch}" ];
@@ -87,7 +87,7 @@ fn a_batch_repeats_what_names_a_file() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn rule_error_names_place_and_reason() {
     for (from, to, said) in [
         (
             r"run-(?<n>\d+)/*.nc",
@@ -174,7 +174,7 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn conditions_hold_of_size_owner_type_and_attributes() {
+fn rule_conditions_check_size_owner_type_and_attributes() {
     let with = |conditions: &str| {
         let text = RULE.replace("task =", &format!("where = {{ {conditions} }}; task ="));
         Rule::read("r.conf", &text).unwrap().conditions
@@ -200,7 +200,7 @@ fn conditions_hold_of_size_owner_type_and_attributes() {
 }
 
 #[test]
-fn the_papers_xml_is_read_and_can_not_grow() {
+fn rule_parses_xml_of_the_paper_without_entity_expansion() {
     let text = r#"<?xml version="1.0"?>
 <!-- a rule -->
 <rule name="count" workdir="/raw">
@@ -249,7 +249,7 @@ fn refused_xml(text: &str) -> String {
 }
 
 #[test]
-fn folders_that_may_hold_matching_files_are_known() {
+fn rule_reaches_only_folders_that_may_hold_matches() {
     let pattern = |text: &str| Pattern::new(text).unwrap().folder().to_owned();
     assert_eq!(pattern("a/b/*.nc"), "a/b");
     assert_eq!(pattern("a/b.nc"), "a");
@@ -273,7 +273,7 @@ fn folders_that_may_hold_matching_files_are_known() {
 }
 
 #[test]
-fn the_documented_rules_are_right() {
+fn documented_rules_parse() {
     let page = include_str!("../../../../docs/rules.md");
     let blocks: Vec<&str> = page.split("```").skip(1).step_by(2).collect();
     let body = |kind: &'static str| {
@@ -349,7 +349,7 @@ fn means(pattern: &[char], path: &[char], begins: bool) -> bool {
 
 proptest! {
     #[test]
-    fn patterns_mean_what_they_say(
+    fn pattern_matches_like_naive_reference(
         parts in prop::collection::vec(prop_oneof![Just("**".to_owned()), "[ab.*?]{1,4}"], 1..4),
         path in "[ab.]{0,3}(/[ab.]{1,3}){0,3}",
     ) {
@@ -366,9 +366,10 @@ proptest! {
         }
     }
 
-    /// Whatever is wrong with a pattern, it is said where: within it, and at the character of a repetition of nothing.
+    /// The position of any error lies within the pattern. If nothing is repeated, the position is the character of the
+    /// repetition.
     #[test]
-    fn errors_of_patterns_have_their_place(text in "[a-z/*?()\\[\\]\\\\+{}|^.-]{1,40}", before in "[a-z]{0,5}") {
+    fn pattern_error_position_lies_within_pattern(text in "[a-z/*?()\\[\\]\\\\+{}|^.-]{1,40}", before in "[a-z]{0,5}") {
         if let Err(error) = Pattern::new(&text) {
             prop_assert!(error.at <= text.chars().count(), "{text}: {error:?}");
             prop_assert!(!error.what.is_empty() && !error.what.contains('\n'), "{text}: {error:?}");
@@ -379,7 +380,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", noise in "[a-z<>&;/\"=!\\[\\](){}*?$ ]{0,200}") {
+    fn rule_parser_never_panics_on_any_text(text in "\\PC{0,200}", noise in "[a-z<>&;/\"=!\\[\\](){}*?$ ]{0,200}") {
         let _ = Rule::read("r", &text);
         let _ = Rule::read("r", &noise);
         let _ = Rule::read("r", &format!("<{noise}"));
@@ -388,7 +389,7 @@ proptest! {
 }
 
 #[test]
-fn the_rule_of_a_folder_lies_there_and_has_a_name() {
+fn folder_rule_has_folder_as_workdir_and_default_name() {
     let text =
         "pattern = \"*.nc\"; task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };";
     let rule = Rule::read_of_folder("a", text, "/raw", "folder-7").unwrap();
@@ -411,7 +412,7 @@ fn the_rule_of_a_folder_lies_there_and_has_a_name() {
 }
 
 #[test]
-fn the_task_of_what_grows_runs_where_it_is_written() {
+fn growing_rule_task_runs_on_element_of_its_file() {
     let text = "name = \"g\"; workdir = \"/w\"; pattern = \"*.log\"; when = \"growing\"; \
                 task = { kernel = \"/bin/wc\"; stdin = \"${file}\"; output = [ \"${stem}\" ]; stdout = \"${stem}\"; };";
     let rule = Rule::read("g", text).unwrap();
@@ -431,9 +432,10 @@ fn the_task_of_what_grows_runs_where_it_is_written() {
     }
 }
 
-/// As many rules as may be, each of which a seal looks at: the one below whose folder it lies matches.
+/// The number of rules is the largest that is allowed, and each seal looks at all of them. One rule matches: the rule
+/// of the folder above the file.
 #[test]
-fn of_a_thousand_rules_one_matches() {
+fn one_of_thousand_rules_matches() {
     let rule = |number: usize| {
         let text = format!(
             "name = \"r{number}\"; workdir = \"/w/{number}\"; pattern = \"**/run-(?<n>\\\\d+)/*.nc\"; \
@@ -448,7 +450,7 @@ fn of_a_thousand_rules_one_matches() {
 }
 
 #[test]
-fn what_a_file_begins_with_is_its_type() {
+fn content_head_determines_type_of_file() {
     let types = [
         (b"CDF\x01\0\0".as_slice(), "application/netcdf"),
         (b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),

@@ -33,7 +33,7 @@ fn texts(data: &Data) -> Vec<&str> {
 }
 
 #[test]
-fn the_papers_listing_is_read() {
+fn script_parses_listing_of_the_paper() {
     let group = read(include_str!("listing1.conf"));
     assert_eq!(data(&group, "name"), &Data::Text("getmax".into()));
     let Data::List(tasks) = data(&group, "tasks") else {
@@ -55,7 +55,7 @@ fn the_papers_listing_is_read() {
 }
 
 #[test]
-fn byte_order_mark_before_a_script_is_no_part_of_it() {
+fn script_ignores_byte_order_mark() {
     let group = read("\u{feff}name = \"a\";");
     assert_eq!(data(&group, "name"), &Data::Text("a".into()));
     assert_eq!(
@@ -66,7 +66,7 @@ fn byte_order_mark_before_a_script_is_no_part_of_it() {
 }
 
 #[test]
-fn numbers_of_every_form() {
+fn script_parses_numbers_of_every_form() {
     let group = read(
         "a=1;b=-7 c:+3, d=0x1F e=0XffL f=9223372036854775807L g=1.5;h=-.5;i=1e3;j=5.;k=2E-2;l=0b101;m=0o17;n=-9223372036854775808LL",
     );
@@ -96,7 +96,7 @@ fn numbers_of_every_form() {
 }
 
 #[test]
-fn strings_join_and_undo_escapes() {
+fn script_joins_strings_and_decodes_escapes() {
     let group = read(
         "a = \"one \" /* and */ \"two\" # x\n \"\\t\\\"\\\\\\x41\\n\"; b = \"\\w+\\d\"; c = \"é\n\";",
     );
@@ -106,7 +106,7 @@ fn strings_join_and_undo_escapes() {
 }
 
 #[test]
-fn comments_separators_and_empty_brackets() {
+fn script_parses_comments_separators_and_empty_brackets() {
     let group = read(
         "# one\n// two\n/* three\n*/ a : TRUE b = False, c = { x = 1 y = 2, z = 3; }; d = (); e = [ ]; f = [1,2,]; g = {}",
     );
@@ -128,7 +128,7 @@ fn comments_separators_and_empty_brackets() {
 }
 
 #[test]
-fn columns_count_characters() {
+fn script_columns_count_characters() {
     let group = read("a = \"éü\"; b = 1;\r\n\tc = 2;");
     assert_eq!(
         group.get("b").unwrap().at,
@@ -145,7 +145,7 @@ fn columns_count_characters() {
 
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
-fn errors_say_where_and_what() {
+fn script_errors_name_place_and_reason() {
     let cases = [
         (
             "t = (\n  { name = \"a\";\n  kernel = \"x\" = }",
@@ -242,7 +242,7 @@ fn errors_say_where_and_what() {
 }
 
 #[test]
-fn text_that_is_not_utf8_is_refused_where_it_starts() {
+fn script_that_is_not_utf8_is_refused_with_place() {
     let error = parse("job.conf", b"a = 1;\n\xff").unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -251,7 +251,7 @@ fn text_that_is_not_utf8_is_refused_where_it_starts() {
 }
 
 #[test]
-fn depth_and_length_are_bounded() {
+fn script_depth_and_length_are_bounded() {
     let nested = |depth: usize| format!("a = {}{}", "(".repeat(depth), ")".repeat(depth));
     assert!(parse("job.conf", nested(MAX_DEPTH as usize).as_bytes()).is_ok());
     assert!(error(&nested(MAX_DEPTH as usize + 1)).contains("deep in each other"));
@@ -323,7 +323,7 @@ fn any_data() -> impl Strategy<Value = Data> {
 
 proptest! {
     #[test]
-    fn what_is_printed_parses_to_the_same_tree(
+    fn printed_script_parses_to_the_same_tree(
         settings in prop::collection::btree_map("[A-Za-z*][-A-Za-z0-9_*]{0,8}", any_data(), 0..6),
     ) {
         let group = group_of(settings);
@@ -333,12 +333,12 @@ proptest! {
     }
 
     #[test]
-    fn bytes_never_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn script_parser_never_panics_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = parse("x", &bytes);
     }
 
     #[test]
-    fn near_scripts_never_make_it_panic(
+    fn script_parser_never_panics_on_similar_text(
         text in "([a-c*]|[=:;,]|[\\[\\](){}]|\"|\\\\|\\\\x4|/\\*|\\*/|//|#|\n|[0-9.eExXL+-]|@include|true|é| ){0,60}",
     ) {
         if let Err(error) = parse("x", text.as_bytes()) {

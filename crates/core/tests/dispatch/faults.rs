@@ -19,7 +19,7 @@ fn given_back(world: &World) -> usize {
 }
 
 #[test]
-fn labels_are_taken_back_in_these_runs() {
+fn faults_of_these_seeds_recall_labels() {
     let given_back = (0..40)
         .map(|seed| given_back(&run(seed, ALL, 400)))
         .sum::<usize>();
@@ -229,7 +229,7 @@ fn for_seeds(cases: u32, property: impl Fn(u64)) {
 }
 
 #[test]
-fn without_faults_every_task_is_published_exactly_once() {
+fn without_faults_every_task_is_published_once() {
     for_seeds(200, |seed| {
         let world = run(seed, QUIET, 100);
         let mut published = std::collections::BTreeSet::new();
@@ -250,7 +250,7 @@ fn without_faults_every_task_is_published_exactly_once() {
 }
 
 #[test]
-fn failing_kernels_and_an_unruly_network_lose_nothing() {
+fn failing_kernels_and_faulty_network_lose_nothing() {
     for_seeds(300, |seed| {
         run(seed, FAILING, 300);
     });
@@ -264,21 +264,21 @@ fn crashing_elements_lose_nothing() {
 }
 
 #[test]
-fn crashes_restarts_and_cancelled_jobs_together_lose_nothing() {
+fn crashes_restarts_and_cancelled_jobs_lose_nothing() {
     for_seeds(600, |seed| {
         run(seed, ALL, 600);
     });
 }
 
 #[test]
-fn the_same_seed_gives_the_same_actions() {
+fn same_seed_gives_same_actions() {
     for_seeds(30, |seed| {
         assert_eq!(run(seed, ALL, 300).log, run(seed, ALL, 300).log);
     });
 }
 
 #[test]
-fn crashes_alone_fail_no_job_whose_elements_come_back() {
+fn crashes_with_restart_fail_no_job() {
     let crashes = Faults { crash: 1, ..QUIET };
     for_seeds(100, |seed| {
         let world = run(seed, crashes, 200);
@@ -296,7 +296,7 @@ fn crashes_alone_fail_no_job_whose_elements_come_back() {
 }
 
 #[test]
-fn unknown_things_in_events_are_of_no_concern() {
+fn events_with_unknown_ids_are_ignored() {
     let mut world = World::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
     world.on(Event::Cancel { job: JobId(7) });
     world.on(Event::ElementDown {

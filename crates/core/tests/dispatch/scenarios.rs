@@ -152,7 +152,7 @@ fn publishes(task: u64) -> impl Fn(&Action) -> bool {
 }
 
 #[test]
-fn a_chain_goes_to_its_data_as_one_mini_dag() {
+fn chain_is_sent_to_its_data_as_one_mini_dag() {
     let mut world = array(3);
     let raw = world.file(ElementId(2), 1 << 20);
     let chain = vec![
@@ -184,10 +184,10 @@ fn a_chain_goes_to_its_data_as_one_mini_dag() {
     );
 }
 
-/// What is read forward goes where it is made if a core is free beside that, whatever the policy says; what is taken back because the
-/// other failed was no try.
+/// A task with a pipelined input runs on the element of the task that feeds it if a core is free there, whatever the
+/// policy chooses. A label that is rescheduled because its feeder failed does not count as a try.
 #[test]
-fn a_task_that_is_fed_goes_beside_the_one_that_feeds_it() {
+fn fed_task_runs_on_element_of_its_feeder() {
     let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
     let mut fed = task(2, "b", vec![from(1)]);
     fed.inputs[0].pipelined = true;
@@ -224,7 +224,7 @@ fn a_task_that_is_fed_goes_beside_the_one_that_feeds_it() {
 }
 
 #[test]
-fn a_task_that_gathers_from_two_elements_waits_for_both() {
+fn task_with_inputs_on_two_elements_waits_for_both() {
     let mut world = array(2);
     let (left, right) = (
         world.file(ElementId(0), 1 << 30),
@@ -247,7 +247,7 @@ fn a_task_that_gathers_from_two_elements_waits_for_both() {
 }
 
 #[test]
-fn a_task_whose_dependency_failed_for_good_is_cancelled_and_the_rest_goes_on() {
+fn failed_dependency_cancels_task_and_others_continue() {
     let mut world = array(1);
     let tasks = vec![
         task(1, "a", vec![]),
@@ -267,7 +267,7 @@ fn a_task_whose_dependency_failed_for_good_is_cancelled_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_failure_that_another_try_can_mend_is_tried_again_with_new_ids_up_to_its_limit() {
+fn retryable_failure_is_retried_with_new_ids_up_to_limit() {
     let mut world = array(1);
     world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
     let mut labels = std::collections::BTreeSet::new();
@@ -285,7 +285,7 @@ fn a_failure_that_another_try_can_mend_is_tried_again_with_new_ids_up_to_its_lim
 }
 
 #[test]
-fn a_failing_device_is_avoided_by_the_next_try() {
+fn retry_avoids_failing_device() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 1 << 30);
     world.submit(job(
@@ -299,7 +299,7 @@ fn a_failing_device_is_avoided_by_the_next_try() {
 }
 
 #[test]
-fn an_awaited_file_starts_its_task() {
+fn awaited_file_starts_its_task() {
     let mut world = array(1);
     world.submit(job(
         1,
@@ -336,7 +336,7 @@ fn an_awaited_file_starts_its_task() {
 }
 
 #[test]
-fn work_of_a_lost_element_goes_elsewhere_if_its_inputs_can_be_had() {
+fn work_of_lost_element_is_rescheduled_if_inputs_are_up() {
     let mut world = array(2);
     let raw = world.file(ElementId(1), 10);
     let mut pinned_by_policy = task(1, "a", vec![Origin::File(raw)]);
@@ -366,7 +366,7 @@ fn work_of_a_lost_element_goes_elsewhere_if_its_inputs_can_be_had() {
 }
 
 #[test]
-fn work_whose_input_is_only_on_a_lost_element_waits_for_it_and_says_so() {
+fn work_waits_if_its_only_input_is_on_a_lost_element() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 10);
     world.submit(job(
@@ -393,7 +393,7 @@ fn work_whose_input_is_only_on_a_lost_element_waits_for_it_and_says_so() {
 }
 
 #[test]
-fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
+fn errand_is_resent_until_its_element_has_done_it() {
     let mut world = array(2);
     let element = ElementId(1);
     let remove = |object| Operation::Remove {
@@ -454,7 +454,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
 }
 
 #[test]
-fn an_element_has_many_small_copies_before_it_and_few_large_ones() {
+fn element_gets_many_small_copies_or_few_large_ones() {
     for (size, expected) in [
         (0, COPY_LABELS_MAX),
         (COPY_LABELS_BYTES_MAX / 16, 16),
@@ -524,7 +524,7 @@ fn with_intermediate_on_element_0(reader_element: u32) -> World {
 }
 
 #[test]
-fn a_lost_intermediate_that_is_still_needed_is_made_again() {
+fn lost_intermediate_still_needed_is_recomputed() {
     let mut world = with_intermediate_on_element_0(1);
     world.lose(0);
     assert_eq!(world.states(1)[0], TaskState::Done);
@@ -549,7 +549,7 @@ fn a_lost_intermediate_that_is_still_needed_is_made_again() {
 }
 
 #[test]
-fn what_is_on_an_element_that_sleeps_is_not_made_again_and_who_needs_it_wakes_it() {
+fn suspended_element_is_woken_and_its_data_not_recomputed() {
     let mut world = with_intermediate_on_element_0(1);
     assert!(world.needed().is_empty());
     world.sleep(0);
@@ -584,9 +584,9 @@ fn what_is_on_an_element_that_sleeps_is_not_made_again_and_who_needs_it_wakes_it
     assert_eq!(world.job_state(2), JobState::Done);
 }
 
-/// Nobody that is up can run it: whoever slept and could is wanted, and nobody is who could not.
+/// No element that is up can run the task. A suspended element that can run it is wanted; the others are not.
 #[test]
-fn a_task_that_only_elements_that_sleep_could_run_has_one_of_them_woken() {
+fn task_that_only_suspended_elements_can_run_wakes_one() {
     let mut world = with_nodes(&[
         (0, Role::Store, 1),
         (1, Role::Store, 4),
@@ -602,7 +602,7 @@ fn a_task_that_only_elements_that_sleep_could_run_has_one_of_them_woken() {
 }
 
 #[test]
-fn what_is_lost_is_read_from_a_copy_and_not_made_again() {
+fn lost_intermediate_is_read_from_copy_not_recomputed() {
     let mut world = with_intermediate_on_element_0(1);
     let made = world.log.iter().find_map(|action| match action {
         Action::Publish {
@@ -638,7 +638,7 @@ fn what_is_lost_is_read_from_a_copy_and_not_made_again() {
 }
 
 #[test]
-fn a_task_that_waits_for_an_element_goes_on_when_its_input_is_copied_elsewhere() {
+fn waiting_task_continues_when_its_input_is_copied() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 10);
     world.lose(0);
@@ -663,7 +663,7 @@ fn a_task_that_waits_for_an_element_goes_on_when_its_input_is_copied_elsewhere()
 }
 
 #[test]
-fn no_task_is_placed_on_an_element_that_is_emptied() {
+fn no_task_is_placed_on_a_draining_element() {
     let mut world = array(2);
     let emptied = |emptied| Event::Emptied {
         element: ElementId(0),
@@ -699,7 +699,7 @@ fn no_task_is_placed_on_an_element_that_is_emptied() {
 }
 
 #[test]
-fn every_copy_is_local() {
+fn every_copy_counts_as_local() {
     let mut world = array(3);
     let raw = world.file(ElementId(0), 1 << 30);
     world.on(Event::Copied {
@@ -759,7 +759,7 @@ fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
 }
 
 #[test]
-fn a_task_of_a_part_goes_where_that_part_is_and_needs_no_other() {
+fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
     let mut world = array(3);
     let raw = striped(&mut world, &[(0, 1 << 30), (1, 1 << 30), (2, 1 << 30)]);
     for (id, part) in [(1, 2), (2, 0), (3, 1)] {
@@ -796,7 +796,7 @@ fn a_task_of_a_part_goes_where_that_part_is_and_needs_no_other() {
 }
 
 #[test]
-fn only_bytes_that_are_selected_count() {
+fn only_selected_bytes_count_for_locality() {
     let mut world = array(3);
     // Rows of stripes: most of the file is on element 0, and all of what is asked for on 1 and 2.
     let raw = striped(&mut world, &[(0, 1 << 30), (1, UNIT), (2, UNIT)]);
@@ -826,7 +826,7 @@ fn only_bytes_that_are_selected_count() {
 }
 
 #[test]
-fn of_a_file_on_several_elements_each_has_what_it_has() {
+fn striped_file_counts_by_part_on_each_element() {
     let mut world = array(3);
     let raw = striped(&mut world, &[(0, 1 << 30), (1, 3 << 30), (2, 2 << 30)]);
     let reader = task(1, "a", vec![Origin::File(raw)]);
@@ -845,7 +845,7 @@ fn of_a_file_on_several_elements_each_has_what_it_has() {
 }
 
 #[test]
-fn a_part_that_is_lost_is_read_from_a_copy() {
+fn lost_part_is_read_from_copy() {
     let mut world = array(3);
     let raw = striped(&mut world, &[(0, 1 << 20), (1, 1 << 20)]);
     world.lose(1);
@@ -874,7 +874,7 @@ fn a_part_that_is_lost_is_read_from_a_copy() {
 }
 
 #[test]
-fn an_intermediate_that_cannot_be_made_again_is_waited_for() {
+fn intermediate_that_cannot_be_recomputed_is_awaited() {
     let mut world = with_intermediate_on_element_0(1);
     let placed = world.file(ElementId(1), 1);
     world.lose(0);
@@ -895,7 +895,7 @@ fn an_intermediate_that_cannot_be_made_again_is_waited_for() {
 }
 
 #[test]
-fn a_task_that_takes_elements_down_with_it_is_given_up() {
+fn task_that_crashes_elements_repeatedly_fails() {
     let mut world = array(1);
     world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
     for _ in 0..=LOSSES_MAX {
@@ -909,7 +909,7 @@ fn a_task_that_takes_elements_down_with_it_is_given_up() {
 }
 
 #[test]
-fn a_pinned_task_waits_for_its_element() {
+fn pinned_task_waits_for_its_element() {
     let mut world = array(1);
     let mut pinned = task(1, "a", vec![]);
     pinned.element = Some(ElementId(7));
@@ -926,7 +926,7 @@ fn a_pinned_task_waits_for_its_element() {
 }
 
 #[test]
-fn a_queue_is_bounded_and_the_rest_is_placed_late() {
+fn queue_of_element_is_bounded_and_rest_placed_late() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 1 << 40);
     let tasks = (1..=100)
@@ -942,7 +942,7 @@ fn a_queue_is_bounded_and_the_rest_is_placed_late() {
 }
 
 #[test]
-fn short_tasks_fill_a_queue_further_but_not_without_limit() {
+fn short_tasks_fill_queue_further_up_to_a_limit() {
     let mut world = array(1);
     let tasks = (1..=1000).map(|id| task(id, "blink", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
@@ -963,7 +963,7 @@ fn short_tasks_fill_a_queue_further_but_not_without_limit() {
 }
 
 #[test]
-fn what_an_element_has_to_do_is_told_with_what_waits_for_room_there() {
+fn element_load_includes_tasks_waiting_for_queue_space() {
     let mut world = array(1);
     let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
     assert_eq!(
@@ -986,7 +986,7 @@ fn what_an_element_has_to_do_is_told_with_what_waits_for_room_there() {
 }
 
 #[test]
-fn an_idle_element_is_offered_what_waits_for_a_full_one() {
+fn idle_element_gets_tasks_waiting_for_a_full_one() {
     let mut world = array(1);
     let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
@@ -1007,7 +1007,7 @@ fn an_idle_element_is_offered_what_waits_for_a_full_one() {
 }
 
 #[test]
-fn a_cancelled_job_aborts_what_is_out_and_discards_what_comes_late() {
+fn cancelled_job_aborts_labels_and_discards_late_results() {
     let mut world = array(1);
     world.submit(job(
         1,
@@ -1045,7 +1045,7 @@ fn a_cancelled_job_aborts_what_is_out_and_discards_what_comes_late() {
 }
 
 #[test]
-fn the_host_gets_reduce_tasks_under_hybrid_only() {
+fn hybrid_alone_sends_reduce_tasks_to_host() {
     for (policy, expected) in [("hybrid", 9), ("min-wait", 0)] {
         let mut world = with_nodes(&[(0, Role::Store, 1), (1, Role::Store, 1), (9, Role::Host, 2)]);
         let files: Vec<_> = (0..3).map(|id| world.file(ElementId(id % 2), 10)).collect();
@@ -1056,7 +1056,7 @@ fn the_host_gets_reduce_tasks_under_hybrid_only() {
 }
 
 #[test]
-fn the_unaligned_rest_of_a_wave_goes_to_the_host_under_hybrid() {
+fn hybrid_sends_unaligned_rest_of_wave_to_host() {
     let mut nodes: Vec<_> = (0..4).map(|id| (id, Role::Store, 1)).collect();
     nodes.push((9, Role::Host, 2));
     let mut world = with_nodes(&nodes);
@@ -1077,7 +1077,7 @@ fn the_unaligned_rest_of_a_wave_goes_to_the_host_under_hybrid() {
 }
 
 #[test]
-fn an_explanation_names_every_element_and_its_cost() {
+fn explanation_lists_every_element_with_its_cost() {
     let mut world = array(2);
     let raw = world.file(ElementId(1), 125_000_000);
     world.submit(job(
@@ -1103,7 +1103,7 @@ fn an_explanation_names_every_element_and_its_cost() {
 }
 
 #[test]
-fn run_times_are_learned_and_spread_the_next_tasks() {
+fn learned_run_times_decide_placement_of_next_tasks() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 1_000_000);
     let tasks = (1..=4)
@@ -1125,7 +1125,7 @@ fn run_times_are_learned_and_spread_the_next_tasks() {
 }
 
 #[test]
-fn kernels_that_nobody_ran_spread_behind_the_task_that_they_wait_for() {
+fn unknown_kernels_spread_after_their_shared_dependency() {
     let mut world = array(4);
     let raw = world.file(ElementId(0), 1_000_000);
     let mut tasks = vec![task(1, "index", vec![Origin::File(raw)])];
@@ -1152,7 +1152,8 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
     world
 }
 
-/// Labels that follow others have nothing of their element before those have ended, however many there are.
+/// Labels that follow others take no core of their element before their dependencies have ended, however many labels
+/// follow.
 #[test]
 fn cores_beside_a_chain_are_free() {
     let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
@@ -1193,7 +1194,7 @@ fn recalled(world: &World) -> Vec<u64> {
 }
 
 #[test]
-fn what_waits_beside_an_idle_element_is_taken_back_and_runs_there() {
+fn label_queued_beside_idle_element_is_recalled_to_it() {
     let mut world = queue_beside_an_idle_element("min-wait");
     let last = world.sent(15).unwrap().1;
     assert_eq!(recalled(&world), [last.id.0], "one for one idle element");
@@ -1211,7 +1212,7 @@ fn what_waits_beside_an_idle_element_is_taken_back_and_runs_there() {
 }
 
 #[test]
-fn a_label_that_began_before_it_could_be_taken_back_runs_on() {
+fn label_that_began_before_recall_runs_on() {
     let mut world = queue_beside_an_idle_element("min-wait");
     let (element, last) = world.sent(15).unwrap();
     world.begin(15);
@@ -1224,13 +1225,13 @@ fn a_label_that_began_before_it_could_be_taken_back_runs_on() {
 }
 
 #[test]
-fn what_policies_put_beside_the_data_is_left_there() {
+fn recall_respects_placement_by_input_locality() {
     let world = queue_beside_an_idle_element("input-locality");
     assert_eq!(recalled(&world), [] as [u64; 0]);
 }
 
 #[test]
-fn what_an_element_pulled_counts_as_being_there_until_it_starts_anew() {
+fn pulled_input_counts_as_local_until_element_restarts() {
     let mut world = array(2);
     let raw = world.file(ElementId(0), 1_000_000);
     let costs = |world: &World, id: u64| -> Vec<u64> {
@@ -1262,7 +1263,7 @@ fn what_an_element_pulled_counts_as_being_there_until_it_starts_anew() {
 }
 
 #[test]
-fn jobs_are_served_first_come_first_served() {
+fn jobs_are_served_in_order_of_their_ids() {
     let mut world = array(1);
     world.submit(job(
         2,
@@ -1280,7 +1281,7 @@ fn jobs_are_served_first_come_first_served() {
 }
 
 #[test]
-fn a_task_goes_to_whoever_has_its_program_and_waits_for_one_that_comes_later() {
+fn task_is_sent_only_to_element_that_has_its_program() {
     let mut world = array(2);
     let mut spec = task(1, "none", vec![]);
     spec.kernel = Kernel::Program("tool".to_owned());

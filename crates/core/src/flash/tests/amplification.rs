@@ -61,7 +61,7 @@ fn assert_within(found: f64, expected: f64, share: f64, what: &str) {
 }
 
 #[test]
-fn greedy_has_its_closed_form() {
+fn greedy_amplification_matches_closed_form() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
         let (found, alpha) = simulate(four_chips(over_provisioning), Collector::Greedy);
         let expected = closed_form::greedy(alpha, PAGES_PER_BLOCK);
@@ -74,10 +74,10 @@ fn greedy_has_its_closed_form() {
     }
 }
 
-/// With one chip and many blocks, those kept free and open hardly count: the closed form then holds for the
-/// over-provisioning that is printed on the device.
+/// One chip has many blocks, so the free and the open blocks hardly count. The closed form then holds for the nominal
+/// over-provisioning of the device.
 #[test]
-fn greedy_has_its_closed_form_by_nominal_over_provisioning() {
+fn greedy_matches_closed_form_by_nominal_over_provisioning() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
         let spec = Spec {
             channels: 1,
@@ -99,7 +99,7 @@ fn greedy_has_its_closed_form_by_nominal_over_provisioning() {
 }
 
 #[test]
-fn oldest_first_has_its_closed_form() {
+fn oldest_first_amplification_matches_closed_form() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
         let (found, alpha) = simulate(four_chips(over_provisioning), Collector::OldestFirst);
         let expected = closed_form::oldest_first(alpha);
@@ -112,8 +112,8 @@ fn oldest_first_has_its_closed_form() {
     }
 }
 
-/// Nothing is cold in uniform writes, so waiting for age gains nothing: cost-benefit has no closed form of
-/// its own and comes out near the oldest-first one, a little above it.
+/// Uniform writes have no cold data, so age gains nothing. Cost-benefit has no closed form of its own: its
+/// amplification is slightly above the closed form of oldest-first.
 #[test]
 fn cost_benefit_is_near_oldest_first_on_uniform_writes() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
@@ -125,7 +125,7 @@ fn cost_benefit_is_near_oldest_first_on_uniform_writes() {
     }
 }
 
-/// Nine in ten writes to a tenth of the pages: what age is for.
+/// Nine of ten writes hit a tenth of the pages: age helps with such data.
 #[test]
 fn cost_benefit_beats_greedy_where_some_data_is_cold() {
     let skewed = |collector| {

@@ -75,7 +75,7 @@ const KERNELS: [(&str, u64); 11] = [
 ];
 
 #[test]
-fn the_mean_preemption_delay_is_half_a_slice() {
+fn mean_preemption_delay_is_half_a_slice() {
     for (name, bytes_per_s) in KERNELS {
         let report = sparse_reads(Mode::Idle, bytes_per_s);
         let expected = kernel(Mode::Idle, bytes_per_s, 0).mean_preemption_delay();
@@ -95,7 +95,7 @@ fn the_mean_preemption_delay_is_half_a_slice() {
 }
 
 #[test]
-fn a_burst_waits_for_one_slice_only() {
+fn burst_of_requests_waits_for_one_slice_only() {
     let mut ftl = device(Config::default());
     ftl.write(0, MIB).unwrap();
     let analysis = kernel(Mode::Idle, 2 * MIB, MIB);
@@ -113,7 +113,7 @@ fn a_burst_waits_for_one_slice_only() {
 }
 
 #[test]
-fn an_idle_device_analyses_as_fast_as_table_7() {
+fn idle_device_analyses_as_fast_as_table_7() {
     // 100 MB on the prototype: 2.4 s to read in slices of 32 KB, then the kernel's own time.
     for (tenths, published) in [(198u64, 4.5), (221, 4.0), (277, 3.3), (496, 1.9)] {
         let mut ftl = Ftl::new(Geometry::new(Spec::prototype()).unwrap(), Config::default());
@@ -129,10 +129,10 @@ fn an_idle_device_analyses_as_fast_as_table_7() {
     }
 }
 
-/// The kernel keeps up with what is left of the burst in memory: bytes it sees there are what it can
-/// compute during the burst, and what memory still holds when the burst ends.
+/// The kernel sees the bytes in memory without reading flash. These bytes are the sum of the bytes that it computes
+/// during the burst and the bytes that memory holds when the burst ends.
 #[test]
-fn at_write_time_memory_bounds_what_need_not_be_read_back() {
+fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
     let (rate, kernel_rate, dram) = (20 * MIB, 5 * MIB, 16 * MIB);
     let burst = 100 * MIB;
     let requests: Vec<Request> = (0..burst / MIB)
@@ -204,7 +204,7 @@ fn aged(mode: Option<Mode>, bytes_per_s: u64) -> Report {
 }
 
 #[test]
-fn yielding_collection_speeds_analysis_and_does_not_amplify_more() {
+fn yielding_collection_speeds_analysis_without_more_writes() {
     let alone = aged(None, 1);
     let eager = aged(Some(Mode::Idle), MIB);
     let yielding = aged(Some(Mode::IdleCollectionYields), MIB);
@@ -230,12 +230,12 @@ fn yielding_collection_speeds_analysis_and_does_not_amplify_more() {
 }
 
 #[test]
-fn a_run_repeats_itself() {
+fn device_run_is_deterministic() {
     assert_eq!(aged(Some(Mode::Idle), MIB), aged(Some(Mode::Idle), MIB));
 }
 
 #[test]
-fn bad_input_is_refused() {
+fn device_refuses_invalid_requests() {
     let mut ftl = device(Config::default());
     let capacity = ftl.geometry().logical_bytes();
     let request = Request {
@@ -271,8 +271,8 @@ fn bad_input_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever comes: each request is served once, none waits for more than one slice to end, all data is
-    /// analysed once, and the analysis changes nothing of what is written.
+    /// For any requests: each request is served once and waits for at most one slice, all data is analysed once, and
+    /// the analysis changes no written data.
     #[test]
     fn analysis_never_delays_by_more_than_a_slice(
         seed in any::<u64>(),
@@ -304,10 +304,10 @@ proptest! {
         prop_assert_eq!(report.counts, alone.counts);
     }
 
-    /// Requests so far apart that they never meet: the latency of each grows by at most one slice and the
-    /// read of one slice.
+    /// The requests are so far apart that they never overlap. The latency of each request grows by at most one slice
+    /// and the read of one slice.
     #[test]
-    fn a_lone_request_is_late_by_at_most_one_slice(
+    fn lone_request_is_late_by_at_most_one_slice(
         seed in any::<u64>(),
         mebibytes_per_s in 1..300u64,
         at_write in any::<bool>(),

@@ -135,7 +135,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn every_page_reads_back_what_was_written_last(
+    fn ftl_page_reads_back_its_latest_write(
         config in configs(),
         over_provisioning in 0.2..1.0f64,
         steps in steps(),
@@ -150,7 +150,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_device_takes_overwrites_for_ever() {
+fn full_ftl_accepts_overwrites_without_end() {
     for collector in [
         Collector::Greedy,
         Collector::CostBenefit,
@@ -195,7 +195,7 @@ fn sequential_writes_are_striped_and_not_amplified() {
 }
 
 #[test]
-fn parts_of_pages_cost_whole_pages_and_a_read() {
+fn partial_page_write_costs_whole_page_and_a_read() {
     let mut ftl = small(0.25, Config::default());
     ftl.write(100, 50).unwrap();
     assert_eq!(
@@ -216,7 +216,7 @@ fn parts_of_pages_cost_whole_pages_and_a_read() {
 }
 
 #[test]
-fn what_is_outside_is_refused_and_changes_nothing() {
+fn ftl_refuses_range_outside_device_without_change() {
     let mut ftl = small(0.25, Config::default());
     let capacity = ftl.geometry().logical_bytes();
     for (offset, bytes) in [

@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn pages_scale_so_that_the_map_stays_small() {
+fn ledger_pages_scale_to_keep_map_small() {
     for (capacity, page_bytes) in [
         (1, 4096),
         (GIB, 4096),
@@ -37,7 +37,7 @@ fn pages_scale_so_that_the_map_stays_small() {
 }
 
 #[test]
-fn writing_once_is_not_amplified_and_rewriting_wears() {
+fn ledger_write_once_is_not_amplified_and_rewrite_wears() {
     let mut ledger = Ledger::new(GIB).unwrap();
     for object in 0..900 {
         ledger.wrote(object, MIB).unwrap();
@@ -107,10 +107,10 @@ fn rewritten(object_bytes: u64) -> (f64, f64) {
     (amplification, alpha)
 }
 
-/// The coarse page must not show: objects of a page and of a quarter of one amplify alike, and as the
-/// closed form says.
+/// Objects of one page and objects of a quarter of a page amplify alike and match the closed form: the coarse page has
+/// no effect.
 #[test]
-fn random_rewriting_amplifies_as_the_closed_form_says() {
+fn random_rewriting_amplifies_like_closed_form() {
     for object_bytes in [65_536, 16_384] {
         let (found, alpha) = rewritten(object_bytes);
         let expected = closed_form::greedy(alpha, 64);
@@ -120,7 +120,7 @@ fn random_rewriting_amplifies_as_the_closed_form_says() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn ledger_refuses_write_that_does_not_fit_without_change() {
     let mut ledger = Ledger::new(64 * MIB).unwrap();
     ledger.wrote(1, 60 * MIB).unwrap();
     let before = ledger.report();
@@ -160,7 +160,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_restored_ledger_goes_on_as_the_saved_one(
+    fn restored_ledger_behaves_like_the_saved_one(
         seed in any::<u64>(),
         mebibytes in 1..200u64,
         before in 0..3000u32,
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restored_device_goes_on_as_the_saved_one(
+    fn restored_ftl_behaves_like_the_saved_one(
         seed in any::<u64>(),
         collector in prop_oneof![
             Just(Collector::Greedy), Just(Collector::CostBenefit), Just(Collector::OldestFirst)
@@ -206,9 +206,9 @@ proptest! {
         prop_assert_eq!(restored.save(), saved.save());
     }
 
-    /// Whatever byte is wrong, there is an error or a device whose books balance.
+    /// If any byte is wrong, the restore fails or returns a device with consistent counts.
     #[test]
-    fn damaged_bytes_never_break_anything(seed in any::<u64>(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn restore_of_corrupt_bytes_fails_or_stays_consistent(seed in any::<u64>(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut ftl = small(0.3, Config::default());
         let mut source = Source::seeded(seed);
         for _ in 0..1500 {
@@ -232,7 +232,7 @@ proptest! {
 }
 
 #[test]
-fn snapshots_are_small_and_versioned() {
+fn ledger_snapshot_is_small_and_versioned() {
     let mut ledger = Ledger::new(1024 * GIB).unwrap();
     assert!(ledger.save().len() < 20_000, "{}", ledger.save().len());
     for object in 0..10_000 {
@@ -248,9 +248,9 @@ fn snapshots_are_small_and_versioned() {
     assert_eq!(refused(&[]), SnapshotError::Truncated(0));
 }
 
-/// A snapshot that the first version wrote stays readable, or its version is raised.
+/// A snapshot that the first version wrote stays readable. A change of the format needs a new version.
 #[test]
-fn the_first_version_is_still_read() {
+fn ledger_restores_snapshot_of_first_version() {
     let mut ledger = Ledger::restore(include_bytes!("ledger-v1.snapshot")).unwrap();
     let report = ledger.report();
     assert_eq!(

@@ -52,10 +52,10 @@ fn random_writes(ftl: &mut Ftl, source: &mut Source, count: u32) {
     }
 }
 
-/// Page writes per second, as the host counts them.
+/// Prints page writes per second, counted by the host.
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn translation() -> Result<(), GeometryError> {
+fn speed_of_translation() -> Result<(), GeometryError> {
     for (name, blocks) in [("1 GiB", 18), ("64 GiB", 1096)] {
         let over_provisioning = if blocks < 100 { 0.25 } else { 0.07 };
         let mut ftl = device(blocks, over_provisioning, Collector::Greedy)?;
@@ -100,11 +100,11 @@ fn translation() -> Result<(), GeometryError> {
     Ok(())
 }
 
-/// Simulated against closed form, on one chip of 4 096 blocks (few are kept free or open) and on 32 chips of
-/// 137 (many are).
+/// Compares the simulation with the closed form, on one chip of 4,096 blocks (few blocks are free or open) and on 32
+/// chips of 137 blocks (many blocks are free or open).
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn amplification() -> Result<(), GeometryError> {
+fn simulated_amplification_beside_closed_form() -> Result<(), GeometryError> {
     println!("\nover-provisioning  chips  collector    simulated  closed form: in use   nominal");
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
         for (chips, blocks_per_chip) in [(1, 4096), (32, 137)] {
@@ -163,7 +163,7 @@ fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), Geometry
 
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn requests() -> Result<(), GeometryError> {
+fn speed_of_requests_during_analysis() -> Result<(), GeometryError> {
     let mut ftl = device(1096, 0.07, Collector::Greedy)?;
     ftl.write(0, 1 << 30).expect("inside the device");
     let mut source = Source::seeded(3);
@@ -188,7 +188,7 @@ fn requests() -> Result<(), GeometryError> {
 
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn ledger() -> Result<(), LedgerError> {
+fn speed_of_ledger() -> Result<(), LedgerError> {
     let mut ledger = Ledger::new(1 << 40)?;
     let mut source = Source::seeded(4);
     for object in 0..900_000 {

@@ -22,7 +22,7 @@ fn half_cold(level_above: u32) -> Ftl {
 }
 
 #[test]
-fn levelling_keeps_the_spread_near_its_threshold() {
+fn levelling_bounds_spread_of_erases() {
     let without = half_cold(u32::MAX);
     let wear = without.wear();
     assert_eq!(wear.erases_min, 0, "cold blocks are never erased");
@@ -42,7 +42,7 @@ fn levelling_keeps_the_spread_near_its_threshold() {
 }
 
 #[test]
-fn wear_adds_up() {
+fn wear_equals_counted_erases() {
     let ftl = half_cold(20);
     let (wear, counts) = (ftl.wear(), ftl.counts());
     let erases: Vec<u32> = ftl.erases().collect();

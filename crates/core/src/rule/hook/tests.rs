@@ -24,7 +24,7 @@ fn refused(spec: &Spec) -> String {
 }
 
 #[test]
-fn a_hook_is_a_rule_with_its_task() {
+fn hook_becomes_a_rule_with_its_task() {
     let rule = read(&spec(On::Write));
     assert_eq!((rule.name.as_str(), rule.workdir.as_str()), ("max", "/run"));
     assert!(rule.growing && rule.batch.is_none() && rule.matches("/run/step-7.dat"));
@@ -40,7 +40,7 @@ fn a_hook_is_a_rule_with_its_task() {
 }
 
 #[test]
-fn names_of_inputs_are_words_of_their_own() {
+fn hook_input_names_stay_separate_words() {
     let map = "sh -c 'cat \"$@\"' sh {inputs} | wc".into();
     let rule = read(&Spec {
         map,
@@ -60,7 +60,7 @@ fn names_of_inputs_are_words_of_their_own() {
 }
 
 #[test]
-fn what_was_mapped_is_reduced_in_a_job_of_its_own() {
+fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
     let reduce = Some("sort -n {inputs}".to_owned());
     let output = "all/${round}.txt".to_owned();
     let rule = read(&Spec {
@@ -84,7 +84,7 @@ fn what_was_mapped_is_reduced_in_a_job_of_its_own() {
 }
 
 #[test]
-fn results_may_lie_elsewhere() {
+fn hook_results_may_be_in_another_folder() {
     let spec = Spec {
         pattern: "/a/b \\?c/*/x.dat".into(),
         output: "/a/out/${round}".into(),
@@ -118,7 +118,7 @@ fn results_may_lie_elsewhere() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_hooks_are_refused() {
     for (wrong, why) in nonsense() {
         let said = refused(&wrong);
         assert!(said.contains(why), "{wrong:?}: {said}");
@@ -172,7 +172,7 @@ output: all
 ";
 
 #[test]
-fn the_papers_format_is_read() {
+fn hook_parses_format_of_the_paper() {
     let all = Spec::read_all(PAPER).unwrap();
     assert_eq!(all.len(), 2);
     assert_eq!((all[0].on, all[0].group), (On::Group, Some(3)));
@@ -249,18 +249,18 @@ fn specs() -> impl Strategy<Value = Spec> {
 
 proptest! {
     #[test]
-    fn what_is_printed_reads_back(all in prop::collection::vec(specs(), 0..4)) {
+    fn printed_hook_parses_back(all in prop::collection::vec(specs(), 0..4)) {
         let text: String = all.iter().map(ToString::to_string).collect();
         prop_assert_eq!(Spec::read_all(&text).unwrap(), all);
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "(<a>\n|</a>\n|op: |map\n|[ -~]{0,9}\n){0,12}") {
+    fn hook_parser_never_panics_on_any_text(text in "(<a>\n|</a>\n|op: |map\n|[ -~]{0,9}\n){0,12}") {
         let _ = Spec::read_all(&text);
     }
 
     #[test]
-    fn files_have_one_order(mut names in prop::collection::vec("[a0-2-]{0,4}", 3)) {
+    fn file_order_is_a_total_order(mut names in prop::collection::vec("[a0-2-]{0,4}", 3)) {
         let (a, b, c) = (names[0].clone(), names[1].clone(), names[2].clone());
         prop_assert_eq!(file_order(&a, &b), file_order(&b, &a).reverse());
         prop_assert_eq!(file_order(&a, &b) == Ordering::Equal, a == b);
@@ -272,14 +272,14 @@ proptest! {
 }
 
 #[test]
-fn numbers_in_names_count() {
+fn file_order_compares_numbers_in_names() {
     let mut names = ["s-10", "s-9", "s-009b", "t", "s-1x", "s-100"];
     names.sort_by(|one, other| file_order(one, other));
     assert_eq!(names, ["s-1x", "s-9", "s-009b", "s-10", "s-100", "t"]);
 }
 
 #[test]
-fn the_documented_hooks_are_right() {
+fn documented_hooks_parse() {
     let page = include_str!("../../../../../docs/hooks.md");
     let blocks: Vec<&str> = page.split("```").skip(1).step_by(2).collect();
     let rule = blocks

@@ -168,7 +168,7 @@ fn analysis(mode: Mode) -> Analysis {
 }
 
 #[test]
-fn memory_holds_the_latest_and_flash_the_rest() {
+fn pending_analysis_takes_latest_from_memory_rest_from_flash() {
     let mut pending = Pending::new(&analysis(Mode::AtWrite { dram_bytes: 20 }));
     assert_eq!(pending.take_from_memory(), None);
     pending.written(0, 12);
@@ -197,9 +197,10 @@ fn idle_analysis_reads_everything_back() {
     assert!(pending.is_empty());
 }
 
-/// Table 7 of the paper gives compute times for 100 MB; §6.2 says that 32 KB slices delay by 3 to 8 ms.
+/// Table 7 of the paper gives compute times for 100 MB. Section 6.2 says that slices of 32 KB delay requests by 3 to 8
+/// ms.
 #[test]
-fn the_papers_kernels_delay_by_3_to_8_ms() {
+fn kernels_of_the_paper_delay_by_3_to_8_ms() {
     let expected_us = [3_093, 3_453, 4_328, 7_750];
     for (seconds_tenths, expected) in [198u64, 221, 277, 496].into_iter().zip(expected_us) {
         let analysis = Analysis {

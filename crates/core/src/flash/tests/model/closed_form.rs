@@ -54,7 +54,7 @@ pub(crate) fn greedy(alpha: f64, pages_per_block: u32) -> f64 {
 }
 
 #[test]
-fn w_undoes_its_definition() {
+fn lambert_w0_inverts_its_definition() {
     for step in 1..100 {
         let w = -f64::from(step) / 100.0;
         assert!((lambert_w0(w * w.exp()) - w).abs() < 1e-9, "at {w}");
@@ -63,7 +63,7 @@ fn w_undoes_its_definition() {
     assert!(lambert_w0(-0.5).is_nan());
 }
 
-/// The figure in the abstract of Luojie and Kurkoski: 2.36 at 30 % (2.35 in their simulation).
+/// The abstract of Luojie and Kurkoski gives 2.36 at 30 % (2.35 in their simulation).
 #[test]
 fn oldest_first_has_the_published_value() {
     assert!((oldest_first(1.3) - 2.36).abs() < 0.005);

@@ -89,7 +89,7 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Span {
 }
 
 #[test]
-fn operations_wait_for_their_chip_and_channel() {
+fn flash_operations_wait_for_their_chip_and_channel() {
     let geometry = Geometry::new(Spec {
         channels: 1,
         chips_per_channel: 2,
@@ -114,7 +114,7 @@ fn operations_wait_for_their_chip_and_channel() {
 }
 
 #[test]
-fn rates_round_up() {
+fn time_of_rounds_up() {
     assert_eq!(time_of(1, 3), Span(333_333_334));
     assert_eq!(time_of(0, 3), Span(0));
     assert_eq!(time_of(u64::MAX, 1), Span(u64::MAX));

@@ -49,7 +49,7 @@ pub(crate) fn poisson(
 }
 
 #[test]
-fn draws_have_the_mean_they_should() {
+fn exponential_draws_have_the_requested_mean() {
     let mut source = Source::seeded(7);
     let mean = Span(1_000_000);
     let total: u64 = (0..100_000).map(|_| source.exponential(mean).0).sum();

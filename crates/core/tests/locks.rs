@@ -461,9 +461,9 @@ fn holds(steps: &[Step]) {
     }
 }
 
-/// Orders of messages that once went wrong, some of them one in a million.
+/// These orders of messages failed once. Some of them occur once in a million runs.
 #[test]
-fn what_was_asked_is_answered_once_and_as_it_is_then() {
+fn lock_request_is_answered_once_for_known_message_orders() {
     use Step::{Cancel, Crash, Down, Restart, Return, Unlock, Up};
     let want = |mount, ino, id, space, range, exclusive| {
         Step::Want(mount, ino, id, space, range, exclusive, How::Wait)
@@ -544,14 +544,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn nobody_has_what_another_has_and_nobody_waits_for_what_is_free(
+    fn locks_never_conflict_and_free_locks_are_never_awaited(
         steps in prop::collection::vec(step(), 1..200)
     ) {
         holds(&steps);
     }
 
     #[test]
-    fn a_table_is_what_each_byte_says(
+    fn lock_table_equals_reference_by_byte(
         steps in prop::collection::vec((1..4_u64, range(), any::<bool>(), any::<bool>()), 1..40)
     ) {
         let (mut table, mut bytes) = (Table::default(), BTreeMap::new());
@@ -599,7 +599,7 @@ fn lent(ino: u64) -> Holder {
 }
 
 #[test]
-fn a_mount_that_is_alone_asks_once() {
+fn lone_mount_asks_server_for_lock_once() {
     let mut holder = lent(5);
     let mut out = Vec::new();
     for request in 2..100 {
@@ -614,7 +614,7 @@ fn a_mount_that_is_alone_asks_once() {
 }
 
 #[test]
-fn waiting_for_each_other_is_refused_to_the_last() {
+fn lock_deadlock_is_refused_to_last_waiter() {
     let mut holder = lent(5);
     let mut out = Vec::new();
     let byte = |id, byte| lock(id, Space::Ranges, (byte, byte), true);
@@ -633,7 +633,7 @@ fn waiting_for_each_other_is_refused_to_the_last() {
 }
 
 #[test]
-fn a_user_has_a_bounded_number_of_locks() {
+fn locks_of_a_user_are_bounded_in_number() {
     let mut holder = lent(5);
     let mut out = Vec::new();
     let most = LOCKS_PER_USER_MAX as u64;
@@ -663,7 +663,7 @@ fn a_user_has_a_bounded_number_of_locks() {
 }
 
 #[test]
-fn after_a_restart_locks_are_given_when_all_have_said_what_they_have() {
+fn arbiter_after_restart_waits_for_state_of_all_mounts() {
     let mut arbiter = Arbiter::awaiting([1, 2]);
     let mut out = Vec::new();
     let mine = lock(1, Space::Ranges, (0, 3), true);

@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_of_64_bits_are_exact() {
+    fn meaning_keeps_64_bit_integers_exact() {
         for (kind, value, number) in [
             (Kind::Int, Value::Int(vec![i64::MAX]), i128::from(i64::MAX)),
             (
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_held_against_what_is_missing_exactly() {
+    fn meaning_compares_values_exactly_with_missing_and_limits() {
         let big = 1_i64 << 53;
         let said = [
             ("_FillValue", Value::Int(vec![big + 1])),
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_values_have_the_type_in_which_values_are_read() {
+    fn missing_values_have_the_type_of_the_read_values() {
         let yes = ("_Unsigned", Value::Text("true".into()));
         let found = variable(
             Kind::Int,
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn fill_values_of_zarr_are_those_of_xarray() {
+    fn fill_values_of_zarr_match_xarray() {
         let text = |text: &str| [("_FillValue", Value::Text(text.into()))];
         for (encoded, expected) in [
             ("AAAAAICHw8A=", vec![Number::Real(-9999.0)]),
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn default_fill_values_of_netcdf_are_missing_where_the_library_writes_them() {
+    fn default_fill_values_are_missing_where_netcdf_writes_them() {
         let mut found = variable(Kind::Int, 2, &[]);
         assert_eq!(
             found.meaning(Format::Classic(1)).unwrap().missing,
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_without_a_certain_reading_are_refused_by_name() {
+    fn ambiguous_attributes_are_refused_by_name() {
         let scale = ("scale_factor", Value::Float(vec![0.1]));
         let (int, float) = ((Kind::Int, 2), (Kind::Float, 4));
         for (kind, said) in [

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_json_has_not_are_read() {
+    fn zarr_reads_json_with_nan_and_infinity() {
         let text = br#"{"a": NaN, "b": [1, -Infinity], "c": "NaN, \"Infinity", "d": Infinity}"#;
         let found: Json = serde_json::from_slice(&with_texts(text).unwrap()).unwrap();
         assert!(matches!(value(&found["a"]), Value::Float(all) if all[0].is_nan()));
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn fill_values_are_of_the_type_or_refused() {
+    fn zarr_fill_value_matches_type_or_is_refused() {
         let float = data_type(Kind::Float, 4);
         let (int, byte) = (data_type(Kind::Int, 8), data_type(Kind::Uint, 1));
         for (of, text, expected) in [

@@ -18,7 +18,7 @@ fn file() -> Vec<u8> {
 }
 
 #[test]
-fn columns_are_variables_of_one_dimension() {
+fn columns_become_variables_of_one_dimension() {
     let file = file();
     let header = columns::read("time=<f8,id=>u4,name=S3@6", &file).unwrap();
     assert_eq!(
@@ -78,7 +78,7 @@ fn columns_are_variables_of_one_dimension() {
 }
 
 #[test]
-fn columns_that_can_not_be_are_refused() {
+fn invalid_columns_are_refused() {
     for (text, why) in [
         ("time", "\"time\" is no NAME=TYPE"),
         ("time=<q8", "time: no type \"<q8\""),

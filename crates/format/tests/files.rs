@@ -254,7 +254,7 @@ fn one_file(path: &Path) -> usize {
 }
 
 #[test]
-fn files_are_read_as_the_real_libraries_do() {
+fn fixtures_read_the_same_as_by_reference_libraries() {
     let mut compared = 0;
     for entry in fixtures().read_dir().unwrap() {
         let path = entry.unwrap().path();
@@ -265,9 +265,10 @@ fn files_are_read_as_the_real_libraries_do() {
     assert!(compared > 500, "{compared}");
 }
 
-/// The same for any files: `TIDEMILL_FORMAT_FILES` is a list of them, each with what `describe.py` wrote beside it.
+/// The same check for any files. `TIDEMILL_FORMAT_FILES` names a list of them, each with the output of `describe.py`
+/// next to it.
 #[test]
-fn files_of_ones_own_are_read_as_the_real_libraries_do() {
+fn listed_files_read_the_same_as_by_reference_libraries() {
     let Ok(list) = std::env::var("TIDEMILL_FORMAT_FILES") else {
         return;
     };

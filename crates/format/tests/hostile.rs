@@ -5,9 +5,9 @@ mod damage;
 
 use tidemill_format::{Error, Range, Store, pieces, read};
 
-/// A few thousand; `examples/damage.rs` makes as many as one likes.
+/// Reads a few thousand corrupt files. `examples/damage.rs` creates any number of them.
 #[test]
-fn damaged_files_are_read_or_refused() {
+fn corrupt_files_are_read_or_refused() {
     for (name, file) in damage::fixtures() {
         let mut chance = damage::Chance::new(21);
         for _ in 0..200 {
@@ -18,7 +18,7 @@ fn damaged_files_are_read_or_refused() {
 }
 
 #[test]
-fn truncated_files_say_what_is_missing() {
+fn truncated_files_are_refused_with_missing_length() {
     let mut refused = 0;
     for (name, file) in damage::fixtures() {
         if !name.ends_with(".nc") && !name.ends_with(".h5") {
@@ -51,7 +51,7 @@ fn truncated_files_say_what_is_missing() {
 }
 
 #[test]
-fn a_variable_that_is_not_there_is_refused_with_those_that_are() {
+fn unknown_variable_error_lists_existing_variables() {
     let file = damage::fixtures()
         .into_iter()
         .find(|(name, _)| name == "netcdf4.nc")

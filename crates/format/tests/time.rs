@@ -3,7 +3,7 @@
 use tidemill_format::time::{Units, between};
 
 #[test]
-fn dates_are_those_of_cftime() {
+fn dates_match_cftime() {
     let all = include_str!("times.tsv");
     for line in all.lines() {
         let [units, calendar, value, expected] = line.split('\t').collect::<Vec<_>>()[..] else {
@@ -20,7 +20,7 @@ fn dates_are_those_of_cftime() {
 }
 
 #[test]
-fn a_span_goes_to_the_end_of_its_last_month() {
+fn span_ends_with_its_last_month() {
     let units = Units::parse("days since 1850-01-01 00:00:00", "noleap").unwrap();
     let middles: Vec<f64> = (0..165 * 12)
         .map(|month| f64::from(month) * 365.0 / 12.0 + 15.0)
@@ -37,7 +37,7 @@ fn a_span_goes_to_the_end_of_its_last_month() {
 }
 
 #[test]
-fn what_is_no_time_is_refused() {
+fn invalid_times_are_refused() {
     for (units, calendar) in [
         ("days", "standard"),
         ("fortnights since 1850-01-01", "standard"),
@@ -59,7 +59,7 @@ fn what_is_no_time_is_refused() {
 }
 
 #[test]
-fn months_and_years_are_those_of_the_calendar() {
+fn months_and_years_follow_the_calendar() {
     for (units, calendar, value, expected) in [
         ("months since 2000-01-01", "standard", 2.0, "2000-03-01"),
         ("months since 2000-01-01", "360_day", 2.5, "2000-03-16"),

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_names_the_same_version() {
+    fn header_names_the_same_abi_version() {
         let header = include_str!("../../kernel/include/tidemill_kernel.h");
         assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
     }

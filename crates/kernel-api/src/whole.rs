@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_comes_and_errors_are_told() {
+    fn whole_read_returns_bytes_or_error_of_answer() {
         let mut into = [0; 5];
         let (read, line) = asked("good", b"3\nxyz", &mut into);
         assert_eq!((read.unwrap(), line.as_str()), (3, "7 5 a b\n"));

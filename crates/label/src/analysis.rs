@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_analysis_is_a_job_script() {
+    fn analysis_becomes_a_job_script() {
         let analysis = Analysis {
             kernel: "stats | head",
             args: &["-a", "\"b\"\n"],

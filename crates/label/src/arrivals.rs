@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_and_nonsense_is_not() {
+    fn arrivals_answer_parses_and_refuses_malformed_text() {
         let one = "7\x000\0/a b\x006:/a b\x003\x0012\0";
         let answer = Answer::of(one.as_bytes()).unwrap();
         assert_eq!((answer.cursor.as_str(), answer.missed), ("7", false));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_lies_nowhere_is_none() {
+    fn lock_of_deleted_folder_is_not_held() {
         let (_place, folder) = folder();
         let lock = folder.lock().unwrap().unwrap();
         assert!(folder.is_locked_by(&lock) && folder.has_agent());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_folder_it_is_and_what_to_do_is_told() {
+    fn why_not_reports_owner_of_folder_and_remedy() {
         let (place, folder) = folder();
         let is = folder.path().metadata().unwrap();
         assert_eq!(why_not(&is, is.uid()), None);

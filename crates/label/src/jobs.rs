@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_jobs_file_says_is_read() {
+    fn job_file_parses_state_error_and_energy() {
         let text = "job      3\nname     state x\nstate    failed\n\n\
                     energy   1250 microjoules above idle in 3 runs, reckoned; 1 runs not known\n\
                     task    kernel  state   element  ms  read  written  error\n\

@@ -117,7 +117,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn an_administrators_limits_are_kept_and_nonsense_is_named() {
+    fn limits_file_of_administrator_applies_and_reports_errors() {
         let place = tempfile::tempdir().unwrap();
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(place.path(), mode).unwrap();

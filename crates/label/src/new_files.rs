@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_behind_the_last_slash() {
+    fn split_returns_name_after_last_slash() {
         assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
         assert_eq!(split(b"a/b/c"), Some((&b"a/b"[..], &b"c"[..])));
         for path in [&b""[..], b"a/", b".", b"a/..", b".."] {

@@ -230,9 +230,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(5000))]
 
-        /// However supertasks are mixed, reads give and the file is what one label after the other makes of it.
+        /// In any order of the supertasks, the reads return the same bytes and the file has the same content as after
+        /// all labels in sequence.
         #[test]
-        fn any_mixture_of_supertasks_is_as_good_as_one_label_after_the_other(
+        fn supertasks_in_any_order_equal_labels_in_sequence(
             ops in ops(),
             there in prop::option::of(0_usize..40),
             picks in prop::collection::vec(any::<usize>(), 32),
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn two_streams_that_were_published_in_turn_are_two_writes() {
+    fn two_interleaved_streams_become_two_writes() {
         let both = (0..4).flat_map(|n| {
             [
                 op(Deed::Write, n * 10, 10),
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_waits_for_what_it_reads_and_for_what_makes_it_longer_and_for_no_more() {
+    fn read_waits_only_for_its_bytes_and_the_length_of_its_file() {
         let ops = [
             op(Deed::Write, 0, 10),
             op(Deed::Write, 50, 10),
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_has_bounds_and_nothing_overflows() {
+    fn supertask_of_writes_is_bounded_and_never_overflows() {
         let long = [op(Deed::Write, 0, BYTES_MAX), op(Deed::Write, BYTES_MAX, 1)];
         assert_eq!(supertasks(&long, true).len(), 2);
         let many: Vec<Op> = (0..3000).map(|n| op(Deed::Write, n, 1)).collect();

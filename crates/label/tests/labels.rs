@@ -22,7 +22,7 @@ fn with_agent() -> (Place, App) {
 }
 
 #[test]
-fn what_was_published_is_written_read_renamed_and_removed_in_order() {
+fn labels_write_read_rename_and_remove_in_order() {
     let (place, app) = with_agent();
     let write =
         |path, offset, bytes: &[u8]| app.publish(&Label::write(path, offset, bytes)).unwrap();
@@ -49,7 +49,7 @@ fn what_was_published_is_written_read_renamed_and_removed_in_order() {
 }
 
 #[test]
-fn what_fails_says_why_and_nothing_else_fails() {
+fn failed_label_reports_reason_and_others_succeed() {
     let (place, app) = with_agent();
     fs::create_dir(place.files().join("folder")).unwrap();
     let labels = [
@@ -119,7 +119,7 @@ fn what_fails_says_why_and_nothing_else_fails() {
 }
 
 #[test]
-fn labels_larger_than_the_room_are_split_and_wait_for_it() {
+fn label_larger_than_log_is_split_and_waits_for_space() {
     let (place, app) = with_agent();
     let bytes: Vec<u8> = (0..10_000_000_u32)
         .map(|n| n.wrapping_mul(7).to_le_bytes()[1])
@@ -134,7 +134,7 @@ fn labels_larger_than_the_room_are_split_and_wait_for_it() {
 }
 
 #[test]
-fn an_impatient_label_is_refused_where_there_is_no_room_and_tickets_take_none() {
+fn impatient_label_is_refused_if_log_is_full() {
     let place = Place::new();
     let app = place.app(1 << 16);
     let bytes = [1_u8; 1000];
@@ -202,7 +202,7 @@ fn labels_wait_for_labels_of_other_files() {
 }
 
 #[test]
-fn what_an_application_published_is_done_when_it_has_ended_and_its_log_goes() {
+fn labels_of_ended_application_are_done_and_log_deleted() {
     let place = Place::new();
     let app = place.app(1 << 20);
     for number in 0..500 {
@@ -242,7 +242,7 @@ fn what_an_application_published_is_done_when_it_has_ended_and_its_log_goes() {
 }
 
 #[test]
-fn logs_that_are_damaged_are_set_aside_and_others_go_on() {
+fn corrupt_log_is_set_aside_and_others_continue() {
     let place = Place::new();
     let app = place.app(1 << 20);
     drop(
@@ -271,7 +271,7 @@ fn logs_that_are_damaged_are_set_aside_and_others_go_on() {
 }
 
 #[test]
-fn a_folder_that_others_may_look_into_is_refused() {
+fn folder_readable_by_others_is_refused() {
     let place = Place::new();
     fs::set_permissions(place.logs(), fs::Permissions::from_mode(0o755)).unwrap();
     let settings = Settings {
@@ -285,9 +285,9 @@ fn a_folder_that_others_may_look_into_is_refused() {
     assert!(App::register("two\nlines", &settings).is_err());
 }
 
-/// Conditions hold whatever of a chain the application has forgotten by then, and whichever agent finds it.
+/// Conditions hold even if the application has forgotten parts of the chain, and with any agent that finds the log.
 #[test]
-fn labels_go_on_as_those_before_them_ended() {
+fn label_conditions_follow_outcome_of_earlier_labels() {
     let place = Place::new();
     let app = place.app(1 << 16);
     let publish = |label: &Label<'_>| app.publish(label).unwrap();
@@ -336,7 +336,7 @@ fn labels_go_on_as_those_before_them_ended() {
 }
 
 #[test]
-fn whoever_wants_to_hear_of_labels_does() {
+fn callbacks_receive_outcome_of_every_label() {
     let (place, app) = with_agent();
     let (told, heard) = std::sync::mpsc::channel();
     for number in 0..100_u32 {
@@ -363,9 +363,9 @@ fn whoever_wants_to_hear_of_labels_does() {
     assert_eq!(place.read("a").len(), 90);
 }
 
-/// Labels that become several are not mixed up with those that others publish meanwhile.
+/// A label that is split into several is not mixed with the labels that other threads publish at the same time.
 #[test]
-fn threads_publish_long_labels_at_the_same_time() {
+fn threads_publish_long_labels_concurrently() {
     let (place, app) = with_agent();
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {
@@ -457,9 +457,9 @@ fn reference(files: &mut [Option<Vec<u8>>; 3], step: &Step) -> Option<Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is gathered, and whatever is done at the same time: each label finds what those before it left.
+    /// However labels are merged and whatever runs concurrently: each label sees the effects of the labels before it.
     #[test]
-    fn labels_do_what_they_would_one_after_the_other(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>(), intent in 0..4_usize) {
+    fn labels_have_the_effect_of_sequential_execution(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>(), intent in 0..4_usize) {
         let place = Place::new();
         if !late {
             place.start_agent();
@@ -493,9 +493,10 @@ proptest! {
     }
 }
 
-/// Whoever has the key goes on: what was kept is said, conditions hold, and what became of labels stays until somebody asks.
+/// The holder of the key resumes the application: the last kept label is reported, conditions hold, and the outcomes of
+/// labels stay until they are requested.
 #[test]
-fn an_application_is_taken_up_again_by_its_key() {
+fn application_resumes_by_its_key() {
     let place = Place::new();
     let settings = Settings {
         mount: Some(place.files()),
@@ -561,10 +562,10 @@ fn an_application_is_taken_up_again_by_its_key() {
     assert_eq!(app.last(), number + 1);
 }
 
-/// Large labels that are to survive power loss, of all sizes and at all offsets, beside others: through what is written without the
-/// kernel's memory and what is not, also where the ring begins anew.
+/// Large labels that survive power loss have all sizes and offsets, and other labels are between them. Some bytes
+/// bypass the page cache and some do not, also where the ring wraps around.
 #[test]
-fn large_durable_labels_are_as_all_others() {
+fn large_durable_labels_write_the_same_bytes_as_others() {
     let (place, app) = with_agent();
     let mut expected = vec![0_u8; 6 << 20];
     let mut seed = 7_u64;

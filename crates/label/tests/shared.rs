@@ -25,7 +25,7 @@ fn errno(error: &Error) -> Option<i32> {
 }
 
 #[test]
-fn what_is_put_is_seen_at_once_and_then_where_it_is_stored() {
+fn put_is_visible_at_once_and_after_it_is_stored() {
     let place = Place::new();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     let error = reader.get("tidemill:/a", NOW).unwrap_err();
@@ -59,7 +59,7 @@ fn what_is_put_is_seen_at_once_and_then_where_it_is_stored() {
 }
 
 #[test]
-fn who_gets_waits_for_a_put_and_for_a_file() {
+fn get_waits_for_put_or_file() {
     let place = Place::new();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     for how in ["put", "file"] {
@@ -90,7 +90,7 @@ fn who_gets_waits_for_a_put_and_for_a_file() {
 }
 
 #[test]
-fn the_later_put_is_the_later_whoever_was_before() {
+fn latest_put_wins_across_applications() {
     let place = Place::new();
     let (one, other) = (place.app(1 << 20), place.app(1 << 20));
     put(&one, "tidemill:/a", b"one");
@@ -110,7 +110,7 @@ fn the_later_put_is_the_later_whoever_was_before() {
 }
 
 #[test]
-fn what_fails_or_is_taken_back_is_not_there_any_more() {
+fn failed_or_cancelled_put_is_not_visible() {
     let place = Place::new();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     let failed = writer
@@ -138,7 +138,7 @@ fn what_fails_or_is_taken_back_is_not_there_any_more() {
 }
 
 #[test]
-fn no_get_mixes_what_was_put_with_what_came_to_its_place() {
+fn get_never_mixes_bytes_of_reused_space() {
     let place = Place::new();
     place.start_agent();
     // Little room: places are used again all the time.
@@ -173,7 +173,7 @@ fn no_get_mixes_what_was_put_with_what_came_to_its_place() {
 }
 
 #[test]
-fn a_board_of_garbage_misleads_nobody() {
+fn corrupt_board_never_misleads_get() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
@@ -203,7 +203,7 @@ fn a_board_of_garbage_misleads_nobody() {
 }
 
 #[test]
-fn more_than_the_board_has_places_for_is_there_all_the_same() {
+fn puts_beyond_capacity_of_board_are_still_found() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(16 << 20), place.app(1 << 16));

@@ -37,9 +37,9 @@ mod tests {
         output: u32,
     }
 
-    /// What the readers say is theirs to change, so both are asked.
+    /// The text of the error belongs to the parsers and may change, so the test uses both parsers.
     #[test]
-    fn the_key_that_was_meant_is_told() {
+    fn misspelt_key_error_suggests_the_intended_key() {
         let toml = toml::from_str::<Three>("tiem = 1").unwrap_err();
         assert!(told(toml.message()).ends_with("; did you mean `time`?"));
         let json = serde_json::from_str::<Three>(r#"{ "ouptut": 1 }"#).unwrap_err();

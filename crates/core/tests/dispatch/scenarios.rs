@@ -1338,7 +1338,7 @@ fn task_is_sent_only_to_element_that_has_its_program() {
 }
 
 #[test]
-fn tasks_of_one_kind_do_not_hold_up_those_of_another() {
+fn tasks_of_one_kind_do_not_block_those_of_another() {
     let mut world = with_nodes(&[(0, Role::Store, 2)]);
     let mut large = task(1, "mean", vec![]);
     large.needs.cores = 3;
@@ -1360,7 +1360,7 @@ fn tasks_of_one_kind_do_not_hold_up_those_of_another() {
 }
 
 #[test]
-fn tasks_with_several_cores_spread_over_elements_that_have_them_free() {
+fn tasks_with_several_cores_spread_over_free_elements() {
     let mut world = with_nodes(&[(0, Role::Store, 4), (1, Role::Store, 4)]);
     let tasks = (1..=4).map(|id| {
         let mut spec = task(id, "mean", vec![]);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_stacked_away_from_zero() {
+    fn stacked_bar_parts_grow_from_zero_in_both_directions() {
         let parts = parts(&stacked(&[Some(40.0), Some(20.0), Some(-30.0)]));
         let [first, second, third] = parts[..] else {
             panic!("{parts:?}")
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_a_cross() {
+    fn missing_bar_part_is_drawn_as_a_cross() {
         let svg = stacked(&[Some(1.0), None]);
         assert_eq!(parts(&svg).len(), 1);
         assert!(
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_chart_is_still_a_chart() {
+    fn empty_bar_chart_is_valid_svg() {
         let chart = BarChart {
             title: String::new(),
             y: Axis::linear("y"),

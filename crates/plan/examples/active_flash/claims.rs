@@ -383,9 +383,10 @@ mod tests {
     use crate::paper::TABLE_5;
     use tidemill_plan::model::jaguar as site;
 
-    /// Those that don't hold: two contradict another sentence of the paper, one confuses the two halves of Fig. 3b.
+    /// These claims don't hold: two contradict another sentence of the paper, and one confuses the two halves of Fig.
+    /// 3b.
     #[test]
-    fn what_the_text_says_and_the_model_does_not() {
+    fn claims_of_the_paper_that_the_model_refutes_are_known() {
         let not: Vec<_> = claims(&site(), &Corrections::default())
             .into_iter()
             .filter(|claim| !claim.holds)
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn savings_of_s3d_with_fingerprinting() {
+    fn fingerprint_of_s3d_has_the_published_savings() {
         let claims = fingerprint_of_s3d(&site(), &TABLE_5);
         assert_eq!(claims[0].computed, "840.9 kWh");
         assert_eq!(claims[1].computed, "2589 kWh");

@@ -275,9 +275,9 @@ mod tests {
     use super::*;
     use tidemill_plan::model::jaguar as site;
 
-    /// A machine a thousand times larger or smaller has charts too.
+    /// A machine that is a thousand times larger or smaller has charts as well.
     #[test]
-    fn charts_of_other_machines_hold_numbers_only() {
+    fn charts_of_other_machines_have_finite_numbers() {
         for factor in [1e-3, 1e3] {
             let mut site = site();
             site.device.capacity = site.device.capacity * factor;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn every_chart_is_whole_and_named_once() {
+    fn every_chart_is_complete_and_named_once() {
         let charts = charts(&site(), &Corrections::default());
         let mut names: Vec<_> = charts.iter().map(|chart| chart.file_name).collect();
         names.sort_unstable();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_stand_only_where_staging_allows() {
+    fn chart_dots_exist_only_where_staging_is_feasible() {
         let chart = required_throughput(&site(), Approach::ActiveFlash, &Corrections::default());
         let dots = |name: &str| {
             let line = chart.lines.iter().find(|line| line.label == name).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_infeasible_pair_is_a_cross() {
+    fn infeasible_pair_is_drawn_as_a_cross() {
         let report = report(&site(), &Corrections::default());
         let grid = energy(&site(), &report);
         let s3d = grid

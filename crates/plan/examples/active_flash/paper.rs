@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_table_4_is_there() {
+    fn table_4_rows_have_every_number() {
         let rows = rows("Table 4");
         assert_eq!(rows.len(), 9 * 6 + 6, "endurance twice");
         let exact = |part: &str| {
@@ -485,9 +485,10 @@ mod tests {
         assert!(exact("capacity") && exact("bandwidth"));
     }
 
-    /// Restart for VULCAN and GTC comes from rates that Table 1 rounds; endurance comes close in one reading only.
+    /// The restart ratios of VULCAN and GTC follow from rates that Table 1 rounds. The endurance is close in one
+    /// reading only.
     #[test]
-    fn what_table_4_does_not_give_is_said() {
+    fn table_4_lists_numbers_not_reproduced() {
         let not: Vec<_> = rows("Table 4")
             .into_iter()
             .filter(|row| row.verdict == Verdict::NotReproduced)
@@ -512,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_one_that_hides_a_misfit_says_so() {
+    fn table_4_marks_ratio_of_one_that_hides_a_misfit() {
         let rows = rows("Table 4");
         let hidden = rows
             .iter()
@@ -530,9 +531,9 @@ mod tests {
         );
     }
 
-    /// All four bills within 0.6 % with the reading of Table 5, and all totals within 0.1 %.
+    /// All four bills are within 0.6 % with the reading of Table 5, and all totals are within 0.1 %.
     #[test]
-    fn the_bills_of_table_5() {
+    fn table_5_bills_are_within_a_percent() {
         let rows = rows("Table 5");
         assert_eq!(rows.len(), 2 * 4 * 3);
         let (fitted, _) = rows.split_at(12);
@@ -550,10 +551,10 @@ mod tests {
         );
     }
 
-    /// Throughputs of Table 7 seem to be cut, not rounded: 100 MB in 24.5 s are 4.08 MB/s, and 4.0 is printed. Its
-    /// host's times are too coarse for its host's throughputs.
+    /// The throughputs of Table 7 seem to be truncated, not rounded: 100 MB in 24.5 s are 4.08 MB/s, and the table
+    /// prints 4.0. The times of the host are too coarse for the throughputs of the host.
     #[test]
-    fn what_table_7_does_not_give_is_said() {
+    fn table_7_lists_numbers_not_reproduced() {
         let rows = rows("Table 7");
         assert_eq!(rows.len(), 4 * 5);
         let not = rows
@@ -564,9 +565,9 @@ mod tests {
         assert!(rows.iter().all(|row| row.difference_percent.abs() < 2.1));
     }
 
-    /// Dividing idle time by R twice makes the energy of analysis nodes a small part of what is printed.
+    /// If idle time is divided by R twice, the energy of the analysis nodes is a small part of the printed energy.
     #[test]
-    fn the_bills_do_not_come_out_as_printed() {
+    fn table_5_bills_as_printed_are_not_reproduced() {
         let site = jaguar();
         let as_printed = Corrections {
             drain_at_share: false,
@@ -585,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn verdict_is_exact_close_or_not_reproduced() {
         let verdict = |published: &str, computed| {
             Row::new("", String::new(), published, computed, String::new()).verdict
         };
@@ -597,9 +598,9 @@ mod tests {
         assert_eq!(verdict("-19131", 19_131.0), Verdict::NotReproduced);
     }
 
-    /// The numbers of the table in docs/models.md.
+    /// docs/models.md has the same numbers in its table.
     #[test]
-    fn the_sum_of_it() {
+    fn paper_summary_matches_documented_counts() {
         let text = paper(&Corrections::default()).to_string();
         let sum =
             "111 rows: 76 exact (to the printed digits), 28 close (within 1 %), 7 not reproduced";
@@ -607,9 +608,9 @@ mod tests {
         assert!(text.contains("NOT REPRODUCED"), "{text}");
     }
 
-    /// By hand: 18 000 nodes need 493 devices at ratio 36.55, so 36 to each.
+    /// By hand: 18 000 nodes need 493 devices at ratio 36.55, so each device serves 36 nodes.
     #[test]
-    fn ratios_are_rounded_as_table_4_rounds_them() {
+    fn ratios_round_like_table_4() {
         assert!((whole_device_ratio(18_000.0, 67_108_864.0 / 1_836_000.0) - 36.0).abs() < 1e-9);
         assert!((whole_ratio(0.58) - 1.0).abs() < 1e-9);
     }

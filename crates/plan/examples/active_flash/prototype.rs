@@ -26,9 +26,9 @@ pub(crate) fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
 mod tests {
     use super::*;
 
-    /// By hand: 32 KiB at 4 MiB/s take 7.8125 ms, and a request comes in the middle on average.
+    /// By hand: 32 KiB at 4 MiB/s take 7.8125 ms, and on average a request arrives in the middle.
     #[test]
-    fn by_hand() {
+    fn delay_throughput_and_energy_match_hand_computation() {
         let delay = mean_delay("32 KiB".parse().unwrap(), "4 MiB/s".parse().unwrap());
         assert!((delay.get() - 3.906_25e-3).abs() < 1e-12);
         let time = kernel_time(Seconds::new(2.4), Seconds::new(17.6));

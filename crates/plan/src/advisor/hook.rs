@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn by_hand() {
+    fn hook_advice_matches_hand_computation() {
         let advice = advise_hook(&case()).unwrap();
         assert!(advice.keeps_up, "{advice:?}");
         close(advice.burst_seconds.get(), 10.0);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_case_is_refused_and_what_does_not_fit_is_said() {
+    fn hook_advice_refuses_invalid_case_and_lists_lacks() {
         let refused = |case: &HookCase| advise_hook(case).unwrap_err().to_string();
         assert!(refused(&HookCase { files: 0, ..case() }).contains("number of files is 0"));
         assert!(
@@ -334,9 +334,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is left after each period, and that nothing is, as a walk through time in small steps finds it.
+        /// The remaining work after each period, or its absence, is the same as in a simulation of small time steps.
         #[test]
-        fn as_a_walk_through_time(
+        fn hook_advice_matches_simulation_in_small_steps(
             burst in 1e8..1e11_f64, every in 5.0..100.0_f64, part in 0.05..0.95_f64, rate in 1e7..5e9_f64, files in 1_u32..100,
             elements in 1_u32..8, cores in 1_u32..16, on_write: bool, share in 0.0..0.99_f64,
         ) {

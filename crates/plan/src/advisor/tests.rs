@@ -45,7 +45,7 @@ fn close(value: f64, expected: f64) {
 }
 
 #[test]
-fn each_side_by_hand() {
+fn advice_matches_hand_computation_on_each_side() {
     let advice = advise(&case()).unwrap();
     let (element, host) = (advice.element.unwrap(), advice.host.unwrap());
     close(element.time.get(), 10.0 + 0.5 + 0.8);
@@ -65,7 +65,7 @@ fn each_side_by_hand() {
 /// The host ends at 0.5 + 8 (1 − f) + 2.5 (1 − f), the element at 10 f + 0.5 + 0.8 f: equal at f = 10.5 / 21.3. The
 /// link is free before the element has run.
 #[test]
-fn the_best_share_by_hand() {
+fn best_split_matches_hand_computation() {
     let advice = advise(&case()).unwrap();
     let split = advice.split.unwrap();
     close(split.element_share, 10.5 / 21.3);
@@ -83,9 +83,9 @@ fn the_best_share_by_hand() {
     );
 }
 
-/// A kernel that expands tenfold: the element's result takes longer to move than the input.
+/// The kernel expands its input tenfold: the result of the element takes longer to move than the input.
 #[test]
-fn a_kernel_that_expands_goes_to_the_host_if_its_result_is_wanted_there() {
+fn expanding_kernel_runs_on_host_if_result_is_wanted_there() {
     let expands = Case {
         output_ratio: 10.0,
         splittable: false,
@@ -106,7 +106,7 @@ fn a_kernel_that_expands_goes_to_the_host_if_its_result_is_wanted_there() {
 }
 
 #[test]
-fn a_result_that_is_wanted_on_the_element_moves_back_from_the_host() {
+fn result_wanted_on_element_is_moved_from_the_host() {
     let stays = Case {
         result: Place::Element,
         ..case()
@@ -119,7 +119,7 @@ fn a_result_that_is_wanted_on_the_element_moves_back_from_the_host() {
 }
 
 #[test]
-fn equal_times_are_decided_by_energy_or_by_what_moves() {
+fn equal_times_are_decided_by_energy_then_moved_bytes() {
     let mut even = case();
     even.splittable = false;
     even.element.rate = Some(BytesPerSecond::new(1000.0 / 9.72 * MB));
@@ -149,7 +149,7 @@ fn equal_times_are_decided_by_energy_or_by_what_moves() {
 }
 
 #[test]
-fn a_queue_makes_the_element_wait_and_what_runs_there_slows_only_its_own_machine() {
+fn load_delays_only_the_side_of_its_machine() {
     let mut busy = case();
     busy.splittable = false;
     let queue = Queue {
@@ -173,9 +173,9 @@ fn a_queue_makes_the_element_wait_and_what_runs_there_slows_only_its_own_machine
     close(advice.host.unwrap().time.get(), 0.5 + 8.0 + 5.0);
 }
 
-/// Two kernels on two processors and one more: each has two thirds of one while the two run.
+/// Two kernels and a third kernel share two processors: each has two thirds of a processor while the two run.
 #[test]
-fn kernels_that_run_on_the_same_machine_slow_both_sides_until_they_end() {
+fn shared_processors_slow_both_sides_until_kernels_end() {
     let machine = Machine {
         share: 2.0 / 3.0,
         share_beside: 0.5,
@@ -208,9 +208,9 @@ fn kernels_that_run_on_the_same_machine_slow_both_sides_until_they_end() {
     close(split.on_element.get(), 10.0);
 }
 
-/// An element that is full with others' work on its machine, which goes on when the kernel has its turn.
+/// The element is full, and other elements load its machine. Their load continues when the kernel starts.
 #[test]
-fn what_other_elements_of_the_machine_run_goes_on_after_the_wait() {
+fn load_of_other_elements_continues_after_the_wait() {
     let machine = Machine {
         share: 0.4,
         share_beside: 0.3,
@@ -231,9 +231,9 @@ fn what_other_elements_of_the_machine_run_goes_on_after_the_wait() {
     close(load.share_later, 1.0);
 }
 
-/// At 49 % on the element its result would be ready before the host has its input: they share the link.
+/// With 49 % on the element, its result would be ready before the host has its input: both share the link.
 #[test]
-fn the_elements_result_waits_for_the_hosts_input() {
+fn split_moves_host_input_before_element_result() {
     let mut fast = case();
     fast.element.rate = Some(BytesPerSecond::new(10_000.0 * MB));
     let half = fast.predict(0.5).unwrap();
@@ -241,7 +241,7 @@ fn the_elements_result_waits_for_the_hosts_input() {
 }
 
 #[test]
-fn what_can_not_be_had_is_said_in_words() {
+fn infeasible_side_is_explained() {
     let mut one = case();
     one.host.rate = None;
     let advice = advise(&one).unwrap();
@@ -265,7 +265,7 @@ fn what_can_not_be_had_is_said_in_words() {
 }
 
 #[test]
-fn a_split_may_fit_where_neither_side_has_space() {
+fn split_is_feasible_where_neither_side_has_space() {
     let mut tight = case();
     tight.element.free = Some(Bytes::new(60.0 * MB));
     tight.host.free = Some(Bytes::new(700.0 * MB));
@@ -276,7 +276,7 @@ fn a_split_may_fit_where_neither_side_has_space() {
 }
 
 #[test]
-fn numbers_that_make_no_sense_are_named() {
+fn invalid_case_values_are_named() {
     let check = |change: fn(&mut Case), words: &str| {
         let mut wrong = case();
         change(&mut wrong);
@@ -401,7 +401,7 @@ fn all(case: &Case) -> [Prediction; 3] {
 proptest! {
     /// A split is never later than the better side, nor than any other share.
     #[test]
-    fn the_best_split_is_the_best(case in cases()) {
+    fn best_split_is_at_least_as_fast_as_any_share(case in cases()) {
         let [element, host, split] = all(&case);
         prop_assert!(split.time <= element.time && split.time <= host.time);
         for step in 0..=200 {
@@ -411,9 +411,9 @@ proptest! {
         }
     }
 
-    /// More of anything that helps makes nothing later; more input or output makes nothing sooner.
+    /// A larger bandwidth or rate never makes a prediction later. More input or output never makes a prediction sooner.
     #[test]
-    fn times_follow_what_they_are_made_of(case in cases(), more in 1.0..100.0_f64) {
+    fn predicted_times_are_monotone_in_rates_and_sizes(case in cases(), more in 1.0..100.0_f64) {
         let before = all(&case);
         let better: [fn(&mut Case, f64); 4] = [
             |case, more| case.link.bandwidth = case.link.bandwidth * more,
@@ -442,9 +442,10 @@ proptest! {
         }
     }
 
-    /// Less of a processor, or a longer wait, makes nothing sooner; and load is charged where it is.
+    /// A smaller share of a processor or a longer wait never makes a prediction sooner, and changes only the side with
+    /// that load.
     #[test]
-    fn load_slows_the_side_that_has_it(case in cases(), part in 0.01..1.0_f64, wait in 0.0..9.0_f64) {
+    fn load_slows_only_its_side(case in cases(), part in 0.01..1.0_f64, wait in 0.0..9.0_f64) {
         let before = all(&case);
         let lower = |load: &mut Load| {
             load.share *= part;
@@ -465,10 +466,10 @@ proptest! {
         }
     }
 
-    /// What is advised is the fastest but for a tie or a split that gains too little, and no part of a prediction is
-    /// negative or more than the whole.
+    /// The advised choice is the fastest, except for a tie or a split that gains too little. No part of a prediction is
+    /// negative or larger than the whole.
     #[test]
-    fn the_advice_is_sound(case in cases()) {
+    fn advice_is_fastest_but_for_ties_and_small_gains(case in cases()) {
         let advice = advise(&case).unwrap();
         let best = advice.of(advice.best).unwrap();
         for one in all(&case) {
@@ -485,9 +486,9 @@ proptest! {
         prop_assert!(!advice.reason.is_empty() && !advice.reason.contains("NaN"));
     }
 
-    /// Any numbers at all give an answer or an error, never a number that is none.
+    /// Any numbers give an answer or an error, never NaN.
     #[test]
-    fn any_numbers_are_answered_or_refused(
+    fn advice_for_any_numbers_is_an_answer_or_error(
         input in any::<f64>(), ratio in any::<f64>(), rate in any::<f64>(), bandwidth in any::<f64>(), busy in any::<f64>()
     ) {
         let mut odd = case();

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
+    fn axis_ticks_are_round_numbers() {
         let axis = Axis::linear("");
         assert!(same(
             &axis.ticks((0.0, 100.0)),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_logarithmic_axis_has_ticks_too() {
+    fn short_log_axis_has_enough_distinct_ticks() {
         for (low, high) in [
             (210.0, 330.0),
             (1.05, 1.9),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_hold_their_data_even_when_there_is_little() {
+    fn axis_range_contains_few_or_no_values() {
         let axis = Axis::linear("");
         assert_eq!(axis.fit([0.0, 97.0].into_iter()), (0.0, 100.0));
         let (low, _) = axis.fit([-236.0, 0.0, 922.0].into_iter());
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn data_is_within_the_range_and_places_within_the_plot(
+        fn axis_places_any_data_within_plot(
             values in proptest::collection::vec(-1e6..1e6_f64, 1..20), log in any::<bool>(),
         ) {
             let axis = if log { Axis::log("") } else { Axis::linear("") };

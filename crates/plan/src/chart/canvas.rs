@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_can_not_break_out() {
+    fn canvas_text_is_escaped() {
         let mut canvas = Canvas::new(10.0, 10.0);
         canvas.text((0.0, 0.0), "<script>&\"", 12.0, Anchor::Start);
         let svg = canvas.finish();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn colors_repeat() {
+    fn colors_repeat_after_the_last() {
         assert_eq!(color(0), color(COLORS.len()));
         assert_ne!(color(0), color(1));
     }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn points_stand_where_their_logarithm_says() {
+    fn line_chart_places_points_by_logarithm() {
         let svg = chart(vec![(1.0, 1.0), (10.0, 10.0), (100.0, 100.0)]).to_svg();
         let dots: Vec<f64> = svg
             .lines()
@@ -233,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_logarithm_can_not_show_is_left_out() {
+    fn log_chart_omits_values_without_logarithm() {
         let svg = chart(vec![(0.0, 1.0), (1.0, -1.0), (2.0, f64::NAN)]).to_svg();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert!(!svg.contains("r=\"5\""), "{svg}");
     }
 
     #[test]
-    fn lines_on_each_other_are_all_seen() {
+    fn overlapping_lines_are_dashed_to_stay_visible() {
         let mut chart = chart(vec![(1.0, 1.0), (10.0, 10.0), (100.0, 10.0)]);
         let same = Line::new("same", chart.lines[0].points.clone());
         let apart = Line::new("apart", vec![(1.0, 2.0), (10.0, 20.0), (100.0, 30.0)]);

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_a_switch() {
+    fn every_correction_name_is_a_switch() {
         let mut corrections = Corrections::default();
         for name in Corrections::NAMES {
             *corrections.switch(name).unwrap() = false;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_named() {
+    fn corrections_description_names_differences() {
         assert_eq!(Corrections::default().describe(), "all corrections");
         assert_eq!(
             Corrections {

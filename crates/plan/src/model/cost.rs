@@ -25,7 +25,7 @@ mod tests {
     use crate::units::Price;
 
     #[test]
-    fn by_hand() {
+    fn costs_match_hand_computation() {
         assert_eq!(
             infrastructure(18_000.0, 10.0, Money::new(1010.0)),
             Money::new(1_818_000.0)

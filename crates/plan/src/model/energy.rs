@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_by_hand() {
+    fn energy_parts_match_hand_computation() {
         let corrected = Corrections::CORRECTED;
         close(total_data(&run()).get(), PRODUCED * MIB);
         close(
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn offline_by_hand() {
+    fn offline_time_and_energy_match_hand_computation() {
         let moving = 2.0 * ANALYSED * (18_000.0 / 245_760.0 + 1.0 / 814.0);
         close(
             offline_time(&run(), 100.0, rate(286.0)).get(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_switches_change_what_they_name() {
+    fn correction_switches_change_their_terms() {
         let with = |switch: &str| {
             let mut corrections = Corrections::CORRECTED;
             *corrections.switch(switch).unwrap() = false;
@@ -284,9 +284,9 @@ mod tests {
         close(idle(&corrected) / idle(&with("idle-divided-once")), 10.0);
     }
 
-    /// S3D with k-means at ratio 10: by hand each device works 1.8 times as long as the run lasts.
+    /// S3D with k-means at ratio 10: by hand, each device works 1.8 times as long as the run lasts.
     #[test]
-    fn too_much_work_is_infeasible_not_negative() {
+    fn overload_is_infeasible_not_negative() {
         let kmeans = Some(rate(0.91));
         let error =
             stage_energy(&run(), &device(), 10.0, kmeans, &Corrections::CORRECTED).unwrap_err();
@@ -303,9 +303,9 @@ mod tests {
     }
 
     proptest! {
-        /// Twice the nodes with twice the file system make twice the energy, if each device drains at its share.
+        /// Twice the nodes with twice the file system need twice the energy if each device drains at its share.
         #[test]
-        fn energy_grows_with_the_machine(ratio in 1.0..25.0_f64, throughput in 20.0..500.0_f64) {
+        fn energy_scales_with_the_machine(ratio in 1.0..25.0_f64, throughput in 20.0..500.0_f64) {
             let mut twice = run();
             twice.nodes *= 2.0;
             twice.file_system = twice.file_system * 2.0;
@@ -323,9 +323,10 @@ mod tests {
             }
         }
 
-        /// A kernel that can't keep up overloads its device, and the other way round only moving data is between them.
+        /// A stage that is overloaded has a kernel that does not keep up. In the other direction, the two differ only
+        /// by the time for moving data.
         #[test]
-        fn overload_means_that_the_kernel_can_not_keep_up(ratio in 1.0..29.0_f64, throughput in 0.1..20.0_f64) {
+        fn overloaded_stage_means_kernel_does_not_keep_up(ratio in 1.0..29.0_f64, throughput in 0.1..20.0_f64) {
             let throughput = rate(throughput);
             let energy = stage_energy(&run(), &device(), ratio, Some(throughput), &Corrections::CORRECTED);
             if energy.is_err() {
@@ -335,7 +336,7 @@ mod tests {
 
         /// A faster kernel never costs more energy.
         #[test]
-        fn faster_is_never_dearer(throughput in 2.0..500.0_f64, more in 1.0..10.0_f64) {
+        fn faster_kernel_never_needs_more_energy(throughput in 2.0..500.0_f64, more in 1.0..10.0_f64) {
             let energy = |throughput: f64| {
                 stage_energy(&run(), &device(), 10.0, Some(rate(throughput)), &Corrections::CORRECTED)
                     .unwrap()

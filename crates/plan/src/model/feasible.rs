@@ -251,7 +251,7 @@ mod tests {
     /// By hand at R = 10, T = 10 MiB/s: 1700 KiB/s · 3600 s · (1/320 + 1/3276.8 + 1/10 + 1/136.533) s/MiB. 1700 KiB/s is
     /// 1.660 156 MiB/s, the share 10 · 240 · 1024 / 18 000 = 136.533 MiB/s.
     #[test]
-    fn analysis_time_by_hand() {
+    fn analysis_time_matches_hand_computation() {
         let time = analysis_time(&run(), &device(), 10.0, rate(10.0)).get();
         let expected = 1700.0 / 1024.0
             * 3600.0
@@ -264,14 +264,14 @@ mod tests {
 
     /// By hand: 85 KiB/s · 3600 s · 18 000 nodes at 240 · 2^20 KiB/s.
     #[test]
-    fn checkpoint_time_by_hand() {
+    fn checkpoint_time_matches_hand_computation() {
         let expected = 85.0 * 3600.0 * 18_000.0 / (240.0 * 1_048_576.0);
         assert!((checkpoint_time(&run()).get() / expected - 1.0).abs() < 1e-12);
     }
 
     /// By hand: (32 B · 3 + 10 · 3600 s · 255 · 1024 B/s) at 814 MiB/s.
     #[test]
-    fn link_time_by_hand() {
+    fn link_time_matches_hand_computation() {
         let expected = (96.0 + 36_000.0 * 255.0 * 1024.0) / (814.0 * MIB);
         assert!((link_time(&run(), 10.0).get() / expected - 1.0).abs() < 1e-12);
         assert_eq!(busy_link(rate(3000.0), 300.0, 100.0, 9.0), rate(1000.0));
@@ -280,7 +280,7 @@ mod tests {
     /// By an independent calculation of Eqs. 11 and 28 for S3D: 0.849, 1.706 and 8.850 MiB/s on devices at ratios 5, 10 and
     /// 50; 1.696 and 55.961 MiB/s on nodes at 10 and 300.
     #[test]
-    fn required_throughput_against_another_calculation() {
+    fn required_throughput_matches_independent_calculation() {
         for (stage, ratio, expected) in [
             (device(), 5.0, 0.849),
             (device(), 10.0, 1.706),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saturated_is_named() {
+    fn saturated_resource_is_named() {
         let mut crowded = run();
         crowded.link = rate(1.0);
         let error = required_throughput(&crowded, &device(), 10.0).unwrap_err();
@@ -328,7 +328,7 @@ mod tests {
     /// S3D with k-means: 0.91 MiB/s · (1 − 255/1024 · 18 000/245 760 − 96/(814 · 2^20 · 3600)) for each
     /// 170/1024 · (1 + 0.91 · (1/320 + 1/3276.8)) + 0.91 · 255/1024 / 814 MiB/s.
     #[test]
-    fn the_largest_ratio_by_hand() {
+    fn largest_ratio_matches_hand_computation() {
         let (analysis, all) = (170.0 / 1024.0, 255.0 / 1024.0);
         let left = 1.0 - all * 18_000.0 / 245_760.0 - 96.0 / (814.0 * MIB * 3600.0);
         let each = analysis * (1.0 / 0.91 + 1.0 / 320.0 + 1.0 / 3276.8) + all / 814.0;
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_kernel_is_refused_with_the_rate_it_needs() {
+    fn slow_kernel_is_refused_with_required_rate() {
         assert!(keeps_up(&run(), &device(), 10.0, rate(1.81)).is_ok());
         let error = keeps_up(&run(), &device(), 10.0, rate(0.91)).unwrap_err();
         assert_eq!(
@@ -374,7 +374,7 @@ mod tests {
     }
 
     proptest! {
-        /// Eq. 11 is Eq. 10 solved: a kernel faster than required is done in time, a slower one is not.
+        /// Eq. 11 is Eq. 10 solved: a kernel faster than required ends in time, a slower kernel does not.
         #[test]
         fn required_throughput_solves_the_inequality(
             ratio in 1.0..300.0_f64, analysis in 0.001..1.0_f64, checkpoint in 0.0..1.0_f64, reduction in 0.01..2.0_f64,
@@ -395,9 +395,9 @@ mod tests {
             }
         }
 
-        /// A kernel keeps up at the largest ratio and not above it, whatever bounds it.
+        /// A kernel keeps up at the largest ratio and not above, whatever limits the ratio.
         #[test]
-        fn the_largest_ratio_is_feasible_and_a_larger_one_is_not(
+        fn largest_ratio_is_feasible_and_a_larger_one_is_not(
             throughput in 0.01..1000.0_f64, analysis in 0.0001..4.0_f64, checkpoint in 0.0..4.0_f64,
             reduction in 0.01..2.0_f64, nodes in 1.0..20_000.0_f64,
         ) {

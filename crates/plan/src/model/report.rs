@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_is_judged() {
+    fn report_has_every_pair() {
         let report = jaguar();
         assert_eq!(report.staging.len(), 6 * 2);
         assert_eq!(report.feasibility.len(), 6 * 7 * 2);
@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn only_chimera_and_one_pair_of_s3d_are_infeasible_on_devices() {
+    fn only_chimera_and_s3d_k_means_are_infeasible_on_devices() {
         let report = jaguar();
         let refused: Vec<_> = report
             .feasibility
@@ -741,7 +741,7 @@ mod tests {
 
     /// An independent calculation of S3D with fingerprinting gives these kWh (draining over the link).
     #[test]
-    fn energies_against_another_calculation() {
+    fn report_energies_match_independent_calculation() {
         let report = jaguar();
         let row = report
             .energy
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_infeasible_has_no_number() {
+    fn infeasible_pair_has_reason_and_no_number() {
         let json = serde_json::to_value(jaguar()).unwrap();
         let row = json["energy"]
             .as_array()
@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_is_a_field_and_a_part_of_the_text() {
+    fn report_section_is_a_field_and_a_part_of_the_text() {
         let report = jaguar();
         let json = serde_json::to_value(&report).unwrap();
         let all = report.parts(&Section::ALL);
@@ -817,7 +817,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_name_who_is_left_out() {
+    fn costs_list_excluded_applications() {
         let report = jaguar();
         let kmeans = report
             .cost
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_shown_in_the_currency_of_the_site() {
+    fn prices_use_currency_of_the_site() {
         let text = JAGUAR.replace("\"$", "\"EUR ");
         let site = Site::parse(&text, Path::new("site.toml")).unwrap();
         let report = report(&site, &Corrections::default());
@@ -845,7 +845,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_ratio_of_each_kernel_is_shown() {
+    fn report_shows_largest_ratio_of_each_kernel() {
         let report = jaguar();
         let row = |kernel: &str, approach| {
             let mut rows = report.feasibility.iter();
@@ -881,7 +881,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_application_can_do_has_no_cost() {
+    fn kernel_infeasible_for_all_applications_has_no_cost() {
         let crowded = JAGUAR.replace("staging-ratio = 10", "staging-ratio = 5000");
         let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
         let report = report(&site, &Corrections::default());

@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_a_site() {
+    fn jaguar_example_is_a_valid_site() {
         let site = Site::parse(JAGUAR, Path::new("jaguar.toml")).unwrap();
         assert_eq!(site.name.get(), "Jaguar");
         assert_eq!((site.applications.len(), site.kernels.len()), (6, 7));
@@ -918,7 +918,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_misspelt_key_is_told_what_was_meant() {
+    fn misspelt_site_key_error_suggests_the_intended_key() {
         for (right, wrong, meant) in [
             ("endurance =", "endurence =", "endurance"),
             ("[device]", "[devise]", "device"),
@@ -935,7 +935,7 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_nothing_and_draws_nothing_is_a_site_too() {
+    fn site_accepts_zero_cost_and_zero_power() {
         let text = JAGUAR
             .replace("\"$100\"", "\"$0\"")
             .replace("$0.30/kWh", "$0/kWh")
@@ -951,7 +951,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_contradicts_the_run_where_it_says_something_else() {
+    fn application_that_contradicts_run_is_refused_with_line() {
         let with = |more: &str| {
             let analysis = "analysis = \"170 KiB/s\"";
             let error = error_after(analysis, &format!("{analysis}\n{more}"));
@@ -966,7 +966,7 @@ mod tests {
     }
 
     #[test]
-    fn another_ratio_is_checked_as_that_of_the_file() {
+    fn given_ratio_is_checked_like_ratio_of_the_file() {
         let at = |ratio| jaguar().at_ratio(ratio).map(|site| site.staging_ratio());
         assert_eq!(at(300.0), Ok(300.0));
         assert_eq!(at(18_000.0), Ok(18_000.0));
@@ -981,7 +981,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_has_a_line_for_each_pair_and_so_a_bound() {
+    fn site_tables_are_bounded_in_number() {
         let kernel = "\n[[kernel]]\nname = \"k@\"\ndevice = \"1 MB/s\"\nprocessor = \"1 MB/s\"\n";
         let more: String = (0..ROWS_MAX)
             .map(|n| kernel.replace('@', &n.to_string()))
@@ -992,7 +992,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_file_and_line() {
+    fn site_errors_name_file_and_line() {
         for &(old, new, message) in WRONG {
             let error = error_after(old, new);
             let line = line_with(old.lines().next().unwrap()) + old.lines().count() - 1;
@@ -1002,7 +1002,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_key_names_its_table() {
+    fn missing_site_key_error_names_its_table() {
         for (table, key) in [
             ("[device]", "endurance = \"300 TiB\"\n"),
             ("[run]", "duration = \"24 h\"\n"),
@@ -1022,7 +1022,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_link_is_measured_or_computed() {
+    fn busy_link_is_measured_or_computed() {
         let idle = "idle-bandwidth = \"3 GiB/s\"\nlinks = 54000\ndiameter = 30";
         let text = JAGUAR.replacen("busy-bandwidth = \"814 MiB/s\"", idle, 1);
         let site = Site::parse(&text, Path::new("site.toml")).unwrap();
@@ -1042,7 +1042,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_may_not_be_empty() {
+    fn empty_site_lists_are_refused() {
         let (head, _) = JAGUAR.split_once("[[kernel]]").unwrap();
         let text = format!("kernel = []\n{head}");
         let error = Site::parse(&text, Path::new("site.toml"))
@@ -1055,7 +1055,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn missing_site_file_is_named() {
         let error = Site::read(Path::new("nowhere/site.toml"))
             .unwrap_err()
             .to_string();
@@ -1063,7 +1063,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_or_kernel_may_have_its_own_ways() {
+    fn application_and_kernel_may_override_run() {
         let text = JAGUAR
             .replacen(
                 "analysis = \"170 KiB/s\"\ncheckpoint = \"85 KiB/s\"",

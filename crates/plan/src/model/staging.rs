@@ -123,21 +123,21 @@ mod tests {
 
     /// By hand: 64 · 2^20 KiB / (1.5 · (170 + 2 · 85) KiB/s · 3600 s) = 67 108 864 / 1 836 000.
     #[test]
-    fn capacity_by_hand() {
+    fn capacity_ratio_matches_hand_computation() {
         let ratio = capacity_ratio(&run(), &device());
         assert!((ratio - 67_108_864.0 / 1_836_000.0).abs() < 1e-9, "{ratio}");
     }
 
     /// By hand: 400 MiB/s · 18 000 / (240 · 1024 MiB/s) = 29.296 875; 30 · 1024 · 18 000 / (240 · 1024) = 2250.
     #[test]
-    fn bandwidth_by_hand() {
+    fn bandwidth_ratio_matches_hand_computation() {
         assert!((bandwidth_ratio(&run(), &device()) - 29.296_875).abs() < 1e-9);
         assert!((bandwidth_ratio(&run(), &node()) - 2250.0).abs() < 1e-9);
     }
 
     /// By hand: 0.05 · 409 600 KiB/s / 85 KiB/s.
     #[test]
-    fn restart_by_hand() {
+    fn restart_ratio_matches_hand_computation() {
         let ratio = restart_ratio(&run(), &device()).unwrap();
         assert!((ratio - 20_480.0 / 85.0).abs() < 1e-9, "{ratio}");
         let mut without = run();
@@ -147,7 +147,7 @@ mod tests {
 
     /// By hand: 300 · 2^30 KiB / (255 KiB/s · 63 072 000 s) = 20.0283.
     #[test]
-    fn endurance_by_hand() {
+    fn endurance_ratio_matches_hand_computation() {
         let ratio = endurance_ratio(&run(), &device()).unwrap();
         let expected = 300.0 * 1_073_741_824.0 / (255.0 * 63_072_000.0);
         assert!((ratio - expected).abs() < 1e-9, "{ratio}");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_binds_and_says_so() {
+    fn staging_reports_the_limiting_constraint() {
         let least = largest_ratio(&run(), &device());
         assert_eq!(least.constraint, Constraint::Endurance);
         assert_eq!(allows(&run(), &device(), 20.0), Ok(()));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_that_does_not_fit_is_told_so() {
+    fn application_that_does_not_fit_is_reported() {
         let mut big = run();
         big.analysis = big.analysis * 100.0;
         let refused = allows(&big, &device(), 10.0).unwrap_err();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     proptest! {
-        /// More data never allows a higher ratio; a bigger device never a lower one.
+        /// More data never allows a higher ratio, and a bigger device never allows a lower ratio.
         #[test]
         fn ratios_are_monotone(more in 1.0..100.0_f64) {
             let mut busier = run();
@@ -196,7 +196,7 @@ mod tests {
             }
         }
 
-        /// Whole devices never serve more nodes than the ratio allows.
+        /// A whole number of devices never serves more nodes than the ratio allows.
         #[test]
         fn whole_devices_suffice(ratio in 1.0..20_000.0_f64) {
             prop_assert!(18_000.0 / whole_devices(18_000.0, ratio) <= ratio);

@@ -180,7 +180,7 @@ mod tests {
     use tidemill_core::time::Span;
 
     #[test]
-    fn errors_are_in_percent_of_what_was_measured() {
+    fn compare_errors_are_percent_of_measured() {
         let error = |measured, predicted| {
             Pair {
                 measured,
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_of_a_prediction_is_without_error() {
+    fn prediction_of_a_predicted_run_is_exact() {
         let script = r#"name = "n"; workdir = "/w"; tasks = (
             { name = "a"; kernel = "k"; input = [ "1" ]; output = [ "x" ]; },
             { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },
@@ -298,10 +298,10 @@ mod tests {
         assert!(text.contains("3 of 3 tasks"), "{text}");
     }
 
-    /// A second job over the inputs of a first: what elements pulled before, whose turn it is and which results are
-    /// remembered decide where it goes and what it moves.
+    /// A second job reads the inputs of the first. The inputs that elements pulled before, the next element in turn and
+    /// the cached results decide its placement and the bytes that it moves.
     #[test]
-    fn a_warm_run_is_replayed_exactly() {
+    fn warm_run_is_replayed_exactly() {
         let script = r#"name = "n"; workdir = "/w"; tasks = (
             { name = "a"; kernel = "k"; input = [ "1", "2" ]; output = [ "x" ]; },
             { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },

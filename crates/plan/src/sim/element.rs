@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_go_to_whichever_cores_are_free_and_wait_for_as_many_as_they_need() {
+    fn node_gives_labels_free_cores_and_waits_for_enough() {
         let element = Element {
             cores: 2,
             ..Element::default()

@@ -164,9 +164,10 @@ fn check_published(array: &Array) {
     assert_eq!(read("w/log".into()), expected);
 }
 
-/// Agents are killed while they work, and the application when it has published all: each label is done once.
+/// Agents are killed while they work, and the application is killed after it has published all labels: each label runs
+/// once.
 #[test]
-fn what_was_published_is_done_once_whoever_is_killed() {
+fn published_labels_run_once_despite_kills() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -207,10 +208,10 @@ while int(app.get('room:/r/last', 60)) < 599: pass
 print('got all')
 ";
 
-/// What one program puts into a room another gets at once, whole, also while server and agent are away; it is stored when they are
-/// back, though its program is gone.
+/// A program reads the complete bytes that another program puts into a room at once, also while server and agent are
+/// down. The bytes are stored after the restart, although the writing program has ended.
 #[test]
-fn what_is_put_into_a_room_is_got_whoever_is_killed() {
+fn put_into_room_is_read_at_once_despite_kills() {
     let Some(mut array) = Array::with(Options::default()) else {
         return;
     };
@@ -255,9 +256,9 @@ print(app.get('room:/r/a').decode())
     assert_eq!(labels.said_by(&format!("{mount}{by_others}")), "theirs\n\n");
 }
 
-/// While the mount is gone, labels wait, and nothing is written into the folder that was below it.
+/// While the mount is down, labels wait, and the folder below the mountpoint stays empty.
 #[test]
-fn labels_wait_for_a_mount_that_is_gone() {
+fn labels_wait_for_unmounted_mount() {
     let Some(mut array) = Array::with(Options::default()) else {
         return;
     };
@@ -305,9 +306,9 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
     assert_eq!(log, expected);
 }
 
-/// Who has waited knows that all see it; who may not write is told so, and of whose rights those are.
+/// After a successful wait all hosts see the bytes. A user without write permission gets an error that names the user.
 #[test]
-fn what_was_waited_for_is_seen_on_other_hosts_and_rights_are_the_users() {
+fn waited_label_is_visible_on_other_hosts_with_user_rights() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -335,9 +336,9 @@ except PermissionError as error: print(error)
     labels.wait_until_done();
 }
 
-/// On other hosts a file's errors come at its close: the label fails, or all its bytes are there.
+/// On other hosts, errors of a file appear at its close: the label fails, or all its bytes are stored.
 #[test]
-fn what_a_close_says_is_told_of_the_label() {
+fn label_reports_errors_of_close() {
     let options = Options {
         elements: 1,
         remote: true,
@@ -371,10 +372,10 @@ for size, labels in (8000000, 1), (3000000, 1), (500000, 6):
     );
 }
 
-/// An analysis reads what was written before it and nothing later, and what reads its output waits for it. Each fails alone,
-/// and says why.
+/// An analysis reads the bytes of earlier labels and no later bytes, and a read of its output waits for the analysis.
+/// Each analysis fails alone, with its reason.
 #[test]
-fn analyses_take_their_place_among_labels() {
+fn analyses_run_in_order_with_labels() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
@@ -476,9 +477,10 @@ print('done', flush=True)
 time.sleep(600)
 ";
 
-/// Whatever dies at whatever step, each job is there once, its label says how it ended, and what it drew counts once.
+/// If any process is killed at any step, each job exists once, its label reports the outcome, and its energy counts
+/// once.
 #[test]
-fn an_analysis_is_one_job_whoever_is_killed_and_is_cancelled() {
+fn analysis_becomes_one_job_despite_kills_and_is_cancelled() {
     let Some(mut array) = Array::with(Options {
         element_args: ["--busy-power=100 W", "--idle-power=50 W"]
             .map(str::to_owned)
@@ -543,9 +545,9 @@ for label in [long, other, behind]:
     labels.wait_until_done();
 }
 
-/// A word makes a submission one job, however often and by however many at the same time, and only for its user.
+/// A key makes repeated and concurrent submissions one job, and only for its user.
 #[test]
-fn a_job_is_submitted_once_by_its_word() {
+fn job_with_submission_key_is_submitted_once() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };

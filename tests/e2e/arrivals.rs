@@ -50,10 +50,10 @@ fn again(array: &Array, folder: &Path) -> Labels {
     Labels::again(array, USER, folder.to_owned())
 }
 
-/// A thousand files in one moment, beside files that the user may not read, while agent and server are killed: each is told once, in the
-/// order of the array, and by a cursor once more.
+/// A thousand files appear in one moment, next to files that the user may not read, while agent and server are killed.
+/// Each file is reported once, in the order of the array, and once more from a cursor.
 #[test]
-fn all_files_come_once_in_order_whoever_is_killed() {
+fn arrivals_report_each_file_once_in_order_despite_kills() {
     let Some(mut array) = Array::with(Options::default()) else {
         return;
     };
@@ -127,9 +127,9 @@ print(files.next())
     assert!(later[2].contains("not known any more"), "{}", later[2]);
 }
 
-/// What is done after a file of others has come, and what is not if that is taken back.
+/// A label runs after a file of another user has arrived. A cancelled label does not run.
 #[test]
-fn labels_follow_files_of_others() {
+fn labels_follow_arrival_of_files_of_others() {
     let Some(array) = Array::with(Options::default()) else {
         return;
     };

@@ -76,7 +76,7 @@ fn with_pieces(array: &Array) -> Vec<i32> {
 }
 
 #[test]
-fn components_read_what_a_program_of_the_users_says() {
+fn program_mapper_defines_input_of_components() {
     let Some(array) = array() else { return };
     let numbers = with_pieces(&array);
     script(&array, "map", MAPPER);
@@ -154,7 +154,7 @@ fn components_read_what_a_program_of_the_users_says() {
 }
 
 #[test]
-fn a_mapper_that_lies_hangs_or_prints_garbage_is_told() {
+fn failing_program_mapper_is_reported() {
     let Some(mut array) = array() else { return };
     with_pieces(&array);
     let task = |mapper: &str| {

@@ -30,9 +30,9 @@ fn rewrite(array: &Array, text: &str) {
     }
 }
 
-/// What `close` acknowledged just before the server was killed is what the mount, a client and a job read.
+/// The mount, a client and a job read the bytes that `close` acknowledged just before the server was killed.
 #[test]
-fn what_was_closed_is_read_by_all_when_the_server_is_back() {
+fn closed_file_is_readable_after_server_restart() {
     for remote in [false, true] {
         let Some(mut array) = Array::with(options(remote)) else {
             return;
@@ -62,9 +62,9 @@ fn what_was_closed_is_read_by_all_when_the_server_is_back() {
     }
 }
 
-/// A server that is killed and started again is waited for by every operation, and nothing happens twice.
+/// Every operation waits for a server that is killed and started again, and nothing happens twice.
 #[test]
-fn a_server_that_comes_back_fails_no_operation() {
+fn server_restart_fails_no_operation() {
     for remote in [false, true] {
         let Some(mut array) = Array::with(options(remote)) else {
             return;
@@ -117,9 +117,9 @@ fn work(folder: &Path, stop: &AtomicBool) -> usize {
     rounds
 }
 
-/// One element that does not answer holds up only what is on it, and gets no new files.
+/// An element that does not answer blocks only operations on its files, and gets no new files.
 #[test]
-fn a_hung_element_holds_up_nobody_else() {
+fn hung_element_blocks_only_its_own_files() {
     let elements = 3;
     let Some(array) = Array::with(Options {
         elements,
@@ -164,9 +164,9 @@ fn a_hung_element_holds_up_nobody_else() {
     });
 }
 
-/// A file that can't be sealed, of which the Linux kernel has forgotten the names, holds up only directories that it is below.
+/// The file can't be sealed, and the Linux kernel has forgotten its names. It blocks only directories above it.
 #[test]
-fn a_file_that_can_not_be_sealed_holds_up_no_other_directory() {
+fn unsealable_file_blocks_no_other_directory() {
     let Some(mut array) = Array::with(options(false)) else {
         return;
     };
@@ -184,7 +184,7 @@ fn a_file_that_can_not_be_sealed_holds_up_no_other_directory() {
     });
 }
 
-/// Ctrl-C and SIGKILL end programs that wait for a server that is stopped, whatever they wait for.
+/// Ctrl-C and SIGKILL end programs that wait for a stopped server, in any operation.
 #[test]
 fn programs_end_while_the_server_is_stopped() {
     let Some(array) = Array::start() else { return };
@@ -241,7 +241,7 @@ fn programs_end_while_the_server_is_stopped() {
 
 /// A mount that starts before the server waits for it.
 #[test]
-fn a_mount_may_start_first() {
+fn mount_may_start_before_server() {
     let Some(mut array) = Array::with(Options {
         mount: false,
         ..Options::default()

@@ -105,7 +105,7 @@ pub(crate) fn fired(array: &Array, rule: &str) -> u64 {
 }
 
 #[test]
-fn a_folder_has_what_is_in_a_store_and_jobs_and_rules_name_it_by_its_bridge() {
+fn bound_folder_lists_store_and_jobs_name_it_by_bridge() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("a.txt", "one\n");
@@ -223,7 +223,7 @@ fn written_here(cloud: &Cloud) {
 }
 
 #[test]
-fn what_both_write_is_lost_on_neither_side() {
+fn conflicting_writes_keep_both_sides() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("both", "first\n");
@@ -264,7 +264,7 @@ fn what_both_write_is_lost_on_neither_side() {
 }
 
 #[test]
-fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
+fn offline_or_empty_store_deletes_no_file() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -327,7 +327,7 @@ fn a_store_that_is_away_or_empty_takes_no_file_with_it() {
 const MANY: usize = 200;
 
 #[test]
-fn each_object_is_one_file_and_fires_once_whoever_is_killed() {
+fn each_object_becomes_one_file_and_fires_once_despite_kills() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -383,9 +383,10 @@ fn each_object_is_one_file_and_fires_once_whoever_is_killed() {
     assert_eq!(sealed.trim(), format!("{MANY}|{MANY}|{MANY}|1"));
 }
 
-/// A file system of others; and users of the array who would have files made elsewhere, or read what they may not.
+/// The store is a file system of others. Users of the array try to create files elsewhere and to read files without
+/// permission.
 #[test]
-fn a_file_system_is_followed_and_links_of_users_are_not() {
+fn file_system_is_followed_but_links_of_users_are_not() {
     let Some(mut array) = bare(2) else { return };
     let folder: PathBuf = array.path("pfs");
     std::fs::create_dir_all(folder.join("run")).unwrap();
@@ -435,9 +436,10 @@ fn a_file_system_is_followed_and_links_of_users_are_not() {
     assert_eq!(array.sh("ls cloud"), "d\ne\ntwo\n");
 }
 
-/// A job that reads a version which others have replaced in the store fails, and nothing is damaged: the next version is looked for.
+/// A job fails if it reads a version that others have replaced in the store. No file is marked as damaged, and the next
+/// version is looked for.
 #[test]
-fn an_object_that_is_replaced_after_it_was_seen_is_no_damage() {
+fn object_replaced_after_listing_is_not_damaged() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("a", "first\n");
@@ -461,9 +463,9 @@ fn an_object_that_is_replaced_after_it_was_seen_is_no_damage() {
     );
 }
 
-/// A store that is not to be written to is not, by whatever is done in its folder; what is written there is in the array.
+/// No operation in the folder of a read-only store changes the store. New files of the folder are stored in the array.
 #[test]
-fn a_store_that_is_not_written_to_is_as_it_was() {
+fn read_only_store_stays_unchanged() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("a", "theirs\n");
@@ -497,9 +499,10 @@ fn a_store_that_is_not_written_to_is_as_it_was() {
     array.json(&["bridge", "unbind", "cloud"]);
 }
 
-/// What the store had taken when its element was killed before it heard so is the array's, and no file of others.
+/// The store accepted the file, and the element was killed before it got the answer. The file belongs to the array, not
+/// to others.
 #[test]
-fn what_was_put_when_its_element_was_killed_is_the_arrays() {
+fn put_of_killed_element_belongs_to_the_array() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -533,9 +536,10 @@ fn what_was_put_when_its_element_was_killed_is_the_arrays() {
     assert_eq!(state.objects.keys().filter(beside).count(), 0);
 }
 
-/// A folder is for whom its mode says, and binding is for administrators. What was bound to another folder begins anew there.
+/// The mode of a folder decides who may use it, and only administrators bind. A bridge that is bound to another folder
+/// starts again there.
 #[test]
-fn a_bound_folder_is_for_whom_it_says_and_is_a_folder_as_others_afterwards() {
+fn bound_folder_obeys_mode_and_is_plain_after_unbind() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     cloud.put("d/a", "theirs\n");

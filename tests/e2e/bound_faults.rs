@@ -36,7 +36,7 @@ fn end(mut child: std::process::Child) {
 }
 
 #[test]
-fn a_first_look_that_was_killed_after_a_page_takes_nothing_along_when_the_store_is_empty() {
+fn killed_first_listing_and_empty_store_delete_no_file() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -62,9 +62,9 @@ fn a_first_look_that_was_killed_after_a_page_takes_nothing_along_when_the_store_
     assert!(array.run(&["check"]).ok);
 }
 
-/// Nobody asks again: what was begun is ended all the same.
+/// Nobody repeats the request: the listing is completed anyway.
 #[test]
-fn a_look_goes_on_though_server_or_element_was_killed_in_it() {
+fn listing_resumes_after_kill_of_server_or_element() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -89,9 +89,9 @@ fn a_look_goes_on_though_server_or_element_was_killed_in_it() {
     assert!(cloud.array.run(&["check"]).ok);
 }
 
-/// In an array that has no other element there is no place for what its store is not to have.
+/// An array without any other element has no place for files that its store must not have.
 #[test]
-fn what_no_other_element_could_take_is_refused_where_the_store_is_not_written_to() {
+fn write_that_only_read_only_store_could_take_is_refused() {
     let Some(cloud) = Cloud::with(0) else { return };
     let array = &cloud.array;
     cloud.put("a", "theirs\n");
@@ -136,9 +136,9 @@ fn what_no_other_element_could_take_is_refused_where_the_store_is_not_written_to
     assert_eq!(now, before);
 }
 
-/// Names are the array's: nothing of the store is moved, lost or comes twice when they change.
+/// Names belong to the array: a rename moves no object of the store, loses none and duplicates none.
 #[test]
-fn what_is_renamed_here_stays_where_it_is_there() {
+fn rename_in_bound_folder_keeps_object_in_store() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     for (name, content) in [
@@ -210,9 +210,9 @@ fn renamed_and_changed(cloud: &Cloud) {
     assert!(array.run(&["check"]).ok);
 }
 
-/// A task's output has the place that its folder has, wherever the task runs.
+/// The output of a task is placed by its folder, wherever the task runs.
 #[test]
-fn what_jobs_make_is_in_the_store_wherever_they_run() {
+fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
     let Some(cloud) = Cloud::start() else { return };
     let array = &cloud.array;
     array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
@@ -294,12 +294,12 @@ fn is_empty(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_file_system_that_is_not_mounted_is_away_and_nothing_in_it_is_lost() {
+fn unmounted_file_system_is_offline_and_loses_nothing() {
     away(&[]);
 }
 
 #[test]
-fn so_it_is_where_files_are_in_packs() {
+fn unmounted_file_system_with_packs_loses_nothing() {
     away(&["--outside-as", "dedup"]);
 }
 
@@ -386,9 +386,9 @@ fn really_gone(array: &Array, pfs: &Pfs) {
     });
 }
 
-/// What drains goes to elements that may have it, though the one whose store is only read has the most room.
+/// Files drain to elements that may have them, although the element with the read-only store has the most space.
 #[test]
-fn nothing_drains_to_a_store_that_is_not_written_to() {
+fn read_only_store_gets_no_drained_files() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };

@@ -26,7 +26,7 @@ fn add(array: &Array, name: &str, folder: &Path) {
 }
 
 #[test]
-fn files_come_from_a_folder_and_go_to_one_and_those_that_are_there_are_passed_by() {
+fn import_and_export_copy_files_and_skip_existing_ones() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -111,7 +111,7 @@ fn files_come_from_a_folder_and_go_to_one_and_those_that_are_there_are_passed_by
 }
 
 #[test]
-fn who_may_not_read_or_write_can_not_by_a_bridge_and_only_administrators_add_them() {
+fn bridge_respects_rights_and_only_administrators_add_it() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -163,7 +163,7 @@ fn who_may_not_read_or_write_can_not_by_a_bridge_and_only_administrators_add_the
 }
 
 #[test]
-fn a_copy_that_was_killed_is_begun_again_and_no_half_file_is_seen() {
+fn killed_copy_restarts_and_shows_no_partial_file() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -235,7 +235,7 @@ fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
 }
 
 #[test]
-fn keys_go_to_their_store_and_nowhere_else() {
+fn keys_are_sent_to_their_store_only() {
     let Some(array) = Array::start() else {
         return;
     };

@@ -39,7 +39,7 @@ fn whole(folder: &Path) -> usize {
 }
 
 #[test]
-fn an_import_into_an_array_that_becomes_full_keeps_what_is_whole_and_goes_on_when_there_is_room() {
+fn import_into_full_array_keeps_whole_files_and_resumes() {
     let mut device = None;
     let options = Options {
         elements: 1,
@@ -111,7 +111,7 @@ fn drained(array: &Array, names: &[&str]) -> bool {
 }
 
 #[test]
-fn what_a_full_store_can_not_take_stays_and_drains_when_it_can() {
+fn full_store_keeps_file_in_tier_until_it_has_space() {
     let folder = tempfile::tempdir().unwrap();
     let pfs = folder.path().join("pfs");
     let device = Device::new(pfs.clone(), "32m");
@@ -141,9 +141,9 @@ fn what_a_full_store_can_not_take_stays_and_drains_when_it_can() {
     assert!(array.run(&["check"]).ok);
 }
 
-/// What a store says that has too much to do, takes the keys no more, or has another clock.
+/// The store is overloaded, refuses the keys, or has another clock.
 #[test]
-fn a_store_that_refuses_for_a_while_gets_all_files_later_and_says_why_meanwhile() {
+fn refusing_store_gets_files_later_and_reason_is_shown() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
@@ -178,9 +178,9 @@ fn a_store_that_refuses_for_a_while_gets_all_files_later_and_says_why_meanwhile(
     array.sh("cmp d/skewed d/revoked; cmp d/revoked d/busy");
 }
 
-/// An upload of parts that fails leaves none of them, and is begun anew.
+/// A multipart upload that fails leaves none of its parts and is started again.
 #[test]
-fn a_large_file_whose_upload_fails_leaves_no_half_and_goes_there_later() {
+fn failed_upload_of_large_file_leaves_no_part_and_retries() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
@@ -198,10 +198,10 @@ fn a_large_file_whose_upload_fails_leaves_no_half_and_goes_there_later() {
     array.sh("sha256sum --quiet -c sum");
 }
 
-/// An element is killed when it asks its store for the first thing, for the second and so on, before that is done or after, while a
-/// file is replaced and a large one goes there by parts.
+/// The element is killed at its first request to the store, at its second and so on, before the request is done or
+/// after. At the same time a file is replaced and a large file is uploaded in parts.
 #[test]
-fn an_element_killed_at_each_step_of_a_drain_leaves_each_file_once_and_no_half() {
+fn element_killed_at_each_drain_step_leaves_files_whole() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
@@ -254,9 +254,9 @@ fn an_element_killed_at_each_step_of_a_drain_leaves_each_file_once_and_no_half()
     assert!(array.run(&["check"]).ok);
 }
 
-/// Keys that end while files are copied, and are good again.
+/// The keys are revoked while files are copied, and are valid again later.
 #[test]
-fn a_copy_whose_keys_are_revoked_goes_on_when_they_are_good_again() {
+fn copy_with_revoked_keys_continues_when_they_are_valid() {
     let Some(array) = Array::start() else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());

@@ -100,7 +100,7 @@ impl Seen {
 }
 
 #[test]
-fn what_bridges_lead_to_is_read_in_the_mount_by_its_user_and_nobody_else() {
+fn bridged_store_is_readable_in_mount_by_its_user_only() {
     let Some(seen) = Seen::start("60") else {
         return;
     };
@@ -187,7 +187,7 @@ fn nothing_is_written(seen: &Seen) {
 }
 
 #[test]
-fn stores_that_fail_change_or_are_large_harm_nobody_else() {
+fn failing_changing_or_large_stores_harm_nobody_else() {
     let Some(mut seen) = Seen::start("6") else {
         return;
     };

@@ -40,10 +40,10 @@ pub(crate) fn elements(array: &Array, path: &str) -> Vec<u64> {
         .collect()
 }
 
-/// New files lie in the burst tier, whoever writes them, and stay there beside their copies; on request they are gone from there.
-/// All of that survives `kill -9` of the server and the element.
+/// New files of any writer are stored in the burst tier and stay there with their copies. On request they are removed
+/// from the tier. All of this survives `kill -9` of the server and the element.
 #[test]
-fn what_is_written_goes_to_the_burst_tier_first_and_drains_from_there() {
+fn new_files_go_to_burst_tier_first_and_drain() {
     let Some(mut array) = start(&[]) else {
         return;
     };
@@ -111,9 +111,9 @@ fn what_is_written_goes_to_the_burst_tier_first_and_drains_from_there() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Eight times as much as fits is written: whoever writes waits for the tier to drain, and is not refused.
+/// The writers write eight times the capacity: they wait until the tier drains and are not refused.
 #[test]
-fn writers_wait_for_room_in_the_burst_tier_and_lose_nothing() {
+fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     let Some(array) = start(&["--capacity", "64MiB"]) else {
         return;
     };
@@ -132,10 +132,10 @@ fn writers_wait_for_room_in_the_burst_tier_and_lose_nothing() {
     assert_eq!(health["lost"], 0, "{health}");
 }
 
-/// Nothing stores, the tier is full, and more is written at once than fits: only those wait who make files, until there is room
-/// again, and no byte is lost.
+/// No element stores, the tier is full, and programs write more at once than fits. Only creators of files wait, until
+/// space is free again, and no byte is lost.
 #[test]
-fn a_full_tier_that_can_drain_nowhere_holds_up_only_those_who_make_files() {
+fn full_tier_without_stores_blocks_only_file_creation() {
     let Some(mut array) = start(&["--capacity", "128MiB"]) else {
         return;
     };
@@ -163,9 +163,9 @@ fn a_full_tier_that_can_drain_nowhere_holds_up_only_those_who_make_files() {
     assert!(put.ok, "{}", put.err);
 }
 
-/// An element of the tier that is gone for good: what had drained is there, what had not is named, and nothing else is.
+/// An element of the tier is lost for good: drained files exist, undrained files are listed, and no other files are.
 #[test]
-fn what_had_drained_survives_the_burst_element_and_the_rest_is_named() {
+fn drained_files_survive_lost_burst_element_rest_is_listed() {
     let Some(mut array) = start(&[]) else {
         return;
     };
@@ -187,9 +187,9 @@ fn what_had_drained_survives_the_burst_element_and_the_rest_is_named() {
     assert_ne!(elements(&array, "/new"), [2]);
 }
 
-/// Elements know themselves what they have, so a lost database changes nothing.
+/// Elements know their own objects, so a lost database changes nothing.
 #[test]
-fn a_database_that_is_made_anew_drains_what_had_not() {
+fn rebuilt_database_drains_remaining_files() {
     let Some(mut array) = start(&[]) else {
         return;
     };
@@ -207,9 +207,10 @@ fn a_database_that_is_made_anew_drains_what_had_not() {
     }
 }
 
-/// `fsync` of a folder that says `drained`: what was closed below it is stored then, whoever wrote it, and whatever dies meanwhile.
+/// `fsync` of a folder with `drained` waits until all files that were closed below it are stored, whoever wrote them
+/// and whatever process dies.
 #[test]
-fn fsync_of_a_folder_that_says_so_waits_until_all_below_it_has_drained() {
+fn fsync_of_drained_folder_waits_until_all_below_drained() {
     let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
@@ -250,9 +251,9 @@ fn fsync_of_a_folder_that_says_so_waits_until_all_below_it_has_drained() {
     assert_eq!(elements(&array, "/d/late").len(), 2);
 }
 
-/// What was closed while its element was away is not sealed, and is waited for all the same.
+/// A file that was closed while its element was down is not sealed, and `fsync` waits for it anyway.
 #[test]
-fn what_is_closed_and_not_sealed_has_not_drained() {
+fn closed_but_unsealed_file_is_not_drained() {
     let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };

@@ -715,7 +715,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn text_becomes_si() {
+    fn units_parse_to_si() {
         assert_eq!(
             "1.5 TB/s".parse(),
             Ok(BytesPerSecond::new(1.5 * K * K * K * K))
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn unit_errors_show_expected_form() {
         let error = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
         assert_eq!(error("64"), "\"64\" has no unit; write a size as \"64 GB\"");
         assert_eq!(
@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_keeps_units() {
+    fn unit_arithmetic_keeps_dimensions() {
         let rate: BytesPerSecond = "2 MB/s".parse().unwrap();
         let size = rate * Seconds::new(3.0);
         assert_eq!(size.to_string(), "6 MB");
@@ -770,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_prices_and_energies_of_moving_may_be_nothing() {
+    fn powers_prices_and_transfer_energies_may_be_zero() {
         assert_eq!("0 W".parse(), Ok(Watts::ZERO));
         assert_eq!("-0 W".parse::<Watts>().unwrap().get().to_bits(), 0);
         assert_eq!("0 pJ/bit".parse(), Ok(JoulesPerByte::ZERO));
@@ -785,7 +785,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_in_the_currency_that_they_say() {
+    fn prices_keep_their_currency() {
         for (text, currency, shown) in [
             ("$610", "$", "$610"),
             ("610 $", "$", "$610"),
@@ -825,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_for_people() {
+    fn units_print_with_readable_scale() {
         assert_eq!(Bytes::ZERO.to_string(), "0 B");
         assert_eq!(Seconds::ZERO.to_string(), "0 s");
         assert_eq!(Seconds::new(90.0).to_string(), "1.5 min");
@@ -855,7 +855,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back(exponent in -3.0..15.0_f64) {
+        fn printed_units_parse_back(exponent in -3.0..15.0_f64) {
             let value = 10_f64.powf(exponent);
             comes_back::<Bytes>(value)?;
             comes_back::<BytesPerSecond>(value)?;
@@ -865,14 +865,14 @@ mod tests {
         }
 
         #[test]
-        fn what_is_allowed_at_most_is_never_more(exponent in -6.0..12.0_f64) {
+        fn at_most_never_rounds_up(exponent in -6.0..12.0_f64) {
             let value = 10_f64.powf(exponent);
             let shown: f64 = at_most(value).parse().unwrap();
             prop_assert!(shown <= value && shown > value * 0.998 - 1.0, "{value} became {shown}");
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "\\PC{0,12}") {
+        fn bytes_parser_never_panics_on_any_text(text in "\\PC{0,12}") {
             if let Ok(size) = text.parse::<Bytes>() {
                 prop_assert!(size.get() > 0.0 && size.get().is_finite());
             }

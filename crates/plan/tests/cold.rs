@@ -43,7 +43,7 @@ fn workflows() -> Vec<(String, Workflow)> {
 }
 
 #[test]
-fn min_wait_is_hardly_ever_slower_than_taking_turns() {
+fn min_wait_is_hardly_ever_slower_than_round_robin() {
     let workflows = workflows();
     assert_eq!(workflows.len(), 8);
     let mut slow = Vec::new();

@@ -36,7 +36,7 @@ fn points(array: &str, workflow: &Workflow) -> Vec<Point> {
 }
 
 #[test]
-fn waking_pays_where_few_are_awake_and_is_left_where_most_are() {
+fn elastic_wakes_only_if_few_elements_are_awake() {
     let points = points(ARRAY, &workflow(512, false));
     let (few, most) = (&points[0], &points[2]);
     assert!(few.elastic.makespan_ns < few.stays.makespan_ns, "{few:?}");
@@ -60,7 +60,7 @@ fn waking_pays_where_few_are_awake_and_is_left_where_most_are() {
 }
 
 #[test]
-fn what_only_one_that_sleeps_has_wakes_it_and_who_has_nothing_to_do_sleeps() {
+fn needed_data_wakes_element_and_idle_elements_are_suspended() {
     let points = self::points(ARRAY, &workflow(16, true));
     assert_eq!(points[0].stays.wakes, 6, "{:?}", points[0]);
     let array = format!("{ARRAY}suspend_after = 1\n");
@@ -91,7 +91,7 @@ fn what_only_one_that_sleeps_has_wakes_it_and_who_has_nothing_to_do_sleeps() {
 }
 
 #[test]
-fn an_array_that_sleeps_as_a_whole_wakes_for_a_job_unless_it_must_not() {
+fn suspended_platform_wakes_for_a_job_unless_forbidden() {
     let workflow = workflow(4, false);
     let platform = Platform {
         asleep: 8,

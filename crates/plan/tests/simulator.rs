@@ -243,7 +243,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn tasks_end_once_in_order_on_one_core_each_and_not_sooner_than_they_can(
+    fn tasks_end_once_in_order_on_own_core_and_not_too_early(
         drafts in drafts(),
         sources in prop::collection::vec(0_u64..20_000_000, 1..8),
         platform in platform(),
@@ -268,10 +268,10 @@ proptest! {
         prop_assert_eq!(simulation.run().unwrap(), report);
     }
 
-    /// Runs that fail, devices that fill, inputs that are hashed and decisions that are kept: the job ends well with all
-    /// that holds of others, or says what went wrong.
+    /// Runs fail, devices fill, inputs are hashed and decisions are written to disk: the job ends well and keeps all
+    /// rules of other runs, or the error names the cause.
     #[test]
-    fn trouble_is_survived_or_told(
+    fn simulation_with_faults_ends_well_or_names_the_cause(
         drafts in drafts(),
         sources in prop::collection::vec(0_u64..20_000_000, 1..8),
         mut platform in platform(),
@@ -313,7 +313,7 @@ proptest! {
 }
 
 #[test]
-fn runs_that_fail_are_tried_again_and_cost_what_they_took() {
+fn failed_runs_are_retried_and_cost_their_time() {
     let drafts: Vec<Draft> = (0..40)
         .map(|_| (1000, vec![1], vec![], None, PLAIN))
         .collect();
@@ -350,7 +350,7 @@ fn runs_that_fail_are_tried_again_and_cost_what_they_took() {
 }
 
 #[test]
-fn a_full_device_takes_no_more_and_others_do() {
+fn full_device_takes_no_more_and_others_do() {
     const MIB: u64 = 1 << 20;
     let drafts: Vec<Draft> = (0..8)
         .map(|_| (5000, vec![10 * MIB], vec![0], None, PLAIN))
@@ -380,9 +380,9 @@ fn a_full_device_takes_no_more_and_others_do() {
     );
 }
 
-/// The rule is that of an element: hashing pays from four times its time on.
+/// The rule is the rule of an element: hashing pays for runs of at least four times its time.
 #[test]
-fn inputs_of_dear_runs_are_hashed_while_the_core_is_held() {
+fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
     let drafts = [
         (5000, vec![1], vec![0], None, PLAIN),
         (5000, vec![1], vec![0], None, PLAIN),
@@ -409,7 +409,7 @@ fn inputs_of_dear_runs_are_hashed_while_the_core_is_held() {
 }
 
 #[test]
-fn every_decision_is_kept_before_an_element_hears_of_it() {
+fn every_decision_is_stored_before_its_label_is_sent() {
     // A chain across two elements: nothing can be sent ahead.
     let drafts = [
         (100, vec![1], vec![0], Some(0), PLAIN),
@@ -440,7 +440,7 @@ fn plain(cores: u32, elements: usize) -> Platform {
 }
 
 #[test]
-fn names_and_elements_that_do_not_exist_are_errors() {
+fn unknown_names_and_elements_are_errors() {
     let platform = plain(1, 2);
     let drafts = [(1, vec![1], vec![0], None, PLAIN)];
     let mut workflow = workflow(&drafts, &[5], 2);
@@ -476,9 +476,9 @@ fn names_and_elements_that_do_not_exist_are_errors() {
     );
 }
 
-/// One task of each step that has a time of its own, reckoned by hand.
+/// One task of each step that has a time of its own, computed by hand.
 #[test]
-fn a_task_takes_the_time_that_its_steps_take() {
+fn task_time_matches_hand_computed_steps() {
     let element = Element {
         read_bandwidth: Some(1_000_000),
         write_bandwidth: Some(500_000),
@@ -535,7 +535,7 @@ fn elements_on_one_machine_share_its_processors() {
 }
 
 #[test]
-fn labels_that_need_the_same_object_pull_it_once() {
+fn labels_with_the_same_input_pull_it_once() {
     let drafts: Vec<Draft> = (0..4)
         .map(|_| (10, vec![1], vec![0], Some(1), PLAIN))
         .collect();
@@ -589,7 +589,7 @@ fn work(workflow: &Workflow) -> Span {
 }
 
 #[test]
-fn tasks_wait_for_as_many_cores_as_they_need_and_go_where_their_program_is() {
+fn tasks_wait_for_cores_and_run_where_their_program_is() {
     let drafts: Vec<Draft> = (0..4)
         .map(|_| (1000, vec![1], vec![0], None, (2, 0, 0)))
         .collect();
@@ -636,7 +636,7 @@ fn tasks_wait_for_as_many_cores_as_they_need_and_go_where_their_program_is() {
 }
 
 #[test]
-fn elements_of_unlike_speed_and_power_are_used_as_the_policy_says() {
+fn policies_use_unequal_speed_and_power_as_documented() {
     let drafts: Vec<Draft> = (0..12)
         .map(|_| (100, vec![1], vec![0], None, PLAIN))
         .collect();

@@ -68,7 +68,7 @@ fn nulls(value: &Value, path: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn scaling_by_one_changes_nothing() {
+fn site_scaled_by_one_has_the_same_report() {
     let corrections = Corrections::default();
     let json = |text: &str| {
         let site = Site::parse(text, Path::new("site.toml")).unwrap();
@@ -110,33 +110,33 @@ fn is_finite(site: &Site) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A machine a thousand times larger or smaller in any part still has a report without infinities.
+    /// A machine that is a thousand times larger or smaller in any part still has a report without infinities.
     #[test]
-    fn any_machine_has_a_report(exponents in proptest::collection::vec(-3.0..3.0_f64, 41)) {
+    fn scaled_machine_has_a_finite_report(exponents in proptest::collection::vec(-3.0..3.0_f64, 41)) {
         let text = scaled(&factors(&exponents), true);
         let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
         is_finite(&site)?;
     }
 
-    /// So has one beyond all reason, as long as its numbers are taken.
+    /// A machine beyond all reason has such a report as well, as long as its numbers are accepted.
     #[test]
-    fn an_absurd_machine_has_a_report(exponents in proptest::collection::vec(-14.0..14.0_f64, 41)) {
+    fn absurd_machine_has_a_finite_report(exponents in proptest::collection::vec(-14.0..14.0_f64, 41)) {
         let text = scaled(&factors(&exponents), true);
         let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
         is_finite(&site)?;
     }
 
-    /// What contradicts itself is refused, and nothing else is.
+    /// A site that contradicts itself is refused, and no other site is.
     #[test]
-    fn only_contradictions_are_refused(exponents in proptest::collection::vec(-1.0..1.0_f64, 41)) {
+    fn only_contradictory_sites_are_refused(exponents in proptest::collection::vec(-1.0..1.0_f64, 41)) {
         let text = scaled(&factors(&exponents), false);
         let refused = Site::parse(&text, Path::new("site.toml")).err().map(|error| error.to_string());
         prop_assert_eq!(refused.is_some(), contradicts(&text), "{:?}", refused);
     }
 
-    /// Any line replaced by anything is an error that names file and line, or a site all the same.
+    /// If any line is replaced by any text, the result is an error that names file and line, or a valid site.
     #[test]
-    fn any_text_is_read_or_refused(line in 0..JAGUAR.lines().count(), with in "\\PC{0,30}") {
+    fn site_with_any_replaced_line_parses_or_names_that_line(line in 0..JAGUAR.lines().count(), with in "\\PC{0,30}") {
         let lines = JAGUAR.lines().enumerate();
         let text: Vec<_> = lines.map(|(number, text)| if number == line { with.as_str() } else { text }).collect();
         if let Err(error) = Site::parse(&text.join("\n"), Path::new("site.toml")) {

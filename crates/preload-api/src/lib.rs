@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_as_they_were_and_cut_ones_not_at_all() {
+    fn messages_round_trip_and_truncated_ones_are_refused() {
         let request = Request {
             op: Op::Rename as u64,
             base: 7,
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_follow_each_other() {
+    fn entries_decode_in_sequence() {
         let entry = Entry {
             ino: 3,
             kind: 8,

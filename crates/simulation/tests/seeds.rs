@@ -42,7 +42,7 @@ fn parse(line: &str) -> Option<(Range<u64>, Options)> {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_whatever_fails() {
+fn acknowledged_data_survives_all_faults_of_known_seeds() {
     let text = std::fs::read_to_string(SEEDS).unwrap();
     let lines: Vec<_> = text.lines().filter_map(parse).collect();
     assert!(!lines.is_empty());
@@ -82,7 +82,7 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
 }
 
 #[test]
-fn a_seed_replays() {
+fn same_seed_replays_the_same_run() {
     let options = Options::default();
     let first = run(5, &options);
     let again = run(5, &options);

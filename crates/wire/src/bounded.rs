@@ -236,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn as_many_operations_and_groups_as_there_may_be_pass() {
+    fn bounded_accepts_largest_counts() {
         assert_eq!(check(&request(OPS_MAX, 65_536)), Ok(()));
         assert_eq!(check(&[]), Ok(()));
     }
 
     #[test]
-    fn more_are_refused_by_their_bytes_alone() {
+    fn excess_counts_are_refused_before_decoding() {
         assert_eq!(check(&request(OPS_MAX + 1, 1)), Err(Excess::Operations));
         assert_eq!(check(&request(1, 200_000)), Err(Excess::Credentials));
         // The message that took a hundred times its length: empty operations of two bytes each.
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_requests_are_refused() {
         for bytes in [
             &b"\xff"[..],
             b"\x12\xff\xff\xff\xff\x0f",
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_elements_of_other_requests_are_bounded() {
+    fn repeated_fields_of_other_requests_are_bounded() {
         use crate::v1::{
             DeleteJobsRequest, FromElement, LineageReply, LineageRequest, LineageSearch,
         };
@@ -322,9 +322,9 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing that the decoder takes is called nonsense, unless it is too much.
+        /// A request that the decoder accepts is only refused if it is too large.
         #[test]
-        fn what_decodes_passes(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn decodable_request_is_refused_only_for_excess(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             if NameRequest::decode(bytes.as_slice()).is_ok() {
                 prop_assert_ne!(check(&bytes), Err(Excess::Operations));
             } else {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_capability_is_good_for_its_object_rights_and_time() {
+    fn capability_is_valid_for_its_object_rights_and_time() {
         let key = Key::new([1; 32]);
         let bytes = key.sign(&CAPABILITY);
         assert_eq!(bytes.len(), LENGTH);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_signed_with_the_capability() {
+    fn capability_signature_covers_attributes() {
         let whole = Capability {
             attributes: TO_WRITE
                 .attributes
@@ -298,21 +298,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_changed_byte_goes_unseen(at in 0..LENGTH, flip in 1u8..=255) {
+        fn capability_with_any_changed_byte_is_refused(at in 0..LENGTH, flip in 1u8..=255) {
             let mut bytes = Key::new([1; 32]).sign(&CAPABILITY);
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }
 
         #[test]
-        fn no_changed_attribute_goes_unseen(at in 0..LENGTH_ATTRIBUTES, flip in 1u8..=255) {
+        fn capability_with_any_changed_attribute_is_refused(at in 0..LENGTH_ATTRIBUTES, flip in 1u8..=255) {
             let mut bytes = Key::new([1; 32]).sign(&TO_WRITE);
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }
 
         #[test]
-        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn random_bytes_are_no_capability(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             prop_assert!(read(&bytes).is_err());
         }
     }

@@ -148,7 +148,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_of_states_are_words_and_differ() {
+    fn condition_names_are_unique_lowercase_words() {
         let names: BTreeSet<&str> = ALL.iter().map(|kind| kind.name).collect();
         assert_eq!(names.len(), ALL.len());
         for kind in ALL {

@@ -741,7 +741,7 @@ mod tests {
     use tidemill_core::label as core;
 
     #[test]
-    fn stacks_of_kernels_come_through_and_hold_no_stacks() {
+    fn stack_of_kernels_round_trips_and_refuses_nested_stack() {
         let kernels = [
             core::Kernel::Builtin("sort".into()),
             core::Kernel::Program("/bin/cat".into()),
@@ -820,7 +820,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_survives_the_wire() {
+    fn label_round_trips() {
         assert_eq!(
             core::Label::try_from(&v1::Label::from(&label())),
             Ok(label())
@@ -833,9 +833,9 @@ mod tests {
         );
     }
 
-    /// What of an input is meant is never guessed: a kernel that sees other bytes gives a wrong result.
+    /// The selected bytes of an input are never guessed: a kernel that reads other bytes returns a wrong result.
     #[test]
-    fn a_label_with_ranges_that_can_not_be_is_refused() {
+    fn label_with_invalid_ranges_is_refused() {
         let with = |selection: Option<v1::Selection>| {
             let mut label = v1::Label::from(&label());
             if let Some(v1::label::Operation::Analyse(analyse)) = &mut label.operation {
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_of_an_earlier_release_needs_one_core() {
+    fn label_of_earlier_release_needs_one_core() {
         let mut old = v1::Label::from(&label());
         if let Some(v1::label::Operation::Analyse(analyse)) = &mut old.operation {
             (analyse.cores, analyse.memory_bytes) = (None, 0);
@@ -899,7 +899,7 @@ mod tests {
     }
 
     #[test]
-    fn every_failure_survives_the_wire() {
+    fn every_failure_kind_round_trips() {
         use core::FailureKind as K;
         for kind in [
             K::Kernel,

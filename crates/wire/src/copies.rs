@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_is_what_comes_and_no_part_of_it_is() {
+    fn copies_body_round_trips_and_refuses_truncation() {
         let given = [
             Some(([1; 32], vec![7; 5])),
             None,

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_becomes_a_graph_with_its_edges() {
+    fn lineage_reply_becomes_graph_with_edges() {
         let named = |name: &str, object| {
             vec![v1::NamedObject {
                 name: name.into(),

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_end_where_they_say() {
+    fn frames_decode_in_sequence_and_refuse_truncation() {
         let mut bytes = Vec::new();
         send_bytes(&mut bytes, &[5], b"no").unwrap();
         send(&mut bytes, &[OK], &v1::NameReply::default()).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn its_socket_belongs_to_one_server() {
+    fn names_socket_path_is_unique_to_its_server() {
         assert_eq!(
             socket(Path::new("/a/server.sock")),
             Path::new("/a/names.sock")

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_have_two_digits_each() {
+    fn hex_has_two_digits_per_byte() {
         assert_eq!(hex(&[0, 10, 255]), "000aff");
         assert_eq!(parse_hex("000AfF"), Some(vec![0, 10, 255]));
         for bad in ["0", "0g", "+1"] {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_those_of_http() {
+    fn range_parses_like_http() {
         for (text, range) in [
             ("bytes=0-0", Some(Some(0..1))),
             ("bytes=3-99", Some(Some(3..10))),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_has_one_path_but_for_the_case_of_its_digits() {
+    fn object_path_parses_hex_digits_of_either_case_only() {
         assert_eq!(parse_object("00000000000000fF"), Some(ObjectId(255)));
         // A number in Rust may begin with a sign.
         for text in [

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_is_shared_and_kept_until_the_bound_pushes_it_out() {
+    fn pulled_object_is_shared_and_kept_until_evicted_by_limit() {
         let mut pulled = Pulled {
             bytes_max: 10,
             ..Pulled::default()

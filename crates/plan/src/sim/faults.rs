@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_fail_at_their_rate_and_the_same_ones_for_a_seed() {
+    fn runs_fail_at_their_rate_and_reproducibly_by_seed() {
         let count = |rate, seed| {
             let element = Element {
                 failure_rate: rate,
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_taken() {
+    fn room_refuses_bytes_beyond_capacity() {
         let mut room = Room::of(&Element {
             capacity: Some(100),
             ..Element::default()

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_alone_goes_at_the_rate_of_the_slowest_it_crosses() {
+    fn single_flow_has_rate_of_slowest_resource() {
         let rates = [Some(100), Some(50), None];
         assert_eq!(run(&rates, &[(0, 100, &[0])]), [1000]);
         assert_eq!(run(&rates, &[(0, 100, &[0, 1, 2])]), [2000]);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_share_equally_and_get_more_as_others_end() {
+    fn flows_share_equally_and_speed_up_as_others_end() {
         // Both at 50 for 2 s; then the second alone does its other 100 at 100.
         let ends = run(&[Some(100)], &[(0, 100, &[0]), (0, 200, &[0])]);
         assert_eq!(ends, [2000, 3000]);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_takes_no_more_than_it_can() {
+    fn flow_never_exceeds_its_own_limit() {
         // Two of three processors for two tasks; then three tasks share two.
         assert_eq!(
             run_bounded(&[Some(30)], &[(0, 10, &[0]), (0, 20, &[0])], 10),
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_waits_elsewhere_keeps_its_share() {
+    fn flow_limited_elsewhere_keeps_its_equal_share() {
         // The first has 10 of the second resource; its share of the first stays 50.
         let ends = run(&[Some(100), Some(10)], &[(0, 100, &[0, 1]), (0, 100, &[0])]);
         assert_eq!(ends, [10_000, 2000]);
     }
 
     #[test]
-    fn many_flows_move_exactly_what_a_resource_can() {
+    fn many_flows_use_the_full_rate_of_a_resource() {
         let flows: Vec<(u64, u64, &[u32])> =
             (0..100).map(|i| (i % 7, 1000 + i, &[0_u32][..])).collect();
         let last = run(&[Some(977)], &flows).into_iter().max().unwrap();

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn every_task_and_kernel_is_drawn_and_names_are_escaped() {
+    fn gantt_draws_every_task_and_kernel_and_escapes_names() {
         let svg = svg(&report(1));
         assert_eq!(svg.matches("<title>").count(), 2);
         assert!(svg.contains("a&lt;b") && svg.contains("one &amp; only") && !svg.contains("a<b"));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_legend_says_what_the_pale_parts_are() {
+    fn gantt_legend_explains_pale_parts() {
         let svg = svg(&report(1));
         for (part, opacity) in [PULLING, RUNNING, WRITING] {
             assert!(svg.contains(&format!(">{part}</text>")), "{part}: {svg}");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_on_its_bar_whole_or_cut_or_not_at_all() {
+    fn gantt_name_is_shown_cut_or_omitted_by_width() {
         let whole = report(1);
         let text = |letters: usize, share: u64| {
             let mut task = whole.tasks[0].clone();
@@ -400,13 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn lanes_beyond_the_bound_are_left_out_and_counted() {
+    fn gantt_omits_and_counts_lanes_beyond_limit() {
         let svg = svg(&report(60));
         assert!(svg.contains("24 more cores are not drawn"), "{svg}");
     }
 
     #[test]
-    fn lines_of_time_are_few_and_round() {
+    fn gantt_time_lines_are_few_and_round() {
         for (makespan_ns, label) in [
             (1_000, "100"),
             (7_000_000, "1 ms"),

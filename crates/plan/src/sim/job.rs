@@ -399,7 +399,7 @@ time = 0.25
     }
 
     #[test]
-    fn costs_of_tasks_come_before_those_of_kernels_and_sizes_follow_from_inputs() {
+    fn job_costs_prefer_tasks_over_kernels_and_derive_sizes() {
         let workflow = read(SCRIPT, COSTS).unwrap();
         let [a, b] = &workflow.tasks[..] else {
             panic!("two tasks")
@@ -425,7 +425,7 @@ time = 0.25
     }
 
     #[test]
-    fn what_is_wrong_or_missing_is_told_with_file_and_line() {
+    fn job_costs_errors_name_file_and_line() {
         for (from, to, expected) in [
             (
                 "raw = \"10 MB\"\n",

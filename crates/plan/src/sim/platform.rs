@@ -546,7 +546,7 @@ number_afes       = 4      # AFEs in array
     }
 
     #[test]
-    fn the_papers_figure_9_is_read_as_it_is() {
+    fn platform_parses_figure_9_of_the_paper() {
         let platform = Platform::parse("a.ini", FIG_9).unwrap();
         let afe = Element {
             cores: 4,
@@ -560,7 +560,7 @@ number_afes       = 4      # AFEs in array
     }
 
     #[test]
-    fn classes_differ_from_the_plain_element_in_what_they_say() {
+    fn platform_classes_override_the_plain_element() {
         let text = format!(
             "{FIG_9} label_latency = 100 us\n
              commit_latency = 2 ms\n retries = 5\n
@@ -596,7 +596,7 @@ number_afes       = 4      # AFEs in array
     }
 
     #[test]
-    fn a_wrong_number_is_told_with_its_line() {
+    fn invalid_platform_number_is_reported_with_line() {
         let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
         for (error, expected) in [
             (
@@ -656,7 +656,7 @@ number_afes       = 4      # AFEs in array
     }
 
     #[test]
-    fn what_is_missing_unknown_or_no_ini_is_told_with_its_line() {
+    fn invalid_platform_settings_are_reported_with_line() {
         let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
         for (error, expected) in [
             (

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_unit_of_their_kind_unless_they_name_one() {
+    fn quantity_has_unit_of_its_kind_unless_given() {
         assert_eq!(value("550", Kind::Bandwidth), Some(550_000_000));
         assert_eq!(value("1.5 GiB/s", Kind::Bandwidth), Some(1_610_612_736));
         assert_eq!(value("15", Kind::Latency), Some(15_000_000));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_has_no_such_unit_or_is_negative_is_told() {
+    fn invalid_quantity_is_reported() {
         for (text, part) in [
             ("", "not a number"),
             ("fast", "not a number"),

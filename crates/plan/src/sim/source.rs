@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_content_tells_what_a_file_is() {
+    fn source_kind_follows_from_content() {
         for (text, expected) in [
             ("name = \"x\"; workdir = \"/\";", Source::Script),
             ("# a comment only", Source::Script),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_json_and_nothing_to_plan_is_not_taken_for_a_job_script() {
+    fn json_without_workflow_is_not_taken_for_a_job_script() {
         for text in ["{}", "[]", "null", "42", "\"x\"", " [ { } ]", "true\n"] {
             let error = source("f.json", text).unwrap_err().to_string();
             assert!(

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_cores_and_elements_help_as_far_as_the_workflow_is_wide() {
+    fn sweep_scales_up_to_the_width_of_the_workflow() {
         let tasks: Vec<String> = (0..4)
             .map(|i| format!("{{ name = \"{i}\"; kernel = \"k\"; output = [ \"{i}\" ]; }}"))
             .collect();

@@ -662,7 +662,7 @@ mod tests {
       "compute_ns": 1000000000, "moved_bytes": 0 } ] }"#;
 
     #[test]
-    fn a_trace_gives_the_job_and_the_array_with_ids_without_gaps() {
+    fn trace_gives_job_and_platform_with_dense_ids() {
         let trace = Trace::parse("t.json", TRACE).unwrap();
         let platform = trace.platform();
         assert_eq!(platform.elements.len(), 2);
@@ -711,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_of_striped_files_is_what_is_read_of_them_elsewhere() {
+    fn striped_trace_moves_only_bytes_read_elsewhere() {
         let trace = striped();
         let text = serde_json::to_string(&trace).unwrap();
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_striped_file_can_not_have_is_refused() {
+    fn trace_refuses_impossible_striped_files() {
         let refused = |change: &dyn Fn(&mut Trace)| {
             let mut trace = striped();
             change(&mut trace);
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn another_runs_times_are_taken_and_nothing_else_of_it() {
+    fn measured_in_takes_only_times_of_the_other_run() {
         let run = Trace::parse("t.json", TRACE).unwrap();
         let mut earlier = run.clone();
         earlier.policy = "random".to_owned();
@@ -784,7 +784,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_a_faster_host_are_longer_elsewhere() {
+    fn host_speed_scales_times_of_tasks_on_the_host() {
         let mut run = Trace::parse("t.json", TRACE).unwrap();
         run.elements[1].host = true;
         let slower = run.clone().with_host_speed(2.0);
@@ -794,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn invalid_trace_is_reported_with_line() {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
@@ -840,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_twice_empty_or_absurd_is_told_with_its_line() {
+    fn duplicate_or_absurd_trace_values_are_reported_with_line() {
         for (from, to, expected) in [
             (
                 "{ \"element\": 1, \"cores\": 1",

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pulls_tell_the_latency_and_large_ones_the_rate() {
+    fn small_pulls_determine_latency_and_large_ones_rate() {
         let pulls = trace([100, 10_000_000], [5_000_000, 105_000_000]).pulls();
         let expected = Pulls {
             latency: Span::from_millis(5),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pulls_alone_say_nothing_of_the_rate() {
+    fn small_pulls_alone_determine_no_rate() {
         let pulls = trace([100, 200], [5_000_000, 6_000_000]).pulls();
         assert_eq!(
             (pulls.latency, pulls.bytes_per_sec),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pulls_over_a_link_that_is_known_to_be_slow_are_measures_of_it() {
+    fn small_pulls_over_known_slow_link_determine_rate() {
         let mut trace = trace([1000, 0], [1_000_000_000, 0]);
         for element in &mut trace.elements {
             element.link_bytes_per_sec = 1000;

@@ -52,7 +52,7 @@ fn error(text: &str, from: &str, to: &str) -> String {
 }
 
 #[test]
-fn schema_1_5_gives_tasks_files_and_run_times() {
+fn wfformat_1_5_gives_tasks_files_and_run_times() {
     let workflow = parse("w.json", SPLIT).unwrap();
     let kernels: Vec<&str> = workflow
         .tasks
@@ -71,7 +71,7 @@ fn schema_1_5_gives_tasks_files_and_run_times() {
 }
 
 #[test]
-fn a_dependency_without_a_file_gets_an_empty_one() {
+fn dependency_without_file_gets_an_empty_file() {
     let workflow = parse("w.json", SPLIT).unwrap();
     let done = workflow.tasks[2].inputs[0];
     assert_eq!(
@@ -83,7 +83,7 @@ fn a_dependency_without_a_file_gets_an_empty_one() {
 }
 
 #[test]
-fn schema_1_4_has_files_and_run_times_in_its_tasks() {
+fn wfformat_1_4_has_files_and_run_times_in_tasks() {
     let workflow = parse("w.json", WHOLE).unwrap();
     assert_eq!(workflow.files.len(), 2);
     assert_eq!(workflow.tasks[1].inputs, [1]);
@@ -91,7 +91,7 @@ fn schema_1_4_has_files_and_run_times_in_its_tasks() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line() {
+fn invalid_wfformat_is_reported_with_line() {
     for (error, expected) in [
         (
             error(SPLIT, "\"1.5\"", "\"1.2\""),
@@ -163,7 +163,7 @@ fn what_is_wrong_is_told_with_its_line() {
 }
 
 #[test]
-fn what_is_misspelt_is_told_with_what_was_meant() {
+fn misspelt_wfformat_keys_are_reported_with_suggestion() {
     for (error, expected) in [
         (
             error(WHOLE, "\"workflow\"", "\"workflows\""),
@@ -203,7 +203,7 @@ fn what_is_misspelt_is_told_with_what_was_meant() {
 }
 
 #[test]
-fn what_is_twice_empty_or_absurd_is_told_with_its_line() {
+fn duplicate_or_absurd_wfformat_values_are_reported() {
     for (error, expected) in [
         (
             error(SPLIT, "{ \"id\": \"part\"", "{ \"id\": \"\""),
@@ -243,7 +243,7 @@ fn what_is_twice_empty_or_absurd_is_told_with_its_line() {
 }
 
 #[test]
-fn what_a_format_is_extended_by_is_left_alone() {
+fn wfformat_ignores_unknown_extensions() {
     let more = SPLIT.replacen(
         "\"schemaVersion\"",
         "\"author\": {}, \"note\": 1, \"schemaVersion\"",
@@ -263,7 +263,7 @@ fn what_a_format_is_extended_by_is_left_alone() {
 }
 
 #[test]
-fn a_task_needs_as_many_cores_as_its_core_count_says() {
+fn core_count_of_wfformat_sets_needed_cores() {
     let counted = |text: &str, from: &str, to: &str| {
         let text = text.replacen(from, to, 1);
         let workflow = parse("w.json", &text).unwrap();

@@ -256,7 +256,7 @@ print(app.get('room:/r/a').decode())
     assert_eq!(labels.said_by(&format!("{mount}{by_others}")), "theirs\n\n");
 }
 
-/// While the mount is down, labels wait, and the folder below the mountpoint stays empty.
+/// While the mount is down, labels wait, and no file of theirs is written into the folder below the mountpoint.
 #[test]
 fn labels_wait_for_unmounted_mount() {
     let Some(mut array) = Array::with(Options::default()) else {

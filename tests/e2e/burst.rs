@@ -282,9 +282,9 @@ fn closed_but_unsealed_file_is_not_drained() {
     assert_eq!(array.sh("cat d/f"), "late");
 }
 
-/// A program that writes on below a folder holds up nobody who waits for what was closed there.
+/// A program that keeps writing below a folder does not delay waiters for files that were closed there before.
 #[test]
-fn what_is_closed_later_holds_up_nobody_who_waits_for_what_has_to_drain() {
+fn drain_wait_ignores_files_closed_later() {
     let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
@@ -309,9 +309,9 @@ fn what_is_closed_later_holds_up_nobody_who_waits_for_what_has_to_drain() {
     assert!(drained.ok, "{}{}", drained.out, drained.err);
 }
 
-/// What is lost where it was stored drains once more, so that it outlives the tier, too.
+/// A file that is lost where it was stored drains once more, so that it survives the loss of the tier as well.
 #[test]
-fn what_is_stored_no_more_drains_once_more() {
+fn file_lost_from_its_store_drains_again() {
     let Some(mut array) = start(&[]) else {
         return;
     };
@@ -345,9 +345,10 @@ fn what_is_stored_no_more_drains_once_more() {
     assert_eq!(array.sh("cat kept").trim(), "kept");
 }
 
-/// What is stored gets copies in the tier when somebody asks for it, which go first when room is wanted.
+/// Stored files get copies in the tier on request of a user with read permission. These copies are removed first when
+/// space is needed.
 #[test]
-fn what_is_stored_comes_to_the_burst_tier_for_who_may_read_it() {
+fn stage_copies_stored_files_to_burst_tier_for_readers() {
     let Some(mut array) = start(&["--capacity", "96MiB"]) else {
         return;
     };
@@ -478,10 +479,10 @@ fn promises_that_are_refused(array: &Array) {
     assert!(!array.run(&stores).ok);
 }
 
-/// What is promised is there for whom it was promised, whatever others write, and though the server is killed and nothing drains; the
-/// others wait, and lose nothing.
+/// Promised space stays available to the holder of the promise, whatever others write, also if the server is killed and
+/// nothing drains. The others wait and lose nothing.
 #[test]
-fn promised_room_is_kept_from_others_until_it_is_used() {
+fn promise_keeps_space_from_others_until_it_is_used() {
     let Some(mut array) = promising() else {
         return;
     };
@@ -541,10 +542,10 @@ fn promised_room_is_kept_from_others_until_it_is_used() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Promises end at their time, with their folder, when they are released and when their element leaves the tier; whoever waits for one
-/// gets it then. Files that are open are not hurt.
+/// A promise ends at its time, with its folder, at its release and when its element leaves the tier. A waiter for space
+/// then gets a promise. Open files are not affected.
 #[test]
-fn promises_end_and_others_get_the_room() {
+fn promise_ends_by_time_folder_release_or_tier() {
     let Some(mut array) = promising() else {
         return;
     };
@@ -602,9 +603,10 @@ fn promises_end_and_others_get_the_room() {
     array.sh("sha256sum --quiet -c sums; echo new > a/new");
 }
 
-/// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, outputs stored.
+/// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, and
+/// outputs are stored.
 #[test]
-fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user() {
+fn slurm_example_stages_and_drains_with_rights_of_user() {
     let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
@@ -679,9 +681,10 @@ fn the_example_for_a_batch_system_stages_and_drains_with_the_rights_of_the_user(
     assert!(!run("sometimes", "root").ok);
 }
 
-/// An element is of the tier that it is started with, whatever it was before; and the tier may pass on what it has no room for.
+/// An element belongs to the tier of its last start, whatever tier it was in before. The tier may pass on files for
+/// which it has no space.
 #[test]
-fn elements_change_their_tier_and_a_full_tier_may_pass_files_on() {
+fn element_changes_tier_and_full_tier_passes_files_on() {
     let Some(mut array) = configured(
         &["--drain-after", "1h", "--burst-full", "store"],
         &["--capacity", "64MiB"],
@@ -712,9 +715,9 @@ fn elements_change_their_tier_and_a_full_tier_may_pass_files_on() {
     assert!(passed.count() > 0);
 }
 
-/// `tidemill up` starts an element of the tier, and one that has its files outside, and knows them the next time.
+/// `tidemill up` starts an element of the tier and an element with files outside, and the next `up` knows both.
 #[test]
-fn up_starts_an_element_of_the_burst_tier_again() {
+fn up_restarts_element_of_burst_tier_and_outside_store() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {

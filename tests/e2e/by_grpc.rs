@@ -128,9 +128,10 @@ fn array() -> Option<Array> {
     Some(array)
 }
 
-/// The words of the library, and what can't be meant; what is sent by others, or is too much, changes nothing.
+/// The calls of the library, and calls that are invalid. Labels of other users and labels beyond the limits change
+/// nothing.
 #[test]
-fn labels_are_published_waited_for_and_refused() {
+fn published_labels_are_awaited_and_invalid_ones_refused() {
     let Some(array) = array() else { return };
     let labels = Labels::of(&array, USER);
     runtime().block_on(async {
@@ -256,10 +257,10 @@ async fn get(client: &mut Client, key: &str, path: &str, wait_ns: u64) -> Result
     Ok(all)
 }
 
-/// What one client puts another one gets, before it is stored, whole and however large; it waits for what is still to be put, also
-/// while the server is away; who may not read a file gets nothing of it.
+/// A client gets the complete bytes of another client's put before they are stored, whatever their size. It waits for a
+/// later put, also while the server is down. A user without read permission gets no bytes.
 #[test]
-fn what_one_client_puts_another_one_gets() {
+fn put_of_one_client_is_returned_by_get_of_another() {
     let Some(mut array) = array() else { return };
     array.sh("echo secret > own/f");
     let labels = Labels::of(&array, USER);
@@ -367,10 +368,10 @@ fn strangers(labels: &Labels) {
     open(&labels.folder, 0o700);
 }
 
-/// The agent is killed again and again, and the client goes away in the middle of a stream: what is kept is said, and each label is
-/// done once.
+/// The agent is killed repeatedly, and the client disconnects in the middle of a stream. The last kept label is
+/// reported, and each label runs once.
 #[test]
-fn each_label_is_done_once_whoever_goes_away() {
+fn each_label_runs_once_despite_kills_and_disconnects() {
     const LABELS: u64 = 4000;
     let Some(array) = array() else { return };
     let labels = Labels::of(&array, USER);
@@ -448,10 +449,10 @@ async fn subscribe(
     Ok(client.subscribe(request).await?.into_inner())
 }
 
-/// All that comes is told once, though the agent is killed and nobody listens for a while; and nothing that another may
-/// not read.
+/// Each new file is reported once, although the agent is killed and nobody listens for a while. Files without read
+/// permission are not reported.
 #[test]
-fn files_are_told_as_they_come_whoever_goes_away() {
+fn arrivals_are_reported_once_despite_kills_and_disconnects() {
     const FILES: usize = 60;
     let Some(array) = array() else { return };
     let labels = Labels::of(&array, USER);
@@ -521,9 +522,9 @@ fn files_are_told_as_they_come_whoever_goes_away() {
     });
 }
 
-/// On a port of the host for who has the token; on no other address.
+/// The agent serves a port of the host to holders of the token, and no other address.
 #[test]
-fn a_port_is_for_who_has_the_token() {
+fn agent_port_needs_the_token_and_a_loopback_address() {
     let Some(array) = array() else { return };
     let labels = Labels::of(&array, USER);
     let agent = |address: &str| {

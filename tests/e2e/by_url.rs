@@ -158,7 +158,7 @@ fn copied(array: &Array, path: &str, count: usize) {
 }
 
 #[test]
-fn a_url_gives_a_file_and_any_range_of_it() {
+fn url_returns_file_and_any_range_of_it() {
     let Some(array) = Array::with(without_mount(3)) else {
         return;
     };
@@ -293,9 +293,9 @@ fn folders_are_listed(array: &Array, token: &str) {
     assert_eq!(curl(array, token, &[], "/whole/x").status, 404);
 }
 
-/// What is being written is not shown, and what was closed is, at once.
+/// A URL never returns content that is still being written, and returns closed content at once.
 #[test]
-fn a_url_gives_what_was_closed_last() {
+fn url_returns_last_closed_content() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -361,7 +361,7 @@ fn serves_nothing_else(array: &Array) {
 }
 
 #[test]
-fn nobody_gets_by_url_what_they_may_not_read() {
+fn url_refuses_file_without_read_permission() {
     let Some(array) = Array::with(without_tls(Options::default())) else {
         return;
     };
@@ -430,7 +430,7 @@ fn nobody_gets_by_url_what_they_may_not_read() {
 }
 
 #[test]
-fn one_user_has_so_many_streams_and_others_have_theirs() {
+fn streams_of_one_user_are_bounded_and_others_unaffected() {
     let Some(array) = Array::with(without_tls(without_mount(1))) else {
         return;
     };
@@ -468,7 +468,7 @@ fn one_user_has_so_many_streams_and_others_have_theirs() {
 }
 
 #[test]
-fn a_stream_goes_on_with_another_copy_when_an_element_is_lost() {
+fn stream_switches_to_another_copy_when_element_is_lost() {
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         for stopped in [false, true] {
             let Some(mut array) = Array::with(without_mount(3)) else {
@@ -504,7 +504,7 @@ fn a_stream_goes_on_with_another_copy_when_an_element_is_lost() {
 }
 
 #[test]
-fn what_can_not_be_read_to_its_end_is_not_taken_for_whole() {
+fn stream_cut_before_its_end_is_not_taken_for_whole() {
     let Some(mut array) = Array::with(without_mount(1)) else {
         return;
     };
@@ -550,9 +550,9 @@ fn what_can_not_be_read_to_its_end_is_not_taken_for_whole() {
     );
 }
 
-/// The bytes of a version stay as long as somebody reads it by URL, and no longer.
+/// The bytes of a version stay while a URL reads them, and no longer.
 #[test]
-fn a_stream_goes_on_with_the_version_that_it_began() {
+fn stream_continues_with_the_version_at_its_start() {
     let Some(array) = Array::with(without_mount(2)) else {
         return;
     };

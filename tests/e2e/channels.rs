@@ -39,10 +39,10 @@ fn state(array: &Array, name: &str) -> Value {
     listed.find(|one| one["channel"] == name).unwrap()["state"].clone()
 }
 
-/// Two who send at once, while the element that keeps the channel, the server and a reader are killed again and again.
+/// Two senders send at once, while the element with the channel, the server and a reader are killed repeatedly.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-fn what_was_sent_is_there_once_and_in_one_order_whoever_is_killed() {
+fn channel_delivers_each_message_once_in_order_despite_kills() {
     let Some(mut array) = start() else { return };
     let made = array.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
     assert_eq!(
@@ -170,10 +170,10 @@ impl Output for Child {
     }
 }
 
-/// Bounds, rights, and the ends that a channel can come to: with its room, with the memory that it was kept in.
+/// Limits and rights of a channel, and its ends: with its room, and with the memory that stored it.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-fn a_channel_has_bounds_and_ends_with_its_room_or_its_memory() {
+fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     let Some(mut array) = start() else { return };
     for wrong in ["", "..", ".x", "a/b", &"a".repeat(65)] {
         let said = array.run(&["channel", "create", "r", wrong]);
@@ -285,9 +285,10 @@ fn a_channel_has_bounds_and_ends_with_its_room_or_its_memory() {
     });
 }
 
-/// A device without any room takes what there was room for when the channel was made, and no channel more.
+/// A device without free space accepts the messages for which the channel has reserved space, and accepts no further
+/// channel.
 #[test]
-fn a_full_disk_takes_what_a_channel_was_promised() {
+fn full_device_accepts_messages_within_channel_promise() {
     let mut device = None;
     let options = Options {
         elements: 1,

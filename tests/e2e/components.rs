@@ -58,7 +58,7 @@ const TURN: &str = r#"name = "turned"; kernel = "turn"; args = [ "d/f", "out" ];
     input = [ "d/f" ]; output = [ "out" ];"#;
 
 #[test]
-fn what_components_make_of_parts_is_striped_as_the_input_is_and_nothing_moves() {
+fn component_outputs_are_striped_like_input_without_moves() {
     for remote in [false, true] {
         let Some((array, bytes)) = with_stripes(remote, (1 << 20) + 77) else {
             return;
@@ -95,7 +95,7 @@ fn what_components_make_of_parts_is_striped_as_the_input_is_and_nothing_moves() 
 }
 
 #[test]
-fn what_components_made_is_there_after_every_loss() {
+fn component_outputs_survive_every_loss() {
     let Some((mut array, bytes)) = with_stripes(false, 500_000) else {
         return;
     };
@@ -138,7 +138,7 @@ fn files(folder: &Path) -> usize {
 }
 
 #[test]
-fn a_chunk_of_a_file_becomes_a_file_of_its_own() {
+fn each_chunk_of_a_file_becomes_a_file_of_its_own() {
     let Some((array, bytes)) = with_stripes(false, 10 * UNIT + 5) else {
         return;
     };
@@ -173,7 +173,7 @@ fn a_chunk_of_a_file_becomes_a_file_of_its_own() {
 }
 
 #[test]
-fn each_file_has_its_component_and_a_later_task_reads_them_all() {
+fn each_file_has_its_component_and_later_task_reads_all() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir raw; for i in a b c; do echo $i > raw/$i.txt; done");
     let script = r#"name = "j"; workdir = "/"; tasks = (
@@ -186,7 +186,7 @@ fn each_file_has_its_component_and_a_later_task_reads_them_all() {
 }
 
 #[test]
-fn a_component_that_fails_is_tried_again_alone_and_what_is_left_of_a_failure_is_nothing() {
+fn failed_component_is_retried_alone_and_leaves_nothing() {
     let Some((mut array, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };
@@ -242,7 +242,7 @@ fn with_slow_program(array: &Array) {
 }
 
 #[test]
-fn what_a_full_device_under_one_component_can_not_take_is_made_elsewhere() {
+fn component_on_full_device_runs_elsewhere() {
     let mut device = None;
     let options = Options {
         elements: 3,
@@ -284,7 +284,7 @@ fn what_a_full_device_under_one_component_can_not_take_is_made_elsewhere() {
 }
 
 #[test]
-fn a_second_mount_may_write_what_components_read() {
+fn second_mount_may_overwrite_input_of_components() {
     let Some((array, bytes)) = with_stripes(true, 5 * UNIT + 3) else {
         return;
     };
@@ -307,7 +307,7 @@ fn a_second_mount_may_write_what_components_read() {
 }
 
 #[test]
-fn outputs_may_have_a_fraction_of_the_bytes_and_what_fits_no_stripes_is_refused() {
+fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
     let Some((array, bytes)) = with_stripes(false, 7 * UNIT) else {
         return;
     };
@@ -378,7 +378,7 @@ fn lines_of(text: &[u8]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn records_that_cross_stripes_are_read_once_and_whole() {
+fn records_across_stripes_are_read_once_and_whole() {
     for remote in [false, true] {
         let Some((array, _)) = with_stripes(remote, 10) else {
             return;
@@ -452,7 +452,7 @@ fn read_all(array: &Array, folder: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_stencil_sees_beyond_its_chunk() {
+fn halo_shows_bytes_beyond_the_chunk() {
     let Some((array, bytes)) = with_stripes(false, 3 * UNIT + 100) else {
         return;
     };
@@ -478,7 +478,7 @@ fn a_stencil_sees_beyond_its_chunk() {
 }
 
 #[test]
-fn what_components_make_is_planned_told_once_and_made_anew() {
+fn component_job_is_planned_reported_once_and_replaced() {
     let Some((array, mut bytes)) = with_stripes(false, 5 * UNIT) else {
         return;
     };
@@ -516,7 +516,7 @@ fn what_components_make_is_planned_told_once_and_made_anew() {
 }
 
 #[test]
-fn components_of_several_outputs_are_counted_once() {
+fn components_with_several_outputs_are_counted_once() {
     let Some((array, bytes)) = with_stripes(false, 4 * UNIT + 9) else {
         return;
     };
@@ -537,7 +537,7 @@ fn components_of_several_outputs_are_counted_once() {
 }
 
 #[test]
-fn nothing_is_left_of_what_is_cancelled_and_nobody_takes_parts_of_others_files() {
+fn cancelled_components_leave_nothing_and_parts_are_private() {
     let Some((array, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };

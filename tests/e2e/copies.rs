@@ -33,7 +33,7 @@ fn objects(array: &Array, path: &str) -> [PathBuf; 2] {
 }
 
 #[test]
-fn a_file_is_copied_to_another_element_and_goes_from_both() {
+fn file_is_copied_to_another_element_and_removed_from_both() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -83,7 +83,7 @@ fn a_file_is_copied_to_another_element_and_goes_from_both() {
 }
 
 #[test]
-fn who_wants_copies_now_goes_on_when_they_are_there() {
+fn copies_now_waits_until_copies_exist() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -130,9 +130,9 @@ fn who_wants_copies_now_goes_on_when_they_are_there() {
     copied(&array, "/d/alone", 2);
 }
 
-/// An element is killed, and its folder gone, while it is read from: nobody who reads notices, nor does a job.
+/// An element is killed and its folder is deleted while readers and a job use it: neither the readers nor the job fail.
 #[test]
-fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {
+fn readers_and_jobs_use_another_copy_when_element_is_lost() {
     for remote in [true, false] {
         let Some(mut array) = Array::with(Options {
             remote,
@@ -174,9 +174,9 @@ fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {
     }
 }
 
-/// The server still takes an element for one that answers, and the client has asked it.
+/// The server still counts the element as up, and the client has sent its request to the element.
 #[test]
-fn a_client_goes_on_with_another_copy_when_an_element_hangs() {
+fn client_uses_another_copy_when_element_hangs() {
     let Some(array) = Array::with(Options {
         remote: true,
         ..Options::default()
@@ -205,7 +205,7 @@ fn spoil(object: &std::path::Path) {
 }
 
 #[test]
-fn what_rots_below_an_element_is_found_told_and_mended_or_can_be_had_as_it_is() {
+fn corruption_is_found_reported_and_repaired_or_readable() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
             remote,
@@ -270,9 +270,9 @@ fn what_rots_below_an_element_is_found_told_and_mended_or_can_be_had_as_it_is() 
     }
 }
 
-/// Elements and server are killed while they scrub and mend.
+/// Elements and the server are killed during the scrub and the repairs.
 #[test]
-fn a_scrub_and_what_it_mends_outlive_whoever_is_killed() {
+fn scrub_and_its_repairs_survive_kills() {
     let Some(mut array) = Array::start() else {
         return;
     };

@@ -108,9 +108,9 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What is made stays on the disk and in memory of the host, what is outside is read there.
+/// New files stay on the disk and in the memory of the host, and files outside are read in place.
 #[test]
-fn an_accelerator_keeps_files_where_they_are_made_and_reads_what_is_outside() {
+fn accelerator_stores_files_on_host_and_reads_outside_files() {
     let Some(up) = Up::of("Accelerator on compute nodes") else {
         return;
     };
@@ -140,9 +140,9 @@ fn an_accelerator_keeps_files_where_they_are_made_and_reads_what_is_outside() {
     assert_eq!(names, 2, "nothing went outside");
 }
 
-/// What was closed goes to the store by itself, and is read on through the array when it is nowhere else.
+/// Closed files are copied to the store without a command, and are read through the array when no other copy exists.
 #[test]
-fn a_forwarder_takes_what_was_written_to_a_store_outside() {
+fn forwarder_stores_closed_files_outside() {
     let Some(up) = Up::of("Forwarder") else {
         return;
     };
@@ -164,9 +164,9 @@ fn a_forwarder_takes_what_was_written_to_a_store_outside() {
     assert_eq!(read(&up.at("step/1")), "again\n");
 }
 
-/// What is written is taken by the tier, mapped there, and drains to the store.
+/// The tier takes new files and maps them, and they drain to the store.
 #[test]
-fn a_burst_buffer_maps_what_it_takes_and_drains_outside() {
+fn burst_buffer_maps_new_files_and_drains_outside() {
     let Some(up) = Up::of("Burst buffer") else {
         return;
     };
@@ -188,9 +188,9 @@ fn a_burst_buffer_maps_what_it_takes_and_drains_outside() {
     assert_eq!(up.json(&["up"])["elements"], serde_json::json!([998, 997]));
 }
 
-/// Files lie on all elements, and a job runs where they lie.
+/// Files are stored on all elements, and a job runs where its files are.
 #[test]
-fn a_whole_storage_keeps_files_on_its_elements() {
+fn whole_storage_keeps_files_on_its_elements() {
     let Some(up) = Up::of("Whole storage") else {
         return;
     };
@@ -250,9 +250,10 @@ for path in sys.argv[1:]:
     print(columns, rows, len(set(pixels)), hashlib.sha256(pixels).hexdigest())
 "#;
 
-/// The example's two commands: a model writes, its extremes are those of what it wrote, and there is a picture of each step.
+/// The two commands of the example: a model writes files, the found extremes are the extremes of these files, and each
+/// step has a picture.
 #[test]
-fn the_shallow_water_example_finds_extremes_and_makes_pictures() {
+fn shallow_water_example_finds_extremes_and_draws_pictures() {
     const SIDE: usize = 48;
     const FILES: usize = 5;
     if !can_mount() {

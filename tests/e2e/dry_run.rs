@@ -32,7 +32,7 @@ fn has_nothing(array: &Array) {
 }
 
 #[test]
-fn a_dry_run_tells_what_the_job_then_does_and_submits_nothing() {
+fn dry_run_predicts_the_job_and_submits_nothing() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; seq 1000 -1 1 > w/in");
     let first = plan(&array, JOB, &[]);
@@ -85,7 +85,7 @@ fn a_dry_run_tells_what_the_job_then_does_and_submits_nothing() {
 }
 
 #[test]
-fn a_dry_run_says_what_it_would_wait_for_and_what_energy_costs_if_that_is_said() {
+fn dry_run_lists_awaited_files_and_energy_of_given_power() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; seq 1000 -1 1 > w/in");
     let misspelt = JOB.replace("\"in\"", "\"inn\"");

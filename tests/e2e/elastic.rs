@@ -77,10 +77,10 @@ fn check_told(array: &Array, job: u64) {
     );
 }
 
-/// What is only on an element that sleeps is read by clients, through the mount and by jobs, and written to: each wakes it. What
-/// is elsewhere does not. A server that is killed knows who sleeps.
+/// Clients, the mount and jobs read and write files whose only copy is on a suspended element: each access wakes the
+/// element. Access to other files does not. A server that was killed knows the suspended elements.
 #[test]
-fn who_needs_an_element_that_sleeps_wakes_it() {
+fn read_or_write_wakes_the_suspended_element() {
     let Some((_folder, mut array)) = start("") else {
         return;
     };
@@ -142,10 +142,11 @@ fn who_needs_an_element_that_sleeps_wakes_it() {
     assert_eq!(array.sh("cat d/f"), "half");
 }
 
-/// A process that was killed while its element slept does not wake it: that is told, the element counts as one that is away, and
-/// what it has is there when it is started. While it sleeps it is not missed, for however long.
+/// The process of a suspended element was killed, so it does not wake. That is reported, the element counts as offline,
+/// and its files are available after its start. A suspended element does not count as lost, however long it is
+/// suspended.
 #[test]
-fn an_element_that_never_wakes_is_told_and_one_that_sleeps_is_not_missed() {
+fn element_that_never_wakes_is_reported_suspended_is_not() {
     let Some((_folder, mut array)) = start("[server]\ncopies = 2\nrepair-after = \"1s\"\n") else {
         return;
     };
@@ -196,7 +197,7 @@ fn an_element_that_never_wakes_is_told_and_one_that_sleeps_is_not_missed() {
     array.wait_for_elements(2);
 }
 
-/// Elements that nothing needs are suspended by themselves, by the commands that were given, and wake by them.
+/// Idle elements are suspended automatically by the configured commands, and woken by them.
 #[test]
 fn idle_elements_are_suspended_and_woken_by_commands() {
     let scripts = tempfile::tempdir().unwrap();

@@ -67,7 +67,7 @@ fn unsealed(array: &Array) -> Vec<Value> {
 }
 
 #[test]
-fn what_was_synced_is_sealed_though_mount_and_elements_died_and_came_back_late() {
+fn synced_file_is_sealed_after_mount_and_elements_died() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -96,7 +96,7 @@ fn what_was_synced_is_sealed_though_mount_and_elements_died_and_came_back_late()
 }
 
 #[test]
-fn a_program_that_outlives_its_mount_does_not_change_what_is_sealed() {
+fn program_that_outlives_its_mount_cannot_change_sealed_file() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -127,7 +127,7 @@ fn a_program_that_outlives_its_mount_does_not_change_what_is_sealed() {
 }
 
 #[test]
-fn a_mount_that_is_there_and_one_that_died_are_told_by_status() {
+fn status_lists_live_and_dead_mounts() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -152,7 +152,7 @@ fn a_mount_that_is_there_and_one_that_died_are_told_by_status() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-fn a_check_finds_what_nothing_knows_and_what_is_missing_and_mends_what_can_be() {
+fn check_finds_orphans_and_missing_objects_and_repairs() {
     // What an element finds by itself when it hashes or reads what it has is not left for a check.
     let options = Options {
         element_args: vec!["--scrub-rate".into(), "off".into()],
@@ -265,7 +265,7 @@ fn put(array: &Array, path: &str) -> Child {
 }
 
 #[test]
-fn a_put_that_was_killed_is_given_up_and_one_that_waits_is_not() {
+fn killed_put_is_aborted_and_waiting_put_is_not() {
     let Some(array) = Array::with(Options {
         elements: 1,
         ..Options::default()
@@ -300,7 +300,7 @@ fn a_put_that_was_killed_is_given_up_and_one_that_waits_is_not() {
 }
 
 #[test]
-fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
+fn full_device_with_open_files_fails_writes_but_no_seal() {
     let mut device = None;
     let options = Options {
         elements: 1,

@@ -88,9 +88,9 @@ fn scripts(page: &Path) -> Vec<(String, String)> {
     .collect()
 }
 
-/// The commands of README's tour but for the build, as somebody types them who has just cloned it.
+/// The commands of the tour in README.md, except for the build, as a new user types them.
 #[test]
-fn the_tour_of_the_readme_runs_as_it_stands_there() {
+fn readme_tour_runs_as_printed() {
     if !can_mount() {
         return;
     }
@@ -127,7 +127,7 @@ fn the_tour_of_the_readme_runs_as_it_stands_there() {
 }
 
 #[test]
-fn every_job_of_the_documentation_runs_as_it_stands_there() {
+fn documented_jobs_run_as_printed() {
     let mut pages = vec![Path::new(ROOT).join("README.md")];
     let docs = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
     pages.extend(docs.map(|entry| entry.unwrap().path()));

@@ -12,7 +12,7 @@ fn shell(command: &str, extra: &str) -> String {
 }
 
 #[test]
-fn a_kernel_that_misbehaves_fails_alone_and_says_how() {
+fn misbehaving_kernel_fails_alone_with_reason() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/in");
     let cases = [
@@ -62,7 +62,7 @@ fn a_kernel_that_misbehaves_fails_alone_and_says_how() {
 }
 
 #[test]
-fn retries_are_counted_and_end() {
+fn retries_are_counted_and_bounded() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/in");
     let job = array.ended(array.submit(&shell("exit 1", "retries = 2;")));
@@ -71,7 +71,7 @@ fn retries_are_counted_and_end() {
 }
 
 #[test]
-fn a_full_device_refuses_and_loses_nothing() {
+fn full_device_refuses_writes_and_loses_nothing() {
     let mut device = None;
     let options = Options {
         elements: 1,
@@ -102,7 +102,7 @@ fn a_full_device_refuses_and_loses_nothing() {
 }
 
 #[test]
-fn an_element_over_its_quota_gets_no_new_files() {
+fn element_over_its_quota_gets_no_new_files() {
     let options = Options {
         elements: 1,
         capacity: Some("64M"),
@@ -155,7 +155,7 @@ fn check_slow_outputs(array: &Array) {
 }
 
 #[test]
-fn an_element_killed_at_work_comes_back_and_the_job_ends_well() {
+fn job_succeeds_after_its_element_is_killed_and_restarted() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         ..Options::default()
@@ -186,7 +186,7 @@ fn an_element_killed_at_work_comes_back_and_the_job_ends_well() {
 }
 
 #[test]
-fn work_of_a_lost_element_is_done_elsewhere_if_its_inputs_can_be_had() {
+fn work_of_lost_element_is_done_elsewhere() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         ..Options::default()
@@ -228,9 +228,9 @@ fn work_of_a_lost_element_is_done_elsewhere_if_its_inputs_can_be_had() {
     check_slow_outputs(&array);
 }
 
-/// The server asks an element for labels back that it has not begun, and it dies before it answers.
+/// The server recalls labels from an element that has not begun them, and the element is killed before it answers.
 #[test]
-fn an_element_that_is_killed_while_work_is_taken_back_from_it_keeps_or_gives_it() {
+fn element_killed_during_recall_keeps_or_returns_labels() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         element_timeout_secs: 20,
@@ -275,7 +275,7 @@ fn an_element_that_is_killed_while_work_is_taken_back_from_it_keeps_or_gives_it(
 }
 
 #[test]
-fn a_server_killed_at_work_goes_on_with_its_jobs() {
+fn killed_server_continues_its_jobs_after_restart() {
     let Some(mut array) = Array::with(Options {
         cores: 1,
         ..Options::default()
@@ -295,7 +295,7 @@ fn a_server_killed_at_work_goes_on_with_its_jobs() {
 }
 
 #[test]
-fn what_was_sealed_or_fsynced_survives_the_mount() {
+fn sealed_or_fsynced_file_survives_kill_of_mount() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -331,7 +331,7 @@ fn what_was_sealed_or_fsynced_survives_the_mount() {
 }
 
 #[test]
-fn the_whole_array_killed_at_once_keeps_all_that_was_acknowledged() {
+fn acknowledged_data_survives_kill_of_whole_array() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -385,7 +385,7 @@ fn runs_of_count(array: &Array) -> serde_json::Value {
 }
 
 #[test]
-fn a_lost_server_database_is_made_again_from_the_elements() {
+fn lost_server_database_is_rebuilt_from_elements() {
     let Some(mut array) = Array::start() else {
         return;
     };

@@ -66,7 +66,7 @@ P"#);
 }
 
 #[test]
-fn what_goes_in_by_the_client_comes_out_of_the_mount_and_back() {
+fn put_file_is_readable_in_mount_and_by_get() {
     let Some(array) = Array::start() else { return };
     let local = array.path("local.bin");
     let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -111,7 +111,7 @@ fn files_are_spread_over_elements_or_follow_their_folder() {
 }
 
 #[test]
-fn what_is_written_in_place_is_counted_by_its_element() {
+fn bytes_written_in_place_are_counted_by_their_element() {
     let Some(array) = Array::start() else { return };
     array.sh("setfattr -n user.tidemill.element -v 1 .; head -c 3000000 /dev/zero > f; sync f");
     let written = |index: u64| {
@@ -125,7 +125,7 @@ fn what_is_written_in_place_is_counted_by_its_element() {
 }
 
 #[test]
-fn an_element_tells_what_its_writes_do_to_flash() {
+fn element_reports_flash_model_of_its_writes() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -160,7 +160,7 @@ fn an_element_tells_what_its_writes_do_to_flash() {
 }
 
 #[test]
-fn other_users_files_and_control_folders_are_closed() {
+fn files_and_control_folders_of_others_are_closed() {
     let Some(array) = Array::start() else { return };
     array.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");
     let as_nobody = |script: &str| {
@@ -180,7 +180,7 @@ fn other_users_files_and_control_folders_are_closed() {
 }
 
 #[test]
-fn a_change_of_mode_right_after_close_is_never_lost() {
+fn chmod_right_after_close_is_never_lost() {
     let Some(array) = Array::start() else { return };
     array.sh("for i in $(seq 300); do echo x > f$i; chmod 600 f$i; done");
     assert_eq!(

@@ -149,7 +149,7 @@ fn by_the_rest(array: &Array) {
 }
 
 #[test]
-fn files_are_found_by_headers_names_sizes_owners_attributes_and_times() {
+fn find_by_headers_names_sizes_owners_attributes_and_times() {
     for remote in [false, true] {
         let Some(array) = Array::with(Options {
             elements: 3,
@@ -165,7 +165,7 @@ fn files_are_found_by_headers_names_sizes_owners_attributes_and_times() {
 }
 
 #[test]
-fn what_is_found_follows_the_file_and_outlives_the_database() {
+fn find_follows_changes_and_survives_rebuilt_database() {
     let Some(mut array) = Array::with(Options {
         elements: 3,
         ..Options::default()
@@ -227,7 +227,7 @@ fn write_zarr(array: &Array, folder: &str) {
 }
 
 #[test]
-fn a_zarr_that_is_a_folder_is_found_as_that() {
+fn find_treats_zarr_folder_as_one_file() {
     let none: [&str; 0] = [];
     for remote in [false, true] {
         let Some(mut array) = Array::with(Options {
@@ -273,7 +273,7 @@ fn a_zarr_that_is_a_folder_is_found_as_that() {
 }
 
 #[test]
-fn what_others_may_not_read_of_a_zarr_is_not_told_of_it() {
+fn find_hides_parts_of_zarr_without_read_permission() {
     let Some(array) = Array::start() else { return };
     let three = fixture("three.zarr");
     array.sh(&format!(
@@ -312,7 +312,7 @@ fn what_others_may_not_read_of_a_zarr_is_not_told_of_it() {
 }
 
 #[test]
-fn a_file_is_found_by_what_made_it() {
+fn find_by_producing_job_and_kernel() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir raw; echo a b c > raw/text; echo d > raw/other");
     let job = array.submit(
@@ -345,7 +345,7 @@ fn a_file_is_found_by_what_made_it() {
 }
 
 #[test]
-fn nobody_finds_what_they_may_not_read_or_list() {
+fn find_hides_files_without_read_or_list_permission() {
     let Some(array) = Array::start() else { return };
     array.sh(&format!(
         "chmod 755 .; mkdir open closed passed; cp {0} open/mine.nc; cp {0} open/all.nc; cp {0} closed/all.nc; cp {0} passed/all.nc; \
@@ -369,7 +369,7 @@ fn nobody_finds_what_they_may_not_read_or_list() {
 }
 
 #[test]
-fn what_can_t_be_looked_for_is_said_with_its_place() {
+fn find_errors_name_place_and_reason() {
     let Some(array) = Array::start() else { return };
     for (args, part) in [
         (&["tas"][..], "after tas one of"),

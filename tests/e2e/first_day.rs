@@ -13,7 +13,7 @@ fn other_commands_mean_the_newest_too(array: &Array, newest: u64) {
 }
 
 #[test]
-fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
+fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     let Some(array) = Array::start() else { return };
     let lost = array.run(&["watch"]);
     assert!(
@@ -108,7 +108,7 @@ fn elements_on_one_disk_count_it_once() {
 }
 
 #[test]
-fn what_fails_under_json_is_json() {
+fn failure_with_json_flag_prints_json() {
     let Some(array) = Array::start() else { return };
     for args in [
         &["jobs", "99"][..],
@@ -217,9 +217,9 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     ),
 ];
 
-/// Each is answered with what is wrong, where, and what to do.
+/// Each error message names the mistake, its place and the remedy.
 #[test]
-fn mistakes_are_told_with_cause_place_and_remedy() {
+fn mistakes_are_reported_with_cause_place_and_remedy() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/data; echo 'name = ;' > w/bad.conf");
     let local = array.path("local");

@@ -23,7 +23,7 @@ fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_folder_is_made_read_elsewhere_remembered_and_replaced() {
+fn output_folder_is_made_read_elsewhere_cached_and_replaced() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo input > w/in");
     let job = array.done(array.submit(&script(MAKE, "")));
@@ -86,9 +86,10 @@ fn objects(element: &Path) -> usize {
     folders.map(count).sum()
 }
 
-/// Killed while it takes thousands of files of a folder, an element runs the task again; the server is killed as well.
+/// An element that is killed while it stores thousands of files of a folder runs the task again. The server is killed
+/// as well.
 #[test]
-fn kills_leave_a_whole_folder_and_nothing_else() {
+fn kills_leave_a_complete_output_folder_and_nothing_else() {
     let options = Options {
         element_timeout_secs: 60,
         ..Options::default()

@@ -36,10 +36,10 @@ fn end(reader: Child) -> (String, bool, String) {
     )
 }
 
-/// Bytes come while the file is open, also after the server and the element were killed in the middle; it ends when the file is closed,
-/// and says when what it gave was not what the file became.
+/// The bytes appear while the file is open, also after a kill of the server and the element. The reader ends when the
+/// file is closed, and reports if the bytes that it got differ from the final file.
 #[test]
-fn a_file_is_read_while_it_is_written() {
+fn follow_reads_file_while_it_is_written() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -100,9 +100,9 @@ fn a_file_is_read_while_it_is_written() {
     assert!(!array.run(&["cat", "--wait", "/nothing"]).ok);
 }
 
-/// The writer's mount dies, or the file is removed: whoever reads is told, or gets what is left.
+/// The writer's mount dies, or the file is removed: the reader gets an error or the remaining bytes.
 #[test]
-fn who_reads_what_is_written_does_not_wait_for_writers_that_are_gone() {
+fn follow_never_waits_for_dead_writers() {
     let Some(mut array) = Array::with(Options {
         remote: true,
         ..Options::default()
@@ -181,10 +181,10 @@ fn before_is_open(array: &Array, other: &OtherMount) {
     drop(again);
 }
 
-/// Reads by any program wait at the end of what is there where the file, or its folder, says so: for bytes, for the close, or until
-/// the program is told to end; nobody else waits with them.
+/// Reads of any program wait at the end of the written bytes if the file or its folder has the attribute: until more
+/// bytes appear, until the close, or until the program gets a signal. No other program waits with them.
 #[test]
-fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
+fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -262,10 +262,11 @@ fn reads_of_another_mount_wait_for_what_is_still_to_be_written() {
     writer.wait().unwrap();
 }
 
-/// Bytes of a file that several mounts write come in order, wherever they are, and what is not written yet is waited for: by `cat --wait`
-/// and by programs of a mount that only reads. It ends when the last has closed it, and says what nobody wrote.
+/// The bytes of a file of several mounts appear in order, wherever they are stored, and missing bytes are awaited: by
+/// `cat --wait` and by programs of a mount that only reads. The reader ends when the last writer has closed the file,
+/// and reports the bytes that nobody wrote.
 #[test]
-fn a_file_of_several_mounts_is_read_while_they_write_it() {
+fn follow_reads_file_of_several_mounts_while_they_write_it() {
     let Some(mut array) = Array::start() else {
         return;
     };
@@ -316,10 +317,10 @@ fn a_file_of_several_mounts_is_read_while_they_write_it() {
     assert!(now.starts_with(b"one two three four five \0") && now.ends_with(b"\0end"));
 }
 
-/// A second writer joins while a file is read: what the first one writes from then on may lie anywhere in its object, and nobody gets it
-/// for the bytes that belong there.
+/// A second writer joins while a file is read. From then on the first writer may write anywhere in its object, and no
+/// reader gets these bytes in another place.
 #[test]
-fn who_reads_gets_nothing_from_elsewhere_when_a_second_writer_joins() {
+fn follow_returns_correct_bytes_when_second_writer_joins() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -360,9 +361,10 @@ fn who_reads_gets_nothing_from_elsewhere_when_a_second_writer_joins() {
     }
 }
 
-/// Who goes back in a file of several mounts makes it another one than was given, and that is said; the same bytes once more are not.
+/// A writer that goes back in a file of several mounts changes bytes that a reader already has. That is reported. The
+/// same bytes once more are not.
 #[test]
-fn what_several_mounts_write_over_is_told() {
+fn follow_reports_overwrites_by_several_mounts() {
     let Some(array) = Array::start() else {
         return;
     };
@@ -403,9 +405,10 @@ fn what_several_mounts_write_over_is_told() {
     assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
 }
 
-/// A file is closed, and an element that has it is away before its reader looks again: the reader waits for that one.
+/// A file is closed, and an element with its bytes is offline before the reader looks again: the reader waits for the
+/// element.
 #[test]
-fn who_follows_a_file_waits_for_the_elements_that_have_it() {
+fn follow_waits_for_offline_elements_of_its_file() {
     let Some(mut array) = Array::start() else {
         return;
     };

@@ -113,9 +113,9 @@ fn cat(array: &Array, path: &str) -> String {
     array.run(&["cat", path]).out
 }
 
-/// Nothing is waited for where nothing was given away, and nobody is left who would wait.
+/// If no file was given away, nothing is waited for and no process stays.
 #[test]
-fn who_has_given_nothing_away_waits_for_nothing() {
+fn wait_without_given_away_files_returns_at_once() {
     let Some(array) = start() else { return };
     let programs = Programs::giving_away(&array, "p");
     let said = programs.try_wait();
@@ -141,10 +141,10 @@ fn who_has_given_nothing_away_waits_for_nothing() {
     assert_eq!(said, serde_json::json!({ "failed": 0, "not_stored": [] }));
 }
 
-/// Without an element a close is done all the same. The bytes are seen by programs here, survive who has written them, and what says that they are
-/// stored waits until they are.
+/// A close succeeds without an element. Programs on this host see the bytes, the bytes survive the writing program, and
+/// a call that guarantees storage waits for it.
 #[test]
-fn a_close_waits_for_nobody_and_its_bytes_survive_the_program() {
+fn async_close_returns_at_once_and_survives_the_program() {
     let Some(mut array) = start() else { return };
     let programs = Programs::giving_away(&array, "p");
     programs.sh("echo before > old");
@@ -185,9 +185,10 @@ fn a_close_waits_for_nobody_and_its_bytes_survive_the_program() {
     assert!(moved.len() == 5 * MIB && moved.bytes().all(|byte| byte == b'n'));
 }
 
-/// The file system is killed with all that it was given: the next one has it, whoever starts that, and also what is still being written.
+/// The file system is killed while it holds closed files. The next file system has them, whoever starts it, and also
+/// the files that are still being written.
 #[test]
-fn what_was_closed_survives_the_file_system() {
+fn async_closed_files_survive_kill_of_file_system() {
     let Some(mut array) = start() else { return };
     let programs = Programs::giving_away(&array, "p");
     programs.sh("echo before > old");
@@ -235,9 +236,10 @@ fn what_was_closed_survives_the_file_system() {
     wait("it has ended", || !programs.folder.join("s").exists());
 }
 
-/// What does not fit into the room is stored by the close, as without `--async`; what does not fit into the array is told, kept and tried again.
+/// A file that does not fit into the room is stored by its close, as without `--async`. A file that does not fit into
+/// the array is reported, kept and tried again.
 #[test]
-fn a_full_room_and_a_full_array_lose_nothing() {
+fn full_room_and_full_array_lose_no_closed_files() {
     let Some(array) = with_capacity(Some("64MiB")) else {
         return;
     };
@@ -276,9 +278,10 @@ fn a_full_room_and_a_full_array_lose_nothing() {
     assert_eq!(cat(&array, "/full").len(), 30 * MIB);
 }
 
-/// A file that somebody else has written since is theirs; and an array gets nothing that was for another. Both are told, and the bytes are kept.
+/// A file that another program has written since keeps that content, and an array gets no file of another array. Both
+/// cases are reported, and the bytes are kept.
 #[test]
-fn nothing_is_written_over_what_others_have_written() {
+fn async_close_never_overwrites_newer_files_of_others() {
     let (Some(mut array), Some(other)) = (start(), start()) else {
         return;
     };

@@ -71,10 +71,11 @@ fn lineage_tells(array: &Array) {
     assert_eq!(elements, [Some(1); 4]);
 }
 
-/// Only results stay: files are mapped where the tier took them, go when that is recorded, and are reduced in their order, through
-/// kills of all processes. Lineage says which hook had them go. A file with another name stays under that.
+/// Only results stay: the files are mapped where the tier stored them, are deleted after the map is recorded, and are
+/// reduced in their order, through kills of all processes. Lineage names the hook that deleted them. A file with
+/// another name stays under that name.
 #[test]
-fn what_was_mapped_goes_and_its_results_are_reduced_in_order() {
+fn mapped_files_are_deleted_and_results_reduced_in_order() {
     let Some(mut array) = start(&[]) else {
         return;
     };
@@ -168,10 +169,10 @@ fn numbers(range: std::ops::Range<u64>) -> Vec<u8> {
     range.flat_map(|at| value(at).to_le_bytes()).collect()
 }
 
-/// Kernels of all kinds map a file while it is written, and give what they give of the sealed one, though parts of it were holes, or
-/// others, when they were read.
+/// Kernels of all kinds map a file while it is written. The result equals the result of the sealed file, although some
+/// parts were holes or had other bytes at the time of the read.
 #[test]
-fn maps_while_a_file_is_written_give_what_the_sealed_file_gives() {
+fn map_during_write_equals_map_of_sealed_file() {
     let Some(array) = start_with(8, &[]) else {
         return;
     };
@@ -234,9 +235,10 @@ fn maps_while_a_file_is_written_give_what_the_sealed_file_gives() {
     );
 }
 
-/// Kernels that crash, hang or write without end cost nobody anything but their own task, and no file goes that a hook could not map.
+/// Kernels that crash, hang or write without end harm only their own task. A file that a hook could not map is not
+/// deleted.
 #[test]
-fn bad_kernels_fail_alone_and_no_file_goes_that_was_not_mapped() {
+fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     let Some(array) = start(&[]) else {
         return;
     };
@@ -289,9 +291,9 @@ fn bad_kernels_fail_alone_and_no_file_goes_that_was_not_mapped() {
     assert_eq!(array.sh("cut -d' ' -f1 run/mended/a.dat"), "5\n");
 }
 
-/// A round without one of its files is no result; it goes on when the kernel was mended.
+/// A round without one of its files has no result. It continues after the kernel is fixed.
 #[test]
-fn a_round_is_whole_or_has_failed() {
+fn round_with_unmapped_file_fails_until_kernel_is_fixed() {
     let Some(array) = start(&[]) else {
         return;
     };
@@ -318,9 +320,9 @@ fn a_round_is_whole_or_has_failed() {
     assert_eq!(array.sh("cat run/half"), "good\nbad\n");
 }
 
-/// Hooks have the rights of their owner, in what they read and in what they have go; others see nothing of them.
+/// Hooks read and delete files with the rights of their owner. Other users see nothing of them.
 #[test]
-fn hooks_do_no_more_than_their_owner_may() {
+fn hooks_have_only_the_rights_of_their_owner() {
     let Some(array) = start(&[]) else {
         return;
     };
@@ -364,10 +366,10 @@ fn hooks_do_no_more_than_their_owner_may() {
     );
 }
 
-/// The paper's own text, written to a file of the mount, makes hooks; what is wrong with it is said, and nothing is made then. Who
-/// reads the file gets such a text.
+/// The text of the paper, written to a file of the mount, creates hooks. An invalid text is reported and creates no
+/// hook. The file returns such a text.
 #[test]
-fn the_papers_text_makes_hooks() {
+fn hooks_file_accepts_text_of_the_paper() {
     let Some(array) = start(&[]) else {
         return;
     };
@@ -399,10 +401,11 @@ fn the_papers_text_makes_hooks() {
     assert_eq!(array.sh("cat .tidemill/hooks"), listed);
 }
 
-/// Maps that can't keep up come after files are closed, which is said; a hook that is replaced while files are open goes on with what
-/// it says then, one that is removed leaves nothing behind; and a full tier makes writers wait, not fail.
+/// Maps that can't keep up run after their files are closed, and the lag is reported. A hook that is replaced while
+/// files are open continues with its new definition, a removed hook leaves nothing, and writers wait for a full tier
+/// without a failure.
 #[test]
-fn maps_that_lag_behind_come_later_and_lose_nothing() {
+fn lagging_maps_run_after_close_and_lose_nothing() {
     let Some(mut array) = start(&["--capacity", "128MiB"]) else {
         return;
     };
@@ -455,9 +458,10 @@ fn maps_that_lag_behind_come_later_and_lose_nothing() {
     assert_eq!(health["lost"], 0, "{health}");
 }
 
-/// Maps that began with a file end with it when it is given up, though their hook is gone; those of other files go on.
+/// Maps that began with a file end when the file is abandoned, although their hook is removed. Maps of other files
+/// continue.
 #[test]
-fn maps_of_a_removed_hook_end_when_their_file_is_given_up() {
+fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     let Some(array) = start(&[]) else { return };
     array.sh("mkdir run");
     add(
@@ -511,10 +515,10 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// While somebody writes, maps wait for the end of the burst, which is said; they end all the same when it never ends, beside kernels
-/// that take all they can get or hang.
+/// While a program writes, maps wait for the end of the burst, and the wait is reported. They end even if the burst
+/// never ends, next to kernels that use all resources or hang.
 #[test]
-fn maps_wait_for_the_end_of_a_burst_and_not_for_ever() {
+fn maps_wait_for_end_of_burst_up_to_a_limit() {
     let Some(array) = start(&[]) else {
         return;
     };

@@ -53,9 +53,10 @@ fn expected(array: &Array, middle: u64) -> String {
     ))
 }
 
-/// It is in memory and nowhere else, read as all files are, made again when its host's end has lost it, and removed when it was used.
+/// The intermediate is only in memory, is readable like any file, is recomputed if the memory of its host loses it, and
+/// is removed after its use.
 #[test]
-fn what_tasks_hand_on_is_in_memory_until_it_was_used_and_is_made_again_if_it_is_lost() {
+fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     let Some(mut array) = start() else { return };
     array.sh("mkdir w");
     let middle = 20 * MIB;
@@ -104,9 +105,9 @@ fn what_tasks_hand_on_is_in_memory_until_it_was_used_and_is_made_again_if_it_is_
     assert!(array.run(&["check", "--age", "0"]).ok);
 }
 
-/// Memory that is full is no failure, and none at all is none either.
+/// Neither full memory nor missing memory is a failure.
 #[test]
-fn what_does_not_fit_goes_to_the_disk() {
+fn intermediate_that_does_not_fit_memory_goes_to_disk() {
     let Some(array) = start() else { return };
     array.sh("mkdir w; echo go > w/go");
     let middle = 80 * MIB;
@@ -144,10 +145,10 @@ fn set_mode(array: &Array, mode: u32) {
     std::fs::set_permissions(array.path(""), Permissions::from_mode(mode)).unwrap();
 }
 
-/// Kernels are other users than root: they come to what is in memory where nobody passes through the folders above the element's. Where
-/// they passed once and do no more, they are told which folder it is.
+/// Kernels run as other users than root. They reach files in memory although they may not enter the folders above the
+/// element's folder. If they could enter these folders once and no longer can, the error names the folder.
 #[test]
-fn kernels_come_to_what_is_in_memory_wherever_the_element_lies() {
+fn kernels_reach_in_memory_files_in_closed_folders() {
     let Some(array) = Array::prepared(options(), |array| set_mode(array, 0o700)) else {
         return;
     };
@@ -172,7 +173,7 @@ fn kernels_come_to_what_is_in_memory_wherever_the_element_lies() {
 }
 
 #[test]
-fn a_folder_that_was_closed_since_is_named() {
+fn folder_closed_since_start_is_named() {
     let Some(mut array) = Array::prepared(options(), |array| set_mode(array, 0o711)) else {
         return;
     };

@@ -14,7 +14,7 @@ fn doubles(values: &[f64]) -> Vec<u8> {
 const LISTING_1: &str = include_str!("../../examples/listing1/getmax.conf");
 
 #[test]
-fn the_papers_listing_1_runs_unchanged_and_may_be_submitted_before_its_data() {
+fn listing_1_runs_unchanged_and_before_its_data_exists() {
     let Some(array) = Array::start() else { return };
     let kernel = array.path("getmax.so");
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -84,7 +84,7 @@ fn word_count(policy: &str) -> String {
 }
 
 #[test]
-fn every_policy_gives_the_same_result_and_says_why() {
+fn every_policy_gives_same_result_with_explanation() {
     let options = Options {
         elements: 3,
         cores: 1,
@@ -130,7 +130,7 @@ fn every_policy_gives_the_same_result_and_says_why() {
 }
 
 #[test]
-fn a_program_sees_only_its_own_files_under_the_jobs_names() {
+fn program_sees_only_its_own_files_under_names_of_the_job() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir -p w/sub; echo data > w/sub/in; echo secret > w/secret");
     let script = r#"name = "see"; workdir = "/w"; tasks = ( { name = "look"; kernel = "/bin/sh";
@@ -146,7 +146,7 @@ fn a_program_sees_only_its_own_files_under_the_jobs_names() {
 }
 
 #[test]
-fn logs_show_the_ends_of_what_every_task_wrote() {
+fn logs_show_end_of_output_of_every_task() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w");
     let task = |name: &str, command: &str| {
@@ -202,7 +202,7 @@ fn logs_show_the_ends_of_what_every_task_wrote() {
 }
 
 #[test]
-fn empty_files_are_inputs_on_any_element_however_they_were_made() {
+fn empty_files_are_valid_inputs_on_any_element() {
     let Some(array) = Array::start() else { return };
     let local = array.path("empty");
     std::fs::write(&local, b"").unwrap();
@@ -243,7 +243,7 @@ fn empty_files_are_inputs_on_any_element_however_they_were_made() {
 }
 
 #[test]
-fn cancel_stops_what_runs_and_what_waits() {
+fn cancel_stops_running_and_waiting_tasks() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w");
     let job = array.submit(
@@ -268,7 +268,7 @@ fn cancel_stops_what_runs_and_what_waits() {
 }
 
 #[test]
-fn intermediates_with_a_lifetime_are_removed_and_results_stay() {
+fn intermediates_with_lifetime_are_removed_and_results_stay() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/in");
     let job = array.submit(
@@ -295,7 +295,7 @@ fn keywords_of_c_sources_agree_with_grep() {
 }
 
 #[test]
-fn montage_in_the_array_gives_the_mosaic_that_it_gives_outside() {
+fn montage_in_the_array_gives_the_same_mosaic_as_outside() {
     let options = Options {
         elements: 4,
         cores: 1,

@@ -113,9 +113,9 @@ fn cat(array: &Array, path: &str) -> String {
     array.run(&["cat", path]).out
 }
 
-/// If no file was given away, nothing is waited for and no process stays.
+/// If no file is waiting to be stored, `wait` returns at once and no process stays.
 #[test]
-fn wait_without_given_away_files_returns_at_once() {
+fn wait_returns_at_once_without_async_files() {
     let Some(array) = start() else { return };
     let programs = Programs::giving_away(&array, "p");
     let said = programs.try_wait();

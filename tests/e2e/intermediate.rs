@@ -107,7 +107,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
 
 /// Neither full memory nor missing memory is a failure.
 #[test]
-fn intermediate_that_does_not_fit_memory_goes_to_disk() {
+fn intermediate_too_large_for_memory_is_on_disk() {
     let Some(array) = start() else { return };
     array.sh("mkdir w; echo go > w/go");
     let middle = 80 * MIB;

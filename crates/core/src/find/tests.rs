@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn find_parser_error_lies_within_text_for_any_words(words in proptest::collection::vec(0..WORDS.len(), 0..40)) {
+    fn find_parser_error_is_within_text_for_any_words(words in proptest::collection::vec(0..WORDS.len(), 0..40)) {
         let words: Vec<&str> = words.into_iter().map(|word| WORDS[word]).collect();
         let text = words.join(" ");
         if let Err(error) = read(&text) {

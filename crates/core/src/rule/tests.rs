@@ -366,10 +366,9 @@ proptest! {
         }
     }
 
-    /// The position of any error lies within the pattern. If nothing is repeated, the position is the character of the
-    /// repetition.
+    /// The position of any error is within the pattern. A repetition of nothing has the position of its own character.
     #[test]
-    fn pattern_error_position_lies_within_pattern(text in "[a-z/*?()\\[\\]\\\\+{}|^.-]{1,40}", before in "[a-z]{0,5}") {
+    fn pattern_error_position_is_within_pattern(text in "[a-z/*?()\\[\\]\\\\+{}|^.-]{1,40}", before in "[a-z]{0,5}") {
         if let Err(error) = Pattern::new(&text) {
             prop_assert!(error.at <= text.chars().count(), "{text}: {error:?}");
             prop_assert!(!error.what.is_empty() && !error.what.contains('\n'), "{text}: {error:?}");

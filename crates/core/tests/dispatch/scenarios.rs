@@ -1155,7 +1155,7 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
 /// Labels that follow others take no core of their element before their dependencies have ended, however many labels
 /// follow.
 #[test]
-fn cores_beside_a_chain_are_free() {
+fn cores_not_used_by_a_chain_are_free() {
     let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
     let raw = world.file(ElementId(0), 1 << 20);
     let link = |id: u64| match id {
@@ -1194,7 +1194,7 @@ fn recalled(world: &World) -> Vec<u64> {
 }
 
 #[test]
-fn label_queued_beside_idle_element_is_recalled_to_it() {
+fn label_on_busy_element_is_recalled_to_an_idle_one() {
     let mut world = queue_beside_an_idle_element("min-wait");
     let last = world.sent(15).unwrap().1;
     assert_eq!(recalled(&world), [last.id.0], "one for one idle element");

@@ -104,7 +104,7 @@ fn speed_of_translation() -> Result<(), GeometryError> {
 /// chips of 137 blocks (many blocks are free or open).
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn simulated_amplification_beside_closed_form() -> Result<(), GeometryError> {
+fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
     println!("\nover-provisioning  chips  collector    simulated  closed form: in use   nominal");
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
         for (chips, blocks_per_chip) in [(1, 4096), (32, 137)] {

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn address_check_refuses_redirect_to_nearer_network() {
+    fn may_name_refuses_addresses_of_nearer_network() {
         let all = |texts: &[&str]| -> Vec<IpAddr> {
             texts.iter().map(|text| text.parse().unwrap()).collect()
         };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn may_ask_refuses_server_without_tls_or_on_loopback() {
+    async fn may_ask_refuses_loss_of_tls_and_nearer_server() {
         assert!(may_ask("https://a:1", "http://a:2/x").await.is_err());
         assert!(may_ask("https://a:1", "https://a:2/x").await.is_ok());
         assert!(may_ask("http://a:1", "file:///etc/passwd").await.is_err());

@@ -127,8 +127,8 @@ mod tests {
     }
 
     proptest! {
-        /// While a file is being written, maps get their share of time and no more. The exception is a piece that is
-        /// larger than the remembered time.
+        /// While a file is being written, maps get their share of time and no more. The exception is a piece that takes
+        /// longer than the debt that `Pace` remembers.
         #[test]
         fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);

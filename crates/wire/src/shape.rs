@@ -60,10 +60,7 @@ mod tests {
     const PROTOCOLS: [(&str, &str); 2] = [
         (
             "tidemill.proto",
-            include_str!(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/proto/tidemill.proto"
-            )),
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/tidemill.proto")),
         ),
         (
             "labels.proto",

@@ -19,20 +19,20 @@ const EXAMPLES: &str = "Examples:
 Applications start it themselves. It is one process of a user and host, does what applications have published, and ends
 30 s after the last of them. Programs in any language reach it by gRPC at `agent.sock`, in the folder of its logs. What it could not do is in `agent.log`, in the folder of its logs: see `tidemill apps`.";
 
-/// Carry out the labels that applications of yours publish; they start it themselves
+/// Carry out the labels that your applications publish. Applications start the agent themselves
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Folder of the logs [default: /dev/shm/tidemill-labels-UID]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_LABELS")]
     folder: Option<PathBuf>,
-    /// Go on in the background, in a session of its own
+    /// Continue in the background, in a new session
     #[arg(long)]
     detach: bool,
-    /// Do not end when there has been no application for a while
+    /// Keep running when no application is left
     #[arg(long)]
     stay: bool,
-    /// Serve labels by gRPC at an address of this host, too, to whoever has the token in `agent.token`; implies --stay
+    /// Address of this host for labels by gRPC, in addition to the socket. Clients need the token in `agent.token`. Implies --stay
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut served = Ok(());
         let begins = |folder: &Path| {
             served = serve::start(folder, args.listen);
-            // What was published is carried out all the same.
+            // A failure to serve does not stop published labels.
             if let Err(error) = &served {
                 tracing::warn!("labels are not served by gRPC: {error:#}");
             }
@@ -75,7 +75,7 @@ fn detach(args: &Args) -> anyhow::Result<()> {
     if let Some(address) = args.listen {
         command.arg("--listen").arg(address.to_string());
     }
-    // It keeps nothing of who started it: neither a terminal nor a folder.
+    // The child keeps neither the terminal nor the working folder of the caller.
     command.current_dir("/").stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(file);
     command.spawn().context("can't start the agent")?;

@@ -1,4 +1,4 @@
-//! `tidemill apps`: who publishes labels here.
+//! `tidemill apps`: applications that publish labels on this host.
 
 use crate::context::Context;
 use crate::output::apps::AppsView;
@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
 
 Applications of yours on this host. One that has ended stays until all that it published is done.";
 
-/// Show the applications that publish labels on this host, and what is not done yet
+/// Show the applications that publish labels on this host, and their unfinished labels
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

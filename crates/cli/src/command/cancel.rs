@@ -9,11 +9,11 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "Examples:
   tidemill cancel 3                 running tasks are killed, waiting ones never start";
 
-/// Cancel a job; files that its tasks have finished stay
+/// Cancel a job. Files of its finished tasks remain
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
+    /// Id of the job
     job: u64,
 }
 

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use tidemill_client::follow::Followed;
 
-/// Ranges that nobody has written that are told of one file.
+/// Maximum number of unwritten ranges that are reported for one file.
 const UNWRITTEN_MAX: usize = 8;
 
 const EXAMPLES: &str = "Examples:
@@ -15,14 +15,14 @@ const EXAMPLES: &str = "Examples:
   tidemill cat /raw/a.fits | fitsheader -
   tidemill cat --wait /run/step-7.txt | analyse       while it is written, until it is closed";
 
-/// Write files of the array to standard output
+/// Print files of the array
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// If it is being written, give what has come, and go on until it is closed
+    /// Follow a file that is being written: print its bytes as they arrive, until the file is closed
     #[arg(long)]
     wait: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Copies one file to standard output.
 ///
 /// # Errors
-/// If it can't be read. A reader who went away is an `std::io::Error` of that kind.
+/// If the file can't be read. If the reader of the output has closed it, an `std::io::Error` of that kind.
 pub(crate) async fn to_stdout(
     transfer: &tidemill_client::transfer::Transfer,
     path: &files::Path,

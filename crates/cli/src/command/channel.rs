@@ -29,12 +29,12 @@ const EXAMPLES: &str = "Examples:
 
 A message is let go when all readers, by their names, have received it. Without readers all are kept.";
 
-/// How long whoever sends or receives is patient with an element that is away, if not told to wait longer.
+/// Time that a sender or a receiver waits for an offline element, unless `--wait` sets a longer time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of lines that are sent at once.
 const LINES_BYTES: u64 = 256 << 10;
 
-/// Send messages through a room, and receive them in the order in which they were sent
+/// Manage channels: send messages through a room and receive them in the order of sending
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -46,76 +46,76 @@ pub(crate) struct Args {
 enum ChannelCommand {
     /// Make a channel in a room
     Create {
-        /// The room
+        /// Name of the room
         room: String,
-        /// Its name
+        /// Name of the channel
         channel: String,
-        /// What it may hold, which is taken from the room's quota and from an element at once [default: 16MiB]
+        /// Capacity of the channel. The server reserves it at once in the room's quota and on an element [default: 16MiB]
         #[arg(long, value_name = "SIZE")]
         capacity: Option<Size>,
     },
     /// List the channels of a room
     List {
-        /// The room
+        /// Name of the room
         room: String,
     },
     /// Send files, or standard input, as messages
     Send(Send),
-    /// Write messages to standard output
+    /// Print messages
     Receive(Receive),
-    /// Have a reader be none any more
+    /// Forget a reader, so that the channel keeps no messages for it
     Forget {
-        /// The room
+        /// Name of the room
         room: String,
-        /// The channel
+        /// Name of the channel
         channel: String,
-        /// The reader
+        /// Name of the reader
         reader: String,
     },
-    /// Remove a channel, with what it holds
+    /// Delete a channel and its messages
     Remove {
-        /// The room
+        /// Name of the room
         room: String,
-        /// The channel
+        /// Name of the channel
         channel: String,
     },
 }
 
 #[derive(Debug, clap::Args)]
 struct Send {
-    /// The room
+    /// Name of the room
     room: String,
-    /// The channel
+    /// Name of the channel
     channel: String,
     /// Files of up to 1 MiB, each a message [default: standard input]
     files: Vec<PathBuf>,
-    /// Each line of standard input is a message
+    /// Send each line of standard input as a message
     #[arg(long, conflicts_with = "files")]
     lines: bool,
-    /// How long to wait for room, as 30s [default: not at all]
+    /// Maximum wait for space in the channel, such as 30s [default: no wait]
     #[arg(long, value_name = "TIME")]
     wait: Option<Length>,
 }
 
 #[derive(Debug, clap::Args)]
 struct Receive {
-    /// The room
+    /// Name of the room
     room: String,
-    /// The channel
+    /// Name of the channel
     channel: String,
-    /// As this reader, which goes on where it was, and has received what is written
+    /// Name of a reader. The channel remembers its position: a printed message counts as received
     #[arg(long, value_name = "NAME")]
     reader: Option<String>,
-    /// From this message on, or the first after it that is there; a reader goes on there
+    /// Number of the first message, or of the next message that exists. A reader continues there
     #[arg(long, value_name = "NUMBER")]
     from: Option<u64>,
-    /// How many messages
+    /// Number of messages
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1)]
     count: u64,
-    /// End each message with a line feed, as it was sent with --lines
+    /// Print a line feed after each message, for messages of --lines
     #[arg(long)]
     lines: bool,
-    /// How long to wait for each, as 30s [default: not at all]
+    /// Maximum wait for each message, such as 30s [default: no wait]
     #[arg(long, value_name = "TIME")]
     wait: Option<Length>,
 }
@@ -190,7 +190,7 @@ async fn list(room: &str, context: &Context, server: &Server) -> anyhow::Result<
         let mut used = Channel::new(server, credentials(), room, &channel.channel);
         let state = match channel.lost {
             true => None,
-            // One that is away says nothing of how it stands.
+            // An offline element cannot report the state of its channels.
             false => used.state().await.ok(),
         };
         all.push((channel, state));
@@ -326,7 +326,7 @@ async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::
         left -= taken.len() as u64;
         let next = taken.last().map_or(0, |message| message.number + 1);
         match &args.reader {
-            // What was written is not written again.
+            // Acknowledges the last printed message, so that it is not printed again.
             Some(reader) if left == 0 => {
                 channel
                     .acknowledge(reader, next, wait.max(PATIENCE))
@@ -339,7 +339,7 @@ async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::
     Ok(())
 }
 
-/// Receives, though the element may be away for a moment.
+/// Receives, and retries while the element is offline for a moment.
 async fn patient(
     channel: &mut Channel,
     reading: &ChannelReading,

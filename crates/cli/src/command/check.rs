@@ -14,17 +14,17 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 nothing was found, 1 something was (mended or not), or the check failed.";
 
-/// Compare the namespace with what elements hold (root and the server's user only)
+/// Compare the namespace with the objects on elements (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Seal what has a name and is not sealed, and show the objects that --yes would have removed
+    /// Seal unsealed files that have a name, and show the objects that --yes would remove
     #[arg(long)]
     mend: bool,
-    /// With --mend: have objects that nothing knows removed; they are kept on their elements for a week
+    /// With --mend: remove objects without a file. Their elements keep them for a week
     #[arg(long, requires = "mend")]
     yes: bool,
-    /// Objects that nothing knows are told of when they are this old: younger ones may be in the making
+    /// Minimum age of a reported object without a file, in seconds. A younger object may belong to a file in creation
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     age: u64,
 }

@@ -17,14 +17,14 @@ Nothing is lost: files stay in their folders, jobs go on after the next `tidemil
 /// How long a process may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long the mount may take, which first waits for open files and seals what was written.
+/// Time limit for the mount, which first waits for open files and seals written files.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(80);
 
 /// Stop the array that `tidemill up` started
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Kill processes that don't end by themselves
+    /// Kill processes that do not end by themselves
     #[arg(long, short)]
     force: bool,
 }

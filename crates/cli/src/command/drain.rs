@@ -1,4 +1,4 @@
-//! `tidemill drain`: what lies in the burst tier goes to where it stays.
+//! `tidemill drain`: copies files from the burst tier to elements that store.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
 Files drain by themselves some time after they were closed (--drain-after of `tidemill server`); this is for those who don't wait
 for that. It goes on after a restart of the server. What is being written for the first time does not drain before it is closed.";
 
-/// How often it is told how far it is, and longest pause before it is asked again.
+/// Interval between two reports of progress, and longest pause between two requests.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Shortest pause.
 const SHORTEST: Duration = Duration::from_millis(25);
@@ -26,13 +26,13 @@ const SHORTEST: Duration = Duration::from_millis(25);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Files and folders; all below a folder drains
+    /// Files and folders. A folder stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Wait until it is done, and say how far it is meanwhile
+    /// Wait until all files are copied, and print the progress
     #[arg(long)]
     wait: bool,
-    /// Have it gone from the burst tier as soon as it is elsewhere and nobody reads it there
+    /// Remove the bytes from the burst tier as soon as they are stored elsewhere and have no reader in the tier
     #[arg(long)]
     free: bool,
 }
@@ -56,7 +56,7 @@ pub(super) async fn ask(
     for path in paths {
         let path = files::path(path)?;
         let (mut before, started, mut told) = (None, Instant::now(), None::<Instant>);
-        // What is closed after it was asked for the first time is not waited for.
+        // The wait excludes files that are closed after the first request.
         let mut until = 0;
         loop {
             let request = v1::StageRequest {
@@ -85,7 +85,7 @@ pub(super) async fn ask(
                 break;
             }
             until = staged.until;
-            // What is over soon is not waited for much longer than it takes.
+            // A short drain is polled at short intervals.
             let pause = (started.elapsed() / 20).clamp(SHORTEST, PERIOD);
             tokio::time::sleep(pause.max(begun.elapsed() * 10)).await;
         }

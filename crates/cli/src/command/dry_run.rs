@@ -1,7 +1,7 @@
-//! `tidemill submit --dry-run`: the plan of a job, by the simulator, of what the array remembers.
+//! `tidemill submit --dry-run`: the plan of a job, by the simulator, from the records of the array.
 //!
-//! The server looks at the job as if it were submitted and says what it knows; here that becomes a trace of what has not
-//! happened yet, which the simulator runs. What nobody knows is said to be unknown and counts as nothing.
+//! The server examines the job as if it were submitted and returns its knowledge. This module makes a trace of future tasks
+//! from it, and the simulator runs the trace. Unknown values are reported as unknown and count as zero.
 
 use super::submit::{awaited, awaited_json};
 use crate::config::Submit;
@@ -33,7 +33,7 @@ const OTHER: &str = "(other jobs)";
 /// Shows the plan of a job that the server would accept.
 ///
 /// # Errors
-/// If the server is of a release without dry runs, or what it said can't be simulated.
+/// If the server is of a release without dry runs, or if its reply can't be simulated.
 pub(super) fn show(
     mut reply: v1::SubmitReply,
     prices: &Submit,
@@ -173,7 +173,7 @@ impl Planned {
             .zip(&mut planned.tasks)
             .zip(runs)
         {
-            // As if it had run: from 0 on, for so long. What is remembered takes no time.
+            // Recorded as a run from 0 on. A remembered result takes no time.
             task.element = first;
             if task.reused_task == 0 {
                 task.end = i64::try_from(run.0).unwrap_or(i64::MAX);
@@ -230,7 +230,8 @@ impl Planned {
         }
     }
 
-    /// What elements draw until the job has ended, of which idling is charged to it and what others do is not.
+    /// Computes the energy that elements draw until the job has ended. Idle power is charged to the job, work for other jobs is
+    /// not.
     fn price(&mut self, platform: &Platform, trace: &Trace, prices: &Submit) {
         let (Some(busy), Some(idle)) = (prices.busy_power, prices.idle_power) else {
             return;
@@ -319,7 +320,7 @@ fn loads(elements: &[v1::Element], notes: &mut Vec<String>) -> Vec<(u32, u32, Sp
     loads
 }
 
-/// The job behind what elements do for others.
+/// Returns the job, queued after the work of elements for other jobs.
 fn behind(
     trace: &Trace,
     platform: &mut Platform,

@@ -42,42 +42,42 @@ telling the server; what was running is run again.";
 /// Set for a process whose element is suspended.
 const ASLEEP: &str = "TIDEMILL_ELEMENT_ASLEEP";
 
-/// Run one storage element in the foreground, or have one emptied and taken out of the array
+/// Run a storage element in the foreground, or manage elements: drain, suspend, wake or remove them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Its number in the array, below 1000; its folder belongs to it for ever [default: 0]
+    /// Number of the element in the array, below 1000. Its folder belongs to this number for ever [default: 0]
     #[arg(long, value_name = "ID", env = "TIDEMILL_ELEMENT_ID")]
     id: Option<u32>,
-    /// Where it keeps everything [default: DIR/element-ID]
+    /// Folder for all data of the element [default: DIR/element-ID]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_ELEMENT_FOLDER")]
     folder: Option<PathBuf>,
-    /// Address it serves bytes on; port 0 takes a free one [default: 127.0.0.1:0]
+    /// Address for requests for bytes; port 0 takes a free port [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_ELEMENT_LISTEN")]
     listen: Option<SocketAddr>,
-    /// How others reach it [default: https:// and the address it listens on]
+    /// URL at which others reach the element [default: https:// and the address of --listen]
     #[arg(long, value_name = "URL", env = "TIDEMILL_ELEMENT_URL")]
     url: Option<String>,
-    /// Cores for kernels that it runs at once [default: the machine's; none in memory]
+    /// Number of cores for kernels, one kernel each [default: the machine's; none with --medium memory]
     #[arg(long, value_name = "N", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
-    /// Memory for tasks that say how much they need, such as 48GiB [default: that of --kernels-memory]
+    /// Memory for tasks that declare their need, such as 48GiB [default: that of --kernels-memory]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_MEMORY")]
     memory: Option<Size>,
-    /// What else it has for tasks that ask for it, such as gpu=2,licence.x=1
+    /// Other resources for tasks that ask for them, such as gpu=2,licence.x=1
     #[arg(long, value_name = "NAME=N,…", env = "TIDEMILL_ELEMENT_RESOURCES")]
     resources: Option<Resources>,
-    /// What kernels get of the processors: idle (what nobody else wants, so that reads and writes come first) or
+    /// Processor priority of kernels: idle (time that no other program wants, so that reads and writes have precedence) or
     /// normal (as all others) [default: idle]
     #[arg(long, value_name = "PRIORITY", env = "TIDEMILL_ELEMENT_KERNELS")]
     kernels: Option<config::KernelPriority>,
-    /// Memory that all kernels may have together, such as 48G, where the system has control groups [default: 7/8 of
+    /// Memory limit of all kernels together, such as 48G, where the system has control groups [default: 7/8 of
     /// the machine's]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_KERNELS_MEMORY")]
     kernels_memory: Option<Size>,
-    /// Folders of this machine that kernels may read if their tasks ask for them, and all below them, such as
+    /// Folders of this machine that kernels may read, with all folders below them, if their tasks ask for them, such as
     /// /sw,/cvmfs [default: none]
     #[arg(
         long,
@@ -86,7 +86,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_ELEMENT_KERNELS_FOLDERS"
     )]
     kernels_folders: Option<Vec<PathBuf>>,
-    /// Folders that programs are looked for in before the system's, such as /sw/bin; all kernels may read them [default:
+    /// Folders that are searched for programs before the system's folders, such as /sw/bin; all kernels may read them [default:
     /// none]
     #[arg(
         long,
@@ -102,39 +102,40 @@ pub(crate) struct Args {
         env = "TIDEMILL_ELEMENT_KERNELS_ENVIRONMENT"
     )]
     kernels_environment: Option<Vec<String>>,
-    /// What it keeps objects in: disk, or memory, which is lost with this machine and takes what folders ask it to
+    /// Medium for objects: disk or memory. Memory is lost with this machine, and only takes files of folders that ask for it
     /// (user.tidemill.medium) [default: disk]
     #[arg(long, value_name = "MEDIUM", env = "TIDEMILL_ELEMENT_MEDIUM")]
     medium: Option<config::ElementMedium>,
-    /// What it may hold, such as 500G; in memory: what it may take of it [default: all that its file system has]
+    /// Maximum size of all objects, such as 500G; with --medium memory, the maximum of memory [default: all space of its file
+    /// system]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
-    /// Memory for what tasks of jobs with intermediate = "memory" hand to each other, beside its disk, 64 MiB at least [default:
-    /// none, it goes to the disk]
+    /// Memory for intermediate files of jobs with intermediate = "memory", in addition to the disk, 64 MiB at least [default:
+    /// none, intermediate files are stored on disk]
     #[arg(
         long,
         value_name = "SIZE",
         env = "TIDEMILL_ELEMENT_INTERMEDIATE_MEMORY"
     )]
     intermediate_memory: Option<Size>,
-    /// Bytes per second that it pulls from other elements [default: measured]
+    /// Rate at which it pulls from other elements, in bytes per second [default: measured]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_LINK")]
     link: Option<Size>,
-    /// Bytes per second of its device, such as 550M, from which its speed class follows that the policies constraint:… weigh
-    /// [default: nobody says]
+    /// Rate of its device in bytes per second, such as 550M. It decides the speed class that the policies constraint:… weigh
+    /// [default: unknown]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_DEVICE_RATE")]
     device_rate: Option<Size>,
-    /// What it draws at full load, such as "190 W", from which its energy class follows; the policies constraint:… and minmax
-    /// weigh it [default: nobody says]
+    /// Power at full load, such as "190 W". It decides the energy class that the policies constraint:… and minmax weigh
+    /// [default: unknown]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_BUSY_POWER")]
     busy_power: Option<Watts>,
-    /// What it draws with nothing to do, such as "63 W"; with --busy-power energy is reckoned [default: nobody says]
+    /// Power when idle, such as "63 W". With --busy-power, the array computes energy [default: unknown]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_IDLE_POWER")]
     idle_power: Option<Watts>,
-    /// What it draws suspended, such as "16 W" [default: nobody says]
+    /// Power when suspended, such as "16 W" [default: unknown]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_ELEMENT_SUSPENDED_POWER")]
     suspended_power: Option<Watts>,
-    /// A command that prints the watts that it draws now, run every second, or rapl for the counters of its host's processors
+    /// Command that prints the present power in watts, run every second, or rapl for the counters of the host's processors
     /// [default: none, nothing is measured]
     #[arg(
         long,
@@ -142,36 +143,37 @@ pub(crate) struct Args {
         env = "TIDEMILL_ELEMENT_POWER_METER"
     )]
     power_meter: Option<String>,
-    /// Bytes pulled from other elements that it keeps for tasks to come [default: 256Mi]
+    /// Size of the cache for bytes pulled from other elements, for later tasks [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
     pulled: Option<Size>,
-    /// Take objects of elements on the same machine from their folders; false: pull them like all others
+    /// Read objects of elements on the same machine directly from their folders; false: pull them like all others
     /// [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_ELEMENT_IN_PLACE")]
     in_place: Option<bool>,
-    /// Bytes per second of its objects that it reads when it has nothing else to do, to hash them and to find damage; off: it
+    /// Rate in bytes per second at which an idle element reads its objects, to hash them and to find damage; off: the element
     /// does neither by itself [default: 64Mi]
     #[arg(long, value_name = "SIZE|off", env = "TIDEMILL_ELEMENT_SCRUB_RATE")]
     scrub_rate: Option<OrOff<Size>>,
-    /// What it is for: store (keeps data) or host (only lends cores) [default: store]
+    /// Role of the element: store (keeps data) or host (only lends cores) [default: store]
     #[arg(long, value_name = "ROLE", env = "TIDEMILL_ELEMENT_ROLE")]
     role: Option<config::ElementRole>,
-    /// Whether what is written to it stays there: store (it does) or burst (new files go there first, and drain to those that
+    /// Tier of the element: store (files stay) or burst (takes new files first, and drains them to elements that
     /// store) [default: store]
     #[arg(long, value_name = "TIER", env = "TIDEMILL_ELEMENT_TIER")]
     tier: Option<config::ElementTier>,
-    /// Where its files stay, if that is outside of the array: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as `tidemill
-    /// bridge add` has it; --capacity then is what it may hold there [default: in its folder]
+    /// External store that keeps the files of this element: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
+    /// bridge add`. Then --capacity limits the bytes in that store [default: in its folder]
     #[arg(long, value_name = "URI", env = "TIDEMILL_ELEMENT_OUTSIDE")]
     outside: Option<String>,
     /// File with the keys of that store, which nobody else may be able to read [default: none]
     #[arg(long, value_name = "FILE", env = "TIDEMILL_ELEMENT_OUTSIDE_KEYS")]
     outside_keys: Option<PathBuf>,
-    /// How its files are put there: files (each as it is, under its name), dedup (as chunks in packs, so that what is there already
+    /// Format of files in that store: files (each file as it is, under its name), dedup (chunks in packs; a chunk that is stored
+    /// already
     /// is not sent again) or "dedup | zstd" (the same, compressed) [default: files]
     #[arg(long, value_name = "STEPS", env = "TIDEMILL_ELEMENT_OUTSIDE_AS")]
     outside_as: Option<Packing>,
-    /// Bytes that are outside and kept in its folder, too, to be read from there [default: 4Gi]
+    /// Maximum size of bytes of the external store that are also kept in the folder, for fast reads [default: 4Gi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_NEAR")]
     near: Option<Size>,
     #[command(flatten)]
@@ -183,9 +185,9 @@ enum Action {
     Drain(drain::Args),
     Recover(recover::Args),
     Remove(remove::Args),
-    /// Suspend an element until it is needed, if nothing needs it now
+    /// Suspend an idle element until something needs it
     Suspend(sleep::Args),
-    /// Wake an element that is suspended, and wait for it
+    /// Wake a suspended element, and wait for it
     Wake(sleep::Args),
 }
 
@@ -323,7 +325,7 @@ fn set_place(
     Ok(())
 }
 
-/// What it draws, as far as somebody says it.
+/// Sets the power figures that flags or the configuration give.
 fn set_power(config: &mut tidemill_element::Config, args: &Args, file: &config::Element) {
     config.watts_milli = args.busy_power.or(file.busy_power).map(watts_milli);
     config.idle_milli = args.idle_power.or(file.idle_power).map(watts_milli);

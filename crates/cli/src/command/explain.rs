@@ -10,11 +10,11 @@ const EXAMPLES: &str = "Examples:
   tidemill explain 3                every decision of job 3
   tidemill explain 3 mAdd           one task, by its name in the script";
 
-/// Tell why tasks ran where they did, what was moved, and what other elements would have cost
+/// Explain the placement of tasks: the reasons, the bytes moved, and the cost on other elements
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job [default: your newest]
+    /// Id of the job [default: your newest]
     job: Option<u64>,
     /// Name or id of one task
     task: Option<String>,

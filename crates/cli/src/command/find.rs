@@ -1,4 +1,4 @@
-//! `tidemill find`: files by what is known of them.
+//! `tidemill find`: searches files by their metadata.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -24,17 +24,17 @@ const EXAMPLES: &str = "Examples:
   tidemill find 'time = 1999-12' --under /mnt/tidemill/cmip6  prints paths of the mount
   tidemill --json find 'var = tas' --header | jq -r '.header.attributes.experiment'";
 
-/// Find files by name, size, owner, attributes, lineage, and what their headers say
+/// Find files by name, size, owner, attributes, lineage and the content of their headers
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Conditions, joined by and, or, not and brackets
     #[arg(value_name = "EXPR")]
     expression: String,
-    /// Only files below this folder of the array, or of a place where it is mounted
+    /// Folder of the array, or of a mount, to search below
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     under: OsString,
-    /// With --json: show what is known of each file's header
+    /// With --json: show all known values of each file's header
     #[arg(long)]
     header: bool,
 }
@@ -77,7 +77,7 @@ fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
     anyhow!("{}\n  {one_line}\n  {blanks}^", line(&error.to_string()))
 }
 
-/// Where the array is mounted, if a folder is named as it is there, and the folder's path in the array.
+/// Returns the mountpoint, if the folder is a path of a mount, and the folder's path in the array.
 fn folder(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::Path)> {
     if matches!(text.as_bytes(), [b'/' | b'.', ..]) {
         let whole = std::path::absolute(text)?;

@@ -29,17 +29,17 @@ const EXAMPLES: &str = "Examples:
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;
 
-/// Copy files of the array to local ones
+/// Copy files of the array to local files
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Paths in the array and, last, the local path; `-` is standard output
     #[arg(required = true, num_args = 2.., value_name = "PATH... LOCAL")]
     paths: Vec<OsString>,
-    /// Folders with all that is in them
+    /// Copy folders with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// Bytes of files of which every copy is damaged, as they are: they are not what was written
+    /// Copy files with damage in every copy, too. The damaged bytes differ from the written bytes
     #[arg(long)]
     damaged: bool,
 }

@@ -1,4 +1,4 @@
-//! `tidemill health`: the states that an administrator must act on, and files that can't be had or lack copies.
+//! `tidemill health`: the states that need an administrator, and files that are unavailable or lack copies.
 
 use crate::context::Context;
 use crate::output::health::HealthView;
@@ -18,11 +18,11 @@ docs/operating.md lists the states by name.";
 /// The lists of files.
 const KINDS: [&str; 3] = ["lost", "damaged", "short"];
 
-/// Show the states that need an administrator, and files that can't be had, are damaged or lack copies
+/// Show the states that need an administrator, and files that are unavailable, damaged or lack copies
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name all files, not the first few
+    /// Name all files, not only the first few
     #[arg(long)]
     all: bool,
 }

@@ -1,4 +1,4 @@
-//! `tidemill hook`: kernels that run on what is written where it was written, and what becomes of their results and of the files.
+//! `tidemill hook`: kernels that run on new files where they were written, and the handling of their results and of the files.
 
 use crate::context::{Context, credentials};
 use crate::output::Said;
@@ -27,7 +27,7 @@ const EXAMPLES: &str = "Examples:
 
 Names of files are relative to the folder that the pattern begins with; ${stem}, ${name} and the like are those of rules.";
 
-/// Run a kernel on what is written, on the element that took it, and reduce the results
+/// Manage hooks: run a kernel on each new file, on the element that took the file, and reduce the results
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -39,26 +39,26 @@ pub(crate) struct Args {
 enum HookCommand {
     /// Make a hook for files that match a pattern, from now on
     Add(Box<Add>),
-    /// List hooks: one's own; as root all
+    /// List your hooks; as root, all hooks
     List,
-    /// Show how the maps and rounds of a hook went, and whether its maps keep up
+    /// Show the progress of a hook's maps and rounds, and whether its maps keep up
     Show(Named),
-    /// End the open round of a hook: what has come is reduced as soon as it is mapped
+    /// End the open round of a hook: its files are reduced as soon as they are mapped
     End(End),
-    /// Forget a hook; jobs that it has begun go on
+    /// Delete a hook. Jobs that it has begun continue
     Remove(Named),
 }
 
 #[derive(Debug, clap::Args)]
 struct Named {
-    /// Name of the hook, or its number
+    /// Name or number of the hook
     #[arg(value_name = "HOOK")]
     name: String,
 }
 
 #[derive(Debug, clap::Args)]
 struct End {
-    /// Name of the hook, or its number
+    /// Name or number of the hook
     #[arg(value_name = "HOOK")]
     name: String,
     /// Wait until the round is reduced
@@ -68,48 +68,48 @@ struct End {
 
 #[derive(Debug, clap::Args)]
 struct Add {
-    /// Which files, by their paths from the root of the array; a pattern of rules
+    /// Pattern of the files, as in rules, for paths from the root of the array
     pattern: String,
-    /// The kernel that is run on each file, with its arguments; programs read standard input
+    /// Kernel to run on each file, with its arguments; programs read standard input
     #[arg(long, value_name = "KERNEL")]
     map: String,
-    /// What that makes, or with --reduce what that makes
+    /// Path of the map's output; with --reduce, path of the reduced output
     #[arg(long, value_name = "FILE")]
     output: String,
-    /// The kernel that makes one result of those of a round; {inputs} stands for their names
+    /// Kernel that makes one result from the results of a round; {inputs} stands for their names
     #[arg(long, value_name = "KERNEL")]
     reduce: Option<String>,
-    /// What maps make that is reduced then; a hidden folder beside the output if not said
+    /// Path of the outputs of maps, which the reduction then reads [default: a hidden folder next to the output]
     #[arg(long, value_name = "FILE", requires = "reduce")]
     parts: Option<String>,
-    /// Reduce whenever so many files have come; with --on group map so many at a time
+    /// Number of files after which a round is reduced; with --on group, number of files of one map
     #[arg(long, value_name = "FILES")]
     group: Option<u32>,
-    /// Reduce when a file comes that matches this pattern below the hook's folder
+    /// Pattern of marker files, below the hook's folder. A matching file ends the round
     #[arg(long, value_name = "PATTERN", requires = "reduce")]
     marker: Option<String>,
-    /// What stays: all files; only results; or files until they are stored elsewhere, then no longer in the burst tier
+    /// Files that stay: all; only results; or all until they are stored elsewhere, then no longer in the burst tier
     #[arg(long, value_enum, default_value_t = KeepArg::All)]
     keep: KeepArg,
-    /// When files are mapped: as they are written; when they are closed; or several at a time
+    /// Time of the map: as a file is written; when it is closed; or for several closed files together
     #[arg(long, value_enum, default_value_t = OnArg::Seal)]
     on: OnArg,
-    /// Its name; the kernel's if not said
+    /// Name of the hook [default: the kernel's]
     #[arg(long)]
     name: Option<String>,
-    /// Longest time of one kernel, as 10m; of --on write with the time that the file is open
+    /// Time limit of one kernel, such as 10m; with --on write, it includes the time that the file is open
     #[arg(long, value_name = "TIME")]
     time: Option<String>,
-    /// Most bytes that one kernel may write, as 64MB
+    /// Maximum output of one kernel, such as 64MB
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// The kernels are shared objects that use MPI: a process on each element that has a part of the file
+    /// Run the kernels, shared objects that use MPI, as one process on each element that has a part of the file
     #[arg(long)]
     mpi: bool,
-    /// It takes the place of the hook of the same name
+    /// Replace the hook of the same name
     #[arg(long)]
     replace: bool,
-    /// It is for files that are there already, too
+    /// Apply the hook to existing files, too
     #[arg(long)]
     existing: bool,
 }

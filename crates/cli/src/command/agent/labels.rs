@@ -20,11 +20,11 @@ use tonic::{Request, Response, Status, Streaming};
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Pause before it is looked for room again.
 const ROOM_PAUSE: Duration = Duration::from_millis(2);
-/// Who waits looks so often whether the application is still there.
+/// Interval at which a waiting call checks that its application still runs.
 const SLICE: Duration = Duration::from_secs(1);
 /// Arrivals that wait for a client to read them.
 const ARRIVALS_AHEAD: usize = 64;
-/// Those who wait at once, publish or subscribe: each holds a thread.
+/// Maximum number of concurrent waiting, publishing or subscribing calls. Each call holds a thread.
 const BUSY_MAX: usize = 256;
 /// Applications of clients at once.
 const APPS_MAX: usize = 256;
@@ -32,7 +32,7 @@ const APPS_MAX: usize = 256;
 const NAMED_MAX: usize = 65_536;
 /// Bytes that are read, or results, in one answer, unless one alone has more.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// Bytes of a file that is given as a whole: it is held in memory meanwhile.
+/// Maximum size in bytes of a file that one request carries whole. The agent holds such a file in memory.
 const WHOLE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a file in one answer.
 const PIECE_BYTES: usize = 1 << 20;
@@ -136,7 +136,7 @@ impl Labels {
             // This is it.
             no_agent: true,
         };
-        // Whoever had it before is the same client, whose connection was lost.
+        // The earlier holder of the key is the same client, after its connection broke.
         if let Some(before) = lock(&self.apps).remove(&request.key) {
             before.gone.store(true, Ordering::Relaxed);
         }
@@ -162,7 +162,7 @@ impl Labels {
 }
 
 impl Registration {
-    /// Until the client has gone, or the same has registered anew.
+    /// Waits until the client disconnects or registers again.
     async fn last(self) {
         loop {
             tokio::select! {
@@ -262,7 +262,7 @@ impl Client {
         Ok(())
     }
 
-    /// Publishes when there is room; as long as anybody is there who has sent it.
+    /// Publishes as soon as space is free, while the application that sent the label still runs.
     fn kept(&self, asked: &Label<'_>, nowait: bool) -> Result<Ticket, Status> {
         loop {
             match self.app.publish(asked) {
@@ -314,7 +314,7 @@ impl Client {
     /// Waits for a file, and gives it as a whole.
     fn get(&self, request: &said::GetRequest) -> Result<Vec<u8>, Status> {
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
-        // The system gives memory only for what is put there.
+        // Linux commits only the pages that the read fills.
         let mut bytes = vec![0; WHOLE_BYTES_MAX];
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -341,7 +341,7 @@ impl Client {
         }
     }
 
-    /// Waits, and takes what has ended.
+    /// Waits for labels and returns the outcomes of finished labels.
     fn wait(&self, request: &said::WaitRequest) -> Result<said::WaitReply, Status> {
         let tickets = self.named(&request.labels)?;
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
@@ -371,7 +371,7 @@ impl Client {
     }
 }
 
-/// Tells a client of what comes, for as long as it listens and its application is there.
+/// Forwards arrivals to a client while the client listens and its application runs.
 fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result<Came, Status>>) {
     let without_file = |files: &Subscription, missed| Came {
         cursor: files.cursor().to_owned(),
@@ -413,7 +413,7 @@ fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result
     }
 }
 
-/// What is to be done, but for what it is after.
+/// Converts a requested label, without its dependency.
 fn asked<'a>(label: &'a said::Label, analysis: &'a Analysis<'a>) -> Label<'a> {
     let (path, to) = (label.path.as_str(), label.to.as_str());
     match label.r#type() {
@@ -497,7 +497,7 @@ impl labels_server::Labels for Labels {
         let (sends, receives) = mpsc::channel(1);
         tokio::spawn(async move {
             loop {
-                // A client that goes away in the middle of a batch has not sent it.
+                // If a client disconnects in the middle of a batch, the batch counts as not sent.
                 let batch = match batches.message().await {
                     Ok(Some(batch)) => Ok(batch),
                     Ok(None) => return,

@@ -18,7 +18,7 @@ use tonic::transport::Server;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-/// The socket, and the token of who comes by TCP, in the folder of labels.
+/// The socket, and the token for TCP clients, in the folder of labels.
 const SOCKET: &str = "agent.sock";
 const TOKEN: &str = "agent.token";
 /// Largest message that is taken, in bytes.
@@ -41,7 +41,7 @@ pub(super) fn check(listen: Option<SocketAddr>) -> anyhow::Result<()> {
 /// Serves until the process ends.
 ///
 /// # Errors
-/// If there is no socket to be had, or no port.
+/// If the socket cannot be created or the port cannot be bound.
 pub(super) fn start(folder: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -21,26 +21,26 @@ It makes a channel of its own in the room, and removes it.";
 
 /// The channel that it uses.
 const NAME: &str = "bench";
-/// What it may hold.
+/// Capacity of the channel.
 const CAPACITY_BYTES: u64 = 64 << 20;
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Send messages through a channel, and receive them by another connection
+/// Measure messages through a channel. A second connection receives them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The room
+    /// Name of the room
     room: String,
-    /// Bytes of a message
+    /// Size of a message, in bytes
     #[arg(long, value_name = "COUNT", default_value_t = 4096)]
     bytes: usize,
-    /// Messages that are sent one after the other, each when the one before was received
+    /// Number of messages of the first test, which sends each message after the receipt of the previous message
     #[arg(long, value_name = "COUNT", default_value_t = 2000)]
     turns: u32,
-    /// Messages that are then sent as fast as they are received
+    /// Number of messages of the second test, which sends as fast as the receiver accepts
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     messages: u64,
-    /// How many of those at once
+    /// Number of messages in each request of the second test
     #[arg(long, value_name = "COUNT", default_value_t = 16)]
     batch: usize,
 }
@@ -92,7 +92,7 @@ async fn measure(
     let (turns, all) = (u64::from(args.turns), args.messages);
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel::<u64>();
     let mut receiver = Channel::new(server, credentials(), &args.room, NAME);
-    // The reader is there before anything is sent, or it would be held up by nothing.
+    // Registers the reader before the first message is sent. Otherwise nothing would hold the message.
     let mut reading = ChannelReading {
         reader: Some(NAME.to_owned()),
         ..ChannelReading::default()
@@ -107,7 +107,7 @@ async fn measure(
             };
             next = last.number + 1;
             reading.read = Some(next);
-            // Whoever waited for it is gone if this fails.
+            // If this fails, the receiver has stopped already.
             let _ = told.send(next);
         }
         Ok(())

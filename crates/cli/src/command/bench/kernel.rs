@@ -1,7 +1,7 @@
-//! `tidemill bench kernel`: measures kernels as an element runs them, sandbox included, and keeps what it finds for
+//! `tidemill bench kernel`: measures kernels as an element runs them, sandbox included, and stores the results for
 //! `tidemill plan offload`.
 //!
-//! Two sizes tell the start apart from the work: a run over [`SMALL_BYTES`] is all start.
+//! Runs over two sizes separate the start from the work: a run over [`SMALL_BYTES`] is all start.
 
 use super::elements;
 use super::subject::{Data, RESULT, SMALL_BYTES, Subject};
@@ -35,7 +35,7 @@ const SIZE_BYTES_MAX: u64 = 256 << 20;
 /// How long the work of a run should take: long against the scatter of its start.
 const WORK: Duration = Duration::from_millis(200);
 
-/// Measure kernels on this machine, and on the array's elements, and keep the figures in a calibration file
+/// Measure kernels on this machine and on elements, and store the rates in a calibration file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -45,22 +45,22 @@ pub(crate) struct Args {
     /// Size of the input [default: 1Mi to 256Mi, so that a run takes about 0.2 s]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
-    /// Runs of each
+    /// Number of runs of each kernel
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// What the input is made from
+    /// Seed of the generated input
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// What the input is made of [default: text for grep, wordcount and programs, else numbers]
+    /// Kind of the generated input [default: text for grep, wordcount and programs, else numbers]
     #[arg(long, value_name = "KIND")]
     data: Option<Data>,
-    /// On each storage element too, by small jobs over data that is put there and removed again
+    /// Measure on each storage element, too, by small jobs. The command puts their data into the array and removes it at the end
     #[arg(long)]
     elements: bool,
-    /// Folder of the array that the data for --elements is put in
+    /// Folder of the array for the data of --elements
     #[arg(long, value_name = "PATH", default_value = "/", requires = "elements")]
     folder: std::ffi::OsString,
-    /// The file to keep the figures in [default: DIR/calibration.toml]
+    /// Path of the calibration file [default: DIR/calibration.toml]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Arguments of the kernel; only with one name
@@ -150,7 +150,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the file holds already, if this machine measured it.
+/// Calibration that the file already has, if it is from this machine.
 fn before(path: &Path, context: &Context) -> anyhow::Result<Calibration> {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().into_owned();
@@ -201,7 +201,7 @@ fn suitable(subject: &Subject, inputs: &Inputs, launcher: &Launcher) -> anyhow::
     }
 }
 
-/// The size to try after one of which the work is less than half of [`WORK`]: a multiple of it, 2 to 16.
+/// The next size to try after a size with less than half of [`WORK`]: a multiple of it, 2 to 16.
 fn larger(bytes: u64, work: Duration) -> u64 {
     let times = WORK.as_nanos() / work.as_nanos().max(1);
     let times = u64::try_from(times).unwrap_or(u64::MAX).clamp(2, 16);
@@ -228,7 +228,7 @@ fn here(
         output_bytes = bytes;
         all_cores.push(at_once(subject.bytes, cores)?.0);
     }
-    // Less than a whole processor is what goes on, not what was there for a moment.
+    // The larger result excludes a momentary load of the machine.
     let share = share.max(launcher.probe(inputs.folder.path().join("probe"), None)?);
     let start = least(&times.small);
     let mut speed = times.speed(subject, inputs)?;
@@ -249,7 +249,7 @@ fn cold(subject: &Subject, inputs: &Inputs) -> anyhow::Result<Duration> {
     Ok(made + at_once(subject, inputs, &launcher, SMALL_BYTES, 1)?.0)
 }
 
-/// What a command takes beside what it does: a kernel tried out by one, less the same run here.
+/// Overhead of a command: the time of `kernel test` in a new process, minus the same run in this process.
 fn command(inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<Duration> {
     let program = std::env::current_exe()?;
     let subject = Subject::new("count", &[], None, launcher)?;
@@ -314,11 +314,11 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The work is the difference of the least times: other programs only ever add to a run, and their share is asked for
-    /// when it matters. The start is the median, since it is paid as it comes.
+    /// The work is the difference of the shortest times: other programs only ever lengthen a run, and the caller asks for their
+    /// share when it matters. The start is the median, since every run pays it in full.
     ///
     /// # Errors
-    /// If the input was too small to tell them apart.
+    /// If the input was too small to separate start and work.
     pub(super) fn speed(
         mut self,
         subject: &Subject,
@@ -360,7 +360,7 @@ fn least(times: &[Duration]) -> Duration {
     times.iter().min().copied().unwrap_or_default()
 }
 
-/// What a call measured.
+/// Rates that one call measured.
 struct Measured<'a>(&'a Calibration);
 
 impl View for Measured<'_> {

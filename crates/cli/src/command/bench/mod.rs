@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
   tidemill bench kernel --elements max          on this machine and on each element
   tidemill bench channel m51                    messages through the room m51";
 
-/// Measure how fast kernels are, for `tidemill plan offload`, or messages
+/// Measure the speed of kernels, for `tidemill plan offload`, or of messages
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

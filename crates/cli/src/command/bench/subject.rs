@@ -1,4 +1,4 @@
-//! What is measured: a kernel with arguments that make it work, and data of its kind, made from a seed.
+//! The subject of a measurement: a kernel with arguments that make it work, and data of its kind, generated from a seed.
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
@@ -28,7 +28,7 @@ const WORDS: [&str; 16] = [
     "burst", "drain", "element", "kernel", "analysis",
 ];
 
-/// What input is made of.
+/// Kind of the generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Data {
     /// Little-endian doubles.

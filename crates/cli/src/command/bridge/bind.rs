@@ -1,4 +1,4 @@
-//! `tidemill bridge bind`, `refresh` and `unbind`: a folder of the array has what is in a store.
+//! `tidemill bridge bind`, `refresh` and `unbind`: a folder of the array mirrors a store.
 
 use super::{carry, list};
 use crate::context::{Context, credentials};
@@ -18,24 +18,24 @@ use tidemill_wire::v1;
 /// How often it is looked whether a look has ended.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// What is bound.
+/// Arguments of `bridge bind`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The bridge
+    /// Name of the bridge
     name: String,
-    /// The folder; it is made if it is not there
+    /// Folder of the array. The command makes a missing folder
     #[arg(value_name = "/FOLDER")]
     folder: OsString,
-    /// How often the store is looked at, such as 10s; 0: only by `tidemill bridge refresh`
+    /// Interval between two scans of the store, such as 10s; 0: scan only by `tidemill bridge refresh`
     #[arg(long, value_name = "TIME", default_value = "60s")]
     every: Length,
-    /// Whose the files are that are made of what is there [default: yours]
+    /// Owner of the files that scans make [default: yours]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
-    /// Their group, by number [default: the owner's]
+    /// Group of these files, by number [default: the owner's]
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
-    /// Their mode
+    /// Mode of these files, in octal
     #[arg(long, value_name = "MODE", default_value = "644", value_parser = mode)]
     mode: u32,
 }

@@ -1,4 +1,4 @@
-//! Carries one file over, and notes on it which one it was: who comes again passes it by.
+//! Copies one file and notes its source version on it. A second run skips an unchanged file.
 
 use super::incoming::{Incoming, Piece};
 use super::limit::Limit;
@@ -88,7 +88,7 @@ impl Carrier {
         })
     }
 
-    /// What is imported is only linked.
+    /// Links an imported file without a copy of its bytes.
     pub(super) async fn link_only(&mut self) -> anyhow::Result<()> {
         self.linked = Some(holder(&self.server, &self.opened.place).await?);
         Ok(())
@@ -109,7 +109,7 @@ impl Carrier {
         }
     }
 
-    /// Whoever may not note it copies it again the next time.
+    /// Without the right to note the source version, the next run copies the file again.
     async fn note(&self, ino: u64, note: &Note) {
         let set = v1::SetXattr {
             ino,
@@ -162,7 +162,7 @@ impl Carrier {
             .transfer
             .put_from(incoming, path, (mode, Wanted::default()), |_| {});
         let (fed, put) = tokio::join!(self.feed(reader, sender), put);
-        // What the store said tells more than that there is no more of it.
+        // The error of the store explains more than an early end of its data.
         fed?;
         let (size, version) = put?;
         let attr = self.attr(path).await?;

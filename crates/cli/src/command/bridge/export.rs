@@ -22,14 +22,14 @@ const EXAMPLES: &str = "Examples:
 
 What is there already and the same in the array is passed by: a command that was ended is begun again.";
 
-/// Copy files of the array to a store outside
+/// Copy files of the array to an external store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What to copy: a file, a folder or a pattern
+    /// Source in the array: a file, a folder or a pattern
     #[arg(value_name = "/PATTERN")]
     from: OsString,
-    /// A bridge, and the folder there
+    /// Destination: a bridge, and a folder of its store
     #[arg(value_name = "BRIDGE/PATH")]
     to: String,
     #[command(flatten)]
@@ -55,7 +55,7 @@ fn below(folder: &str, name: &str) -> String {
     }
 }
 
-/// Copies what is at a path of the array, or below it; gives the names that it has below `to`.
+/// Copies the files at or below a path of the array. Returns their names below `to`.
 pub(super) async fn into(
     context: &Context,
     carrier: &Arc<Carrier>,

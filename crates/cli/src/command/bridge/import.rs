@@ -23,17 +23,17 @@ const EXAMPLES: &str = "Examples:
 
 What is there already and the same in the store is passed by: a command that was ended is begun again.";
 
-/// Copy files of a store outside into the array
+/// Copy files of an external store into the array
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What to copy: a bridge with a file, a folder or a pattern there
+    /// Source: a bridge, with a file, a folder or a pattern of its store
     #[arg(value_name = "BRIDGE/PATTERN")]
     from: String,
-    /// The folder of the array; it is made if it is not there
+    /// Folder of the array. The command makes a missing folder
     #[arg(value_name = "/FOLDER")]
     to: OsString,
-    /// Copy nothing: make files that are read where they are. It takes an element with its files in that store
+    /// Make files whose bytes remain in the store, and copy nothing. Needs an element with its files in that store
     #[arg(long, conflicts_with = "limit")]
     link: bool,
     #[command(flatten)]
@@ -66,7 +66,7 @@ impl Chosen {
         })
     }
 
-    /// What a path is called below the folder, if it is wanted.
+    /// Returns the name below the folder for a path, if the pattern selects the path.
     pub(super) fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         if self
             .pattern
@@ -98,7 +98,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     tally.end(context, if args.link { "linked" } else { "imported" })
 }
 
-/// Copies what is at a path of the store, or below it; gives the names that it has below `to`.
+/// Copies the objects at or below a path of the store. Returns their names below `to`.
 pub(super) async fn from(
     context: &Context,
     carrier: &Arc<Carrier>,

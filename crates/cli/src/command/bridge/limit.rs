@@ -8,7 +8,7 @@ use tokio::time::Instant;
 pub(super) struct Limit {
     /// Bytes a second; 0 is no bound.
     rate: u64,
-    /// When what was let through so far will have passed.
+    /// Time at which the bytes so far are paid for.
     free: Mutex<Instant>,
 }
 

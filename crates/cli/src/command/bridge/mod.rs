@@ -36,7 +36,7 @@ Keys are in ~/.config/tidemill/bridges/NAME, or where --keys says, with mode 060
   access_key_id = \"…\"        of S3, with secret_access_key, and session_token if there is one
   username = \"…\"             of WebDAV and HTTP, with password; or token";
 
-/// Name stores outside of the array: folders, S3, WebDAV, HTTP
+/// Manage bridges: names of external stores such as folders, S3, WebDAV or HTTP
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -48,43 +48,45 @@ pub(crate) struct Args {
 enum BridgeCommand {
     /// Name a store, for all users; only the array's administrators
     Add {
-        /// Its name
+        /// Name of the bridge
         name: String,
-        /// Where it is: file:///FOLDER, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or http(s)://HOST/…, without keys; docs/bridges.md has them all
+        /// Address of the store: file:///FOLDER, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or
+        /// http(s)://HOST/…, without keys; docs/bridges.md has them all
         uri: String,
-        /// Nothing is exported to it
+        /// Forbid exports to this store
         #[arg(long)]
         read_only: bool,
     },
-    /// List them
+    /// List bridges
     List,
-    /// See whether a store answers, and takes your keys
+    /// Test whether a store answers and accepts your keys
     Check {
-        /// Its name
+        /// Name of the bridge
         name: String,
         #[command(flatten)]
         keys: KeysFile,
     },
-    /// Have a folder of the array have what is in a store, and that what is written there; only the array's administrators
+    /// Bind a store to a folder of the array: objects appear as files, and new files are written to the store; only the array's
+    /// administrators
     Bind(bind::Args),
-    /// Look at a store anew for its folder, and wait for that
+    /// Scan a store again for its folder, and wait for the end of the scan
     Refresh {
-        /// Its name
+        /// Name of the bridge
         name: String,
     },
-    /// Leave its folder as it is from now on; only the array's administrators
+    /// Unbind a store from its folder. Files in the folder remain; only the array's administrators
     Unbind {
-        /// Its name
+        /// Name of the bridge
         name: String,
     },
-    /// Forget a store; what is in it stays; only the array's administrators
+    /// Delete a bridge. The content of the store remains; only the array's administrators
     Remove {
-        /// Its name
+        /// Name of the bridge
         name: String,
     },
 }
 
-/// Where keys are.
+/// File with the keys.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct KeysFile {
     /// File with the store's keys, which nobody else may be able to read [default: ~/.config/tidemill/bridges/NAME]
@@ -92,7 +94,7 @@ pub(crate) struct KeysFile {
     keys: Option<PathBuf>,
 }
 
-/// A bridge that was gone to.
+/// A bridge with an open connection.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) name: String,
@@ -206,12 +208,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// What all that copies takes.
+/// Arguments of all commands that copy.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Way {
     #[command(flatten)]
     pub(super) keys: KeysFile,
-    /// Bytes a second at most, such as 50MB [default: as fast as it goes]
+    /// Maximum rate in bytes per second, such as 50MB [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(super) limit: Option<format::Size>,
 }

@@ -20,17 +20,17 @@ const EXAMPLES: &str = "Examples:
   tidemill sync cloud/run-7 /raw                  what is new or changed there comes
   tidemill sync /results cloud/run-7 --delete     and what is gone from /results is deleted there";
 
-/// Make a folder of a store outside the same as one of the array, or the other way round
+/// Make a folder of an external store the same as a folder of the array, or the other way round
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The folder that is copied: BRIDGE/PATH, or /FOLDER of the array
+    /// Source folder: BRIDGE/PATH, or /FOLDER of the array
     #[arg(value_name = "FROM")]
     from: OsString,
-    /// The folder that it is copied to, the other kind of the two
+    /// Destination folder: /FOLDER of the array if FROM is in a store, else BRIDGE/PATH
     #[arg(value_name = "TO")]
     to: OsString,
-    /// Delete files in TO that FROM has not, if all of FROM was copied
+    /// Delete files in TO that FROM does not have, if all of FROM was copied
     #[arg(long)]
     delete: bool,
     #[command(flatten)]

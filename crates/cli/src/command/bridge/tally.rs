@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(super) enum Outcome {
     /// It was copied: so many bytes.
     Copied(u64),
-    /// It was there.
+    /// The file existed already, unchanged.
     Same,
 }
 
@@ -40,7 +40,7 @@ impl Tally {
         }
     }
 
-    /// What is no file, or has no name that can be one.
+    /// Reports a path that is not a file, or has no valid name.
     pub(super) fn pass(&mut self, context: &Context, path: impl std::fmt::Display, what: &str) {
         self.passed += 1;
         context.note(format!("passed by: {path}: {what}"));

@@ -1,4 +1,4 @@
-//! `tidemill element drain`: an element is emptied while everything goes on.
+//! `tidemill element drain`: empties an element during normal operation.
 
 use crate::context::Context;
 use crate::output::places::DrainView;
@@ -20,17 +20,17 @@ server.";
 /// How often it is looked how far it is.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Move all that an element has to the others (root and the server's user only)
+/// Move all data of an element to other elements (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The element, as `tidemill status` numbers it
+    /// Number of the element, as in `tidemill status`
     #[arg(value_name = "ELEMENT")]
     element: u32,
-    /// Wait until nothing is left there, and say how far it is meanwhile
+    /// Wait until the element is empty, and print the progress
     #[arg(long, conflicts_with = "cancel")]
     wait: bool,
-    /// Leave there what is still there, and put new files there again
+    /// Stop draining: remaining files stay, and the element takes new files again
     #[arg(long)]
     cancel: bool,
 }

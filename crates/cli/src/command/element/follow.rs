@@ -1,5 +1,6 @@
-//! Looks at the store outside of an element for the folders of the array that have what is there: what is new or changed becomes a
-//! version, what is gone takes its file with it. What is to be done about each is decided in `core::follow`.
+//! Scans the external store of an element for bound folders of the array: a new or changed object becomes a version, and the file
+//! of
+//! a deleted object is removed. `core::follow` decides about each object.
 
 mod files;
 
@@ -17,14 +18,14 @@ use tokio::task::JoinSet;
 
 /// How often it is asked what there is to look at.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Files that are compared with what is known at once.
+/// Number of objects that are compared with known files at once.
 const PAGE: usize = 1000;
 /// Files that are made at once.
 const AT_ONCE: usize = 8;
 /// How soon a store is looked at again where something could not be decided yet.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A store and who looks at it.
+/// A store, and the task that scans it.
 #[derive(Debug)]
 struct Looker {
     known: Follower,
@@ -54,7 +55,7 @@ impl Dues {
 struct Look {
     bridge: String,
     number: u64,
-    /// Nothing of it was told to the server.
+    /// True until the server has received the first report of this scan.
     fresh: bool,
     bound: Bound,
     files: Arc<Files>,
@@ -89,7 +90,7 @@ pub(super) async fn stay(
     }
 }
 
-/// A number that no earlier look had.
+/// Returns a number that no earlier scan has used.
 fn number() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(1))
@@ -118,7 +119,7 @@ impl Looker {
         }
     }
 
-    /// Looks at what is due; whether anything was.
+    /// Scans all bridges that are due. Returns whether one was due.
     async fn turn(&self, dues: &mut Dues) -> anyhow::Result<bool> {
         let request = v1::BoundRequest {
             element: self.element.0,
@@ -126,7 +127,7 @@ impl Looker {
         let reply = self.server.bridges().bound(request).await;
         let bridges = reply.map_err(|status| self.server.explain(status))?;
         let bridges = bridges.into_inner().bridges;
-        // One that leads elsewhere than the element's store is told by its look.
+        // A bridge to another store than the element's fails in its own scan.
         let at = bridges.iter().map(|bridge| self.bound(bridge).ok());
         let at: Vec<Option<Bound>> = at.collect();
         let all = || bridges.iter().zip(&at);
@@ -180,7 +181,7 @@ impl Looker {
         })
     }
 
-    /// Looks through all that is there, and tells how that went; whether it is to be done again soon.
+    /// Scans the whole store and reports the result. Returns whether another scan is due soon.
     async fn look(&self, bridge: &v1::Bridge, binding: &v1::Binding) -> anyhow::Result<bool> {
         let mut look = Look {
             bridge: bridge.name.clone(),
@@ -209,7 +210,7 @@ impl Looker {
         let trouble = match gone_through.await {
             Ok(()) => String::new(),
             Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
-                // The server was started anew, or the bridge is bound to another folder: it is begun once more.
+                // The server has restarted, or the bridge is bound to another folder: the scan starts again.
                 Some(tidemill_client::Error::Refused(status))
                     if status.code() == tonic::Code::Aborted =>
                 {
@@ -233,7 +234,7 @@ impl Looker {
         let told = self.server.bridges().looked(looked).await;
         match told {
             Ok(_) => Ok(look.again),
-            // It was unbound meanwhile.
+            // The bridge was unbound during the scan.
             Err(status) if status.code() == tonic::Code::NotFound => {
                 self.known.say(&bridge.name, "");
                 Ok(false)
@@ -259,7 +260,7 @@ impl Looker {
         self.missing(look).await
     }
 
-    /// Compares some with what is known, and makes files of what is new.
+    /// Compares some objects with known files, and makes files of new objects.
     async fn page(&self, look: &mut Look, page: Vec<Object>) -> anyhow::Result<()> {
         look.found += page.len() as u64;
         let bound = look.bound.clone();
@@ -318,7 +319,7 @@ impl Looker {
         Ok(())
     }
 
-    /// What is known and was not there goes, if it really is not.
+    /// Removes known files that the scan has not seen, after a check that their objects are really deleted.
     async fn missing(&self, look: &Look) -> anyhow::Result<()> {
         let mut after = 0;
         loop {

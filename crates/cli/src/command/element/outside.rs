@@ -43,7 +43,7 @@ pub(super) fn place(args: &Args, file: &config::Element) -> anyhow::Result<Optio
     }))
 }
 
-/// The same once more, for who looks at what is there.
+/// Returns another connection to the store, for scans.
 pub(super) fn bridge(
     args: &Args,
     file: &config::Element,
@@ -92,7 +92,7 @@ impl From<Error> for Unwritten {
     }
 }
 
-/// Whether the store says that it does not know what it was asked for.
+/// Whether the store answers that the object does not exist.
 fn is_unknown(error: &Error) -> bool {
     matches!(error, Error::Store { reason, .. } if reason.contains("NotImplemented"))
 }

@@ -26,20 +26,20 @@ const EXAMPLES: &str = "Examples:
 It is for what `--outside-as` has put there, and needs neither the element nor an array. Of each name it gives the newest version; what
 was removed or renamed lately may be there, under the name that it had. Files that are not in packs lie there under their names.";
 
-/// Find the files in the packs of a store outside, without the element that put them there
+/// Find the files in the packs of an external store, without the element that wrote them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The store, as --outside has it
+    /// Address of the store, as for --outside
     #[arg(value_name = "URI")]
     uri: String,
-    /// Only files whose names match, without the / that they begin with
+    /// Pattern that names of files must match, without their leading /
     #[arg(value_name = "PATTERN")]
     pattern: Option<String>,
     /// File with the keys of the store
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
-    /// Copy them into this folder, under their names; what has one there already stays as it is
+    /// Local folder to copy the files to, under their names. Existing files stay as they are
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ fn newest(files: Vec<Recovered>) -> Vec<Recovered> {
     newest
 }
 
-/// Copies files into a folder; whether all are there.
+/// Copies files into a folder. Returns whether all files were copied.
 async fn copy(
     contents: &Contents,
     far: &Arc<dyn Far>,

@@ -13,14 +13,14 @@ const EXAMPLES: &str = "Examples:
 
 Its number is not given again: an element that comes with it is refused. Its folder is left as it is.";
 
-/// Take an element out of the array for good (root and the server's user only)
+/// Remove an element from the array for good (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The element, as `tidemill status` numbers it
+    /// Number of the element, as in `tidemill status`
     #[arg(value_name = "ELEMENT")]
     element: u32,
-    /// Give up the files that no other element has: only their names are left, and what is known of how they were made
+    /// Lose the files that no other element has. Only their names and their lineage remain
     #[arg(long)]
     lose: bool,
 }

@@ -6,10 +6,10 @@ use serde_json::json;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
-/// Which element
+/// Arguments of `element suspend` and `element wake`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The element, as `tidemill status` numbers it
+    /// Number of the element, as in `tidemill status`
     #[arg(value_name = "ELEMENT")]
     element: u32,
 }

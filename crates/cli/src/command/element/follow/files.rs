@@ -1,4 +1,4 @@
-//! The files of a bound folder: what has a name there, and new versions of it. Links are never followed: folders are gone through one
+//! The files of a bound folder: entries, and new versions of files. Links are never followed: folders are opened one
 //! by one.
 
 use super::super::outside::placed;
@@ -19,7 +19,7 @@ const FOLDERS_MAX: usize = 10_000;
 const NAME_BYTES_MAX: usize = 255;
 /// What names of the array's own begin with.
 const OWN: &str = ".tidemill-";
-/// The attribute by which what is written into a folder goes to an element.
+/// The attribute that places new files of a folder on an element.
 const ELEMENT: &[u8] = b"user.tidemill.element";
 
 /// What became of a file of the store.
@@ -92,7 +92,7 @@ impl Files {
         self.server.one(&root(), op).await
     }
 
-    /// Makes sure that the folder is there, and that what is written into it goes to the store, if it may.
+    /// Makes sure that the folder exists and that, unless the bridge is read-only, new files in it are sent to the store.
     pub(super) async fn begin(&self, writes: bool) -> anyhow::Result<()> {
         let Folder::Is(ino) = self.folder("").await? else {
             anyhow::bail!(
@@ -123,7 +123,7 @@ impl Files {
         Ok(())
     }
 
-    /// What has a name in a folder.
+    /// Returns the entry of a name in a folder.
     async fn look_up(&self, parent: u64, name: &str) -> Result<Option<v1::Attr>, Error> {
         let lookup = v1::Lookup {
             parent,
@@ -190,7 +190,7 @@ impl Files {
         }
     }
 
-    /// Has the folder have what is in the store, if that is to be.
+    /// Applies a step to the folder: makes the file or version of an object, unless that is not wanted any more.
     pub(super) async fn take(
         &self,
         name: &str,
@@ -226,7 +226,7 @@ impl Files {
             Step::Note(object) => return Ok(Done::Is(object)),
             Step::Later => return Ok(Done::Later),
             Step::Pass(why) => return Ok(Done::Passed(said(why).to_owned())),
-            // What was listed may have been replaced since by what is known now, or be gone.
+            // A listed object may have been replaced since by a version that is known now, or deleted.
             Step::Make | Step::Next(_)
                 if (attr.is_some() || Follower::may_be_own(name))
                     && !self.is_there(&placed).await? =>
@@ -241,11 +241,11 @@ impl Files {
         match made {
             Ok(Some(object)) => Ok(Done::Is(object)),
             Ok(None) => {
-                // A folder may have gone that was remembered.
+                // A remembered folder may have been deleted.
                 self.folders.lock().clear();
                 Ok(Done::Later)
             }
-            // Others may be had all the same.
+            // A bad name does not prevent the other files.
             Err(error @ Error::Name { .. }) => Ok(Done::Passed(error.to_string())),
             Err(error) => Err(anyhow::Error::from(error).context(path)),
         }

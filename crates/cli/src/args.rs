@@ -40,14 +40,14 @@ pub(crate) struct Cli {
 /// Flags of every command.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Global {
-    /// Where the server is: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
+    /// Address of the server: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
     #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
     pub(crate) server: Option<Endpoint>,
-    /// Your token, or a copy of `token` in the server's folder, for a server reached by https:// [default:
+    /// File with your token, or a copy of `token` in the server's folder, for a server reached by https:// [default:
     /// ~/.config/tidemill/token, else DIR/server/token]
     #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Whether connections to other hosts are encrypted [default: on]
+    /// Encryption of connections to other hosts [default: on]
     #[arg(
         long,
         global = true,
@@ -60,7 +60,7 @@ pub(crate) struct Global {
     /// /var/lib/tidemill]
     #[arg(long, global = true, value_name = "DIR", env = "TIDEMILL_DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Configuration [default: ~/.config/tidemill/tidemill.toml, else /etc/tidemill.toml]
+    /// Configuration file [default: ~/.config/tidemill/tidemill.toml, else /etc/tidemill.toml]
     #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_CONFIG")]
     pub(crate) config: Option<PathBuf>,
     /// Print JSON: sizes in bytes, times in nanoseconds (points in time since 1970)
@@ -69,7 +69,7 @@ pub(crate) struct Global {
     /// Print results only: no progress, no notes
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
-    /// Tell what is done on standard error; twice: tell more
+    /// Log actions to standard error; twice: log more
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -130,7 +130,7 @@ pub(crate) enum Command {
     Man(command::man::Args),
 }
 
-/// The command line as people see it: the flags of every command are told once.
+/// Returns the command line for people: only one help shows the flags of every command.
 pub(crate) fn command_line() -> clap::Command {
     let flags = Global::augment_args(clap::Command::new("tidemill"))
         .disable_help_flag(true)

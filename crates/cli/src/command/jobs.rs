@@ -27,20 +27,20 @@ const EXAMPLES: &str = "Examples:
 
 The lineage of a deleted job's files stays, and so do its remembered results.";
 
-/// List jobs, or the tasks of one
+/// List jobs, or the tasks of given jobs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job; all of yours if absent
+    /// Ids of jobs [default: all of yours]
     #[arg(value_name = "JOB")]
     jobs: Vec<u64>,
-    /// Jobs of all users (root and the server's user only)
+    /// List jobs of all users (root and the server's user only)
     #[arg(long, short)]
     all: bool,
-    /// The newest so many
+    /// Maximum number of jobs, the newest first
     #[arg(long, short = 'n', value_name = "N", conflicts_with = "jobs")]
     limit: Option<u32>,
-    /// In these states only: running, done, failed, cancelled
+    /// States of listed jobs: running, done, failed, cancelled
     #[arg(
         long,
         value_name = "STATE",
@@ -48,22 +48,22 @@ pub(crate) struct Args {
         conflicts_with = "jobs"
     )]
     state: Vec<Ended>,
-    /// Whose names match a pattern of * and ?
+    /// Pattern of * and ? for names of jobs
     #[arg(long, value_name = "PATTERN", conflicts_with = "jobs")]
     name: Option<String>,
-    /// Take jobs that have ended off the list
+    /// Delete finished jobs from the list
     #[arg(long, conflicts_with_all = ["all", "limit", "state", "name", "export_trace"])]
     delete: bool,
-    /// With --delete: yours that ended longer ago, such as 30d
+    /// With --delete: delete your jobs that ended longer ago than this time, such as 30d
     #[arg(long, value_name = "TIME", requires = "delete")]
     older: Option<Length>,
-    /// Write how the job went (files, sizes, elements, times, bytes moved) as JSON for `tidemill plan`; `-` for
+    /// File for the course of the job (files, sizes, elements, times, bytes moved), as JSON for `tidemill plan`; `-` for
     /// standard output
     #[arg(long, value_name = "FILE", requires = "jobs", conflicts_with = "all")]
     export_trace: Option<PathBuf>,
 }
 
-/// What has become of a job.
+/// State of a job.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Ended {
     Running,
@@ -193,7 +193,7 @@ async fn export(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a request about one job carries.
+/// Returns the request for one job.
 pub(crate) fn request(job: u64) -> v1::GetJobRequest {
     v1::GetJobRequest {
         credentials: Some(credentials()),
@@ -210,7 +210,7 @@ pub(crate) async fn get(server: &Server, job: u64) -> anyhow::Result<v1::Job> {
     Ok(reply.map_err(|status| server.explain(status))?.into_inner())
 }
 
-/// The tasks of a job that a user means by a task's name or id; all if nothing was said.
+/// Returns the tasks of a job with the given name or id; all tasks without a name.
 ///
 /// # Errors
 /// If the job has no such task.

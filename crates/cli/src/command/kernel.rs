@@ -40,7 +40,7 @@ const EXAMPLES: &str = "Examples:
 /// Largest output that is shown as text, in bytes.
 const SHOWN_BYTES_MAX: u64 = 4096;
 
-/// Make, build, try, add, list and remove kernels
+/// Manage kernels: make, build, try, add, list and remove them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -50,15 +50,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// Make a folder with a kernel's source, what it includes, and a file to test it on
+    /// Make a folder with a kernel's source, its headers, and a file to test it on
     New(new::New),
-    /// Compile a kernel to a shared object and, where the tools are there, to a module, inside the sandbox
+    /// Compile a kernel to a shared object and, if the tools are installed, to a module, inside the sandbox
     Build(build::Build),
-    /// Keep a kernel in the array; what changed becomes a new version, the old ones stay
+    /// Store a kernel in the array. A changed kernel becomes a new version, and old versions remain
     Add(store::Add),
-    /// Remove kernels of one's own from the array
+    /// Delete your kernels from the array
     Remove(store::Remove),
-    /// List the built-in kernels, what they do and their arguments (`--quiet`: their names), and one's own
+    /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
     List(List),
     /// Run a kernel on local files in the sandbox and under the limits of an element; no array is needed
     Test(Test),
@@ -66,7 +66,7 @@ enum KernelCommand {
 
 #[derive(Debug, clap::Args)]
 struct List {
-    /// Kernels of all users, not only one's own
+    /// List kernels of all users, not only your own
     #[arg(long)]
     all: bool,
 }
@@ -76,21 +76,21 @@ struct List {
 struct Test {
     /// A built-in kernel, a shared object (`.so`), a module (`.wasm`), an executable file, or a program of this machine
     kernel: String,
-    /// Its inputs; it sees them under their last names
+    /// Input files; the kernel sees them under their last names
     inputs: Vec<PathBuf>,
-    /// A file that it writes; give the flag again for more [default: what it prints is the result]
+    /// Name of an output file; give the flag again for more [default: standard output is the result]
     #[arg(long, short, value_name = "NAME")]
     output: Vec<String>,
-    /// Folder that outputs are kept in [default: they are shown if they are short, then removed]
+    /// Folder for outputs [default: short outputs are shown, then all are removed]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Longest time it may take, as 90, 1.5s, 10m
+    /// Time limit, such as 90, 1.5s, 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// Most memory that it may use, as 512M, 4G
+    /// Memory limit, such as 512M, 4G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
-    /// Cut the inputs in many ways and check that the result stays the same (a fold of one's own)
+    /// Cut the inputs in many ways and check that the result stays the same (for your own fold)
     #[arg(long)]
     law: bool,
     /// Arguments of the kernel
@@ -175,7 +175,7 @@ fn described(kernel: &Kernel) -> String {
     text
 }
 
-/// What a name on the command line stands for, as in a job script.
+/// Returns the code that a name on the command line stands for, as in a job script.
 fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
     let path = Path::new(name);
     let ends = |with: &str| path.extension().is_some_and(|end| end == with);
@@ -264,7 +264,7 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!exit.success())))
 }
 
-/// An output: its name, its length and, where it is short and text, what is in it.
+/// An output: its name, its length and, if it is short and text, its content.
 struct Written {
     name: String,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! `tidemill labels`: what the array does for itself.
+//! `tidemill labels`: work of the array for itself.
 
 use crate::context::Context;
 use crate::output::places::LabelsView;
@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
 
 What is queued or runs is listed, and how many files wait for labels of their own. Labels of tasks are in `tidemill jobs`.";
 
-/// Show labels that belong to no job: copies, removals, and why (root and the server's user only)
+/// Show labels that belong to no job: copies, removals, and their reasons (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   tidemill layout /raw/a.fits
   tidemill --json layout /raw/a.fits | jq '.parts[].copies'";
 
-/// Show which elements have the bytes of files
+/// Show the elements that hold the bytes of files
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

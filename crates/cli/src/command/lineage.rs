@@ -1,4 +1,4 @@
-//! `tidemill lineage`: what made a file, what was made of it, and searching all that was ever run.
+//! `tidemill lineage`: the origin of a file, the files that derive from it, and a search through all recorded tasks.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -34,74 +34,74 @@ A search without a path looks at all your own tasks and at all files that you ma
 /// Nanoseconds of a second.
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// Tell which exact versions, kernels, arguments, elements and times produced a file
+/// Show the exact versions, kernels, arguments, elements and times that produced a file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Path in the array
     path: Option<OsString>,
-    /// An object instead of a path, by its id
+    /// Id of an object, instead of a path
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     object: Option<u64>,
-    /// A task that ran, by its id
+    /// Id of a recorded task
     #[arg(long, value_name = "ID", conflicts_with_all = ["path", "object"])]
     task: Option<u64>,
-    /// All tasks of a job, by its id
+    /// Id of a job, for all its tasks
     #[arg(long, value_name = "ID", conflicts_with_all = ["path", "object", "task"])]
     job: Option<u64>,
-    /// All versions that the path ever had
+    /// List all versions of the path, past versions included
     #[arg(long, requires = "path", conflicts_with_all = ["up", "down", "depth", "diff"])]
     versions: bool,
-    /// What made it (unless --down alone is given)
+    /// Show the origin of the file (the default without --down)
     #[arg(long)]
     up: bool,
-    /// What was made of it
+    /// Show the files that were made from it
     #[arg(long)]
     down: bool,
-    /// How many tasks to go from it; 0: all
+    /// Maximum number of tasks on each way; 0: no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     depth: u32,
-    /// Go no further at tasks with this kernel
+    /// Kernel at whose tasks the graph stops
     #[arg(long, value_name = "KERNEL")]
     stop: Option<String>,
-    /// What differs from the lineage of another: of a path, or an id as the first
+    /// Path, or id of the same kind as the first, whose lineage is compared with this one
     #[arg(long, value_name = "OTHER")]
     diff: Option<OsString>,
     #[command(flatten)]
     search: Searched,
-    /// Of what was found, only files that a task with this kernel made
+    /// Restrict the result to files that a task with this kernel made
     #[arg(long, value_name = "KERNEL")]
     outputs_of: Option<String>,
-    /// Of what was found, only files called so; `*` and `?` stand for anything
+    /// Restrict the result to files of this name; `*` and `?` stand for anything
     #[arg(long, value_name = "NAME")]
     only: Option<OsString>,
-    /// How to write it
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Where to write it [default: standard output]
+    /// Output path [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// What is searched for.
+/// Conditions of a search.
 #[derive(Debug, clap::Args)]
 struct Searched {
-    /// Tasks with this kernel or program; folder, version and ending may be left out
+    /// Kernel or program of tasks; folder, version and ending may be left out
     #[arg(long, value_name = "KERNEL")]
     kernel: Option<String>,
-    /// Tasks with these words among their arguments, as in --arg '-m 12'
+    /// Words among the arguments of tasks, as in --arg '-m 12'
     #[arg(long = "arg", value_name = "WORDS", allow_hyphen_values = true)]
     args: Vec<String>,
-    /// Tasks begun on this day (UTC): a weekday or YYYY-MM-DD
+    /// Day on which tasks began (UTC): a weekday or YYYY-MM-DD
     #[arg(long, value_name = "DAY", value_parser = day)]
     on: Option<Day>,
-    /// Tasks begun then or later (UTC): YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS
+    /// Earliest begin of tasks (UTC): YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS
     #[arg(long, value_name = "TIME", value_parser = time)]
     since: Option<i64>,
-    /// Tasks begun before (UTC)
+    /// End of the period in which tasks began (UTC), exclusive
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<i64>,
-    /// Files with this attribute `user.NAME`, or tasks that read or made such; several values: any of them
+    /// Attribute `user.NAME` of files, or of inputs or outputs of tasks; with several values, any of them
     #[arg(long = "annotation", value_name = "NAME[=VALUE,...]", value_parser = annotation)]
     annotations: Vec<v1::AnnotationSearch>,
 }
@@ -208,12 +208,12 @@ impl Searched {
     }
 }
 
-/// How a graph is written.
+/// Format of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     /// A tree or a list, for people
     Text,
-    /// Versions and runs with all that is known of them
+    /// Versions and runs with all recorded values
     Json,
     /// A graph for Graphviz
     Dot,
@@ -228,7 +228,7 @@ impl Args {
         self.path.is_some() || self.object.is_some() || self.task.is_some() || self.job.is_some()
     }
 
-    /// Which ways to go: up to what made a file if nothing else is said, nowhere from what a search finds.
+    /// Returns the directions: up, to the origin of a file, by default; none from the results of a search.
     fn ways(&self) -> (bool, bool) {
         let up = self.up || (!self.down && self.has_start() && !self.versions);
         (up, self.down)
@@ -293,7 +293,7 @@ struct Answer {
     graph: Graph,
     /// Where it starts.
     roots: Vec<Vertex>,
-    /// What is listed instead of trees.
+    /// Vertices that are listed instead of trees.
     found: Option<Vec<Vertex>>,
 }
 
@@ -366,7 +366,7 @@ fn matching(search: &Search, graph: &Graph) -> Vec<Vertex> {
     runs.chain(versions).collect()
 }
 
-/// What a job made and did not read itself, or the other way round.
+/// Returns the files that a job made and did not read itself, or the other way round.
 fn ends_of(graph: &Graph, job: JobId, up: bool) -> Vec<Vertex> {
     let runs: Vec<_> = graph.records().filter(|run| run.job == job).collect();
     let made = runs

@@ -11,11 +11,11 @@ const EXAMPLES: &str = "Examples:
   tidemill logs 3                   every task of job 3 that wrote something or failed
   tidemill logs 3 mProjectPP_07     one task, by its name in the script";
 
-/// Show the end of what tasks wrote to standard output and standard error, and why they failed
+/// Show the end of the output of tasks, standard output and standard error, and the reasons of failures
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job [default: your newest]
+    /// Id of the job [default: your newest]
     job: Option<u64>,
     /// Name or id of one task
     task: Option<String>,

@@ -1,4 +1,4 @@
-//! `tidemill ls`: what is in a folder of the array.
+//! `tidemill ls`: the entries of a folder of the array.
 
 use crate::context::Context;
 use crate::files;
@@ -21,10 +21,10 @@ pub(crate) struct Args {
     /// Paths in the array
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
-    /// Mode, owner, size, time, and the element that holds each file
+    /// Show mode, owner, size, time, and the element that holds each file
     #[arg(long, short)]
     long: bool,
-    /// Folders below, too
+    /// List folders below, too
     #[arg(long, short = 'R')]
     recursive: bool,
 }
@@ -65,8 +65,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is in a folder. Who asks for all about files that were just copied there is told when they are sealed, if that
-/// is soon: before, nobody knows their sizes.
+/// Returns the entries of a folder. With `long`, waits a moment for the seals of files that were just copied: their sizes are
+/// unknown before.
 async fn entries(server: &Server, ino: u64, long: bool) -> anyhow::Result<Vec<v1::Entry>> {
     let written = |entry: &v1::Entry| entry.attr.is_some_and(|attr| attr.writing);
     let mut looks = 0;

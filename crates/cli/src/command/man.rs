@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The folder; it is made if it is not there
+    /// Path of the folder. The command makes a missing folder
     folder: PathBuf,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Make folders above, too; no error if it is there
+    /// Make missing parent folders, and accept an existing folder
     #[arg(long, short)]
     parents: bool,
 }

@@ -1,4 +1,4 @@
-//! The commands, one file each: its flags, its help with examples, what it does.
+//! The commands, one file each: flags, help with examples, and the code.
 
 pub(crate) mod agent;
 pub(crate) mod apps;
@@ -58,7 +58,7 @@ use std::process::ExitCode;
 /// Carries out one command.
 ///
 /// # Errors
-/// What the command could not do, as the user is to read it.
+/// The failure of the command, in words for the user.
 pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
     let log = match command {
         Command::Element(ref args) if !args.is_process() => "warn",

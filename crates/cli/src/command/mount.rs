@@ -24,28 +24,29 @@ there yet. Ends on SIGTERM or when it is unmounted; files that are open for writ
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Where; made if it is missing; goes before --path
+    /// Mountpoint, made if it is missing. Takes precedence over --path
     #[arg(value_name = "PATH")]
     place: Option<PathBuf>,
-    /// Where; made if it is missing [default: DIR/mnt]
+    /// Mountpoint, made if it is missing [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     path: Option<PathBuf>,
     /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_IN_PLACE")]
     in_place: Option<bool>,
-    /// Let other users use it, too [default: true for root]
+    /// Allow access to other users, too [default: true for root]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_ALLOW_OTHER")]
     allow_other: Option<bool>,
-    /// Seconds that names and attributes are believed if the server does not tell of a change [default: 60]
+    /// Lifetime of cached names and attributes without a notice of the server, in seconds [default: 60]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_ATTR_TTL")]
     attr_ttl: Option<u64>,
-    /// Seconds that a store of `/bridges` may take for one answer [default: 30]
+    /// Maximum time for one answer of a store of `/bridges`, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_BRIDGE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
     bridge_timeout: Option<u64>,
-    /// Seconds that a call waits for a server or an element that is away; then it fails with ETIMEDOUT or EHOSTUNREACH [default: 30]
+    /// Maximum wait of a call for an offline server or element, in seconds; then the call fails with ETIMEDOUT or EHOSTUNREACH
+    /// [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = clap::value_parser!(u64).range(1..))]
     patience: Option<u64>,
-    /// Let calls wait without end, until the program is ended [default: false]
+    /// Let calls wait without a limit, until their program is killed [default: false]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_HARD", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     hard: Option<bool>,
     #[command(flatten)]
@@ -95,7 +96,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the user can mount here; if not, what is missing and what to do.
+/// Checks whether the user can mount here. The error says what to install or change.
 pub(crate) fn check_needs() -> Result<(), String> {
     let mut open = std::fs::File::options();
     if let Err(error) = open.read(true).write(true).open("/dev/fuse") {

@@ -16,14 +16,14 @@ const EXAMPLES: &str = "Examples:
 It is done in the background, by labels (`tidemill labels`), and goes on after a restart of the server. Whoever reads the files
 does not notice. Of a file with several copies the first one moves. What lies on one of the elements already stays there.";
 
-/// Have files of the array lie on another element
+/// Move files of the array to other elements
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Files and folders; all below a folder moves
+    /// Files and folders. A folder stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Where they shall lie: one element, or several over which files, and the parts of striped ones, are spread
+    /// Target elements: one element, or several. Files, and the parts of striped files, are spread over them
     #[arg(
         long,
         value_name = "ELEMENT,…",
@@ -31,7 +31,7 @@ pub(crate) struct Args {
         required_unless_present = "cancel"
     )]
     element: Vec<u32>,
-    /// Leave what has not been moved where it is
+    /// Stop the move: files that have not moved yet stay
     #[arg(long, conflicts_with = "element")]
     cancel: bool,
 }

@@ -11,15 +11,15 @@ const EXAMPLES: &str = "Examples:
   tidemill mv /raw/a.fits /raw/b.fits
   tidemill mv /mosaic.png /results         into a folder that is there";
 
-/// Rename a file or folder of the array; its bytes stay where they are
+/// Rename a file or folder of the array; its bytes stay on their element
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What it is called now
+    /// Present path
     from: OsString,
-    /// What it shall be called, or the folder it shall be in
+    /// New path, or an existing folder to move it into
     to: OsString,
-    /// Don't replace what is there
+    /// Fail if the new path exists
     #[arg(long, short)]
     no_replace: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let server = context.connect().await?;
     let (from, mut to) = (files::path(&args.from)?, files::path(&args.to)?);
     let (folder, name) = from.split()?;
-    // So that what is missing is told by its whole path.
+    // Resolves the source first, so that an error names its whole path.
     files::resolve(&server, &from, false).await?;
     let target = files::find(&server, &to, true).await;
     if target.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory) {

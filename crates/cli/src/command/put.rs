@@ -41,17 +41,17 @@ pub(crate) struct Args {
     /// Local files and, last, the path in the array; `-` is standard input
     #[arg(required = true, num_args = 2.., value_name = "LOCAL... PATH")]
     paths: Vec<PathBuf>,
-    /// Folders with all that is in them
+    /// Copy folders with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// The element that is to hold the files [default: the folder's, else by inode]
+    /// Id of the element for the files [default: the folder's, else by inode]
     #[arg(long, short, value_name = "ID")]
     element: Option<u32>,
-    /// How many elements are to have a copy, on other hosts first, 1 to 8; with `,now` the command waits for them [default: as the
+    /// Number of elements with a copy, on other hosts first, 1 to 8; with `,now` the command waits for the copies [default: as the
     /// folder says]
     #[arg(long, value_name = "N[,now]")]
     copies: Option<copies::Wanted>,
-    /// Stripes of so many bytes, over so many elements [default: as the folder says; without WIDTH: over all]
+    /// Size of a stripe and number of elements [default: as the folder says; without WIDTH: all elements]
     #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "element")]
     stripe: Option<Stripes>,
 }
@@ -118,7 +118,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what was copied: a note for people, since scripts want silence, a result for programs.
+/// Reports the copied files: a note for people, since scripts want silence, a result for programs.
 ///
 /// # Errors
 /// If standard output can't be written.
@@ -149,7 +149,7 @@ impl Copy {
     }
 }
 
-/// Everything to be made, folders before what is in them.
+/// Returns everything to be made, folders before their entries.
 async fn plan(
     server: &Server,
     sources: &[PathBuf],

@@ -13,17 +13,17 @@ const EXAMPLES: &str = "Examples:
 
 What counts is what an element holds of what it could hold. Only elements that are up and are not being emptied take part.";
 
-/// Even out how full elements are (root and the server's user only)
+/// Balance the fill level of elements (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Say what would move, and do nothing
+    /// Show the planned moves, and move nothing
     #[arg(long)]
     dry_run: bool,
-    /// Elements that differ by less are left alone: percent of what they could hold, 1 to 100
+    /// Difference of fill levels that is tolerated, in percent of the capacity, 1 to 100
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     within: u32,
-    /// Leave what has not been moved where it is
+    /// Stop the move: files that have not moved yet stay
     #[arg(long, conflicts_with = "dry_run")]
     cancel: bool,
 }

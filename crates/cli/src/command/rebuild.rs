@@ -24,7 +24,7 @@ Exit codes: 0 all that elements know of is there, 1 less was found than there wa
 /// Files that are named in the text; all are in the JSON.
 const SHOWN_MAX: usize = 20;
 
-/// Make a lost server database again from what the elements keep
+/// Make a lost server database again from the records of the elements
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -168,7 +168,7 @@ fn shown(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| readable(path)).collect()
 }
 
-/// A path for people: names need not be UTF-8, and may hold what a terminal would obey.
+/// Returns a path for people: names need not be UTF-8, and may contain control characters for a terminal.
 fn readable(path: &Path) -> String {
     path.to_string_lossy().replace(char::is_control, "\u{fffd}")
 }

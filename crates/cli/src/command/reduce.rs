@@ -35,7 +35,7 @@ const EXAMPLES: &str = "Examples:
 /// Variables of one command.
 const VARIABLES_MAX: usize = 64;
 
-/// Reduce variables of netCDF, HDF5, Zarr or FITS files where its bytes lie
+/// Reduce variables of netCDF, HDF5, Zarr or FITS files on the elements that hold their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
@@ -43,49 +43,50 @@ pub(crate) struct Args {
     /// count, min, max, sum, mean, stddev, range, stats (all of them), median, quantile or histogram
     #[arg(value_name = "OP")]
     operation: String,
-    /// Files of the array, or folders that are a Zarr, and variables behind a colon; `*` and `?` stand for any names. Several
-    /// files of a variable are one along a dimension
+    /// Files of the array, or folders that are a Zarr, each with a colon and its variables; `*` and `?` stand for any names.
+    /// Several
+    /// files of a variable count as one file, joined along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
     files: Vec<OsString>,
-    /// What of each dimension: DIM=LOW..HIGH or DIM=LOW:HIGH by the values of its coordinate, DIM=[START:END] by index, each
-    /// with ::STEP behind it; DIM=::STEP
+    /// Selection by dimension: DIM=LOW..HIGH or DIM=LOW:HIGH by the values of its coordinate, DIM=[START:END] by index, each
+    /// optionally followed by ::STEP; DIM=::STEP
     #[arg(long = "where", value_name = "DIM=WHAT,...")]
     select: Vec<String>,
-    /// Dimensions that are reduced [default: all]
+    /// Dimensions to reduce [default: all]
     #[arg(long, value_name = "DIM,...")]
     over: Vec<String>,
-    /// Times together: year, season, month, day, hour, climatological-season, climatological-month, climatological-hour
+    /// Period for groups of times: year, season, month, day, hour, climatological-season, climatological-month, climatological-hour
     #[arg(long, value_name = "PERIOD")]
     by: Option<String>,
-    /// The dimension of latitudes, as whose cosine values weigh (sum and mean)
+    /// Dimension of latitudes, whose cosines are the weights (sum and mean)
     #[arg(long, value_name = "DIM")]
     weights: Option<String>,
-    /// What is taken from the count of a standard deviation
+    /// Delta degrees of freedom of a standard deviation: the number subtracted from the count
     #[arg(long, value_name = "N", default_value_t = 0)]
     ddof: u32,
-    /// Which quantiles, from 0 to 1 [default: 0.25,0.5,0.75]
+    /// Quantiles, from 0 to 1 [default: 0.25,0.5,0.75]
     #[arg(long = "q", value_name = "Q,...")]
     quantiles: Vec<String>,
-    /// The bins of a histogram: N between the extremes, or LOW:HIGH:N [default: 10]
+    /// Bins of a histogram: N between the extremes, or LOW:HIGH:N [default: 10]
     #[arg(long, value_name = "BINS", allow_hyphen_values = true)]
     bins: Option<String>,
-    /// The dimension along which several files are one [default: the unlimited one]
+    /// Dimension along which several files are joined [default: the unlimited one]
     #[arg(long, value_name = "DIM")]
     along: Option<String>,
-    /// The files are members of an ensemble, which are reduced, and not one series
+    /// Treat the files as members of an ensemble, which are reduced, and not as one series
     #[arg(long)]
     ensemble: bool,
-    /// Whether the other coordinates of several files must be equal (exact), are taken from the first (override), or what all files
-    /// have is reduced (inner) [default: exact]
+    /// Treatment of other coordinates of several files: they must be equal (exact), the first file's are used (override), or only
+    /// values that all files have are reduced (inner) [default: exact]
     #[arg(long, value_name = "HOW")]
     join: Option<String>,
-    /// Where in the time that a value stands for its time lies: start, middle, end, or bounds for the intervals that the file has
+    /// Position of a time stamp in its interval: start, middle, end, or bounds for the intervals in the file
     #[arg(long, value_name = "WHERE")]
     time_at: Option<String>,
-    /// Write the result to a local file, .nc, .npy, .csv or .json; with cluster:/PATH a job writes it there, with its lineage
+    /// Local file for the result, .nc, .npy, .csv or .json; with cluster:/PATH a job writes the result there, with its lineage
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
-    /// The files are of this machine, a mounted array's too
+    /// Read files of this machine, or of a mounted array
     #[arg(long)]
     local: bool,
 }
@@ -130,7 +131,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// A query with its files.
 type Of = (Query, Vec<String>);
 
-/// Takes what was found of some cells of a large result.
+/// Receives the values of some cells of a large result.
 type Put<'a> = dyn FnMut(&Cells, &Table) -> reduction::Result<()> + 'a;
 
 /// The result of one query, or its outline if it is too large to be found at once: then its slabs are found if somebody takes
@@ -226,7 +227,7 @@ fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
     whole::write(to, &bytes)
 }
 
-/// Each variable with the files that it is in. Variables stand behind a colon at one file at least; a file without is one of all
+/// Returns each variable with its files. At least one file needs a colon and variables; a file without them counts for all
 /// variables.
 fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
     // From here on names are text, whatever their bytes are.
@@ -488,7 +489,7 @@ mod tests {
         let (kept, notes) = having(&query, (&names, &[true, true]), &headers);
         assert_eq!(kept, [0]);
         assert!(notes[0].contains("b.nc has no variable tas"), "{notes:?}");
-        // A file that was named, or that is one of a pattern of which none has it, is an error later.
+        // A named file without the variable fails later, and so does a pattern if none of its files has the variable.
         let (kept, notes) = having(&query, (&names, &[true, false]), &headers);
         assert_eq!((kept, notes.len()), (vec![0, 1], 0));
         let headers = ["pr", "pr"].map(header);

@@ -1,4 +1,4 @@
-//! `tidemill report`: what a job cost.
+//! `tidemill report`: time and bytes of a job.
 
 use super::jobs;
 use crate::context::{Context, credentials};
@@ -12,11 +12,11 @@ const EXAMPLES: &str = "Examples:
   tidemill report 3
   tidemill --json report 3 | jq .total.moved_bytes";
 
-/// Show a job's time and bytes per kernel, and what would have moved had it run on one client
+/// Show a job's time and bytes per kernel, and the bytes that a run on one client would have moved
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job [default: your newest]
+    /// Id of the job [default: your newest]
     job: Option<u64>,
 }
 

@@ -22,10 +22,10 @@ pub(crate) struct Args {
     /// Paths in the array
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Folders with everything in them
+    /// Remove folders with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// No error if it is not there
+    /// Ignore missing paths
     #[arg(long, short)]
     force: bool,
 }

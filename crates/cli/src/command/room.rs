@@ -29,12 +29,12 @@ const EXAMPLES: &str = "Examples:
 
 Files in a room are files like all others, below /rooms in the mount.";
 
-/// How often a member says that it is there.
+/// Interval at which a member renews its membership.
 const RENEWAL: Duration = Duration::from_secs(5);
-/// Pause before a server that is away is asked again.
+/// Pause before another request to an offline server.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Make, list, join and end rooms: folders with a quota and an end, in memory where there is some
+/// Manage rooms: folders with a quota and an end, in memory if the array has an element in memory
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -48,58 +48,58 @@ enum RoomCommand {
     Create(Create),
     /// List the rooms that you may enter
     List,
-    /// End a room, with all that is in it
+    /// End a room and delete all its files
     Remove {
-        /// Its name
+        /// Name of the room
         name: String,
     },
-    /// Become a member, as long as a program runs or until you leave: a room that has had members ends with the last
+    /// Join a room as a member, as long as a program runs or until you leave. A room ends with its last member
     Join(Join),
-    /// Be a member no more
+    /// End a membership
     Leave {
-        /// The room
+        /// Name of the room
         name: String,
-        /// The member, as `room join` and `room list` number it
+        /// Number of the member, as in `room join` and `room list`
         member: u64,
     },
-    /// Write a file of a room to standard output, when it is there
+    /// Print a file of a room, as soon as it exists
     Get(Get),
 }
 
 #[derive(Debug, clap::Args)]
 struct Create {
-    /// Its name
+    /// Name of the room
     name: String,
-    /// Group whose members may enter it, as far as its mode says: number [default: yours]
+    /// Group whose members may enter the room, as far as its mode permits, by number [default: yours]
     #[arg(long, value_name = "GROUP")]
     group: Option<u32>,
-    /// Who may enter it and change what is in it, as for chmod
+    /// Mode of the room, in octal as for chmod: rights to enter it and to change its files
     #[arg(long, default_value = "700", value_name = "MODE", value_parser = mode)]
     mode: u32,
-    /// What all files in it may take together [default: no bound]
+    /// Maximum size of all files in the room together [default: no limit]
     #[arg(long, value_name = "SIZE")]
     quota: Option<Size>,
-    /// It ends after that, members or not, as 30m, 2h [default: it does not]
+    /// Lifetime, after which the room ends even if it has members, such as 30m, 2h [default: unlimited]
     #[arg(long, value_name = "TIME")]
     ttl: Option<Length>,
 }
 
 #[derive(Debug, clap::Args)]
 struct Join {
-    /// The room
+    /// Name of the room
     name: String,
-    /// A program and its arguments; without one you are a member until you leave
+    /// Program and its arguments; without a program you are a member until you leave
     #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]
 struct Get {
-    /// The room
+    /// Name of the room
     name: String,
-    /// The file, below the room
+    /// Path of the file, below the room
     key: OsString,
-    /// How long to wait for it, as 30s [default: not at all]
+    /// Maximum wait for the file, such as 30s [default: no wait]
     #[arg(long, value_name = "TIME")]
     wait: Option<Length>,
 }
@@ -197,7 +197,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// Says that a member is still there; gives its number, which is a new one if it was taken for gone.
+    /// Renews a membership. Returns the number of the member, a new number if the server has ended the membership.
     async fn renew(&self, member: u64) -> u64 {
         let renewed = async {
             match self.join(member, false).await {
@@ -228,7 +228,7 @@ async fn join(args: Join, context: &Context, server: &Server) -> anyhow::Result<
         context.output.show(&Said::new(text, said))?;
         return Ok(ExitCode::SUCCESS);
     };
-    // Before the program is there: none must end this process instead of it.
+    // Installed before the program starts, so that no signal ends this process instead of the program.
     let mut asked = Asked::new()?;
     let child = tokio::process::Command::new(program).args(rest).spawn();
     let status = match child {
@@ -244,7 +244,7 @@ async fn join(args: Join, context: &Context, server: &Server) -> anyhow::Result<
         }
         Err(error) => Err(error).with_context(|| program.display().to_string()),
     };
-    // A server that is away finds out by itself.
+    // An offline server ends the membership by itself.
     let left = tokio::time::timeout(RENEWAL, place.leave(member)).await;
     if let Ok(Err(error)) = left {
         tracing::debug!("room {room}: {error:#}");
@@ -274,7 +274,7 @@ impl Asked {
         })
     }
 
-    /// The next one that the program is to be told of.
+    /// Waits for the next signal for the program.
     async fn next(&mut self) -> Signal {
         loop {
             tokio::select! {

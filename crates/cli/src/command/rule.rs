@@ -1,4 +1,4 @@
-//! `tidemill rule`: what is run when files that match a pattern are sealed.
+//! `tidemill rule`: tasks that run when files that match a pattern are sealed.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -29,7 +29,7 @@ monthly.rule:
   pattern = \"run-(?<n>\\d+)/*.nc\";
   task = { kernel = \"wordcount\"; output = [ \"counts/${n}-${stem}.txt\" ]; };";
 
-/// Run a task for every file that matches a pattern, when it is sealed
+/// Manage rules: run a task for every file that matches a pattern, when the file is sealed
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -39,83 +39,83 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum RuleCommand {
-    /// Make a rule of a file of this machine; each version that matches fires it once
+    /// Make a rule from a file of this machine. The rule fires once for each matching version
     Add(Add),
-    /// List rules: one's own; as root all
+    /// List your rules; as root, all rules
     List,
-    /// Show a rule with its text and how its firings went
+    /// Show a rule with its text and the outcomes of its firings
     Show(Named),
-    /// Have a rule not fire for now: what is sealed meanwhile waits
+    /// Pause a rule. Files that are sealed during the pause wait for `resume`
     Pause(Named),
-    /// Have a rule fire again, for what has waited, too
+    /// Resume a rule, also for files that waited
     Resume(Named),
-    /// Forget a rule with its log; jobs that it has begun go on
+    /// Delete a rule with its log. Jobs that it has begun continue
     Remove(Named),
-    /// Say what a rule would do with a file, which need not be there
+    /// Show the task that a rule would run for a file, which need not exist
     Test(Test),
-    /// Show the versions that matched and what became of them, the last first
+    /// Show the versions that matched and their outcomes, the newest first
     Log(Log),
-    /// Fire again for versions whose firing failed, or that a chain of firings led to
+    /// Fire again for versions whose firing failed or was stopped as a loop
     Retry(Retry),
 }
 
 #[derive(Debug, clap::Args)]
 struct Named {
-    /// Name of the rule, or its number
+    /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
 }
 
 #[derive(Debug, clap::Args)]
 struct Add {
-    /// Its text: libconfig or XML; - for standard input
+    /// File with the rule's text, libconfig or XML; - for standard input
     #[arg(value_name = "FILE")]
     file: OsString,
-    /// It takes the place of the rule of the same name, which keeps its log
+    /// Replace the rule of the same name, and keep its log
     #[arg(long)]
     replace: bool,
-    /// Make it the attribute user.tidemill.rule of this folder of the array, in place of the one that it has
+    /// Folder of the array whose attribute user.tidemill.rule takes the text, in place of its present rule
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["replace", "existing", "for_all"])]
     folder: Option<OsString>,
-    /// It fires for files that are there already, too
+    /// Fire for existing files, too
     #[arg(long)]
     existing: bool,
-    /// For everybody's files, each with the rights of the file's owner (root and the server's user only)
+    /// Apply the rule to everybody's files, each with the rights of the file's owner (root and the server's user only)
     #[arg(long)]
     for_all: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct Test {
-    /// Name of a rule, or else a file with the text of one
+    /// Name of a rule, or else a file with the text of a rule
     #[arg(value_name = "RULE|FILE")]
     rule: OsString,
-    /// Path of the array, absolute or relative to the rule's folder
+    /// Path in the array, absolute or relative to the rule's folder
     path: OsString,
 }
 
 #[derive(Debug, clap::Args)]
 struct Log {
-    /// Name of the rule, or its number
+    /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
-    /// Only these: queued, waiting, running, done, failed, gone, loop, other
+    /// States of listed firings: `queued`, `waiting`, `running`, `done`, `failed`, `gone`, `loop`, `other`
     #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
     state: Vec<String>,
-    /// So many at most
+    /// Maximum number of firings
     #[arg(long, short = 'n', default_value_t = 100)]
     limit: u32,
-    /// Those before the one of this number
+    /// Number of the firing before which the list begins
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     before: u64,
 }
 
 #[derive(Debug, clap::Args)]
 struct Retry {
-    /// Name of the rule, or its number
+    /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
-    /// Only this file's
+    /// Path of one file, to retry it only
     path: Option<OsString>,
 }
 
@@ -126,7 +126,7 @@ fn read(file: &OsStr) -> anyhow::Result<String> {
         _ => Box::new(std::fs::File::open(file).with_context(at)?),
     };
     let mut text = String::new();
-    // One more than may be: the server says what is too long.
+    // Reads one byte more than the maximum, so that the server reports a text that is too long.
     let most = MAX_RULE_BYTES as u64 + 1;
     open.take(most).read_to_string(&mut text).with_context(at)?;
     Ok(text)
@@ -259,7 +259,7 @@ async fn add(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes a rule of a folder's attribute, as `setfattr` does, which can't say what is wrong with it.
+/// Sets the attribute of a folder, as `setfattr` does, but reports faults of the rule.
 async fn set(
     folder: &OsStr,
     text: String,

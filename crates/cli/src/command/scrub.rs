@@ -1,4 +1,4 @@
-//! `tidemill scrub`: has elements read what they hold, and find what is damaged.
+//! `tidemill scrub`: elements read their objects and find damage.
 
 use crate::context::Context;
 use crate::files;
@@ -24,17 +24,17 @@ Exit codes: 0 nothing is damaged (or nobody waited), 1 something is or was, or n
 /// How often it is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// Have elements read what they hold and compare it with what was sealed (root and the server's user only)
+/// Have elements read their objects and compare them with the sealed content (root and the server's user only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A file, or a folder with all below it [default: everything]
+    /// A file, or a folder with all files below it [default: everything]
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
-    /// Only what this element holds
+    /// Id of the element, to scrub it only
     #[arg(long, value_name = "ID")]
     element: Option<u32>,
-    /// Wait until all is read, and tell what was found
+    /// Wait until all objects are read, and report the findings
     #[arg(long)]
     wait: bool,
 }
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::from(u8::from(!well)))
 }
 
-/// Waits until all elements that are up have read what they were asked to.
+/// Waits until all online elements have read the requested objects.
 async fn ended(
     server: &Server,
     asked: &v1::ScrubReply,

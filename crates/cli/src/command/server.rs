@@ -30,12 +30,13 @@ hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP ad
 /// The environment's word for the queue.
 pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";
 
-/// Where labels wait, for whoever starts a server.
+/// Place of waiting labels, for all commands that start a server.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct QueueArg {
-    /// Where labels wait for their elements: journal (the server's database), or servers of NATS with `JetStream`, as
-    /// <nats://HOST:PORT>, several with commas between; ?replicas=3 at the end has each label on three. One with a password belongs into
-    /// the configuration or the environment, which other users don't see [default: journal]
+    /// Place where labels wait for their elements: journal (the server's database), or NATS servers with `JetStream`, as
+    /// <nats://HOST:PORT>, several separated by commas; ?replicas=3 at the end stores each label on three servers. An address with
+    /// a
+    /// password belongs into the configuration or the environment, which other users don't see [default: journal]
     #[arg(long, value_name = "journal|NATS", env = QUEUE, hide_env_values = true)]
     pub(crate) queue: Option<QueueText>,
 }
@@ -47,14 +48,14 @@ pub(crate) const HOST_ELEMENT: ElementId = ElementId(1000);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Where it keeps everything [default: DIR/server]
+    /// Folder for all data of the server [default: DIR/server]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_SERVER_FOLDER")]
     folder: Option<PathBuf>,
-    /// TCP address; port 0 takes a free one [default: 127.0.0.1:0]
+    /// TCP address; port 0 takes a free port [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_LISTEN")]
     listen: Option<SocketAddr>,
-    /// Further names or addresses for the server's certificate, by which programs fetch files by URL. It has localhost, the
-    /// host's own name and the address of --listen
+    /// Further names or addresses for the server's certificate, under which programs fetch files by URL. The certificate always
+    /// has localhost, the host's own name and the address of --listen
     #[arg(
         long,
         value_name = "NAME,…",
@@ -65,89 +66,94 @@ pub(crate) struct Args {
     /// Unix socket [default: server.sock in its folder]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
     socket: Option<PathBuf>,
-    /// Own cores that the policies hybrid and advised may use; 0: none [default: 0]
+    /// Number of the server's own cores for the policies hybrid and advised; 0: none [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
-    /// Address the element of the own cores serves bytes on [default: the address of --listen, a free port]
+    /// Address at which the element of the own cores serves bytes [default: the address of --listen, a free port]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_HOST_LISTEN")]
     host_listen: Option<SocketAddr>,
     /// Policy of jobs that name none [default: min-wait]
     #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
     policy: Option<String>,
-    /// Seconds after which the work of an element that is away is given to others [default: 10]
+    /// Seconds after which the work of an offline element is given to other elements [default: 10]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_SERVER_ELEMENT_TIMEOUT")]
     element_timeout: Option<u64>,
-    /// Bytes per second that elements pull from each other, until they have measured it [default: 125M]
+    /// Assumed rate at which elements pull from each other, in bytes per second, until a measurement [default: 125M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_LINK")]
     link: Option<Size>,
-    /// How long jobs that have ended stay on the list, such as 30d [default: until they are deleted]
+    /// Time that finished jobs stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
-    /// Elements that are to have a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals are to wait for
-    /// them; folders may say otherwise [default: 1]
+    /// Number of elements with a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
+    /// the copies; folders may have another number [default: 1]
     #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_COPIES")]
     copies: Option<Wanted>,
-    /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
+    /// Time for which an element may be offline before its copies of files are made again elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
-    /// How often all that an element holds is read, when it has nothing else to do, and compared with what was sealed, such as
+    /// Interval at which an idle element reads all its objects and compares them with the sealed content, such as
     /// 30d; off: only by `tidemill scrub` [default: 7d]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
     scrub_every: Option<OrOff<Length>>,
-    /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
+    /// Maximum rate of copies for repairs and moves, all elements together, in bytes per second, such as 50M; 0: no limit [default:
+    /// 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
     move_rate: Option<Size>,
     #[command(flatten)]
     queue: QueueArg,
     #[command(flatten)]
     draining: Draining,
-    /// Suspend elements that nothing has needed for so long, such as 10m, until something needs them; off: only by `tidemill
+    /// Time without use after which elements are suspended, such as 10m, until something needs them; off: only by `tidemill
     /// element suspend` [default: off]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
     suspend_after: Option<OrOff<Length>>,
-    /// Run when an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT systemctl
-    /// suspend" [default: none, its process alone ends]
+    /// Command to run after an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT
+    /// systemctl
+    /// suspend" [default: none, only the element's process ends]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
     suspend: Option<String>,
-    /// Run to wake it, such as "wakeonlan …" [default: none, its process waits to be told]
+    /// Command that wakes an element, such as "wakeonlan …" [default: none, a waiting process wakes the element on request]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_WAKE")]
     wake: Option<String>,
-    /// How long waking an element may take [default: 5m]
+    /// Maximum time for waking an element [default: 5m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
     wake_limit: Option<Length>,
-    /// Jobs of one user that have not ended, at most; root has no such bound [default: 1000]
+    /// Maximum number of unfinished jobs of one user; root has no limit [default: 1000]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_JOBS_EACH")]
     jobs_each: Option<u32>,
-    /// What quotas of one user's rooms may come to together, such as 10GiB: rooms then need a quota [default: no bound]
+    /// Maximum sum of the quotas of one user's rooms, such as 10GiB: rooms then need a quota [default: no limit]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_ROOMS_EACH")]
     rooms_each: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
 }
 
-/// When the burst tier drains.
+/// Times and limits of the burst tier.
 #[derive(Debug, clap::Args)]
 struct Draining {
-    /// How long after it was closed a file is copied from the burst tier to elements that store, such as 5m [default: 30s]
+    /// Time from the close of a file to its copy from the burst tier to elements that store, such as 5m [default: 30s]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_DRAIN_AFTER")]
     drain_after: Option<Length>,
-    /// Percent of what an element of the burst tier could hold above which files that are stored go from there, the oldest first
+    /// Fill level of an element of the burst tier, in percent of its capacity, above which stored files are removed from it, the
+    /// oldest first
     /// [default: 80]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_HIGH")]
     drain_high: Option<u8>,
-    /// Percent down to which they go [default: 60]
+    /// Fill level in percent at which this removal stops [default: 60]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_LOW")]
     drain_low: Option<u8>,
-    /// What becomes of new files when the burst tier is full: wait (until something has drained) or store (they go to elements that
+    /// Treatment of new files when the burst tier is full: wait (until files have drained) or store (write them to elements that
     /// store) [default: wait]
     #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
     burst_full: Option<BurstFull>,
-    /// Percent of what an element of the burst tier could hold that users may be promised together (`tidemill stage reserve`); root may
-    /// be promised more [default: 50]
+    /// Percentage of the capacity of an element of the burst tier for the promises of all users together (`tidemill stage
+    /// reserve`); promises
+    /// of root may exceed it [default: 50]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
     reserve_max: Option<u8>,
-    /// Percent of an element's processors that maps of hooks leave to who writes into the burst tier there, 0 to 99; with 0 maps begin at
-    /// once and wait for nobody [default: 90]
+    /// Percentage of an element's processors that maps of hooks leave to programs that write into the burst tier there, 0 to 99;
+    /// with 0
+    /// maps begin at once, without a wait [default: 90]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_BURST_SHARE")]
     burst_share: Option<u8>,
 }
@@ -297,7 +303,7 @@ fn note_address(folder: &Path, tls: bool, address: SocketAddr) -> anyhow::Result
         .with_context(|| file.display().to_string())
 }
 
-/// Runs the host element beside the server until we are asked to end. If it fails, the server goes on.
+/// Runs the host element until we are asked to end. If the element fails, the server continues.
 async fn serve_with_host(config: tidemill_element::Config) -> anyhow::Result<()> {
     let mut host = element::start(config).await?;
     let ended = tokio::select! {

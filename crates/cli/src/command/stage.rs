@@ -1,5 +1,5 @@
-//! `tidemill stage`: what is stored gets a copy in the burst tier, where a program is about to read it; and room there is promised
-//! before it is written to.
+//! `tidemill stage`: copies stored files into the burst tier, for a program that will read them, and promises room in the tier
+//! before a program writes to it.
 
 use super::drain;
 use crate::context::{Context, credentials};
@@ -39,32 +39,32 @@ New files below the folder go to that element, and use the promise up, whoever w
 /// How often a promise is asked for again.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Copy stored files to the burst tier, near a program that will read them, or have room there promised
+/// Copy stored files to the burst tier, near a program that will read them, or manage promises of room there
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<StageCommand>,
-    /// Files and folders; all below a folder is staged
+    /// Files and folders. A folder stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Wait until it is done, and say how far it is meanwhile
+    /// Wait until all files are copied, and print the progress
     #[arg(long)]
     wait: bool,
-    /// The element of the burst tier
+    /// Id of the element of the burst tier
     #[arg(long, value_name = "N")]
     element: Option<u32>,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum StageCommand {
-    /// Have room in the burst tier promised for what will be written below a folder
+    /// Promise room in the burst tier for new files below a folder
     Reserve(Reserve),
-    /// List your promises; root's list has all
+    /// List your promises; as root, all promises
     List,
-    /// End a promise: what was written stays, and the room is everybody's again
+    /// End a promise. Written files stay, and its unused room is free for everybody
     Release {
-        /// Its number, or its folder, for all of yours there
+        /// Number of the promise, or its folder for all your promises there
         #[arg(value_name = "PROMISE|FOLDER")]
         which: OsString,
     },
@@ -73,18 +73,18 @@ enum StageCommand {
 #[derive(Debug, clap::Args)]
 #[command(after_help = RESERVE_EXAMPLES)]
 struct Reserve {
-    /// How much, such as 100GB
+    /// Size of the promise, such as 100GB
     size: Size,
-    /// The folder, which you may write to
+    /// Folder of the promise, which you may write to
     #[arg(long, value_name = "FOLDER")]
     folder: OsString,
-    /// How long, at most, as 4h [default: 1d]
+    /// Maximum duration, such as 4h [default: 1d]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<Length>,
-    /// The element of the burst tier
+    /// Id of the element of the burst tier
     #[arg(long, value_name = "N")]
     element: Option<u32>,
-    /// Wait until there is room
+    /// Wait until the room is free
     #[arg(long)]
     wait: bool,
 }

@@ -10,11 +10,11 @@ const EXAMPLES: &str = "Examples:
   tidemill status
   tidemill --json status | jq '.elements[] | select(.up | not)'";
 
-/// Show the server, the elements and the jobs that run
+/// Show the server, the elements and the running jobs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Jobs of all users (root and the server's user only)
+    /// Show jobs of all users (root and the server's user only)
     #[arg(long, short)]
     all: bool,
 }

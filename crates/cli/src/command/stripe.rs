@@ -29,17 +29,17 @@ and number of copies, as a new version. One that is being written is refused.";
 /// The folder attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";
 
-/// Spread new files below a folder over elements
+/// Stripe new files below a folder over elements
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// A folder in the array; with --rewrite a file, too
     #[arg(value_name = "FOLDER")]
     path: OsString,
-    /// Write the file, or all files that are below the folder, anew
+    /// Rewrite the file, or all files below the folder, in the new stripes
     #[arg(long, requires = "stripes")]
     rewrite: bool,
-    /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and how many elements [default: all]; `off`: whole files
+    /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and number of elements [default: all]; `off`: whole files
     #[arg(value_name = "UNIT[,WIDTH]|off", value_parser = stripes)]
     stripes: Option<String>,
 }
@@ -89,7 +89,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a file, or all files below a folder, anew.
+/// Rewrites a file, or all files below a folder.
 async fn rewrite(
     context: &Context,
     server: &Server,

@@ -27,9 +27,9 @@ Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The script, a local file; `-` for standard input
+    /// Job script, a local file; `-` for standard input
     script: PathBuf,
-    /// Who chooses elements; `tidemill status` lists the policies [default: the script's, else the array's]
+    /// Placement policy; `tidemill status` lists the policies [default: the script's, else the array's]
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
     /// Make new versions of outputs that exist, instead of refusing the job
@@ -44,17 +44,17 @@ pub(crate) struct Args {
     /// Follow the job until it ends, as `tidemill watch` does
     #[arg(long, short)]
     watch: bool,
-    /// Submit nothing: tell where tasks would go, what they would take by what the array remembers, and what they would
-    /// wait for
+    /// Submit nothing: show the placement of the tasks, their predicted times by the array's records, and the tasks and inputs that
+    /// they would wait for
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
-    /// For --dry-run: what an element draws with all cores busy, as '190 W'
+    /// For --dry-run: power of an element with all cores busy, such as '190 W'
     #[arg(long, env = "TIDEMILL_SUBMIT_BUSY_POWER", value_name = "POWER")]
     busy_power: Option<Watts>,
-    /// For --dry-run: what an element draws with no core busy
+    /// For --dry-run: power of an element with no core busy
     #[arg(long, env = "TIDEMILL_SUBMIT_IDLE_POWER", value_name = "POWER")]
     idle_power: Option<Watts>,
-    /// For --dry-run: what energy costs, as '0.30 EUR/kWh'
+    /// For --dry-run: price of energy, such as '0.30 EUR/kWh'
     #[arg(long, env = "TIDEMILL_SUBMIT_ENERGY_PRICE", value_name = "PRICE")]
     energy_price: Option<Price<MoneyPerJoule>>,
 }

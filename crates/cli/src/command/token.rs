@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
 
 On a client host put the file at ~/.config/tidemill/token (chmod 600), or name it with --token-file.";
 
-/// Make, list and revoke tokens: each lets its bearer use the array from another host as one user
+/// Manage tokens: each lets its bearer use the array from another host as one user
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -33,39 +33,39 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum TokenCommand {
-    /// Make a token; its secret is shown once, and kept nowhere else
+    /// Make a token. Its secret is shown once, and stored nowhere else
     Create(Create),
-    /// List tokens: one's own; as root all
+    /// List your tokens; as root, all tokens
     List {
-        /// Of this user only: name or number
+        /// Name or number of a user, for this user's tokens only
         #[arg(long, value_name = "USER", value_parser = user)]
         user: Option<u32>,
     },
-    /// End a token, and what goes on with it
+    /// Revoke a token, and end the requests that use it
     Revoke {
-        /// Its number
+        /// Number of the token
         token: u64,
     },
 }
 
 #[derive(Debug, clap::Args)]
 struct Create {
-    /// Whose it is: name or number [default: yours]
+    /// Name or number of the token's user [default: yours]
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Option<u32>,
-    /// Not of a user: its bearer may act for anybody, as with the array's token. For mounts and elements of one host
+    /// Make a token without a user: its bearer may act for anybody, as with the array's token. For mounts and elements of one host
     #[arg(long, conflicts_with_all = ["user", "read_only"])]
     trusted: bool,
-    /// It is good for reading only
+    /// Restrict the token to reading
     #[arg(long)]
     read_only: bool,
-    /// How long it is good, as 12h, 90d [default: until it is revoked]
+    /// Lifetime of the token, such as 12h, 90d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires: Option<Duration>,
-    /// What it is for
+    /// Note on the purpose of the token
     #[arg(long, default_value = "", value_name = "TEXT")]
     note: String,
-    /// File to write it to, readable by nobody else [default: standard output]
+    /// File for the token, readable by nobody else [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -158,7 +158,7 @@ async fn create(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A new file that only its owner can read. One that is there is not written over: it may be a token that is in use.
+/// Creates a file that only its owner can read. An existing file is not overwritten: it may be a token in use.
 fn private_file(path: &Path) -> anyhow::Result<std::fs::File> {
     let in_folder = || path.display().to_string();
     if let Some(folder) = path

@@ -50,17 +50,17 @@ const OUTSIDE: u32 = 997;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How many elements [default: those that are in DIR, else 4]
+    /// Number of elements [default: the present number in DIR, else 4]
     #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_ELEMENTS")]
     elements: Option<u32>,
-    /// One more element, number 999, that keeps files in memory and may take so much of it [default: as before]
+    /// Size of an additional element, number 999, that keeps files in memory [default: as before]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
     warehouse: Option<Size>,
-    /// One more element, number 998, of the burst tier: its folder, on a fast disk [default: as before]
+    /// Folder of an additional element, number 998, of the burst tier, on a fast disk [default: as before]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_UP_BURST")]
     burst: Option<PathBuf>,
-    /// One more element, number 997, whose files stay outside of the array: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; what
-    /// drains goes there [default: as before]
+    /// External store of an additional element, number 997: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
+    /// tier drain to this element [default: as before]
     #[arg(long, value_name = "URI", env = "TIDEMILL_UP_OUTSIDE")]
     outside: Option<String>,
     /// File with the keys of that store, which nobody else may be able to read [default: as before, or none]
@@ -71,7 +71,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_OUTSIDE_KEYS"
     )]
     outside_keys: Option<PathBuf>,
-    /// How its files are put there: files, dedup or "dedup | zstd", as `tidemill element --outside-as` has it [default: as before, at
+    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill element --outside-as` [default: as before,
+    /// at
     /// first files]
     #[arg(
         long,
@@ -80,23 +81,23 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_OUTSIDE_AS"
     )]
     outside_as: Option<Packing>,
-    /// Kernels that each element runs at once [default: the machine's cores shared out]
+    /// Number of kernels that each element runs at once [default: the machine's cores, divided among the elements]
     #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
-    /// Where to mount it [default: DIR/mnt]
+    /// Mountpoint [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     mount: Option<PathBuf>,
-    /// Don't mount it
+    /// Don't mount the array
     #[arg(long, conflicts_with = "mount")]
     no_mount: bool,
-    /// The server's own cores that the policies hybrid and advised may use [default: 0]
+    /// Number of the server's own cores for the policies hybrid and advised [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
     #[command(flatten)]
     queue: QueueArg,
 }
 
-/// What was started and what was there.
+/// Names of started and of running processes.
 #[derive(Debug, Default)]
 struct Done {
     started: Vec<String>,
@@ -186,7 +187,7 @@ fn element_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
     Ok(ids.into_iter().collect())
 }
 
-/// What the element in memory may take, if there is to be one or was before.
+/// Returns the capacity of the element in memory, if it is wanted or existed before.
 fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
     let path = context.array.warehouse();
     let shown = || path.display().to_string();
@@ -341,7 +342,7 @@ impl Up<'_> {
         self.start("server", flags, queue)
     }
 
-    /// The address that the server had when it ran last, unless another one is configured, or another program has it now.
+    /// Returns the address of the server's last run, unless another address is configured or another program uses it now.
     fn address_before(&self) -> Option<SocketAddr> {
         let array = &self.context.array;
         if self.context.config.server.listen.is_some()
@@ -576,7 +577,7 @@ fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
     Some(bound.map(|_| address).map_err(|_| address))
 }
 
-/// One that sleeps is there.
+/// Whether the element is suspended, which counts as running.
 fn is_suspended(element: &tidemill_wire::v1::Element) -> bool {
     element.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
 }

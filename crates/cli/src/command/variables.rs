@@ -1,4 +1,4 @@
-//! `tidemill variables`: what a scientific file holds, and where the bytes of its variables lie.
+//! `tidemill variables`: the content of a scientific file, and the places of its variables' bytes.
 
 use crate::context::Context;
 use crate::files;
@@ -26,22 +26,22 @@ const EXAMPLES: &str = "Examples:
   tidemill variables --local ~/data/cube.zarr
   tidemill --json variables /raw/a.h5 | jq '.variables[].where'";
 
-/// Pieces whose places are counted; of more it is said that there are more.
+/// Maximum number of pieces whose places are counted. The output mentions further pieces.
 const PIECES_MAX: u64 = 1 << 20;
 /// Files of a Zarr in the array whose elements are looked up.
 const FILES_MAX: usize = 4096;
 
-/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and where their bytes lie
+/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and the elements with their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// A file of the array, or a folder that is a Zarr
     #[arg(value_name = "FILE")]
     file: OsString,
-    /// Only these variables, with their attributes
+    /// Names of variables to show, with their attributes
     #[arg(value_name = "VARIABLE")]
     variables: Vec<String>,
-    /// The file is one of this machine
+    /// Read a file of this machine
     #[arg(long)]
     local: bool,
 }

@@ -1,4 +1,4 @@
-//! `tidemill watch`: a job as it goes on. Bars on a terminal, a line per change elsewhere. Or files as they come.
+//! `tidemill watch`: follows a job, with bars on a terminal or a line per change elsewhere. Or follows new files.
 
 mod arrivals;
 
@@ -29,17 +29,17 @@ Of files, --json says a cursor with each: --from goes on behind it, and misses n
 /// How often a lost server is tried again, once a second.
 const RECONNECTS_MAX: u32 = 60;
 
-/// Follow a job until it ends, or files as they come
+/// Follow a job until it ends, or new files as they are closed or renamed
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job [default: your newest], or a pattern of paths from the root
+    /// Id of the job [default: your newest], or a pattern of paths from the root
     #[arg(value_name = "JOB|PATTERN")]
     what: Option<String>,
-    /// Files that came after a cursor, too
+    /// Cursor after which files are shown, past files included
     #[arg(long, value_name = "CURSOR", requires = "what")]
     from: Option<String>,
-    /// End after so many files
+    /// Number of files after which the command ends
     #[arg(long, value_name = "N", requires = "what")]
     count: Option<u64>,
 }
@@ -61,10 +61,10 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     follow(&server, job, context).await
 }
 
-/// Shows a job until it ends; the exit code says how.
+/// Shows a job until it ends; the exit code tells the outcome.
 ///
 /// # Errors
-/// If there is no such job, or the server stays away.
+/// If the job does not exist, or the server stays offline.
 pub(crate) async fn follow(
     server: &Server,
     job: u64,
@@ -151,10 +151,10 @@ fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(crate::FAILED))
 }
 
-/// What has been shown so far.
+/// State of a job as last shown.
 struct Shown {
     tasks: BTreeMap<u64, v1::Task>,
-    /// What it waits for, as it was last said.
+    /// The last reported reason to wait.
     waits: Option<String>,
     bars: Option<Bars>,
 }
@@ -185,7 +185,7 @@ impl Shown {
         news
     }
 
-    /// Says what the job waits for, where no line under bars does.
+    /// Reports the reason to wait, where no line under bars shows it.
     fn tell_waits(&mut self, job: &v1::Job, context: &Context) {
         let waits = waits(job);
         if waits != self.waits
@@ -267,7 +267,7 @@ impl Bars {
             .filter(|task| !task.error.is_empty() && task.state() != v1::State::Waiting)
         {
             let line = format!("{} {}: {}", task.name, state(task.state), task.error);
-            // Nothing to do about a terminal that is gone.
+            // The terminal may be closed, which is no error.
             let _ = self.multi.println(shown::line(&line));
         }
         let mut line = headline(job);
@@ -290,7 +290,7 @@ impl Bars {
         bar
     }
 
-    /// Leaves the bars as they are and takes the spinner away.
+    /// Leaves the bars as they are and removes the spinner.
     fn finish(self) {
         for (_, bar) in &self.kernels {
             bar.abandon();

@@ -26,7 +26,7 @@ pub(super) const API: &[(&str, &str)] = &[
     ),
 ];
 
-/// Where it lies beside the source.
+/// Folder of the API, next to the source.
 const API_FOLDER: &str = "tidemill-kernel-api";
 
 /// What Rust calls it, and modules' machine.
@@ -45,7 +45,7 @@ const FILES_MAX: usize = 1000;
 pub(crate) struct Build {
     /// A source file (.c, .cc, .cpp, .rs), or a folder with one kernel's source
     source: PathBuf,
-    /// Folder that the results go to [default: that of the source]
+    /// Folder for the results [default: that of the source]
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -119,7 +119,7 @@ pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
 
 enum Built {
     Made(PathBuf),
-    /// What the compiler says, or why there is none.
+    /// The message of the compiler, or the reason why no compiler ran.
     Failed(String),
 }
 
@@ -208,7 +208,7 @@ fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(Language, Vec<String
     (!all.is_empty()).then(|| (language, all.into_iter().map(|(name, _)| name).collect()))
 }
 
-/// All files of a folder but hidden ones and what was built.
+/// Collects all files of a folder except hidden files and build results.
 fn collect(folder: &Path, at: &str, files: &mut BTreeMap<String, PathBuf>) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let entry = entry?;

@@ -19,7 +19,7 @@ const CUTS: u64 = 8;
 /// Pieces that an input is cut into at most.
 const PIECES_MAX: u64 = 6;
 
-/// What the one output of all runs is called.
+/// Name of the one output of all runs.
 const OUTPUT: &str = "result";
 
 pub(super) fn run(

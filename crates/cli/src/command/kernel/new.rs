@@ -12,9 +12,9 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct New {
-    /// The folder to make; its last part is what the kernel is called
+    /// Folder to make; its last part becomes the kernel's name
     folder: PathBuf,
-    /// What it is written in
+    /// Language of the source
     #[arg(long, short, value_enum, default_value = "c")]
     language: Language,
 }
@@ -34,7 +34,7 @@ const C: &str = include_str!("../../../../../examples/kernels/range.c");
 const CPP: &str = include_str!("../../../../../examples/kernels/range.cpp");
 const RUST: &str = include_str!("../../../../../examples/kernels/range.rs");
 
-/// What the first test reads: eight numbers, the smallest -2.5 and the largest 40.
+/// Input of the first test: eight numbers, the smallest -2.5 and the largest 40.
 const VALUES: [f64; 8] = [3.0, 1.5, -2.5, 7.0, 40.0, 0.0, 12.25, 5.0];
 
 pub(crate) fn run(new: &New, context: &Context) -> anyhow::Result<ExitCode> {

@@ -24,14 +24,14 @@ use tidemill_wire::v1::{self, name_op::Op};
 const PRIVATE: u32 = 0o700;
 const SHARED: u32 = 0o755;
 
-/// How often a version's number is taken anew since somebody else took it.
+/// Maximum number of attempts to take a version's number that another user takes first.
 const TRIES: u32 = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Add {
     /// A shared object (`.so`), a module (`.wasm`), a program or a script
     file: PathBuf,
-    /// What it is to be called, without a version [default: as the file]
+    /// Name of the kernel, without a version [default: as the file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Let everybody read and use it [default: only yourself]
@@ -41,7 +41,7 @@ pub(crate) struct Add {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Remove {
-    /// A kernel of your own: NAME for all its versions, NAME@2 for one
+    /// A kernel of your own: NAME for all its versions, NAME@2 for one version
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! What the mount sees of bridges: each store with the keys of the user who mounts, gone to anew when its address or its keys
-//! have changed.
+//! Bridges in the mount: each store with the keys of the user of the mount, opened again when its address or its keys
+//! change.
 
 use crate::command::bridge::KeysFile;
 use parking_lot::Mutex;
@@ -56,7 +56,7 @@ fn keys_are(path: Option<&Path>) -> KeysAre {
     ))
 }
 
-/// Goes to a store, unless it has been gone to with the same keys.
+/// Opens a store, unless it is open with the same keys.
 fn open(
     all: &Mutex<HashMap<String, Opened>>,
     name: &str,

@@ -1,4 +1,4 @@
-//! `tidemill plan compare`: what the simulator predicts beside what was measured, task by task.
+//! `tidemill plan compare`: the simulator's predictions next to measured values, task by task.
 
 use super::job::trace;
 use crate::context::Context;
@@ -17,28 +17,28 @@ const EXAMPLES: &str = "Examples:
   tidemill plan compare wa.json --times-of rr.json
   tidemill plan compare 3 --platform mine.ini    your description of this array instead of what was measured";
 
-/// Lay what is predicted beside what was measured: makespan, bytes moved, every task
+/// Compare prediction and measurement of a job: makespan, bytes moved, every task
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run: a job of this array that has ended well, by its id, or the file of a trace
+    /// Job of this array that has ended well, by its id, or the file of a trace
     job: OsString,
-    /// Another run of the same job, id or file: how long tasks and transfers take is taken from there, so that
-    /// nothing that this run measured is used
+    /// Another run of the same job, by id or file. Times of tasks and transfers are then from that run, and the prediction uses
+    /// no measurement of this run
     #[arg(long, value_name = "JOB")]
     times_of: Option<OsString>,
-    /// A description of the array the run was on; its elements have the ids of the run's, from 0
+    /// Description of the array of the run. Its elements have the ids of the run's elements, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// Speed of the host's cores against those of the elements, if the platform is not given: a run whose policy
-    /// left the host alone says nothing of it
+    /// Speed of the host's cores relative to the elements' cores, without --platform. A run whose policy did not use the host
+    /// contains no measurement of it
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
     host_speed: f64,
-    /// Processors of the one machine that all elements share, as in an array of `tidemill up`; the times should then be
-    /// those of a run that did not need more
+    /// Processors of the one machine that all elements share, as in an array of `tidemill up`. The times should then be
+    /// from a run that needed no more processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
     processors: Option<u32>,
-    /// Seed of all that is drawn
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }

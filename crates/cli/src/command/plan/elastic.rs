@@ -15,19 +15,19 @@ const EXAMPLES: &str = "Examples:
 The platform says what elements draw (power_busy, power_idle, power_suspended), how long they take to wake (wake), and whether
 those that have nothing to do are put to sleep (suspend_after). docs/planning.md tells what is modelled.";
 
-/// Simulate a job on an array of which some elements sleep: those awake alone, all woken, and as many as pay
+/// Simulate a job on an array with suspended elements: with the awake elements alone, with all, and with as many as pay
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
-    /// Numbers of elements that are awake, the first of the platform [default: quarters of it]
+    /// Numbers of awake elements, the first elements of the platform [default: quarters of it]
     #[arg(long, value_name = "N,N…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     awake: Vec<u32>,
-    /// Who chooses elements [default: the job's, else min-wait]
+    /// Placement policy [default: the job's, else min-wait]
     #[arg(long, value_parser = super::policy)]
     policy: Option<String>,
-    /// As if no kernel had ever run there: each then counts for a minute until one has
+    /// Assume that no kernel has run there yet: each kernel then counts as a minute until its first run
     #[arg(long)]
     new: bool,
 }

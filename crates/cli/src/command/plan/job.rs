@@ -10,21 +10,21 @@ use tidemill_plan::sim::{
     Placement, Platform, Simulation, Source, Workflow, job, source, wfformat,
 };
 
-/// Flags that say which job, on what, and how.
+/// Flags for the job, its array and the simulation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Of {
-    /// The job: a job script, a trace (`tidemill jobs --export-trace`), or a WfCommons workflow (WfFormat, JSON)
+    /// Job script, trace (`tidemill jobs --export-trace`), or WfCommons workflow (WfFormat, JSON)
     job: PathBuf,
-    /// The array, in the INI format of the AnalyzeThis paper [default: the array of the trace]
+    /// Description of the array, in the INI format of the AnalyzeThis paper [default: the array of the trace]
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// Sizes and run times that a job script does not have, TOML
+    /// TOML file with sizes and run times, which a job script does not have
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Where files lie before [default: where a trace says, else round-robin]
+    /// Placement of files before the job [default: as in the trace, else round-robin]
     #[arg(long, value_parser = placements())]
     placement: Option<Placement>,
-    /// Seed of all that is drawn
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 }
@@ -61,7 +61,7 @@ impl Of {
     /// Reads job and platform.
     ///
     /// # Errors
-    /// What is wrong with them, with file and line.
+    /// Faults in the files, with file and line.
     pub(crate) fn read(&self) -> anyhow::Result<Planned> {
         let text = text(&self.job)?;
         let file = self.job.display().to_string();
@@ -90,7 +90,7 @@ impl Of {
     }
 
     fn script(&self, file: &str, script: &str) -> anyhow::Result<Workflow> {
-        // What is no job script at all lacks more than costs.
+        // A file that is no job script at all lacks more than costs.
         Job::parse(file, script.as_bytes()).map_err(|errors| anyhow::anyhow!("{errors}"))?;
         let costs = self.costs.as_deref().with_context(|| {
             format!(
@@ -106,7 +106,7 @@ impl Of {
 /// Reads a platform file.
 ///
 /// # Errors
-/// What is wrong with it, with file and line.
+/// Faults in the file, with file and line.
 pub(crate) fn platform(path: &Path) -> anyhow::Result<Platform> {
     Ok(Platform::parse(&path.display().to_string(), &text(path)?)?)
 }
@@ -114,7 +114,7 @@ pub(crate) fn platform(path: &Path) -> anyhow::Result<Platform> {
 /// Reads a trace.
 ///
 /// # Errors
-/// What is wrong with it, with file and line.
+/// Faults in the file, with file and line.
 pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
     Ok(Trace::parse(&path.display().to_string(), &text(path)?)?)
 }

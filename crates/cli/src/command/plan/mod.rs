@@ -25,7 +25,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan model energy --site site.toml   over your own
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
 
-/// Tell what jobs and analysis in storage would take and save, without doing it
+/// Predict time, bytes moved and energy of jobs and of analysis in storage, without running them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

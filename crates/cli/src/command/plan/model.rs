@@ -20,7 +20,8 @@ const EXAMPLES: &str = "Examples:
 A site file describes a machine, what it may stage on, its applications and kernels; start from
 examples/site/jaguar.toml. docs/models.md tells the equations and what each correction mends.";
 
-/// Should analysis run where output is staged? The staging, feasibility, energy and cost models of Active Flash
+/// Evaluate the staging, feasibility, energy and cost models of Active Flash: should analysis run on the devices that output is
+/// staged to?
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -30,28 +31,28 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Question {
-    /// How many nodes may share a device or an analysis node, and what binds (Eqs. 1-5, 22-24)
+    /// Compute how many nodes may share a device or an analysis node, and the binding limit (Eqs. 1-5, 22-24)
     Staging(OfSite),
-    /// Which kernels keep up with which applications, and what throughput they need (Eqs. 6-11, 25-28)
+    /// Compute which kernels keep up with which applications, and the throughput that they need (Eqs. 6-11, 25-28)
     Feasible(OfSite),
-    /// What a run takes in energy on devices, on analysis nodes and offline (Eqs. 12-21, 29-34)
+    /// Compute the energy of a run on devices, on analysis nodes and offline (Eqs. 12-21, 29-34)
     Energy(OfSite),
-    /// What devices or analysis nodes cost, energy included (Fig. 3a, Table 5)
+    /// Compute the cost of devices or analysis nodes, energy included (Fig. 3a, Table 5)
     Cost(OfSite),
-    /// All four
+    /// Compute all four
     All(OfSite),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct OfSite {
-    /// The machine, its applications and kernels [default: the paper's Jaguar]
+    /// File with the machine, its applications and kernels [default: the paper's Jaguar]
     #[arg(long, value_name = "FILE")]
     site: Option<PathBuf>,
-    /// Compute without this correction of the printed equations; give the flag again for more
+    /// Correction of the printed equations to leave out; give the flag again for more
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Corrections::NAMES))]
     without: Vec<String>,
-    /// Simulation nodes for each device or analysis node that feasibility, energy and cost are worked out for
+    /// Simulation nodes for each device or analysis node, for feasibility, energy and cost
     /// [default: the site's staging-ratio]
     #[arg(long, value_name = "RATIO")]
     ratio: Option<f64>,

@@ -23,10 +23,10 @@ examples/planning has a platform and costs to start from; docs/planning.md tells
 pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
-    /// Who chooses elements [default: the job's, else min-wait]
+    /// Placement policy [default: the job's, else min-wait]
     #[arg(long, value_parser = super::policy)]
     policy: Option<String>,
-    /// Also show every task
+    /// Show every task, too
     #[arg(long)]
     tasks: bool,
     /// File for a Gantt chart, SVG

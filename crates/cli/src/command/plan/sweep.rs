@@ -22,10 +22,10 @@ Elements are like the first of the platform; how many there are and how many cor
 pub(crate) struct Args {
     #[command(flatten)]
     of: Of,
-    /// Numbers of elements, as 4 or 1-8
+    /// Numbers of elements, such as 4 or 1-8
     #[arg(long, value_name = "RANGE", default_value = "1-8", value_parser = elements)]
     elements: RangeInclusive<u32>,
-    /// Numbers of cores of each, as 4 or 1-12
+    /// Numbers of cores of each element, such as 4 or 1-12
     #[arg(long, value_name = "RANGE", default_value = "1-12", value_parser = cores)]
     cores: RangeInclusive<u32>,
     /// Policies to try; give the flag again for more [default: round-robin, write-amplification]

@@ -33,16 +33,16 @@ Needs neither /dev/fuse nor root. The file system itself is a process of yours t
 after the last program; root may run one for everybody. Programs that are linked statically, Go programs and set-user-id
 programs ask the system itself and find nothing below the path: this is told before they start. See docs/preload.md.";
 
-/// How long the file system goes on when nobody uses it.
+/// Time that the file system runs without users.
 const IDLE: Duration = Duration::from_secs(60);
 /// The same of one that was started to store what another has left.
 const IDLE_AFTER_WAIT: Duration = Duration::from_secs(1);
 /// How long another one, which was started at the same time, may take until programs can use it, and how often that is looked.
 const TOGETHER: Duration = Duration::from_secs(30);
 const TOGETHER_PAUSE: Duration = Duration::from_millis(20);
-/// How often one is started anew meanwhile: the other one may have ended instead.
+/// Maximum number of restarts while another process starts: that process may have ended instead.
 const TOGETHER_LOOKS: u32 = 50;
-/// What the file system says when programs can use it.
+/// Message of the file system when programs can use it.
 const READY: &str = "ready";
 /// Name of the library.
 const LIBRARY: &str = "libtidemill_preload.so";
@@ -57,7 +57,7 @@ const KEPT_AT: i32 = 700;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Where the program finds the array
+    /// Path at which the program finds the array
     #[arg(
         long,
         value_name = "PATH",
@@ -65,20 +65,22 @@ pub(crate) struct Args {
         env = "TIDEMILL_PRELOAD_PATH"
     )]
     prefix: PathBuf,
-    /// The program and what it is given
+    /// Program and its arguments
     #[arg(
         value_name = "PROGRAM",
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
     program: Vec<OsString>,
-    /// Files that the program closes are stored afterwards, if their element is not on this machine; until then they are kept here, whoever is killed
+    /// Store files in the background after the program closes them, if their element is not on this machine. Until then they are
+    /// kept on this machine, even if the program is killed
     #[arg(long = "async", conflicts_with_all = ["serve", "wait"])]
     given_away: bool,
-    /// Wait until all that was closed under --async is stored
+    /// Wait until all files that were closed under --async are stored
     #[arg(long, conflicts_with_all = ["serve", "program"])]
     wait: bool,
-    /// What may be closed and not stored yet, on this machine; who closes more waits. Of the file system that is started now
+    /// Maximum size of closed files that are not stored yet, on this machine. At the limit, closing a file waits. Applies to the
+    /// file system that this command starts
     #[arg(
         long,
         value_name = "SIZE",
@@ -86,25 +88,25 @@ pub(crate) struct Args {
         env = "TIDEMILL_PRELOAD_ROOM"
     )]
     room: Size,
-    /// Be the file system that programs use, in the foreground, until SIGTERM
+    /// Run the file system that programs use, in the foreground, until SIGTERM
     #[arg(long, conflicts_with = "program")]
     serve: bool,
-    /// With --serve: let other users use it, too, with their own rights
+    /// With --serve: allow access to other users, too, with their own rights
     #[arg(long, requires = "serve")]
     allow_other: bool,
-    /// Folder of the file system's socket [default: one of the user and the array]
+    /// Folder of the file system's socket [default: one for each user and array]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_PRELOAD_FOLDER")]
     folder: Option<PathBuf>,
     /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_PRELOAD_IN_PLACE")]
     in_place: Option<bool>,
-    /// The library [default: beside the binary, or in ../lib]
+    /// Path of the library [default: next to the binary, or in ../lib]
     #[arg(long, value_name = "FILE", env = "TIDEMILL_PRELOAD_LIBRARY")]
     library: Option<PathBuf>,
-    /// Start the program without looking whether this can work with it
+    /// Start the program without a check that the library can work with it
     #[arg(long)]
     unchecked: bool,
-    /// End when nobody has used it for so many seconds
+    /// Seconds without use after which it ends
     #[arg(long, hide = true, requires = "serve")]
     idle: Option<u64>,
 }
@@ -346,7 +348,7 @@ fn start_once(
     Ok(Err(why.to_owned()))
 }
 
-/// The command that serves a folder in the background. It keeps nothing of who started it: neither a terminal nor a folder.
+/// Returns the command that serves a folder in the background. It keeps neither the terminal nor the working folder of the caller.
 fn serving(
     args: &Args,
     context: &Context,
@@ -388,7 +390,7 @@ async fn serve(
 ) -> anyhow::Result<ExitCode> {
     if args.idle.is_some() {
         preload::close_inherited();
-        // Whoever started it may be ended with all of its session.
+        // A new session survives the end of the caller's session.
         let _ = rustix::process::setsid();
     }
     let credential = context.credential(&endpoint)?;

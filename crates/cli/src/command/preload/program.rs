@@ -1,4 +1,4 @@
-//! Whether a program can be made to use a library: what it is is read from its file before it starts.
+//! Checks whether a program can use a library. The kind of the program is read from its file before it starts.
 
 use anyhow::{Context as _, bail};
 use std::ffi::OsStr;
@@ -53,7 +53,7 @@ impl Program {
         let shown = self.path.display();
         let file = File::open(&self.path);
         let file = match file {
-            // What can't be read may be run all the same.
+            // A file that can't be read can still run.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(()),
             file => file.with_context(|| format!("can't run {shown}"))?,
         };
@@ -106,7 +106,7 @@ impl Elf<'_> {
 
     fn check(&self, path: &Path) -> anyhow::Result<()> {
         let shown = path.display();
-        // What can't be made sense of is left to the system.
+        // The system decides about files of unknown kind.
         let Some(head) = self.read(0, 64) else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! `tidemill preload --wait`: waits until what was given away is stored, and tells what could not be.
+//! `tidemill preload --wait`: waits until all asynchronous files are stored, and reports files that could not be stored.
 
 use super::owned_by_us_or_root;
 use crate::context::Context;

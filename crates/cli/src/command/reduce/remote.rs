@@ -1,7 +1,7 @@
-//! Reductions of files of the array: each element folds the pieces that it has, and what comes over the network is what it found.
+//! Reductions of files of the array: each element folds its own pieces, and the network carries only the results.
 //!
-//! Headers, indices of chunks and coordinates are read by ranges, and decoded here. Bytes of a piece that lie on other elements than
-//! most of it are sent along; fill values that nobody wrote are folded here.
+//! The client reads headers, indices of chunks and coordinates by ranges and decodes them. If a piece spans elements, its bytes
+//! are sent to the element with most of the piece. The client folds fill values that nobody wrote.
 
 use super::{Put, expanded, having};
 use crate::command::variables::{ArrayFile, ArrayFolder};
@@ -80,7 +80,7 @@ pub(super) async fn reduce(
     Ok(Table { notes, ..table })
 }
 
-/// The files that are reduced, as inputs of a job: those of [`having`], folders with a slash behind them.
+/// Returns the reduced files, as inputs of a job: the files of [`having`], folders with a trailing slash.
 pub(super) async fn inputs(
     query: &Query,
     paths: &[String],
@@ -284,7 +284,7 @@ impl Asked<'_> {
             }
         };
         if pending.path.is_some() {
-            // Only now is it known where it lies.
+            // The element of a whole file is known only now.
             for item in &mut pending.items {
                 let mut whole = item.bytes.iter().map(|held| match held {
                     Stored::Held { offset, length } => *offset..offset + length,
@@ -354,7 +354,7 @@ fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<Placed>) {
     for piece in layout.pieces(range) {
         let bytes = piece.offset..piece.offset + piece.length;
         let here = piece.at.filter(|at| at.part == part);
-        // What a part lacks behind its end is zeros.
+        // Bytes after the end of a part are zeros.
         let there = here.map_or(0, |at| {
             layout.parts()[part]
                 .size

@@ -11,7 +11,7 @@ use tidemill_wire::v1;
 
 /// How long one question waits: the server's own bound.
 const WAIT: Duration = Duration::from_secs(60);
-/// Pause before a server that is away is asked again.
+/// Pause before another request to an offline server.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Shows files that match as they come, without end or until so many came.

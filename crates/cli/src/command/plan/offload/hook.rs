@@ -1,5 +1,5 @@
-//! `tidemill plan offload --hook`: can the burst tier map what is written there before the next burst comes? The equations are
-//! `tidemill_plan::advisor::hook`; here numbers are looked up, flags first, then the calibration, then what the array knows.
+//! `tidemill plan offload --hook`: can the burst tier map a burst before the next burst comes? The equations are in
+//! `tidemill_plan::advisor::hook`; this module looks up numbers, flags first, then the calibration, then the array's records.
 
 use super::known::nanos;
 use super::{Args, per_second, size};
@@ -19,50 +19,50 @@ use tidemill_plan::advisor::hook::{HookAdvice, HookCase, Lack, advise_hook};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
-/// What is asked of a hook.
+/// Flags of the question about a hook.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Can the burst tier keep up with a hook?")]
 pub(super) struct HookArgs {
-    /// A hook that there is, or with --map the files of one that is to be
+    /// Name of an existing hook, or with --map the pattern of files for a planned hook
     #[arg(long, value_name = "HOOK", conflicts_with_all = ["kernel", "file", "size", "element", "link", "latency", "result", "splittable"])]
     pub(super) hook: Option<String>,
-    /// What is to be run on each file, as of `tidemill hook add`
+    /// Kernel to run on each file, as for `tidemill hook add`
     #[arg(long, value_name = "KERNEL")]
     map: Option<String>,
-    /// When files are mapped: write, seal or group [default: as the hook says, else write]
+    /// Time of the map: write, seal or group [default: as for the hook, else write]
     #[arg(long, value_parser = ["write", "seal", "group"])]
     on: Option<String>,
-    /// What stays: all, results or until-drained [default: as the hook says, else all]
+    /// Files that stay: all, results or until-drained [default: as for the hook, else all]
     #[arg(long, value_parser = ["all", "results", "until-drained"])]
     keep: Option<String>,
-    /// What a burst writes, into all elements
+    /// Bytes of a burst, into all elements
     #[arg(long, value_name = "SIZE")]
     burst: Option<Size>,
-    /// From the beginning of one burst to that of the next, as 60s
+    /// Time from the beginning of one burst to the beginning of the next, such as 60s
     #[arg(long, value_name = "TIME")]
     every: Option<Seconds>,
     /// Files of a burst [default: those of the hook's last round, else one for each core]
     #[arg(long, value_name = "FILES")]
     files: Option<u32>,
-    /// What programs write into one element, as '2 GB/s' [default: the rate of its device, if somebody said it]
+    /// Rate of writes into one element, such as '2 GB/s' [default: the rate of its device, if it is configured]
     #[arg(long, value_name = "RATE")]
     write_rate: Option<BytesPerSecond>,
     /// Input per second of the map on one core of an element [default: measured]
     #[arg(long, value_name = "RATE")]
     kernel_rate: Option<BytesPerSecond>,
-    /// Elements of the burst tier that share a burst [default: those that are up]
+    /// Number of elements of the burst tier that share a burst [default: those that are up]
     #[arg(long, value_name = "N")]
     elements: Option<u32>,
-    /// Cores of one of them [default: those that it offers]
+    /// Cores of each element [default: those that it offers]
     #[arg(long, value_name = "N")]
     cores: Option<u32>,
-    /// Percent of the processors that maps leave to who writes [default: --burst-share of the server, else 90]
+    /// Percentage of the processors that maps leave to programs that write [default: --burst-share of the server, else 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     share: Option<u8>,
-    /// What drains from one element to those that store [default: not looked at]
+    /// Rate of the drain from one element to elements that store [default: not considered]
     #[arg(long, value_name = "RATE")]
     drain_rate: Option<BytesPerSecond>,
-    /// Room for bursts on one element [default: what it could hold]
+    /// Space for bursts on one element [default: all that it could hold]
     #[arg(long, value_name = "SIZE")]
     room: Option<Size>,
 }
@@ -140,7 +140,7 @@ pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::R
     let tier = args.hook.tier(name, context).await?;
     let path = args.calibration.clone();
     let path = path.unwrap_or_else(|| context.array.calibration());
-    // What was never measured may be known otherwise.
+    // A calibration that does not exist is no error: other sources may have the numbers.
     let calibration = match args.calibration.is_some() || path.exists() {
         true => Some(Calibration::load(&path)?),
         false => None,
@@ -227,7 +227,7 @@ fn shape(args: &HookArgs, tier: &Tier) -> anyhow::Result<(u32, u32)> {
     Ok((elements, cores))
 }
 
-/// The map's rate on one core, and what it takes to start.
+/// Returns the map's rate on one core, and its start time.
 fn rate(
     (all, map, on): (&Args, &str, &str),
     tier: &Tier,
@@ -241,7 +241,7 @@ fn rate(
         say(rate, "as --kernel-rate says");
         return Ok((rate, Seconds::ZERO));
     }
-    // What was measured of one kernel says nothing of several.
+    // A measurement of one kernel does not apply to a pipe of several.
     let single = !map.contains('|');
     let here = calibration
         .filter(|_| single)
@@ -335,7 +335,7 @@ fn leaves(
     })
 }
 
-/// What the element with the least room could hold.
+/// Returns the capacity of the smallest element.
 fn room(tier: &Tier) -> Option<Bytes> {
     let could = |element: &v1::Element| {
         let has = element.staged.as_ref().map_or(0, |staged| staged.bytes);

@@ -1,4 +1,4 @@
-//! Where the advisor's numbers come from: flags first, then the calibration, then what the array knows of itself.
+//! Sources of the advisor's numbers: flags first, then the calibration, then the array's records.
 
 use super::load::Loads;
 use super::{Args, per_second};
@@ -117,7 +117,7 @@ impl Array {
     }
 }
 
-/// All that a case is made of but where the result is wanted, and where each number comes from.
+/// All numbers of a case except the place of the result, each with its source.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) input: Bytes,

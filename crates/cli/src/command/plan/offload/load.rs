@@ -69,7 +69,7 @@ impl Loads {
         let (beside, there) = tokio::join!(try_here(), ask(array));
         let there = there?;
         let alone = before.unwrap_or((beside, there.share));
-        // Nothing gets less when it is alone: what was found to be less had a bad moment.
+        // Other load only ever reduces a share. A smaller share without it is a bad measurement.
         let machine = |processors, share: f64, beside: f64, (running, left)| Machine {
             processors,
             share: share.max(beside),
@@ -134,7 +134,7 @@ struct There {
 }
 
 impl There {
-    /// What the element in question has to do. Where the server can't tell, kernels take what they took in the mean.
+    /// Returns the work of the element in question. Where the server can't tell, kernels count with their mean time.
     fn queue(&self, array: &Array) -> Queue {
         let element = &array.element;
         let said = self.elements.iter();

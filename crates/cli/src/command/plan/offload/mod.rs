@@ -31,57 +31,58 @@ const EXAMPLES: &str = "Examples:
 
 First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md tells the equations.";
 
-/// Should a kernel run on this machine, on the element that holds its input, or split between both?
+/// Advise where a kernel should run: on this machine, on the element that holds its input, or split between both
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
     override_usage = "tidemill plan offload [OPTIONS] <KERNEL> <FILE|--size <SIZE>>\n       tidemill plan offload [OPTIONS] --hook <HOOK> --burst <SIZE> --every <TIME>"
 )]
 pub(crate) struct Args {
-    /// The kernel, as `tidemill bench kernel` measured it
+    /// Name of the kernel, as `tidemill bench kernel` measured it
     #[arg(required_unless_present = "hook")]
     kernel: Option<String>,
-    /// The input, a path in the array
+    /// Path of the input in the array
     #[arg(required_unless_present_any = ["size", "hook"], conflicts_with = "size")]
     file: Option<std::ffi::OsString>,
-    /// Size of the input, if there is no file of it
+    /// Size of the input, instead of a file
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
-    /// Where the result is wanted
+    /// Place where the result is wanted
     #[arg(long, value_enum, default_value_t = Wanted::Host)]
     result: Wanted,
-    /// The element that is to hold an input of --size [default: the one with least to do]
+    /// Id of the element for an input of --size [default: the element with the least work]
     #[arg(long, value_name = "ID", conflicts_with = "file")]
     element: Option<u32>,
-    /// Speed of the element's cores, in those of this machine [default: measured]
+    /// Speed of the element's cores relative to this machine's [default: measured]
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     element_speed: Option<f64>,
-    /// Rate of the link, as '1 Gbit/s' [default: measured]
+    /// Rate of the link, such as '1 Gbit/s' [default: measured]
     #[arg(long, value_name = "RATE")]
     link: Option<BytesPerSecond>,
-    /// Latency of the link, as '1 ms' [default: measured, else none]
+    /// Latency of the link, such as '1 ms' [default: measured, else none]
     #[arg(long, value_name = "TIME")]
     latency: Option<Seconds>,
     /// Bytes of result for each byte of input [default: measured]
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     output_ratio: Option<f64>,
-    /// Results of parts make the result of the whole [default: known of built-in kernels, else not]
+    /// Treat the kernel as splittable: results of parts make the result of the whole [default: known of built-in kernels, else not]
     #[arg(long)]
     splittable: bool,
-    /// As if neither side had anything else to do
+    /// Assume that both sides are idle
     #[arg(long)]
     no_load: bool,
-    /// What a core of the element takes when it works and when it waits, such as 0.75 W,22.5 mW; energy is told if that is
-    /// said of both sides
+    /// Power of a core of the element, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power
+    /// of
+    /// both sides
     #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "host_power")]
     element_power: Option<Power>,
-    /// What a core of this machine takes when it works and when it waits, such as 23.75 W,7.875 W
+    /// Power of a core of this machine, busy and waiting, such as 23.75 W,7.875 W
     #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "element_power")]
     host_power: Option<Power>,
-    /// What moving takes, such as 10 pJ/bit [default: not counted]
+    /// Energy of moving bytes, such as 10 pJ/bit [default: not counted]
     #[arg(long, value_name = "ENERGY", requires = "element_power")]
     link_energy: Option<JoulesPerByte>,
-    /// What `tidemill bench kernel` measured [default: DIR/calibration.toml]
+    /// Calibration file of `tidemill bench kernel` [default: DIR/calibration.toml]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     #[command(flatten)]
@@ -95,7 +96,7 @@ impl Args {
     }
 }
 
-/// Where the result is wanted.
+/// Place of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Wanted {
     /// On this machine
@@ -130,7 +131,7 @@ fn power(text: &str) -> Result<Power, String> {
     Ok(Power { busy, idle })
 }
 
-/// What both sides take, if that was said.
+/// Returns the power of both sides, if the flags give it.
 fn powers(args: &Args) -> Option<Powers> {
     Some(Powers {
         element: args.element_power?,
@@ -209,7 +210,7 @@ async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> 
     }
 }
 
-/// As sizes are told in all other commands.
+/// Sizes as in all other commands.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

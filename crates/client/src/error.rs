@@ -60,7 +60,7 @@ pub enum Error {
     Answer(&'static str),
     /// A version that was read while it was written did not become the file's.
     #[error(
-        "{path}: what was being written was given up, or replaced, after {bytes} bytes of it had been read; read it again"
+        "{path}: the version that was read while it was written has been aborted or replaced, after {bytes} read bytes; read the file again"
     )]
     GivenUp {
         /// The file.
@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// Bytes of a version were changed after they had been read.
     #[error(
-        "{0}: its writer went back and changed what had been read already; read it again, now that it is closed"
+        "{0}: the writer went back and changed bytes after they were read; read the file again, now that it is closed"
     )]
     WrittenOver(String),
     /// An element can't be reached.
@@ -92,11 +92,13 @@ pub enum Error {
         message: String,
     },
     /// The element a file is on is not part of the array or is down.
-    #[error("element {0} is down: the file can be had again when it is back (`tidemill status`)")]
+    #[error(
+        "element {0} is down: its files are unavailable until it is up again (`tidemill status`)"
+    )]
     ElementDown(tidemill_core::id::ElementId),
     /// A channel holds as much as it may.
     #[error(
-        "channel {0} is full: its readers have to read what it holds, or be forgotten (`tidemill channel list ROOM`)"
+        "channel {0} is full: wait until its readers have received more messages, or forget a reader (`tidemill channel list ROOM`)"
     )]
     ChannelFull(String),
     /// A local file.

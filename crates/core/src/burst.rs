@@ -64,7 +64,7 @@ impl Default for Limits {
 /// Limits that make no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the burst tier can't be emptied from {high} % down to {low} %: give two percentages, 1 to 99, of which the second is not larger"
+    "the burst tier can't be emptied from {high} % down to {low} %: give two percentages, 1 to 99, the second not larger than the first"
 )]
 pub struct LimitsError {
     high: u8,

@@ -83,7 +83,7 @@ pub enum Placed {
 pub enum Refusal {
     /// It never fits.
     #[error(
-        "{bytes} bytes with what is kept beside them: the channel holds {capacity}; send less at once, or make a larger channel"
+        "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or make a larger channel"
     )]
     TooLong {
         /// Bytes of the record.

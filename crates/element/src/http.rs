@@ -211,7 +211,9 @@ pub(crate) enum Refused {
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
     OwnPage,
-    #[error("what is outside can be linked by root and by the array's own user only; import it")]
+    #[error(
+        "a file of an external store can be linked by root and by the array's own user only; import it"
+    )]
     NotYours,
     #[error("more than {0} bytes")]
     TooLong(usize),
@@ -219,7 +221,7 @@ pub(crate) enum Refused {
     Slow,
     #[error(transparent)]
     Busy(#[from] Busy),
-    #[error("the range lies beyond the object's {0} bytes")]
+    #[error("the range is beyond the object's {0} bytes")]
     Range(u64),
     #[error(transparent)]
     Reduce(#[from] ReduceTrouble),

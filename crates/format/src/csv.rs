@@ -83,7 +83,7 @@ pub enum LineError {
     #[error("quotes are opened and not closed: a line must end outside of them")]
     Open,
     /// Something behind the quotes that close a column.
-    #[error("something stands behind the quotes of a column")]
+    #[error("a column has characters after its closing quotes")]
     Behind,
     /// More columns than any table has.
     #[error("more than {COLUMNS_MAX} columns")]

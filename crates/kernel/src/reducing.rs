@@ -176,7 +176,7 @@ pub enum ReduceError {
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// There is no child.
-    #[error("no socket can be had: {0}")]
+    #[error("can't make a socket: {0}")]
     Socket(#[from] io::Error),
 }
 

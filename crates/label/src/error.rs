@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// Some of what a subscription asks for came so long ago that the array does not know it any more.
     #[error(
-        "some of what came is not known any more: the array remembers a bounded number of arrivals; asked again it goes on with what is known"
+        "some arrivals are not known any more: the array remembers a bounded number of arrivals; ask again to continue with the known arrivals"
     )]
     Missed,
     /// It was cancelled before it was begun.

@@ -315,7 +315,7 @@ fn set_place(
     config.burst = args.tier.or(file.tier) == Some(config::ElementTier::Burst);
     anyhow::ensure!(
         !config.burst || stores,
-        "--tier burst: what only lends cores has no tier, and what is in memory drains nowhere; leave out --role and --medium"
+        "--tier burst: an element that only lends cores has no tier, and an element in memory does not drain; leave out --role and --medium"
     );
     config.outside = outside::place(args, file)?;
     anyhow::ensure!(

@@ -222,7 +222,7 @@ fn walk(folder: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Res
             steps.push(Step::File(local, path, size));
         } else {
             anyhow::bail!(
-                "not a file, folder or link: {}; move it away or copy through the mount",
+                "not a file, folder or link: {}; move it elsewhere or copy through the mount",
                 local.display()
             );
         }

@@ -253,7 +253,7 @@ fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
     }
     anyhow::ensure!(
         !variables.is_empty(),
-        "no variable: name it behind a colon, as {}:tas; `tidemill variables` shows which there are",
+        "no variable: name one after a colon, as {}:tas; `tidemill variables` lists a file's variables",
         files[0]
     );
     anyhow::ensure!(

@@ -182,7 +182,7 @@ impl Draining {
             .unwrap_or(limits.share);
         anyhow::ensure!(
             limits.share <= 99,
-            "--burst-share: {} % of the processors can't be left to who writes: give 0 to 99, as maps are to end, too",
+            "--burst-share: {} % of the processors can't be left to programs that write: give 0 to 99, as maps need processors, too",
             limits.share
         );
         limits.checked().context("--drain-high, --drain-low")

@@ -176,7 +176,7 @@ pub enum Problem {
     },
     /// A task that may use less memory than is set aside for it.
     #[error(
-        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is set aside for the task; leave one of them away"
+        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is set aside for the task; leave one of them out"
     )]
     MemoryLimit {
         /// What it may use.
@@ -208,7 +208,7 @@ pub enum Problem {
     #[error("the job has no tasks; \"tasks\" needs at least one group {{ … }}")]
     NoTasks,
     /// A task without outputs.
-    #[error("a task needs at least one output; what it finds would be lost")]
+    #[error("a task needs at least one output; without an output its results would be lost")]
     NoOutputs,
     /// A name of a job or task that can't be used.
     #[error(
@@ -274,7 +274,7 @@ pub enum Problem {
     },
     /// A file in a folder that a task makes as a whole.
     #[error(
-        "\"{below}\" lies in \"{folder}\", a folder that a task makes as a whole; read all of it, as \"{folder}\", or write elsewhere"
+        "\"{below}\" is in \"{folder}\", a folder that a task makes as a whole; read all of it, as \"{folder}\", or write elsewhere"
     )]
     WithinFolder {
         /// The folder.
@@ -344,10 +344,12 @@ pub enum Problem {
         problem: SelectionError,
     },
     /// An input that is to have a name which no input can have.
-    #[error("\"{0}\" can't be what a kernel calls an input; give a name relative to \"workdir\"")]
+    #[error(
+        "\"{0}\" can't be the name of an input of a kernel; give a name relative to \"workdir\""
+    )]
     InputName(String),
     /// An input whose file was written anew while the job was read.
-    #[error("input \"{0}\" was written anew just now; submit the job again")]
+    #[error("input \"{0}\" has changed during the submission; submit the job again")]
     Changed(String),
     /// What only components have.
     #[error("\"{0}\" says what components of a file see: it needs \"per\"")]
@@ -438,7 +440,7 @@ pub enum Problem {
     },
     /// A pattern that means nothing.
     #[error(
-        "no file matches \"{0}\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above"
+        "no file matches \"{0}\"; a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above"
     )]
     NoMatch(String),
     /// A pattern that means a file whose name a script can't have.
@@ -526,7 +528,7 @@ pub enum Problem {
     OutputExists(String),
     /// A folder among the outputs where there is a file.
     #[error(
-        "output \"{0}/\" is a folder, but \"{0}\" is there and is none; remove it, or write to another name"
+        "output \"{0}/\" is a folder, but \"{0}\" exists and is not a folder; remove it, or write to another name"
     )]
     FileForFolder(String),
     /// An output that another job is going to write.

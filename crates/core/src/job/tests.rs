@@ -182,9 +182,12 @@ fn component_inputs_are_pinned_to_inspected_version() {
         resolve_job(&job, &array).map_err(|errors| errors.to_string())
     };
     let newer = errors(8).unwrap_err();
-    assert!(newer.contains("was written anew just now"), "{newer}");
+    assert!(
+        newer.contains("has changed during the submission"),
+        "{newer}"
+    );
     let same = errors(7);
-    assert!(!same.is_err_and(|error| error.contains("anew")));
+    assert!(!same.is_err_and(|error| error.contains("has changed")));
 }
 
 #[test]
@@ -1095,7 +1098,7 @@ fn output_folder_needs_kernel_with_own_files() {
     array.files.insert("/w/o", Look::Unsealed);
     let said = errors_in(&replacing, &array);
     assert!(
-        said.contains("\"/w/o/\" is a folder, but \"/w/o\" is there and is none"),
+        said.contains("\"/w/o/\" is a folder, but \"/w/o\" exists and is not a folder"),
         "{said}"
     );
 }
@@ -1229,7 +1232,7 @@ fn surroundings_of_all_tasks_are_bounded_in_size() {
 #[test]
 fn patterns_without_match_or_beyond_limits_are_refused() {
     let rest = r#"kernel = "k"; output = [ "{x}" ]; }"#;
-    let nothing = "a pattern means the files that are there when the job is submitted, and outputs of tasks above";
+    let nothing = "a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above";
     let cases = [
         (r#"{ name = "a"; input = [ "*.gz" ]; "#, format!("3:25: task \"a\": no file matches \"*.gz\"; {nothing}")),
         (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is no pattern: '*' may stand in its last part only".to_owned()),
@@ -1403,7 +1406,7 @@ fn task_errors_name_setting_and_place() {
         ),
         (
             "input = [ \"d/\" ];",
-            "3:57: task \"a\": no file matches \"d/\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above",
+            "3:57: task \"a\": no file matches \"d/\"; a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above",
         ),
         (
             "pipelined = [ \"x\" ];",
@@ -1460,7 +1463,7 @@ fn task_errors_name_setting_and_place() {
         ),
         (
             r#"{ name = "a"; kernel = "k"; output = [ ]; }"#,
-            "3:38: task \"a\": a task needs at least one output; what it finds would be lost",
+            "3:38: task \"a\": a task needs at least one output; without an output its results would be lost",
         ),
         (
             r#"{ name = "a"; kernel = "k"; output = [ "/d/o" ]; }"#,
@@ -1603,11 +1606,11 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"i\"; name = \"/w/x\"; }",
-        "\"/w/x\" can't be what a kernel calls an input; give a name relative to \"workdir\"",
+        "\"/w/x\" can't be the name of an input of a kernel; give a name relative to \"workdir\"",
     ),
     (
         "{ file = \"i\"; name = \"../x\"; }",
-        "\"../x\" can't be what a kernel calls an input; give a name relative to \"workdir\"",
+        "\"../x\" can't be the name of an input of a kernel; give a name relative to \"workdir\"",
     ),
     (
         "{ file = \"i\"; part = 0; }, { file = \"i\"; part = 1; }",

@@ -51,7 +51,7 @@ pub(crate) struct Channel {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
     #[error(
-        "this element has no such channel: it has ended with its room, was removed, or what it was kept in is lost (`tidemill channel list ROOM`)"
+        "this element has no such channel: it has ended with its room, was removed, or is lost with its memory or element (`tidemill channel list ROOM`)"
     )]
     None,
     #[error(transparent)]

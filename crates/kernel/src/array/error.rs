@@ -54,7 +54,7 @@ pub enum ArrayError {
     Ragged { found: usize, size: usize },
     #[error("the checksum is {found:08x}, where {expected:08x} was stored")]
     Checksum { found: u32, expected: u32 },
-    #[error("what is said of it does not fit its bytes")]
+    #[error("its description does not fit its bytes")]
     Beyond,
     #[error("these results are not of the same reduction")]
     OtherReduction,

@@ -422,7 +422,7 @@ mod tests {
         let wrong = decoded(&both, &all[..all.len() - 1]).unwrap_err();
         assert_eq!(
             wrong,
-            "piece 0 of tas, from index [0, 0] on, can't be decoded: what is said of it does not fit its bytes"
+            "piece 0 of tas, from index [0, 0] on, can't be decoded: its description does not fit its bytes"
         );
         let mut damaged = all;
         damaged[2] ^= 0xff;

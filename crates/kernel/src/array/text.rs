@@ -226,7 +226,7 @@ mod tests {
             (
                 "b",
                 "a,b\n\"1\"x,2\n",
-                "0 0 something stands behind the quotes",
+                "0 0 a column has characters after its closing quotes",
             ),
             ("c", "a,b\n", "no variable c; there are a, b"),
             ("a", "a,a\n", "#0 and #1 are both called a"),

@@ -196,7 +196,7 @@ pub enum BuiltinError {
         needed: u64,
     },
     /// A fold was finished before all bytes of a value had come.
-    #[error("a part of the input is missing: byte {0} or one beside it")]
+    #[error("a part of the input is missing: byte {0} or an adjacent byte")]
     Gap(u64),
     /// A kernel that has no partial states was asked for one, or was to be put behind another.
     #[error("{kernel} {what}")]
@@ -210,7 +210,7 @@ pub enum BuiltinError {
     #[error("this partial state cannot be used: {0}")]
     State(&'static str),
     /// What the kernel before writes cannot be gathered in a file.
-    #[error("cannot keep what the kernel before it writes: {0}")]
+    #[error("cannot keep the output of the kernel before it: {0}")]
     Gather(#[source] io::Error),
     /// The result cannot be written.
     #[error("cannot write the result: {0}")]

@@ -238,7 +238,7 @@ pub enum Problem {
     #[error("the workflow has no tasks")]
     NoTasks,
     /// Two tasks of one name.
-    #[error("task `{task}` is there twice, first in line {first}")]
+    #[error("task `{task}` exists twice, first in line {first}")]
     SameTask {
         /// Its name or id.
         task: String,
@@ -336,7 +336,7 @@ pub enum SimError {
         element: ElementId,
     },
     /// Files are to lie where they were recorded, but one was not.
-    #[error("it is not recorded on which element `{file}` lies; choose another placement")]
+    #[error("the element of `{file}` is not recorded; choose another placement")]
     NotRecorded {
         /// The file.
         file: String,

@@ -38,7 +38,7 @@ pub(crate) enum Refused {
     NotYet(String),
     #[error("the file is not the version that was asked for: it has another one by now")]
     Other,
-    #[error("the range lies beyond the file's {0} bytes")]
+    #[error("the range is beyond the file's {0} bytes")]
     Range(u64),
     #[error(transparent)]
     Busy(#[from] Busy),

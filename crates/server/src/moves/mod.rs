@@ -53,7 +53,7 @@ pub(crate) enum Refusal {
     #[error("element {0} is not part of the array; see `tidemill status`")]
     Unknown(u32),
     #[error(
-        "element {0} is the last one that keeps data: what it has could go nowhere; start another element first"
+        "element {0} is the last one that keeps data: its files could not move to another element; start another element first"
     )]
     Last(u32),
     #[error("element {0} is not being emptied; see `tidemill status`")]
@@ -68,11 +68,11 @@ pub(crate) enum Refusal {
         names: String,
     },
     #[error(
-        "element {0} is still in use: {1}; wait, or stop it and take it out then if it is gone for good"
+        "element {0} is still in use: {1}; wait, or, if it is lost for good, stop it and then remove it"
     )]
     InUse(u32, String),
     #[error(
-        "element {0} went away with {1} files that are being written there: start it again, or give them up with --lose"
+        "element {0} is down, and {1} files were being written there: start it again, or lose them with --lose"
     )]
     Writing(u32, u64),
     #[error("element {0} keeps no data: name one that `tidemill status` lists as store")]
@@ -105,7 +105,7 @@ pub(crate) enum Refusal {
         missing: u64,
     },
     #[error(
-        "element {element} of the burst tier could hold {capacity} bytes at all, and {bytes}, and 16 MiB beside them, are more"
+        "element {element} of the burst tier could hold {capacity} bytes at all, which is less than {bytes} bytes plus 16 MiB"
     )]
     Beyond {
         element: u32,

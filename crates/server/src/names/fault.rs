@@ -72,7 +72,9 @@ pub enum Fault {
     )]
     Unsettled,
     /// The locks of a mount are not known, or were given up.
-    #[error("the locks of mount {0} are not known: it was away for too long, or has to join first")]
+    #[error(
+        "the locks of mount {0} are not known: it was offline for too long, or has to join first"
+    )]
     NotJoined(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
@@ -117,7 +119,7 @@ pub enum Fault {
     BadDurable(String),
     /// Neither that readers wait nor that they don't.
     #[error(
-        "{0} does not say whether who reads waits for what is still to be written: give 1, or 0"
+        "{0} does not say whether readers wait for bytes that are still to be written: give 1, or 0"
     )]
     BadWait(String),
     /// No layout.

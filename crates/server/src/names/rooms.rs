@@ -56,16 +56,14 @@ pub(crate) enum Refusal {
     #[error("there is no channel {0} in the room: `tidemill channel list ROOM`")]
     NoChannel(String),
     #[error(
-        "what was in channel {0} is lost with the memory, or the element {1}, that it was kept in: remove it, and make it anew"
+        "the content of channel {0} is lost with the memory of element {1}, or with the element: remove the channel, and create it again"
     )]
     ChannelLost(String, u32),
     #[error("a channel of {0} bytes can't be: give 64 KiB at least and 4 GiB at most")]
     Capacity(u64),
     #[error("a channel of {0} bytes is more than the {1} bytes that are left of the room's quota")]
     NoQuota(u64, u64),
-    #[error(
-        "no element that is up has {0} bytes for a channel, and 16 MiB beside them: `tidemill status`"
-    )]
+    #[error("no element that is up has {0} bytes plus 16 MiB for a channel: `tidemill status`")]
     NoElement(u64),
     #[error("a room has 64 channels at most, an array 4096, and 1024 of one user: remove some")]
     TooManyChannels,

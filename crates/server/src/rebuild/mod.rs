@@ -74,7 +74,7 @@ pub struct Apart {
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
     /// There is a database.
-    #[error("{0} exists; move it away first if it is damaged or belongs to another array")]
+    #[error("{0} exists; move it elsewhere first if it is damaged or belongs to another array")]
     Exists(PathBuf),
     /// A server runs in the folder, or it can't be used.
     #[error(transparent)]
@@ -117,7 +117,7 @@ pub enum Problem {
     Unattached,
     /// A copy of a database in use, without its log.
     #[error(
-        "this is a copy of the database of an element that ran, without its log (element.db-wal): what was written last is missing; give the element's folder, or a copy that `sqlite3 element.db '.backup COPY'` makes, or stop the element and copy element.db then"
+        "this is a copy of the database of an element that ran, without its log (element.db-wal): the last writes are missing; give the element's folder, or a copy that `sqlite3 element.db '.backup COPY'` makes, or stop the element and copy element.db then"
     )]
     Behind,
     /// Of another array.

@@ -33,7 +33,7 @@ pub(super) fn check(listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let own = listen.is_none_or(|address| address.ip().is_loopback());
     anyhow::ensure!(
         own,
-        "--listen: labels are served to this host only, as what is said to this port is not encrypted: give 127.0.0.1:PORT or [::1]:PORT"
+        "--listen: labels are served to this host only, as connections to this port are not encrypted: give 127.0.0.1:PORT or [::1]:PORT"
     );
     Ok(())
 }

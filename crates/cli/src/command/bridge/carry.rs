@@ -140,7 +140,10 @@ impl Carrier {
     async fn imported(&self, object: &Object, path: &files::Path) -> anyhow::Result<Outcome> {
         match self.attr(path).await {
             Ok(attr) => {
-                ensure!(attr.kind() != Kind::Directory, "a folder is there");
+                ensure!(
+                    attr.kind() != Kind::Directory,
+                    "the path is a folder of the array"
+                );
                 if self.noted(&attr).await == Some(Note::new(object, attr.object)) {
                     return Ok(Outcome::Same);
                 }

@@ -497,7 +497,7 @@ impl<'a> Batches<'a> {
         };
         anyhow::ensure!(
             length(&sent) <= SENT_BYTES_MAX as u64,
-            "{}: chunk {} lies on several elements and is larger than may be sent",
+            "{}: chunk {} is on several elements and is larger than may be sent",
             self.name,
             one.chunk
         );

@@ -147,7 +147,7 @@ fn invalid_wfformat_is_reported_with_line() {
         ),
         (
             error(WHOLE, "\"id\": \"02\"", "\"id\": \"01\""),
-            "w.json:10: task `01` is there twice, first in line 6",
+            "w.json:10: task `01` exists twice, first in line 6",
         ),
         (
             error(WHOLE, "\"sizeInBytes\": 1000 }", "\"sizeInBytes\": -5 }"),
@@ -211,7 +211,7 @@ fn duplicate_or_absurd_wfformat_values_are_reported() {
         ),
         (
             error(SPLIT, "{ \"id\": \"sum_ID02\"", "{ \"id\": \"cut_ID01\""),
-            "w.json:22: task `cut_ID01` is there twice, first in line 21",
+            "w.json:22: task `cut_ID01` exists twice, first in line 21",
         ),
         (
             error(SPLIT, "\"tiny\"", "\" \""),

@@ -96,7 +96,7 @@ impl Files {
     pub(super) async fn begin(&self, writes: bool) -> anyhow::Result<()> {
         let Folder::Is(ino) = self.folder("").await? else {
             anyhow::bail!(
-                "{} is no folder: remove what is there, or unbind it",
+                "{} is not a folder: remove the file, or unbind the bridge",
                 self.binding.folder
             );
         };

@@ -8,9 +8,9 @@ use tidemill_client::Endpoint;
 
 const START: &str = "Start here:
   tidemill up                        a server, four elements and a mount on this machine
-  cp *.fits ~/.local/share/tidemill/mnt/     data goes in (as root: /var/lib/tidemill/mnt)
-  tidemill submit --watch job.conf   work on it where it lies
-  tidemill lineage /mosaic.fits      what made it
+  cp *.fits ~/.local/share/tidemill/mnt/     copy data in (as root: /var/lib/tidemill/mnt)
+  tidemill submit --watch job.conf   work on it where it is stored
+  tidemill lineage /mosaic.fits      show the origin of a file
   tidemill down                      stop everything
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.

@@ -13,11 +13,12 @@ use tidemill_label::agent;
 
 const EXAMPLES: &str = "Examples:
   tidemill agent                                  in the foreground
-  systemd-run --user tidemill agent --stay        as a service of yours
+  systemd-run --user tidemill agent --stay        as your service
   tidemill agent --listen 127.0.0.1:7070          labels by gRPC on a port of this host, too, with the token in agent.token
 
-Applications start it themselves. It is one process of a user and host, does what applications have published, and ends
-30 s after the last of them. Programs in any language reach it by gRPC at `agent.sock`, in the folder of its logs. What it could not do is in `agent.log`, in the folder of its logs: see `tidemill apps`.";
+Applications start the agent themselves. Each user has one agent on a host. It carries out published labels, and ends
+30 s after the last application. Programs in any language reach it by gRPC at `agent.sock`, in the folder of its logs.
+Failures are in `agent.log`, in the same folder: see `tidemill apps`.";
 
 /// Carry out the labels that your applications publish. Applications start the agent themselves
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ const EXAMPLES: &str = "Examples:
   tidemill apps
   tidemill --json apps | jq '.applications[] | select(.failed > 0)'
 
-Applications of yours on this host. One that has ended stays until all that it published is done.";
+The list has your applications on this host. A finished application stays until all its labels are done.";
 
 /// Show the applications that publish labels on this host, and their unfinished labels
 #[derive(Debug, clap::Args)]

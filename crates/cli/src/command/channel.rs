@@ -18,16 +18,16 @@ use tidemill_wire::route::{self, ChannelReading};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill channel create m51 steps --capacity 64MiB         in the room m51
-  tidemill channel send m51 steps step.dat --wait 1m         a file as a message; waits for room
-  ./simulate | tidemill channel send m51 steps --lines       each line is a message
-  tidemill channel receive m51 steps --from 7                message 7, or the first after it
-  tidemill channel receive m51 steps --reader plot --wait 1h waits for the next one of this reader
+  tidemill channel create m51 steps --capacity 64MiB         make a channel in the room m51
+  tidemill channel send m51 steps step.dat --wait 1m         send a file as a message; wait for space
+  ./simulate | tidemill channel send m51 steps --lines       send each line as a message
+  tidemill channel receive m51 steps --from 7                message 7, or the next message that exists
+  tidemill channel receive m51 steps --reader plot --wait 1h wait for the next message of this reader
   tidemill channel receive m51 steps --reader plot -n 100 --json
   tidemill channel list m51
-  tidemill channel forget m51 steps plot                     it reads no more, and holds up nobody
+  tidemill channel forget m51 steps plot                     the channel keeps no more messages for it
 
-A message is let go when all readers, by their names, have received it. Without readers all are kept.";
+A message is deleted when all named readers have received it. Without readers, all messages are kept.";
 
 /// Time that a sender or a receiver waits for an offline element, unless `--wait` sets a longer time.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use tidemill_wire::v1::{self, check_reply::Message};
 
 const EXAMPLES: &str = "Examples:
-  tidemill check                    objects that nothing knows, files whose bytes are missing or wrong
-  tidemill check --mend             and seals what has a name and is not sealed
-  tidemill check --mend --yes       and sets objects aside that nothing knows: they are removed after a week
+  tidemill check                    objects without a file, files whose bytes are missing or wrong
+  tidemill check --mend             seal unsealed files that have a name, too
+  tidemill check --mend --yes       set objects without a file aside, too; elements remove them after a week
   tidemill --json check | jq -r 'select(.kind == \"missing\").path'
 
-Exit codes: 0 nothing was found, 1 something was (mended or not), or the check failed.";
+Exit codes: 0 no findings, 1 findings (mended or not), or the check failed.";
 
 /// Compare the namespace with the objects on elements (root and the server's user only)
 #[derive(Debug, clap::Args)]

@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
-  tidemill down                     mount first, then elements, then the server
-  tidemill down --force             kill what does not end in time
+  tidemill down                     stop the mount, then elements, then the server
+  tidemill down --force             kill processes that do not end in time
 
-Nothing is lost: files stay in their folders, jobs go on after the next `tidemill up`.";
+Nothing is lost: files stay in their folders, and jobs continue after the next `tidemill up`.";
 
 /// How long a process may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(20);

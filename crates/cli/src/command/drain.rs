@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill drain /run/step-7.nc             begin, and say how much is still to be copied
-  tidemill drain /run --wait                until all that was closed below it is on elements that store
-  tidemill drain /run --free --wait         and gone from the burst tier
+  tidemill drain /run/step-7.nc             begin, and print the remaining size
+  tidemill drain /run --wait                wait until all closed files below it are on elements that store
+  tidemill drain /run --free --wait         and remove them from the burst tier
   tidemill --json drain /run | jq .bytes
 
-Files drain by themselves some time after they were closed (--drain-after of `tidemill server`); this is for those who don't wait
-for that. It goes on after a restart of the server. What is being written for the first time does not drain before it is closed.";
+Files drain by themselves some time after they were closed (--drain-after of `tidemill server`). This command drains them at once,
+and continues after a restart of the server. A file that is written for the first time does not drain before it is closed.";
 
 /// Interval between two reports of progress, and longest pause between two requests.
 const PERIOD: Duration = Duration::from_millis(500);

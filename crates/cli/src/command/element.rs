@@ -23,21 +23,21 @@ use tidemill_element::power::Meter;
 use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
-  tidemill element --id 0                             beside a server on this machine
+  tidemill element --id 0                             for a server on this machine
   tidemill element --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
 
-  tidemill element --id 999 --medium memory --capacity 2GiB       files in folders that ask for memory, lost with this machine
+  tidemill element --id 999 --medium memory --capacity 2GiB       for folders that ask for memory; files are lost with this machine
 
-  tidemill element --id 20 --outside s3://bucket/array --outside-keys ~/keys      files go on to an object store
+  tidemill element --id 20 --outside s3://bucket/array --outside-keys ~/keys      keep files in an object store
   tidemill element --id 20 --outside s3://bucket/array --outside-as \"dedup | zstd\"        the same, in fewer bytes
 
-  tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
-  tidemill element suspend 3                          it sleeps until what it has is needed; `wake 3` wakes it
-  tidemill element remove 3                           and it is the array's no more
+  tidemill element drain 3 --wait                     move its files to other elements during operation
+  tidemill element suspend 3                          suspend it until its files are needed; `wake 3` wakes it
+  tidemill element remove 3                           remove it from the array
 
-As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
-telling the server; what was running is run again.";
+As root, kernels run as the owners of their jobs; otherwise all run as the element's user. The element ends on SIGTERM, after
+a message to the server; interrupted tasks run again.";
 
 /// Set for a process whose element is suspended.
 const ASLEEP: &str = "TIDEMILL_ELEMENT_ASLEEP";

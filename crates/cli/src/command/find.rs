@@ -15,12 +15,12 @@ use tidemill_mount::mountpoint::is_mounted;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill find 'var = tas and time >= 1990 and lat < 30'   what headers of netCDF, HDF5 and FITS files say
+  tidemill find 'var = tas and time >= 1990 and lat < 30'   by headers of netCDF, HDF5 and FITS files
   tidemill find 'units = K and dim.lat >= 180' --under /cmip6
   tidemill find 'attr.institution ~ \"NC.*\" or standard_name = air_temperature'
-  tidemill find 'user.project = x and not owner = alice'      attributes that setfattr sets
+  tidemill find 'user.project = x and not owner = alice'      by attributes that setfattr sets
   tidemill find 'name ~ \"*.nc\" and size > 1G and mtime >= 2026-01-01'
-  tidemill find 'made-by = monthly and from = /raw/a.nc'      by kernel, task, job or rule; by what it was made of
+  tidemill find 'made-by = monthly and from = /raw/a.nc'      by kernel, task, job or rule; by input
   tidemill find 'time = 1999-12' --under /mnt/tidemill/cmip6  prints paths of the mount
   tidemill --json find 'var = tas' --header | jq -r '.header.attributes.experiment'";
 

@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 const EXAMPLES: &str = "Examples:
   tidemill get /mosaic.png .                    into a folder
   tidemill get /mosaic.png picture.png          under another name
-  tidemill get -r /results .                    a folder with all that is in it
+  tidemill get -r /results .                    a folder with all files below it
   tidemill get /counts.txt - | sort             to standard output
-  tidemill get --damaged /raw/a.fits rest.fits  what is left of a file of which every copy is damaged";
+  tidemill get --damaged /raw/a.fits rest.fits  the rest of a file with damage in every copy";
 
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;

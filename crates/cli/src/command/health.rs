@@ -11,8 +11,8 @@ const EXAMPLES: &str = "Examples:
   tidemill health --all                         every file's name
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
-Exit codes: 0 all is well; 3 all files can be had, but a state of the array needs an administrator, or copies are missing;
-4 files can't be had: their elements do not answer, or every copy is damaged; another code: the command failed.
+Exit codes: 0 all is well; 3 all files are available, but a state of the array needs an administrator, or copies are missing;
+4 files are unavailable: their elements do not answer, or every copy is damaged; another code: the command failed.
 docs/operating.md lists the states by name.";
 
 /// The lists of files.

@@ -21,11 +21,11 @@ const EXAMPLES: &str = "Examples:
   tidemill hook add '/run/*.nc' --map /usr/bin/sha256sum --output 'sums/${name}' --on write
   tidemill hook add '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --output 'sorted/${batch}'
   tidemill hook list
-  tidemill hook show max                  how its maps and rounds went, and whether they keep up
-  tidemill hook end max --wait            reduce what has come so far
+  tidemill hook show max                  the progress of its maps and rounds, and whether they keep up
+  tidemill hook end max --wait            reduce the files of the open round
   tidemill hook remove max
 
-Names of files are relative to the folder that the pattern begins with; ${stem}, ${name} and the like are those of rules.";
+Names of files are relative to the folder at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
 
 /// Manage hooks: run a kernel on each new file, on the element that took the file, and reduce the results
 #[derive(Debug, clap::Args)]

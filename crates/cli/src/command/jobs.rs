@@ -20,12 +20,12 @@ const EXAMPLES: &str = "Examples:
   tidemill jobs --state failed --limit 10    the last ten that failed
   tidemill jobs --name 'montage*'   by name
   tidemill jobs 3                   one job, task by task
-  tidemill jobs 3 --export-trace run.json    how job 3 went, for `tidemill plan`
+  tidemill jobs 3 --export-trace run.json    the course of job 3, for `tidemill plan`
   tidemill --json jobs 3 | jq '.tasks[] | select(.state == \"failed\")'
-  tidemill jobs --delete 3 4        takes them off the list, with what their tasks printed
-  tidemill jobs --delete --older 30d    and all of yours that ended over 30 days ago
+  tidemill jobs --delete 3 4        delete them from the list, with the output of their tasks
+  tidemill jobs --delete --older 30d    delete all your jobs that ended over 30 days ago
 
-The lineage of a deleted job's files stays, and so do its remembered results.";
+The lineage of a deleted job's files stays, and its remembered results stay, too.";
 
 /// List jobs, or the tasks of given jobs
 #[derive(Debug, clap::Args)]

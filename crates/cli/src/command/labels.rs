@@ -9,7 +9,7 @@ const EXAMPLES: &str = "Examples:
   tidemill labels
   tidemill --json labels | jq '.labels[] | select(.why == \"drain\")'
 
-What is queued or runs is listed, and how many files wait for labels of their own. Labels of tasks are in `tidemill jobs`.";
+The list has queued and running labels, and the number of files that wait for their own labels. Labels of tasks are in `tidemill jobs`.";
 
 /// Show labels that belong to no job: copies, removals, and their reasons (root and the server's user only)
 #[derive(Debug, clap::Args)]

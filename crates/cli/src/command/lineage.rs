@@ -17,19 +17,19 @@ use tidemill_core::shown::{day_of, escaped};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill lineage /montage/mosaic.png             everything that made it
-  tidemill lineage --down /raw/a.fits              everything that was made of it
+  tidemill lineage /montage/mosaic.png             the origin of the file
+  tidemill lineage --down /raw/a.fits              all files that were made from it
   tidemill lineage --depth 1 /montage/mosaic.png   the last step only
-  tidemill lineage --stop softmean /atlas-x.gif    nothing that was before softmean
-  tidemill lineage --task 17                       a run, and what it read came from
-  tidemill lineage --versions /montage/mosaic.png  all that was ever there
+  tidemill lineage --stop softmean /atlas-x.gif    no steps before softmean
+  tidemill lineage --task 17                       a run, and the origin of its inputs
+  tidemill lineage --versions /montage/mosaic.png  all versions of the path
   tidemill lineage --kernel align_warp --arg '-m 12' --on monday
   tidemill lineage --annotation center=UChicago    files with that attribute (setfattr -n user.center -v UChicago)
-  tidemill lineage --down --annotation max=4095 --only 'atlas-*.gif'   what was made of such
-  tidemill lineage /run1/atlas-x.gif --diff /run2/atlas-x.gif          what differs in how they were made
+  tidemill lineage --down --annotation max=4095 --only 'atlas-*.gif'   the files that were made from such files
+  tidemill lineage /run1/atlas-x.gif --diff /run2/atlas-x.gif          the differences between their origins
   tidemill lineage --format svg -o mosaic.svg /montage/mosaic.png
 
-A search without a path looks at all your own tasks and at all files that you may read; with one, within its lineage.";
+A search without a path covers all your tasks and all files that you may read. With a path, it covers the lineage of that path.";
 
 /// Nanoseconds of a second.
 const SECOND_NS: i64 = 1_000_000_000;

@@ -12,7 +12,7 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill ls                       the root
   tidemill ls -l /raw               with sizes and the elements that hold the files
-  tidemill --json ls -R / | jq      everything there is";
+  tidemill --json ls -R / | jq      all files and folders";
 
 /// List files of the array
 #[derive(Debug, clap::Args)]

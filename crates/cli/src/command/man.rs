@@ -11,7 +11,7 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "Examples:
   tidemill man ~/.local/share/man/man1 && man tidemill-submit
 
-`make install` does it for all users.";
+`make install` installs the pages for all users.";
 
 /// Write the manual pages into a folder
 #[derive(Debug, clap::Args)]

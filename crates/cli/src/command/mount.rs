@@ -16,9 +16,9 @@ const EXAMPLES: &str = "Examples:
   tidemill mount /mnt/tidemill --server https://10.0.0.1:7700 --token-file /etc/tidemill.token
 
 Needs /dev/fuse; for users other than root also the program fusermount3 (Debian: fuse3). Mounted by root, all
-users may use it with their own rights; mounted by another user, only that user. What bridges lead to is in /bridges,
-for the user who mounts and root, with that user's keys. Waits for a server that is not
-there yet. Ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
+users may use it with their own rights; mounted by another user, only that user. Stores of bridges are in /bridges,
+for root and the user of the mount, with that user's keys. The mount waits for a server that has not
+started yet. It ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
 
 /// Mount the array as a file system, in the foreground
 #[derive(Debug, clap::Args)]

@@ -10,11 +10,11 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill move /raw/a.fits --element 2
   tidemill move /raw --element 2            all files below it
-  tidemill move /big --element 0,1,4,5      on these elements, as much on each
-  tidemill move /raw --cancel               what has not been moved stays
+  tidemill move /big --element 0,1,4,5      spread evenly over these elements
+  tidemill move /raw --cancel               stop; files that have not moved yet stay
 
-It is done in the background, by labels (`tidemill labels`), and goes on after a restart of the server. Whoever reads the files
-does not notice. Of a file with several copies the first one moves. What lies on one of the elements already stays there.";
+Files move in the background, by labels (`tidemill labels`), and continue after a restart of the server. Readers of the files
+do not notice. If a file has several copies, the first copy moves. Files that one of the elements already has stay there.";
 
 /// Move files of the array to other elements
 #[derive(Debug, clap::Args)]

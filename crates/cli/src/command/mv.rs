@@ -9,7 +9,7 @@ use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
   tidemill mv /raw/a.fits /raw/b.fits
-  tidemill mv /mosaic.png /results         into a folder that is there";
+  tidemill mv /mosaic.png /results         into an existing folder";
 
 /// Rename a file or folder of the array; its bytes stay on their element
 #[derive(Debug, clap::Args)]

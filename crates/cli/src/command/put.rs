@@ -24,10 +24,10 @@ use tokio::task::JoinSet;
 const EXAMPLES: &str = "Examples:
   tidemill put a.fits b.fits /raw/              into a folder
   tidemill put a.fits /raw/first.fits           under another name
-  tidemill put -r survey /                      a folder with all that is in it, as /survey
+  tidemill put -r survey /                      a folder with all files below it, as /survey
   tidemill put --element 2 a.fits /raw/         to one element
-  tidemill put --copies 2 a.fits /raw/          and a copy to another host, made afterwards
-  tidemill put --copies 2,now a.fits /raw/      the same; ends when it is there
+  tidemill put --copies 2 a.fits /raw/          with a copy on another host, made afterwards
+  tidemill put --copies 2,now a.fits /raw/      the same; wait for the copy
   tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 elements in turn
   make-data | tidemill put - /raw/data          from standard input";
 

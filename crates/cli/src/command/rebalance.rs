@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill rebalance --dry-run              what would move
-  tidemill rebalance                        and have it moved, in the background
-  tidemill rebalance --within 2             even out smaller differences, too
-  tidemill rebalance --cancel               what has not been moved stays
+  tidemill rebalance --dry-run              show the planned moves
+  tidemill rebalance                        move files, in the background
+  tidemill rebalance --within 2             balance smaller differences, too
+  tidemill rebalance --cancel               stop; files that have not moved yet stay
 
-What counts is what an element holds of what it could hold. Only elements that are up and are not being emptied take part.";
+The fill level is the used share of an element's capacity. Only elements that are up and are not being emptied take part.";
 
 /// Balance the fill level of elements (root and the server's user only)
 #[derive(Debug, clap::Args)]

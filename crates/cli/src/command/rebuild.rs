@@ -13,13 +13,13 @@ const EXAMPLES: &str = "Examples:
   tidemill rebuild                                   the array of `tidemill up`, after its server.db was lost
   tidemill rebuild --folder /srv/server /srv/el-0 /copies/element-1.db
 
-Stop the server and move a damaged server.db (with its -wal and -shm) away first. Name every element of the
-array: its folder, or a copy of its element.db. `sqlite3 element.db '.backup COPY'` copies the database of an
-element that runs; a plain copy lacks what is in element.db-wal, and is refused. Names, links, owners, modes, times, versions, extended attributes
-and lineage come back as the server has last noted them on the elements, which takes it about a second. What
-only the server knew is lost: lifetimes, job scripts, and jobs that had not ended.
+Stop the server and move a damaged server.db (with its -wal and -shm) elsewhere first. Name every element of the
+array: its folder, or a copy of its element.db. `sqlite3 element.db '.backup COPY'` copies the database of a
+running element; a plain copy lacks the writes in element.db-wal, and is refused. Names, links, owners, modes, times, versions,
+extended attributes and lineage are restored as the server last noted them on the elements, about a second after each change.
+Records that only the server has are lost: lifetimes, job scripts, and unfinished jobs.
 
-Exit codes: 0 all that elements know of is there, 1 less was found than there was, or the database could not be made.";
+Exit codes: 0 all files that elements know of were found, 1 some were not found, or the database could not be made.";
 
 /// Files that are named in the text; all are in the JSON.
 const SHOWN_MAX: usize = 20;

@@ -20,14 +20,14 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tonic::{Code, Status};
 
 const EXAMPLES: &str = "Examples:
-  tidemill room create m51 --quota 1GiB --ttl 2h       /rooms/m51, yours, in memory where there is some
+  tidemill room create m51 --quota 1GiB --ttl 2h       your room /rooms/m51, in memory if the array has any
   tidemill room create shared --group 1200 --mode 770  for a group, by its number
-  tidemill room join m51 -- ./simulate                 the room ends when the last such program has ended
-  tidemill room get m51 step-7.dat --wait 30s > step   waits until somebody has put it
+  tidemill room join m51 -- ./simulate                 the room ends with the last program
+  tidemill room get m51 step-7.dat --wait 30s > step   wait until a program has written it
   tidemill room list
   tidemill room remove m51
 
-Files in a room are files like all others, below /rooms in the mount.";
+Files in a room are normal files, below /rooms in the mount.";
 
 /// Interval at which a member renews its membership.
 const RENEWAL: Duration = Duration::from_secs(5);

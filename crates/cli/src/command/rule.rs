@@ -14,14 +14,14 @@ use tidemill_core::rule::MAX_RULE_BYTES;
 use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
-  tidemill rule test monthly.rule /climate/run-07/tas.nc      what it would do with a file
-  tidemill rule add monthly.rule --existing                   from now on, and for what is there
+  tidemill rule test monthly.rule /climate/run-07/tas.nc      the task for a file, without running it
+  tidemill rule add monthly.rule --existing                   from now on, and for existing files
   tidemill rule add --folder /raw wc.rule                     as the folder's attribute user.tidemill.rule
   tidemill rule list
-  tidemill rule show monthly                                  its text, and how its firings went
-  tidemill rule log monthly --state failed                    files that failed, and why
+  tidemill rule show monthly                                  its text, and the outcomes of its firings
+  tidemill rule log monthly --state failed                    failed files, with reasons
   tidemill rule retry monthly                                 fire for them again
-  tidemill rule pause monthly                                 what is sealed meanwhile waits for `resume`
+  tidemill rule pause monthly                                 files that are sealed now wait for `resume`
   tidemill rule remove monthly
 
 monthly.rule:

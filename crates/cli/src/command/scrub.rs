@@ -11,15 +11,15 @@ use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill scrub                    all that all elements hold; goes on by itself
+  tidemill scrub                    all objects of all elements, in the background
   tidemill scrub --element 2 --wait
-  tidemill scrub --wait /raw        the files below a folder, and what is wrong with them
+  tidemill scrub --wait /raw        the files below a folder, with the findings
   tidemill --json scrub --wait /raw | jq '.damaged[].path'
 
-Objects are compared with the hashes that were made of them soon after they were sealed. What is damaged is made anew of
-another copy, if there is one; `tidemill health` tells what could not be.
+Elements compare objects with their hashes, made soon after the seal. A damaged object is restored from
+another copy, if one exists; `tidemill health` lists objects that could not be restored.
 
-Exit codes: 0 nothing is damaged (or nobody waited), 1 something is or was, or not all could be read.";
+Exit codes: 0 no damage (or without --wait), 1 damage was found, repaired or not, or not all objects could be read.";
 
 /// How often it is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(300);

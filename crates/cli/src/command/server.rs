@@ -20,12 +20,13 @@ use tidemill_server::elastic::{Command, Commands};
 
 const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
-  tidemill server --listen 10.0.0.1:7700              for elements and mounts on others
+  tidemill server --listen 10.0.0.1:7700              for elements and mounts on other hosts
   tidemill server --host-cores 8                      run reduce tasks on the server's own cores
   tidemill server --queue nats://10.0.0.5:4222        labels wait in NATS
 
 The folder holds the database, the socket `server.sock`, `token` (copy it to elements and mounts on other
-hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
+hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
+after its next start.";
 
 /// The environment's word for the queue.
 pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";

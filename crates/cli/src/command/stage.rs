@@ -17,24 +17,24 @@ use tidemill_wire::v1;
 use tonic::Code;
 
 const EXAMPLES: &str = "Examples:
-  tidemill stage /input --wait              until all below it has a copy in the burst tier
+  tidemill stage /input --wait              wait until all files below it have a copy in the burst tier
   tidemill stage /input --element 8         on that element of the tier
   tidemill --json stage /input | jq .bytes
-  tidemill drain /output --free --wait      the other way, when the program has ended
-  tidemill stage reserve 100GB --folder /run/42 --wait   room in the tier for what will be written there
+  tidemill drain /output --free --wait      the other way, after the program has ended
+  tidemill stage reserve 100GB --folder /run/42 --wait   room in the tier for new files there
   tidemill stage list
   tidemill stage release /run/42
 
-Without --element it is an element of the tier on this host, if there is one, else the one with the most room. Copies there are none of
-those that `copies` counts, and go when room is wanted, those that were staged last come last. Files have to be readable for the caller.";
+Without --element, the copies are made on an element of the tier on this host, if it has one, else on the element with the most room.
+`copies` does not count them. They are removed when room is needed, in the order of staging. You need the right to read the files.";
 
 const RESERVE_EXAMPLES: &str = "Examples:
-  tidemill stage reserve 100GB --folder /run/42            refused at once if there is no room
-  tidemill stage reserve 100GB --folder /run/42 --wait     waits until enough has drained, or other promises have ended
+  tidemill stage reserve 100GB --folder /run/42            fail at once if room is missing
+  tidemill stage reserve 100GB --folder /run/42 --wait     wait until enough files have drained, or other promises have ended
   tidemill stage reserve 1TB --folder /run/42 --for 4h --element 8
 
-New files below the folder go to that element, and use the promise up, whoever writes them, until it ends: after --for, by
-`tidemill stage release`, or with the folder. Others' new files begin in what is not promised. An open file counts as 16 MiB.";
+New files of all users below the folder are written to that element, and use the promise up. The promise ends after --for, by
+`tidemill stage release`, or with the folder. Other new files only begin in room that is not promised. An open file counts as 16 MiB.";
 
 /// How often a promise is asked for again.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -18,13 +18,13 @@ const EXAMPLES: &str = "Examples:
   tidemill stripe /big 1MiB        new files below /big: 1 MiB to each element in turn
   tidemill stripe /big 4MiB,8      to 8 elements each
   tidemill stripe /big off         new files are whole again
-  tidemill stripe /big             how it is
-  tidemill stripe --rewrite /big/file 1MiB,4     the file itself, written anew
-  tidemill stripe --rewrite /big 1MiB            and all files that are below /big already
-  tidemill layout /big/file        where the bytes of a file are
+  tidemill stripe /big             show the stripes of the folder
+  tidemill stripe --rewrite /big/file 1MiB,4     rewrite the file itself
+  tidemill stripe --rewrite /big 1MiB            rewrite all existing files below /big
+  tidemill layout /big/file        show the elements with the bytes of a file
 
-A file that is there stays as it is until it is written again: with --rewrite it is written anew now, with the same bytes, owner, mode, time
-and number of copies, as a new version. One that is being written is refused.";
+An existing file stays as it is until it is written again. --rewrite writes it now, with the same bytes, owner, mode, time
+and number of copies, as a new version, and refuses a file that is being written.";
 
 /// The folder attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";

@@ -16,9 +16,9 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill submit job.conf                      prints the job's id and returns
   tidemill submit --watch job.conf              follows it to its end
-  tidemill submit --dry-run job.conf            where its tasks would go, and what they would take; submits nothing
+  tidemill submit --dry-run job.conf            the placement of its tasks, and their times; submits nothing
   tidemill submit --policy hybrid job.conf      another policy than the script's
-  tidemill submit --replace job.conf            once more after a change: what is unchanged is not run again
+  tidemill submit --replace job.conf            again after a change: unchanged tasks do not run again
   make-script | tidemill submit -               the script from standard input
 
 Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";

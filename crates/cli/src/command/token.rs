@@ -16,7 +16,7 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill token create --user alice --expires 90d --output alice.token
-  tidemill token create --output ~/.config/tidemill/token      one for myself, on the server's host
+  tidemill token create --output ~/.config/tidemill/token      for yourself, on the server's host
   tidemill token create --trusted --note node7 --output node7.token
   tidemill token list
   tidemill token revoke 3

@@ -21,13 +21,13 @@ use tidemill_mount::mountpoint::{self, is_mounted};
 const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four elements, a mount at DIR/mnt
   tidemill up --elements 8 --cores 2 --host-cores 4
-  tidemill up --warehouse 2GiB                  and an element in memory, for folders that ask for it
-  tidemill up --burst /nvme/tidemill            and one of the burst tier on a fast disk, where new files go first
+  tidemill up --warehouse 2GiB                  add an element in memory, for folders that ask for it
+  tidemill up --burst /nvme/tidemill            add an element of the burst tier on a fast disk, for new files
   tidemill up --burst /nvme/tidemill --outside s3://bucket/run --outside-keys ~/keys
-                                                and what was written goes on to an object store
+                                                and drain files to an object store
   tidemill --dir /data/array up --mount /mnt/array
 
-Can be given again at any time: what runs already is left alone, what is missing is started.
+You can repeat the command at any time: it starts missing processes and leaves running ones alone.
 Logs are in DIR/log, pid files in DIR/run.";
 
 /// How long a part may take to be ready.

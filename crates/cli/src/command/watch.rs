@@ -19,12 +19,12 @@ const EXAMPLES: &str = "Examples:
   tidemill watch                    your newest job
   tidemill watch 3
   tidemill --json watch 3 | jq -r '.changed[] | .name + \" \" + .state'
-  tidemill watch '/run/step-*'      files of that name, of anybody whose files you may read, as they are closed or renamed
+  tidemill watch '/run/step-*'      files of this name that you may read, as they are closed or renamed
   tidemill watch '/run/**' --count 1
   tidemill --json watch '/run/step-*' --from 1764122400000000
 
-Exit code 0 when the job ended well, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the job.
-Of files, --json says a cursor with each: --from goes on behind it, and misses nothing that came meanwhile.";
+Exit code 0 when the job ended well, 1 when it failed or was cancelled. Ctrl-C ends the command, not the job.
+For files, --json prints a cursor with each: --from continues after it, and misses no file.";
 
 /// How often a lost server is tried again, once a second.
 const RECONNECTS_MAX: u32 = 60;

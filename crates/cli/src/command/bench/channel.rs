@@ -14,10 +14,10 @@ use tidemill_wire::route::ChannelReading;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill bench channel m51                           in a room of yours
+  tidemill bench channel m51                           in your room m51
   tidemill bench channel m51 --bytes 1024 --batch 64
 
-It makes a channel of its own in the room, and removes it.";
+The command makes its own channel in the room, and removes the channel at the end.";
 
 /// The channel that it uses.
 const NAME: &str = "bench";

@@ -20,11 +20,11 @@ use tidemill_kernel::{Launcher, Settings, builtin_names};
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                             all built-in kernels on this machine
-  tidemill bench kernel max grep --size 1Gi         over more input than it would choose by itself
+  tidemill bench kernel max grep --size 1Gi         over more input than the default
   tidemill bench kernel od -- -A n -t x1 -v         a program: data on standard input, result on standard output
-  tidemill bench kernel --elements max              on this machine, on each element, and the way to each
+  tidemill bench kernel --elements max              on this machine, on each element, and the network to it
 
-Input is made from a seed and lies in the page cache. What was measured before of other kernels is kept.";
+Input is generated from a seed and is in the page cache. The file keeps earlier results of other kernels.";
 
 /// Least size of an input: less says nothing.
 const SIZE_BYTES_MIN: u64 = 1 << 20;

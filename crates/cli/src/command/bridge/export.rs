@@ -16,11 +16,11 @@ use tidemill_wire::v1::Kind;
 use tokio::task::JoinSet;
 
 const EXAMPLES: &str = "Examples:
-  tidemill export /results cloud/run-7            all below /results, as run-7/…
+  tidemill export /results cloud/run-7            all files below /results, as run-7/…
   tidemill export '/results/*.png' cloud/plots
   tidemill export /results/max.txt cloud/run-7    one file, as run-7/max.txt
 
-What is there already and the same in the array is passed by: a command that was ended is begun again.";
+Files that the store already has, unchanged, are skipped. Run an interrupted command again to continue.";
 
 /// Copy files of the array to an external store
 #[derive(Debug, clap::Args)]

@@ -15,13 +15,13 @@ use tidemill_core::rule::Pattern;
 use tokio::task::JoinSet;
 
 const EXAMPLES: &str = "Examples:
-  tidemill import scratch/run-7 /raw              all below run-7, as /raw/…
-  tidemill import 'cloud/2026/**/*.nc' /raw       below 2026, as /raw/…
+  tidemill import scratch/run-7 /raw              all files below run-7, as /raw/…
+  tidemill import 'cloud/2026/**/*.nc' /raw       all .nc files below 2026, as /raw/…
   tidemill import survey/dr9/table.fits /raw      one file, as /raw/table.fits
-  tidemill import cloud /all --limit 20MB         20 MB a second at most
-  tidemill import --link 'cloud/2026/**' /raw     nothing is copied: what is read is fetched then (docs/outside.md)
+  tidemill import cloud /all --limit 20MB         at most 20 MB per second
+  tidemill import --link 'cloud/2026/**' /raw     copies nothing; reads fetch bytes (docs/outside.md)
 
-What is there already and the same in the store is passed by: a command that was ended is begun again.";
+Files that the array already has, unchanged, are skipped. Run an interrupted command again to continue.";
 
 /// Copy files of an external store into the array
 #[derive(Debug, clap::Args)]

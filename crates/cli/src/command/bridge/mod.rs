@@ -26,15 +26,15 @@ const EXAMPLES: &str = "Examples:
   tidemill bridge add cloud 's3://bucket/run-7?endpoint=https://s3.example.org&region=eu-1'
   tidemill bridge add survey https://data.example.org/dr9 --read-only
   tidemill bridge list
-  tidemill bridge check cloud                     does it answer, and take my keys?
-  tidemill bridge bind cloud /cloud               /cloud has what is in it, and it what is written there
-  tidemill bridge refresh cloud                   now
-  tidemill bridge unbind cloud                    files stay, and what is in the store
-  tidemill bridge remove cloud                    what is in the store stays
+  tidemill bridge check cloud                     test that the store answers and accepts your keys
+  tidemill bridge bind cloud /cloud               objects appear in /cloud; new files in /cloud are written to the store
+  tidemill bridge refresh cloud                   scan the store now
+  tidemill bridge unbind cloud                    files and objects stay
+  tidemill bridge remove cloud                    objects in the store stay
 
-Keys are in ~/.config/tidemill/bridges/NAME, or where --keys says, with mode 0600:
-  access_key_id = \"…\"        of S3, with secret_access_key, and session_token if there is one
-  username = \"…\"             of WebDAV and HTTP, with password; or token";
+Keys are in ~/.config/tidemill/bridges/NAME, or in the file of --keys, with mode 0600:
+  access_key_id = \"…\"        for S3, with secret_access_key, and optionally session_token
+  username = \"…\"             for WebDAV and HTTP, with password; or token";
 
 /// Manage bridges: names of external stores such as folders, S3, WebDAV or HTTP
 #[derive(Debug, clap::Args)]

@@ -17,8 +17,8 @@ use tidemill_core::shown::line;
 use tidemill_wire::v1::{self, Kind, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
-  tidemill sync cloud/run-7 /raw                  what is new or changed there comes
-  tidemill sync /results cloud/run-7 --delete     and what is gone from /results is deleted there";
+  tidemill sync cloud/run-7 /raw                  copy new and changed files
+  tidemill sync /results cloud/run-7 --delete     delete files there that /results does not have, too";
 
 /// Make a folder of an external store the same as a folder of the array, or the other way round
 #[derive(Debug, clap::Args)]

@@ -8,13 +8,13 @@ use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill element drain 3                  begin, and say how far it is; again: say how far it is
-  tidemill element drain 3 --wait           until nothing is left there
-  tidemill element drain 3 --cancel         what is still there stays
+  tidemill element drain 3                  begin, and print the progress; later calls print the progress
+  tidemill element drain 3 --wait           wait until the element is empty
+  tidemill element drain 3 --cancel         stop; remaining files stay
   tidemill --json element drain 3 | jq .files_left
 
-Nothing new is put there: no files, no outputs of tasks, no copies. Files that are being written there end there and move then;
-tasks that it has go on; what is read there is removed when its last reader has let go. It goes on after a restart of the
+The element takes no new files, outputs of tasks or copies. Open files are finished there and move then. Its tasks
+continue. Bytes with readers are removed after the last reader has closed them. The drain continues after a restart of the
 server.";
 
 /// How often it is looked how far it is.

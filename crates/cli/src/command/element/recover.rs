@@ -19,12 +19,13 @@ use tidemill_element::outside::packs::{
 };
 
 const EXAMPLES: &str = "Examples:
-  tidemill element recover s3://bucket/run-7 --keys ~/run-7.keys            what is there
+  tidemill element recover s3://bucket/run-7 --keys ~/run-7.keys            list the files
   tidemill element recover s3://bucket/run-7 --keys ~/run-7.keys 'run/*.nc' --into /scratch/back
-  tidemill import BRIDGE/PATTERN /FOLDER                                    and into an array again, from there
+  tidemill import BRIDGE/PATTERN /FOLDER                                    copy from the store into an array again
 
-It is for what `--outside-as` has put there, and needs neither the element nor an array. Of each name it gives the newest version; what
-was removed or renamed lately may be there, under the name that it had. Files that are not in packs lie there under their names.";
+The command reads stores of elements with `--outside-as`, and needs neither the element nor an array. It lists the newest version of
+each name. Files that were removed or renamed lately may be listed under their old names. Files that are not in packs are in the store
+under their names.";
 
 /// Find the files in the packs of an external store, without the element that wrote them
 #[derive(Debug, clap::Args)]

@@ -9,9 +9,9 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill element drain 3 --wait && tidemill element remove 3
-  tidemill element remove 3 --lose          its disk is gone: give up what no other element has
+  tidemill element remove 3 --lose          its disk is lost: lose files that no other element has
 
-Its number is not given again: an element that comes with it is refused. Its folder is left as it is.";
+The number is not given again: the server refuses an element with it. The folder of the element stays as it is.";
 
 /// Remove an element from the array for good (root and the server's user only)
 #[derive(Debug, clap::Args)]

@@ -12,10 +12,10 @@ use tidemill_plan::sim::compare::compare;
 use tidemill_plan::sim::trace::Trace;
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan compare 3                        job 3 of this array, with the times of that very run
-  tidemill plan compare 4 --times-of 3           job 4 predicted by what the same job took as job 3
+  tidemill plan compare 3                        job 3 of this array, with the times of the same run
+  tidemill plan compare 4 --times-of 3           job 4 predicted by the times of job 3, a run of the same job
   tidemill plan compare wa.json --times-of rr.json
-  tidemill plan compare 3 --platform mine.ini    your description of this array instead of what was measured";
+  tidemill plan compare 3 --platform mine.ini    your description of this array instead of measurements";
 
 /// Compare prediction and measurement of a job: makespan, bytes moved, every task
 #[derive(Debug, clap::Args)]

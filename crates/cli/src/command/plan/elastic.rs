@@ -12,8 +12,8 @@ const EXAMPLES: &str = "Examples:
   tidemill plan elastic montage.trace.json --platform array.ini --awake 1,2,3
   tidemill --json plan elastic job.conf --costs costs.toml --platform array.ini | jq '.points[].best'
 
-The platform says what elements draw (power_busy, power_idle, power_suspended), how long they take to wake (wake), and whether
-those that have nothing to do are put to sleep (suspend_after). docs/planning.md tells what is modelled.";
+The platform has the power of elements (power_busy, power_idle, power_suspended), their time to wake (wake), and the time after
+which idle elements are suspended (suspend_after). docs/planning.md describes the model.";
 
 /// Simulate a job on an array with suspended elements: with the awake elements alone, with all, and with as many as pay
 #[derive(Debug, clap::Args)]

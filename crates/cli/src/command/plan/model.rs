@@ -17,8 +17,8 @@ const EXAMPLES: &str = "Examples:
   tidemill plan model energy --without drain-over-link --without overload-infeasible
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
 
-A site file describes a machine, what it may stage on, its applications and kernels; start from
-examples/site/jaguar.toml. docs/models.md tells the equations and what each correction mends.";
+A site file describes a machine, its staging devices, applications and kernels; start from
+examples/site/jaguar.toml. docs/models.md has the equations and the reason of each correction.";
 
 /// Evaluate the staging, feasibility, energy and cost models of Active Flash: should analysis run on the devices that output is
 /// staged to?

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan run job.conf --costs costs.toml --platform array.ini --tasks --gantt job.svg
   tidemill --json plan run montage.trace.json | jq '.makespan_ns, .moved_bytes'
 
-examples/planning has a platform and costs to start from; docs/planning.md tells all of their settings.";
+examples/planning has a platform and costs to start from; docs/planning.md describes all settings.";
 
 /// Simulate a job on an array that need not exist: time, bytes moved, energy, and each task's course
 #[derive(Debug, clap::Args)]

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan sweep job.conf --costs costs.toml --platform array.ini --elements 1-4 --cores 1-4 --policy wa
   tidemill --json plan sweep montage.trace.json | jq 'min_by(.makespan_ns)'
 
-Elements are like the first of the platform; how many there are and how many cores each has is what is tried.";
+All elements are like the first element of the platform. The sweep varies their number and their cores.";
 
 /// Simulate a job on arrays of 1 to 8 elements with 1 to 12 cores under several policies: one table, one plot
 #[derive(Debug, clap::Args)]

@@ -25,13 +25,13 @@ const EXAMPLES: &str = "Examples:
   tidemill preload -- ls -l /t
   tidemill preload --prefix /data -- python3 analyse.py /data/in.csv
   tidemill preload -- bash                        a shell whose programs all find the array below /t
-  tidemill preload --async -- ./simulate /t/out   files are stored after they are closed, while it goes on
-  tidemill preload --wait                         until all of them are stored; tells what could not be, and ends with 1 then
+  tidemill preload --async -- ./simulate /t/out   store closed files in the background
+  tidemill preload --wait                         wait until all are stored; report files that failed, with exit code 1
   tidemill preload --serve --allow-other          as a service of root, for all users of this machine
 
-Needs neither /dev/fuse nor root. The file system itself is a process of yours that is started when it is needed and ends 60 s
-after the last program; root may run one for everybody. Programs that are linked statically, Go programs and set-user-id
-programs ask the system itself and find nothing below the path: this is told before they start. See docs/preload.md.";
+The command needs neither /dev/fuse nor root. The file system is your own process. It starts on demand and ends 60 s
+after the last program; root may run one for everybody. Statically linked programs, Go programs and set-user-id
+programs bypass the library and find nothing below the path: the command reports this before they start. See docs/preload.md.";
 
 /// Time that the file system runs without users.
 const IDLE: Duration = Duration::from_secs(60);

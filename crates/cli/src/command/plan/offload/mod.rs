@@ -23,13 +23,13 @@ use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts,
 
 const EXAMPLES: &str = "Examples:
   tidemill plan offload max /raw/values.f64              a file of the array, on the element that holds it
-  tidemill plan offload grep --size 20G                  such a file, on the element that has least to do
+  tidemill plan offload grep --size 20G                  a file of this size, on the element with the least work
   tidemill plan offload max --size 1G --element-speed 0.25 --link '1 Gbit/s'     no array is needed
   tidemill plan offload --hook extremes --burst 100GB --every 60s     can the burst tier keep up with a hook?
   tidemill plan offload --hook '/run/*.f64' --map max --burst 1TB --every 10min --elements 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
   tidemill --json plan offload od /raw/a --result element | jq -r .best
 
-First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md tells the equations.";
+First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md has the equations.";
 
 /// Advise where a kernel should run: on this machine, on the element that holds its input, or split between both
 #[derive(Debug, clap::Args)]

@@ -580,7 +580,7 @@ fn promise_ends_by_time_folder_release_or_tier() {
     assert_eq!(array.sh("cat a/open"), "before and after");
     let gone = array.run(&["stage", "release", "/a"]);
     assert!(
-        !gone.ok && gone.err.contains("nothing is promised"),
+        !gone.ok && gone.err.contains("does not exist or is not yours"),
         "{}",
         gone.err
     );

@@ -273,7 +273,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     let why = String::from_utf8_lossy(&ended.stderr);
     assert!(
         !ended.status.success()
-            && (why.contains("ended with its room") || why.contains("no room r")),
+            && (why.contains("ended with its room") || why.contains("room r does not exist")),
         "{why}"
     );
     let kept = |index| {

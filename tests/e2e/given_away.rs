@@ -305,7 +305,11 @@ fn async_close_never_overwrites_newer_files_of_others() {
     wait("somebody else writes it", || array.run(&put).ok);
     not_stored(
         &programs,
-        &["/f", "somebody else has written", kept[0].to_str().unwrap()],
+        &[
+            "/f",
+            "another process has written",
+            kept[0].to_str().unwrap(),
+        ],
     );
     assert_eq!(cat(&array, "/f"), "theirs");
     assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");

@@ -129,7 +129,7 @@ fn missing_calibration_is_reported() {
     };
     refused(&["min", "--size", "1 GB"], "tidemill bench kernel min");
     refused(&["max", "--size", "1 GB"], "give --link");
-    refused(&["max", "--size", "1 X"], "is no size");
+    refused(&["max", "--size", "1 X"], "is not a size");
     refused(
         &["max", "--size", "1 GB", "--element-speed", "0"],
         "above zero",
@@ -138,7 +138,7 @@ fn missing_calibration_is_reported() {
     refused(&["max", "/a"], "can't reach the server");
     refused(
         &["max", "--size", "1 GB", "--calibration", "none.toml"],
-        "none.toml is not there",
+        "none.toml does not exist",
     );
     let unknown = advice(
         folder.path(),

@@ -41,7 +41,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     for wrong in ["", "..", ".hidden", "a/b", "ü", &"a".repeat(65)] {
         let said = array.run(&["room", "create", wrong]);
         assert!(
-            !said.ok && said.err.contains("no name of a room"),
+            !said.ok && said.err.contains("can't be the name of a room"),
             "{wrong}: {}",
             said.err
         );
@@ -99,7 +99,7 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     assert_eq!(&read, b"x\n");
     let unknown = array.run(&["room", "remove", "r"]);
     assert!(
-        !unknown.ok && unknown.err.contains("no room r"),
+        !unknown.ok && unknown.err.contains("room r does not exist"),
         "{}",
         unknown.err
     );

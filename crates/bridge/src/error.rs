@@ -57,7 +57,7 @@ pub enum Error {
     #[error("{0} was changed while it was read: nothing of it was kept, try again")]
     Changed(String),
     /// Somebody else writes it.
-    #[error("{0} is being written by somebody else: wait for that")]
+    #[error("{0} is being written by another process: wait until it is closed")]
     Busy(String),
     /// No file: a link, a pipe, a folder.
     #[error("{path} is {what}, no file: it is not followed")]

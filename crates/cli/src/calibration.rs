@@ -98,7 +98,7 @@ pub(crate) struct ElementSpeed {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CalibrationError {
     /// There is none.
-    #[error("no calibration: {} is not there; measure with `tidemill bench kernel`", .0.display())]
+    #[error("no calibration: {} does not exist; measure with `tidemill bench kernel`", .0.display())]
     Missing(PathBuf),
     /// It can't be read or written.
     #[error("can't read or write {}", path.display())]
@@ -109,7 +109,7 @@ pub(crate) enum CalibrationError {
         source: io::Error,
     },
     /// It is no calibration.
-    #[error("{} is no calibration file", path.display())]
+    #[error("{} is not a calibration file", path.display())]
     Text {
         /// Which.
         path: PathBuf,

@@ -40,7 +40,7 @@ pub(crate) struct Config {
 pub(crate) enum Tls {
     /// Always
     On,
-    /// Never: whoever is on the network can read data and token
+    /// Never: anybody on the network can read data and token
     Off,
 }
 
@@ -149,17 +149,17 @@ impl FromStr for Resources {
     }
 }
 
-/// Who comes first on an element's processors.
+/// Processor priority of kernels on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum KernelPriority {
-    /// Kernels have what nobody else wants
+    /// Kernels only use idle processor time
     Idle,
     /// Kernels share with all others
     Normal,
 }
 
-/// What an element keeps objects in.
+/// Medium for an element's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ElementMedium {
@@ -169,27 +169,27 @@ pub(crate) enum ElementMedium {
     Memory,
 }
 
-/// Whether what is written to an element stays there.
+/// Tier of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ElementTier {
-    /// It does
+    /// Files stay on the element
     Store,
-    /// New files go there first, and drain to those that store
+    /// New files are written there first, and drain to elements that store
     Burst,
 }
 
-/// What becomes of new files when the burst tier is full.
+/// Treatment of new files when the burst tier is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BurstFull {
-    /// They wait until something has drained
+    /// Wait until files have drained
     Wait,
-    /// They go to elements that store
+    /// Write them to elements that store
     Store,
 }
 
-/// What an element is for.
+/// Role of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ElementRole {

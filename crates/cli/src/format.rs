@@ -51,7 +51,7 @@ impl TryFrom<SizeText> for Copies {
 /// Not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no size: give bytes, or a number with kB, MB, GB, TB (thousands) or KiB, MiB, GiB, TiB (1024s)"
+    "`{0}` is not a size: give bytes, or a number with kB, MB, GB, TB (thousands) or KiB, MiB, GiB, TiB (1024s)"
 )]
 pub(crate) struct SizeError(String);
 
@@ -71,7 +71,7 @@ pub(crate) struct Length(pub(crate) std::time::Duration);
 
 /// Not a length of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no length of time: give seconds, or a number with s, m, h or d")]
+#[error("`{0}` is not a length of time: give seconds, or a number with s, m, h or d")]
 pub(crate) struct LengthError(String);
 
 impl FromStr for Length {

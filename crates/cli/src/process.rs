@@ -26,10 +26,10 @@ const KILLED: u64 = 1 << 8;
 /// Flags of the commands that stay in the foreground: `server`, `element`, `mount`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Foreground {
-    /// Write pid and start time here, and refuse to run twice with the same file
+    /// File for process id and start time. A second process with the same file does not start
     #[arg(long, value_name = "FILE")]
     pub(crate) pid_file: Option<PathBuf>,
-    /// Leave the session of the caller, so that its end does not reach us
+    /// Start a new session, to survive the end of the caller's session
     #[arg(long, hide = true)]
     pub(crate) own_session: bool,
 }

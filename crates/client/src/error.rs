@@ -14,7 +14,7 @@ pub enum Error {
         reason: String,
     },
     /// An endpoint is neither `unix:PATH` nor `https://HOST:PORT` nor `http://HOST:PORT`.
-    #[error("`{0}` is no endpoint: give unix:PATH or https://HOST:PORT")]
+    #[error("`{0}` is not an endpoint: give unix:PATH or https://HOST:PORT")]
     BadEndpoint(String),
     /// The peer that answers is not the server, or can't be shown to be.
     #[error("can't trust the server at {endpoint}: {problem}")]

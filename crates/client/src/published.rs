@@ -22,7 +22,7 @@ pub struct Visible {
 
 /// An answer that no server gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("these are no pieces of a file")]
+#[error("these bytes are not pieces of a file")]
 pub struct Wrong;
 
 impl From<LayoutError> for Wrong {

@@ -106,11 +106,11 @@ pub enum Refusal {
     NoReader(String),
     /// There can be no more.
     #[error(
-        "the channel has {READERS_MAX} readers, as many as may be: `tidemill channel forget` those that read no more"
+        "the channel has {READERS_MAX} readers, the maximum: `tidemill channel forget` unused readers"
     )]
     TooManyReaders,
     /// What nobody has sent can't have been read.
-    #[error("message {0} has not been sent: nobody can have read it")]
+    #[error("message {0} has not been sent yet and can't be acknowledged")]
     NotSent(u64),
 }
 

@@ -203,11 +203,11 @@ pub(crate) enum Refused {
     Unsealed(u64),
     #[error("object {0:016x} is damaged on this element: it {1}")]
     Damaged(u64, String),
-    #[error("the object has another hash")]
+    #[error("hash mismatch: the object's bytes do not have the expected hash")]
     OtherHash,
     #[error(transparent)]
     Unknown(#[from] scrub::Trouble),
-    #[error("there is no {0} here")]
+    #[error("this element has no {0}")]
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
     OwnPage,
@@ -215,7 +215,7 @@ pub(crate) enum Refused {
         "a file of an external store can be linked by root and by the array's own user only; import it"
     )]
     NotYours,
-    #[error("more than {0} bytes")]
+    #[error("the request's body is larger than {0} bytes")]
     TooLong(usize),
     #[error("the body of the request took longer than {} s", BODY_MAX.as_secs())]
     Slow,

@@ -92,7 +92,7 @@ pub enum PrepareError {
     )]
     UserNumber(u32),
     /// No such built-in kernel.
-    #[error("there is no built-in kernel {name:?}; there are: {known}")]
+    #[error("built-in kernel {name:?} does not exist; known are: {known}")]
     UnknownBuiltin {
         /// The name asked for.
         name: String,

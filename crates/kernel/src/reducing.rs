@@ -164,10 +164,10 @@ pub enum ReduceError {
     #[error(transparent)]
     Refused(#[from] Trouble),
     /// The child has ended, or was: it is of no further use.
-    #[error("what decodes the array ended: {0}")]
+    #[error("the process that decodes the array ended: {0}")]
     Ended(String),
     /// It took too long and was ended.
-    #[error("what decodes the array took longer than {} s", REQUEST_MAX.as_secs())]
+    #[error("decoding the array took longer than {} s", REQUEST_MAX.as_secs())]
     Slow,
     /// There is no child.
     #[error(transparent)]

@@ -69,7 +69,7 @@ pub enum Error {
         path: String,
     },
     /// What was given away is not what the file is to have any more.
-    #[error("somebody else has written the file since")]
+    #[error("another process has written the file since")]
     Overtaken,
     /// A store outside of the array.
     #[error("{reason}")]

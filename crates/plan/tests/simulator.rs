@@ -461,7 +461,10 @@ fn unknown_names_and_elements_are_errors() {
             .contains("`best`")
     );
     let error = run(&workflow, Placement::Recorded).unwrap_err();
-    assert!(error.contains("`source 0` lies"), "{error}");
+    assert!(
+        error.contains("the element of `source 0` is not recorded"),
+        "{error}"
+    );
     workflow.files[0].home = Some(ElementId(2));
     let error = run(&workflow, Placement::Recorded).unwrap_err();
     assert!(

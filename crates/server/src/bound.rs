@@ -29,21 +29,21 @@ const FORGET_MAX: u32 = 10_000;
 /// Why something of a binding is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("there is no bridge {0}: `tidemill bridge list`")]
+    #[error("bridge {0} does not exist: `tidemill bridge list`")]
     NoBridge(String),
     #[error("bridge {0} is not bound to a folder: `tidemill bridge bind {0} /FOLDER`")]
     NotBound(String),
     #[error("bridge {0} is bound to {1}: `tidemill bridge unbind {0}` first")]
     Bound(String, String),
     #[error(
-        "{0} is no folder that can be bound: give the full path of one that is not the root, {SEEN} or below .tidemill, without \" \\ < & $ * ? [ ( )"
+        "{0} can't be bound: give the full path of a folder, but not of the root, {SEEN} or a folder below .tidemill, without \" \\ < & $ * ? [ ( )"
     )]
     Folder(String),
-    #[error("{0} and {1}, to which bridge {2} is bound, lie one in the other: give another folder")]
+    #[error("{0} and {1}, to which bridge {2} is bound, are nested: give another folder")]
     Nested(String, String, String),
-    #[error("the look is not known: begin it again")]
+    #[error("the scan is not known: begin it again")]
     Look,
-    #[error("more than {PAGE_MAX} at once")]
+    #[error("too many entries in a request: at most {PAGE_MAX}")]
     Page,
 }
 
@@ -220,7 +220,7 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
             "{path}: bridge {bridge} is no folder of the array: bind it to one (`tidemill bridge bind {bridge} /FOLDER`), or import what is wanted of it"
         )
     } else {
-        format!("{path}: there is no bridge {bridge}: `tidemill bridge list`")
+        format!("{path}: bridge {bridge} does not exist: `tidemill bridge list`")
     }))
 }
 

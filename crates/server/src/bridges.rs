@@ -148,8 +148,9 @@ impl v1::bridges_server::Bridges for BridgeService {
     ) -> Result<Response<v1::Bridge>, Status> {
         self.access.need_trusted(&request)?;
         let name = request.into_inner().name;
-        let unknown =
-            Status::not_found(format!("there is no bridge {name}: `tidemill bridge list`"));
+        let unknown = Status::not_found(format!(
+            "bridge {name} does not exist: `tidemill bridge list`"
+        ));
         let removed = self.names.database().write(move |db| {
             if let Some(binding) = bound::one(db, &name)? {
                 return Ok(Err(Refusal::Bound(name, binding.folder)));

@@ -134,7 +134,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let (_, made) = made?;
             let kept = if made.memory { "in memory" } else { "on disk" };
             let text = format!(
-                "channel {channel} is there, {kept} of element {}",
+                "channel {channel} is made, {kept} of element {}",
                 made.element
             );
             context.output.show(&Said::new(text, channel_json(&made)))?;

@@ -162,7 +162,7 @@ async fn create(args: Create, context: &Context, server: &Server) -> anyhow::Res
     };
     let room = server.rooms().create(request).await;
     let room = room.map_err(|status| server.explain(status))?.into_inner();
-    let text = format!("/rooms/{} is there", room.name);
+    let text = format!("/rooms/{} is made", room.name);
     context.output.show(&Said::new(text, room_json(&room)))?;
     Ok(())
 }

@@ -176,7 +176,7 @@ async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::R
         }
     };
     let text = format!(
-        "promise {}: {} of element {} for what is written below {} until {} (UTC)",
+        "promise {}: {} of element {} for new files below {} until {} (UTC)",
         promise.id,
         format::bytes(promise.bytes),
         promise.element,

@@ -107,12 +107,12 @@ async fn rewrite(
         let written = transfer.rewrite(&path, stripes, |bytes| progress.add(bytes));
         bytes += written
             .await
-            .with_context(|| format!("can't write {path} anew"))?;
+            .with_context(|| format!("can't rewrite {path}"))?;
         count += 1;
     }
     progress.end();
     let files = format::count(count, "file");
-    let text = format!("{files}, {} written anew", format::bytes(bytes));
+    let text = format!("{files}, {} rewritten", format::bytes(bytes));
     put::tell(
         context,
         text,

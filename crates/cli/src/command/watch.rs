@@ -82,7 +82,7 @@ pub(crate) async fn follow(
             Err(error) if is_passing(&error) && failures < RECONNECTS_MAX => {
                 if failures == 0 {
                     shown.note(&format!(
-                        "{error}; trying again, the job goes on when the server is back"
+                        "{error}; trying again, the job continues when the server is back"
                     ));
                 }
             }

@@ -171,7 +171,7 @@ impl FileSum {
         let files = format::count(self.files as u64, what);
         match self.unknown {
             0 => files,
-            unknown => format!("{files}, of which {unknown} are gone and not counted"),
+            unknown => format!("{files}, {unknown} of them are deleted and not counted"),
         }
     }
 

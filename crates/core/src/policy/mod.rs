@@ -366,7 +366,7 @@ pub trait Policy: fmt::Debug + Send {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPolicy {
     /// None begins like that.
-    #[error("there is no policy `{0}`; known are {known}", known = NAMES.join(", "))]
+    #[error("policy `{0}` does not exist; known are {known}", known = NAMES.join(", "))]
     Name(String),
     /// Its weights can't be used.
     #[error(

@@ -251,7 +251,7 @@ pub enum Problem {
     Outside(String),
     /// Neither `when = "sealed"` nor `"growing"`.
     #[error(
-        "when = {0:?} is not there: a rule fires when a version is \"sealed\", or begins with one that is \"growing\""
+        "when = {0:?} does not exist: a rule fires when a version is \"sealed\", or begins with a version that is \"growing\""
     )]
     When(String),
     /// A value that makes no sense.

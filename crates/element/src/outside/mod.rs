@@ -105,13 +105,13 @@ pub enum Over {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// It has no such file.
-    #[error("it is not there")]
+    #[error("it does not exist")]
     Missing,
     /// It has another file of that name.
-    #[error("it is another file now")]
+    #[error("it has been replaced by another file")]
     Changed,
     /// It says nothing.
-    #[error("no answer in a minute")]
+    #[error("the store did not answer within one minute")]
     Silent,
     /// All else, for people.
     #[error("{0}")]

@@ -9,7 +9,7 @@ pub enum BuiltinError {
     #[error(transparent)]
     Reduce(Box<crate::reduction::Error>),
     /// There is no such kernel.
-    #[error("there is no built-in kernel {0:?}")]
+    #[error("built-in kernel {0:?} does not exist")]
     Unknown(String),
     /// An argument that the kernel does not know.
     #[error("{kernel} does not know the argument {arg:?}; it knows: {valid}")]

@@ -140,7 +140,7 @@ pub enum Problem {
         first: u32,
     },
     /// More than can be counted.
-    #[error("{what} together are more than {max}, which nobody can plan")]
+    #[error("{what} together are more than {max}, the maximum of the simulator")]
     Absurd {
         /// What is added up.
         what: &'static str,

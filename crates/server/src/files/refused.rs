@@ -21,7 +21,7 @@ pub(crate) enum Refused {
     Path(#[from] BadPath),
     #[error("only GET and HEAD: files are written by a mount or `tidemill put`")]
     Method,
-    #[error("by HTTP/1.1 there is nothing but /files/PATH and /v2/OPERATION here")]
+    #[error("by HTTP/1.1 this server only answers at /files/PATH and /v2/OPERATION")]
     NotHere,
     #[error(
         "no token, or a wrong one, or one that was revoked or has expired: send `Authorization: Bearer TOKEN` with what \

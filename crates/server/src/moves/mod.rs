@@ -134,13 +134,13 @@ pub(crate) enum Refusal {
         max: u64,
         promised: u64,
     },
-    #[error("{0} is no folder: room is promised for files below one")]
+    #[error("{0} is not a folder: give a folder, for whose files room is promised")]
     NoFolder(String),
-    #[error("a promise of {0} can't be: give a size, and a time up to 366 days")]
+    #[error("a promise of {0} is not possible: give a size, and a time up to 366 days")]
     Nothing(&'static str),
     #[error("there are {0} promises, as many as may be: `tidemill stage list`")]
     TooManyPromises(u64),
-    #[error("nothing is promised as {0}, or not to you: `tidemill stage list`")]
+    #[error("promise {0} does not exist or is not yours: `tidemill stage list`")]
     NoPromise(String),
     #[error("{0} has more than {1} files and folders below it; name some of them")]
     TooMany(String, usize),

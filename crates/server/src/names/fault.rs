@@ -63,7 +63,7 @@ pub enum Fault {
     #[error("malformed request: {0}")]
     Malformed(&'static str),
     /// Somebody else is writing the file.
-    #[error("{0} is being written by somebody else; try again when it is closed")]
+    #[error("{0} is being written by another process; try again when it is closed")]
     Busy(String),
     /// A mount has written the file and may have closed it, and nobody can say.
     #[error(
@@ -84,7 +84,7 @@ pub enum Fault {
     VersionGone(u64, String),
     /// No copy of a file is what was sealed.
     #[error(
-        "{0} is damaged: on element {1} it {2}, and there is no other copy of it; `tidemill get --damaged` gets its bytes as they are"
+        "{0} is damaged: on element {1} it {2}, and no other copy exists; `tidemill get --damaged` gets its bytes as they are"
     )]
     DamagedFile(String, u32, String),
     /// Too many hard links.
@@ -106,7 +106,7 @@ pub enum Fault {
     #[error("attribute {0} is too long: names may have 255 bytes, values 65536")]
     AttributeTooLong(String),
     /// A folder attribute that names no element.
-    #[error("{0:?} is no element number")]
+    #[error("{0:?} is not the number of an element")]
     BadElement(String),
     /// A number of copies that there can't be.
     #[error("{0}")]

@@ -30,12 +30,12 @@ const REMOVED_MAX: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "{0:?} is no name of a room: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+        "{0:?} can't be the name of a room: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
     )]
     Name(String),
-    #[error("there is a room {0} already, or something else at /rooms/{0}: `tidemill room list`")]
+    #[error("room {0} exists already, or /rooms/{0} is another file: `tidemill room list`")]
     Exists(String),
-    #[error("there is no room {0}: `tidemill room list`")]
+    #[error("room {0} does not exist: `tidemill room list`")]
     Unknown(String),
     #[error(
         "there are {ROOMS_MAX} rooms, or {ROOMS_EACH_MAX} of yours, which is as many as may be: remove some"
@@ -48,18 +48,18 @@ pub(crate) enum Refusal {
     )]
     NoMember(String, u64),
     #[error(
-        "{0:?} is no name of a channel: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+        "{0:?} can't be the name of a channel: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
     )]
     ChannelName(String),
     #[error("room {0} has a channel {1} already: `tidemill channel list {0}`")]
     ChannelExists(String, String),
-    #[error("there is no channel {0} in the room: `tidemill channel list ROOM`")]
+    #[error("channel {0} does not exist in the room: `tidemill channel list ROOM`")]
     NoChannel(String),
     #[error(
         "the content of channel {0} is lost with the memory of element {1}, or with the element: remove the channel, and create it again"
     )]
     ChannelLost(String, u32),
-    #[error("a channel of {0} bytes can't be: give 64 KiB at least and 4 GiB at most")]
+    #[error("a channel can't have {0} bytes: give 64 KiB at least and 4 GiB at most")]
     Capacity(u64),
     #[error("a channel of {0} bytes is more than the {1} bytes that are left of the room's quota")]
     NoQuota(u64, u64),
@@ -71,7 +71,7 @@ pub(crate) enum Refusal {
         "quotas of your rooms may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"
     )]
     Quota { used: u64, max: u64 },
-    #[error("/rooms is no folder of the array's owner: have it renamed")]
+    #[error("/rooms is not a folder of the array's owner: have it renamed")]
     NoFolder,
 }
 

@@ -110,7 +110,7 @@ pub enum RebuildError {
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// It has no database.
-    #[error("there is no element.db")]
+    #[error("element.db is missing")]
     NoDatabase,
     /// It was never part of an array.
     #[error("this element was never part of an array")]

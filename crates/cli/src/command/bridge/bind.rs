@@ -90,7 +90,7 @@ pub(super) async fn refresh(
 
 async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Bridge> {
     let bridge = list(server).await?.into_iter().find(|one| one.name == name);
-    bridge.with_context(|| format!("there is no bridge {name}: `tidemill bridge list`"))
+    bridge.with_context(|| format!("bridge {name} does not exist: `tidemill bridge list`"))
 }
 
 /// Waits for a look, and shows how it went.
@@ -101,7 +101,7 @@ async fn looked(
 ) -> anyhow::Result<ExitCode> {
     let asked = bridge.binding.as_ref().map_or(0, |binding| binding.asked);
     let binding = loop {
-        let unbound = || format!("bridge {} was unbound meanwhile", bridge.name);
+        let unbound = || format!("bridge {} was unbound during the scan", bridge.name);
         let binding = bridge.binding.clone().with_context(unbound)?;
         if binding.answered >= asked {
             break binding;
@@ -117,7 +117,10 @@ async fn looked(
         );
     }
     let files = format::count(binding.files, "object");
-    let mut text = format!("{} has what is in {}: {files}", binding.folder, bridge.name);
+    let mut text = format!(
+        "{} has the content of {}: {files}",
+        binding.folder, bridge.name
+    );
     if binding.passed > 0 {
         let (passed, example) = (binding.passed, line(&binding.example));
         text.push_str(&format!("; {passed} passed by, such as {example}"));
@@ -140,7 +143,7 @@ pub(super) async fn unbind(
         .into_inner();
     let binding = unbound.binding.clone().unwrap_or_default();
     let text = format!(
-        "{} is a folder as others from now on; what it has of bridge {} stays",
+        "{} is a normal folder from now on; its files of bridge {} stay",
         binding.folder, unbound.name
     );
     context

@@ -129,8 +129,8 @@ impl KeysFile {
     pub(super) async fn open(&self, server: &Server, name: &str) -> anyhow::Result<Opened> {
         let known = list(server).await?;
         let known = known.into_iter().find(|bridge| bridge.name == name);
-        let known =
-            known.with_context(|| format!("there is no bridge {name}: `tidemill bridge list`"))?;
+        let known = known
+            .with_context(|| format!("bridge {name} does not exist: `tidemill bridge list`"))?;
         let place = Place::parse(&known.uri)?;
         let bridge = Bridge::open(&place, &self.read(name)?)?;
         Ok(Opened {

@@ -333,7 +333,7 @@ impl Looker {
             let reply = reply.into_inner();
             ensure!(
                 look.found > 0 || reply.missing.is_empty(),
-                "nothing is there any more: files stay; remove them if that is right, or unbind it"
+                "nothing is there any more: files stay; remove the files if that is right, or unbind the bridge"
             );
             if !reply.missing.is_empty() {
                 self.known.is_there().await?;

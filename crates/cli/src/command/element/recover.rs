@@ -154,7 +154,7 @@ async fn copy_one(
     folder: &Bridge,
 ) -> anyhow::Result<()> {
     let reading = contents.read(Arc::clone(far), file);
-    let mut reading = reading.context("not all of it is there")?;
+    let mut reading = reading.context("parts of the file are missing")?;
     let mut writer = folder.write(&file.name).await?;
     loop {
         let next = match reading.next().await {

@@ -48,7 +48,7 @@ fn stored(connection: &OwnedFd) -> anyhow::Result<Standing> {
     let (mut said, mut again) = (false, true);
     loop {
         let mut standing = preload::standing(connection, std::mem::take(&mut again)).context(
-            "the file system has ended meanwhile: ask again, the next one takes up what it had",
+            "the file system has ended during the wait: run the command again, the next file system continues with its files",
         )?;
         if standing.waiting == 0 {
             return Ok(standing);

@@ -42,9 +42,7 @@ pub(super) async fn follow(
                     return Err(error.into());
                 }
                 if !std::mem::replace(&mut away, true) {
-                    context.note(format_args!(
-                        "{error}; trying again, nothing is missed meanwhile"
-                    ));
+                    context.note(format_args!("{error}; trying again, no file is missed"));
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;

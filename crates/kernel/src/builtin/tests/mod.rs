@@ -250,7 +250,7 @@ fn wrong_arguments_list_valid_ones() {
         ("grep", vec!["-z", "x"], "-c or --count"),
         ("grep", vec!["a", "b"], "-c or --count"),
         ("grep", vec!["("], "no regular expression"),
-        ("nean", vec![], "no built-in kernel"),
+        ("nean", vec![], "built-in kernel \"nean\" does not exist"),
     ] {
         let error = run(name, &args, &one).unwrap_err().to_string();
         assert!(error.contains(words), "{name} {args:?}: {error}");

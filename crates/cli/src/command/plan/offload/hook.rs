@@ -361,7 +361,7 @@ impl Advised {
     fn lacks(&self) -> Vec<String> {
         let (case, advice) = (&self.known.case, &self.advice);
         let why = advice.lacks.iter().map(|lack| match lack {
-            Lack::Writing => format!("a burst takes {}, and the next one comes after {}", advice.burst_seconds, case.every),
+            Lack::Writing => format!("a burst takes {}, and the next burst begins after {}", advice.burst_seconds, case.every),
             Lack::Cores => {
                 let behind = size(advice.behind_bytes);
                 let full = advice.bursts_until_full.map_or_else(String::new, |bursts| {
@@ -371,7 +371,7 @@ impl Advised {
                     Some(cores) => format!("; {cores} cores of each element would do"),
                     None => "; no number of cores would do, as a file has one".to_owned(),
                 };
-                format!("each burst leaves {behind} on each element that are not mapped when the next one comes{full}{needed}")
+                format!("each burst leaves {behind} on each element that are not mapped when the next burst begins{full}{needed}")
             }
             Lack::Draining => format!("{} have to drain from each element", per_second(advice.drains)),
             Lack::Room => format!("a burst does not fit: an element holds {}", case.room.map_or_else(String::new, size)),

@@ -125,7 +125,7 @@ fn power(text: &str) -> Result<Power, String> {
     let (busy, idle): (Watts, Watts) = (watts(busy)?, watts(idle)?);
     if idle > busy {
         return Err(format!(
-            "{idle} when idle is above {busy} when busy; first comes the busy one"
+            "{idle} when idle is above {busy} when busy; give the busy power first"
         ));
     }
     Ok(Power { busy, idle })

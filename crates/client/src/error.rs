@@ -92,9 +92,7 @@ pub enum Error {
         message: String,
     },
     /// The element a file is on is not part of the array or is down.
-    #[error(
-        "element {0} is down: its files are unavailable until it is up again (`tidemill status`)"
-    )]
+    #[error("element {0} is down: its files are unavailable until it is up (`tidemill status`)")]
     ElementDown(tidemill_core::id::ElementId),
     /// A channel holds as much as it may.
     #[error(

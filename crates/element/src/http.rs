@@ -211,9 +211,7 @@ pub(crate) enum Refused {
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
     OwnPage,
-    #[error(
-        "a file of an external store can be linked by root and by the array's own user only; import it"
-    )]
+    #[error("only root and the array's own user can link an external file; import it")]
     NotYours,
     #[error("the request's body is larger than {0} bytes")]
     TooLong(usize),

@@ -212,9 +212,7 @@ pub enum OutputError {
     #[error("the kernel ended well but did not write its output {0:?}")]
     Missing(String),
     /// It is a folder, a link or something else.
-    #[error(
-        "the output {0:?} is not a plain file of its own, or is reached through a symbolic link"
-    )]
+    #[error("the output {0:?} is not a plain file of its own, or its path has a symbolic link")]
     NotAFile(String),
     /// It is no folder, though it was one when the kernel began.
     #[error("the output {0:?} is not a folder any more")]

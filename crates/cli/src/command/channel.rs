@@ -46,9 +46,9 @@ pub(crate) struct Args {
 enum ChannelCommand {
     /// Make a channel in a room
     Create {
-        /// Name of the room
+        /// Room name
         room: String,
-        /// Name of the channel
+        /// Channel name
         channel: String,
         /// Capacity of the channel. The server reserves it at once in the room's quota and on an element [default: 16MiB]
         #[arg(long, value_name = "SIZE")]
@@ -56,7 +56,7 @@ enum ChannelCommand {
     },
     /// List the channels of a room
     List {
-        /// Name of the room
+        /// Room name
         room: String,
     },
     /// Send files, or standard input, as messages
@@ -65,27 +65,27 @@ enum ChannelCommand {
     Receive(Receive),
     /// Forget a reader, so that the channel keeps no messages for it
     Forget {
-        /// Name of the room
+        /// Room name
         room: String,
-        /// Name of the channel
+        /// Channel name
         channel: String,
-        /// Name of the reader
+        /// Reader name
         reader: String,
     },
     /// Delete a channel and its messages
     Remove {
-        /// Name of the room
+        /// Room name
         room: String,
-        /// Name of the channel
+        /// Channel name
         channel: String,
     },
 }
 
 #[derive(Debug, clap::Args)]
 struct Send {
-    /// Name of the room
+    /// Room name
     room: String,
-    /// Name of the channel
+    /// Channel name
     channel: String,
     /// Files of up to 1 MiB, each a message [default: standard input]
     files: Vec<PathBuf>,
@@ -99,9 +99,9 @@ struct Send {
 
 #[derive(Debug, clap::Args)]
 struct Receive {
-    /// Name of the room
+    /// Room name
     room: String,
-    /// Name of the channel
+    /// Channel name
     channel: String,
     /// Name of a reader. The channel remembers its position: a printed message counts as received
     #[arg(long, value_name = "NAME")]

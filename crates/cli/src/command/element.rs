@@ -48,10 +48,10 @@ const ASLEEP: &str = "TIDEMILL_ELEMENT_ASLEEP";
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Number of the element in the array, below 1000. Its folder belongs to this number for ever [default: 0]
+    /// Number in the array, below 1000. Its folder belongs to this number for ever [default: 0]
     #[arg(long, value_name = "ID", env = "TIDEMILL_ELEMENT_ID")]
     id: Option<u32>,
-    /// Folder for all data of the element [default: DIR/element-ID]
+    /// Folder for all its data [default: DIR/element-ID]
     #[arg(long, value_name = "FOLDER", env = "TIDEMILL_ELEMENT_FOLDER")]
     folder: Option<PathBuf>,
     /// Address for requests for bytes; port 0 takes a free port [default: 127.0.0.1:0]
@@ -143,7 +143,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_ELEMENT_POWER_METER"
     )]
     power_meter: Option<String>,
-    /// Size of the cache for bytes pulled from other elements, for later tasks [default: 256Mi]
+    /// Size of the cache for pulled bytes, for later tasks [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
     pulled: Option<Size>,
     /// Read objects of elements on the same machine directly from their folders; false: pull them like all others
@@ -154,14 +154,14 @@ pub(crate) struct Args {
     /// does neither by itself [default: 64Mi]
     #[arg(long, value_name = "SIZE|off", env = "TIDEMILL_ELEMENT_SCRUB_RATE")]
     scrub_rate: Option<OrOff<Size>>,
-    /// Role of the element: store (keeps data) or host (only lends cores) [default: store]
+    /// Role: store (keeps data) or host (only lends cores) [default: store]
     #[arg(long, value_name = "ROLE", env = "TIDEMILL_ELEMENT_ROLE")]
     role: Option<config::ElementRole>,
-    /// Tier of the element: store (files stay) or burst (takes new files first, and drains them to elements that
+    /// Tier: store (files stay) or burst (takes new files first, and drains them to elements that
     /// store) [default: store]
     #[arg(long, value_name = "TIER", env = "TIDEMILL_ELEMENT_TIER")]
     tier: Option<config::ElementTier>,
-    /// External store that keeps the files of this element: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
+    /// External store that keeps its files: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
     /// bridge add`. Then --capacity limits the bytes in that store [default: in its folder]
     #[arg(long, value_name = "URI", env = "TIDEMILL_ELEMENT_OUTSIDE")]
     outside: Option<String>,

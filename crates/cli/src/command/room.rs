@@ -50,14 +50,14 @@ enum RoomCommand {
     List,
     /// End a room and delete all its files
     Remove {
-        /// Name of the room
+        /// Room name
         name: String,
     },
     /// Join a room as a member, as long as a program runs or until you leave. A room ends with its last member
     Join(Join),
     /// End a membership
     Leave {
-        /// Name of the room
+        /// Room name
         name: String,
         /// Number of the member, as in `room join` and `room list`
         member: u64,
@@ -68,7 +68,7 @@ enum RoomCommand {
 
 #[derive(Debug, clap::Args)]
 struct Create {
-    /// Name of the room
+    /// Room name
     name: String,
     /// Group whose members may enter the room, as far as its mode permits, by number [default: yours]
     #[arg(long, value_name = "GROUP")]
@@ -86,7 +86,7 @@ struct Create {
 
 #[derive(Debug, clap::Args)]
 struct Join {
-    /// Name of the room
+    /// Room name
     name: String,
     /// Program and its arguments; without a program you are a member until you leave
     #[arg(last = true, value_name = "PROGRAM")]
@@ -95,7 +95,7 @@ struct Join {
 
 #[derive(Debug, clap::Args)]
 struct Get {
-    /// Name of the room
+    /// Room name
     name: String,
     /// Path of the file, below the room
     key: OsString,

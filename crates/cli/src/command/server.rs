@@ -70,7 +70,7 @@ pub(crate) struct Args {
     /// Number of the server's own cores for the policies hybrid and advised; 0: none [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
-    /// Address at which the element of the own cores serves bytes [default: the address of --listen, a free port]
+    /// Address at which the own cores serve bytes [default: the address of --listen, a free port]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_HOST_LISTEN")]
     host_listen: Option<SocketAddr>,
     /// Policy of jobs that name none [default: min-wait]
@@ -110,7 +110,7 @@ pub(crate) struct Args {
     suspend_after: Option<OrOff<Length>>,
     /// Command to run after an element was suspended, with its number in $TIDEMILL_ELEMENT, such as "ssh node$TIDEMILL_ELEMENT
     /// systemctl
-    /// suspend" [default: none, only the element's process ends]
+    /// suspend" [default: none, only its process ends]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
     suspend: Option<String>,
     /// Command that wakes an element, such as "wakeonlan …" [default: none, a waiting process wakes the element on request]

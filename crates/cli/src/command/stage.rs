@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Wait until all files are copied, and print the progress
     #[arg(long)]
     wait: bool,
-    /// Id of the element of the burst tier
+    /// Element id
     #[arg(long, value_name = "N")]
     element: Option<u32>,
 }
@@ -60,11 +60,11 @@ pub(crate) struct Args {
 enum StageCommand {
     /// Promise room in the burst tier for new files below a folder
     Reserve(Reserve),
-    /// List your promises; as root, all promises
+    /// List your promises; as root, all
     List,
     /// End a promise. Written files stay, and its unused room is free for everybody
     Release {
-        /// Number of the promise, or its folder for all your promises there
+        /// Its number, or its folder for all your promises there
         #[arg(value_name = "PROMISE|FOLDER")]
         which: OsString,
     },
@@ -73,15 +73,15 @@ enum StageCommand {
 #[derive(Debug, clap::Args)]
 #[command(after_help = RESERVE_EXAMPLES)]
 struct Reserve {
-    /// Size of the promise, such as 100GB
+    /// Size, such as 100GB
     size: Size,
-    /// Folder of the promise, which you may write to
+    /// Folder, which you may write to
     #[arg(long, value_name = "FOLDER")]
     folder: OsString,
     /// Maximum duration, such as 4h [default: 1d]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<Length>,
-    /// Id of the element of the burst tier
+    /// Element id
     #[arg(long, value_name = "N")]
     element: Option<u32>,
     /// Wait until the room is free

@@ -344,9 +344,7 @@ pub enum Problem {
         problem: SelectionError,
     },
     /// An input that is to have a name which no input can have.
-    #[error(
-        "\"{0}\" can't be the name of an input of a kernel; give a name relative to \"workdir\""
-    )]
+    #[error("\"{0}\" can't be the name of a kernel's input; give a name relative to \"workdir\"")]
     InputName(String),
     /// An input whose file was written anew while the job was read.
     #[error("input \"{0}\" has changed during the submission; submit the job again")]

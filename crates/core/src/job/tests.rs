@@ -1606,11 +1606,11 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"i\"; name = \"/w/x\"; }",
-        "\"/w/x\" can't be the name of an input of a kernel; give a name relative to \"workdir\"",
+        "\"/w/x\" can't be the name of a kernel's input; give a name relative to \"workdir\"",
     ),
     (
         "{ file = \"i\"; name = \"../x\"; }",
-        "\"../x\" can't be the name of an input of a kernel; give a name relative to \"workdir\"",
+        "\"../x\" can't be the name of a kernel's input; give a name relative to \"workdir\"",
     ),
     (
         "{ file = \"i\"; part = 0; }, { file = \"i\"; part = 1; }",

@@ -72,9 +72,7 @@ pub enum Fault {
     )]
     Unsettled,
     /// The locks of a mount are not known, or were given up.
-    #[error(
-        "the locks of mount {0} are not known: it was offline for too long, or has to join first"
-    )]
+    #[error("the locks of mount {0} are not known: it was offline too long, or has to join first")]
     NotJoined(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]

@@ -29,7 +29,7 @@ const WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name of the room
+    /// Room name
     room: String,
     /// Size of a message, in bytes
     #[arg(long, value_name = "COUNT", default_value_t = 4096)]

@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// Arguments of `bridge bind`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Name of the bridge
+    /// Bridge name
     name: String,
     /// Folder of the array. The command makes a missing folder
     #[arg(value_name = "/FOLDER")]

@@ -48,7 +48,7 @@ pub(crate) struct Args {
 enum BridgeCommand {
     /// Name a store, for all users; only the array's administrators
     Add {
-        /// Name of the bridge
+        /// Bridge name
         name: String,
         /// Address of the store: file:///FOLDER, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or
         /// http(s)://HOST/…, without keys; docs/bridges.md has them all
@@ -61,7 +61,7 @@ enum BridgeCommand {
     List,
     /// Test whether a store answers and accepts your keys
     Check {
-        /// Name of the bridge
+        /// Bridge name
         name: String,
         #[command(flatten)]
         keys: KeysFile,
@@ -71,17 +71,17 @@ enum BridgeCommand {
     Bind(bind::Args),
     /// Scan a store again for its folder, and wait for the end of the scan
     Refresh {
-        /// Name of the bridge
+        /// Bridge name
         name: String,
     },
     /// Unbind a store from its folder. Files in the folder remain; only the array's administrators
     Unbind {
-        /// Name of the bridge
+        /// Bridge name
         name: String,
     },
     /// Delete a bridge. The content of the store remains; only the array's administrators
     Remove {
-        /// Name of the bridge
+        /// Bridge name
         name: String,
     },
 }

@@ -20,7 +20,7 @@ const EXAMPLES: &str = "Examples:
   tidemill sync cloud/run-7 /raw                  copy new and changed files
   tidemill sync /results cloud/run-7 --delete     delete files there that /results does not have, too";
 
-/// Make a folder of an external store the same as a folder of the array, or the other way round
+/// Copy new and changed files between a folder of the array and a folder of an external store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -186,7 +186,7 @@ fn folders_that_are_not_offered_are_refused() {
 fn invalid_surroundings_are_refused_with_alternatives() {
     let host = Host::new();
     let Some(array) = host.array() else { return };
-    let offered = format!("shown are {} and what is in them", host.at("sw"));
+    let offered = format!("shown are {} and the folders below", host.at("sw"));
     let pinned = format!(
         "kernel = \"sort\"; element = 0; folders = [ \"{}\" ];",
         host.at("sw")

@@ -108,9 +108,7 @@ impl Uploads {
         let key = join(&self.root, path);
         let failed = |why: String| Error::Store {
             path: path.to_owned(),
-            reason: keys.reason(&format!(
-                "uploads that did not end can't be given up: {why}"
-            )),
+            reason: keys.reason(&format!("unfinished uploads can't be aborted: {why}")),
         };
         for upload in self.begun(&key).await.map_err(failed)? {
             if upload.key == key && upload.is_since(since) {

@@ -148,7 +148,7 @@ fn of_a_mount(text: &str) -> Option<String> {
 fn of_this_machine(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     match cause.downcast_ref::<std::io::Error>()?.kind() {
         std::io::ErrorKind::NotFound => {
-            Some("that is a path of this machine; `tidemill ls` tells what there is in the array")
+            Some("that is a path of this machine; `tidemill ls` lists the files of the array")
         }
         std::io::ErrorKind::PermissionDenied => {
             Some("that is a path of this machine, and you may not use it: see its owner and mode")

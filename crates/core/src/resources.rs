@@ -445,7 +445,7 @@ fn offered(places: &[Place]) -> String {
     let folders: Vec<&str> = folders.into_iter().collect();
     let shown = match folders.as_slice() {
         [] => "none is shown as a whole".to_owned(),
-        some => format!("shown are {} and what is in them", some.join(", ")),
+        some => format!("shown are {} and the folders below", some.join(", ")),
     };
     format!("; {shown}, as their administrators allow by --kernels-folders")
 }

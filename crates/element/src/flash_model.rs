@@ -218,7 +218,7 @@ impl FlashModel {
             }
         };
         let kept = kept.unwrap_or_else(|error| {
-            tracing::warn!(path = %self.path.display(), %error, "the flash model begins anew");
+            tracing::warn!(path = %self.path.display(), %error, "the flash model starts again");
             None
         });
         let mut book = match kept.map_or_else(|| Book::new(self.capacity_bytes), Ok) {

@@ -108,7 +108,7 @@ impl Handed {
             }
             Err(error) => {
                 held.bytes = held.bytes.saturating_sub(bytes);
-                tracing::warn!(%error, %object, "an intermediate file goes to the disk");
+                tracing::warn!(%error, %object, "an intermediate file is stored on the disk");
                 false
             }
         }

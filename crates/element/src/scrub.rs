@@ -348,7 +348,7 @@ fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Resul
 /// A damaged object was made anew: what was set aside of it is of no use any more.
 pub(crate) fn forget_damaged(parts: &Parts, object: ObjectId) {
     if let Err(error) = parts.store.forget_damaged(object) {
-        tracing::warn!(%error, %object, "what was set aside of an object can't be removed");
+        tracing::warn!(%error, %object, "the set-aside bytes of an object can't be removed");
     }
 }
 

@@ -494,10 +494,10 @@ impl Running<'_> {
                 "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't be fed: \
                  leave its input out of \"pipelined\""
             ),
-            None => "what it had read was written over".to_owned(),
+            None => "bytes that it had read were overwritten".to_owned(),
         };
         format!(
-            "tidemill: {names} was read while it was made, and {why}. It was run again on what was sealed.\n"
+            "tidemill: {names} was read while it was made, and {why}. The task was run again on the sealed file.\n"
         )
     }
 
@@ -1101,7 +1101,7 @@ impl Running<'_> {
             return Ok(hash);
         }
         let message = format!(
-            "what came of object {:016x} from element {} is not what was sealed there: it is damaged there, or was on its way",
+            "object {:016x} from element {}: the bytes differ from the sealed object: it is damaged there, or was damaged in transit",
             from.object.0, from.element
         );
         Err(failure(FailureKind::Input, message))

@@ -158,7 +158,7 @@ impl ForkServer {
         let socket = socket.as_ref()?;
         send(socket, order, descriptors)
             .and_then(|()| made(socket))
-            .inspect_err(|error| tracing::warn!(%error, "the server that forks kernels is gone"))
+            .inspect_err(|error| tracing::warn!(%error, "the server that forks kernels has ended"))
             .ok()
     }
 }

@@ -213,11 +213,11 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
     let bridge = below.split('/').next().unwrap_or(below);
     Ok(Some(if one(db, bridge)?.is_some() {
         format!(
-            "{path}: name what is in a bridge by its full path, in quotation marks, as \"{SEEN}/{bridge}/…\""
+            "{path}: name a file of a bridge by its full path, in quotation marks, as \"{SEEN}/{bridge}/…\""
         )
     } else if bridges::one(db, bridge)?.is_some() {
         format!(
-            "{path}: bridge {bridge} is no folder of the array: bind it to one (`tidemill bridge bind {bridge} /FOLDER`), or import what is wanted of it"
+            "{path}: bridge {bridge} is not bound to a folder of the array: bind it (`tidemill bridge bind {bridge} /FOLDER`), or import the files"
         )
     } else {
         format!("{path}: bridge {bridge} does not exist: `tidemill bridge list`")

@@ -135,7 +135,7 @@ impl Losses {
             if self.elements.get(&element).is_none_or(|loss| loss.back) {
                 tracing::warn!(
                     element,
-                    "an element is no longer waited for: what it has is copied again"
+                    "an element has been offline for too long: its files are copied again"
                 );
                 looks.push(Look {
                     element,

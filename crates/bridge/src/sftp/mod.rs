@@ -150,7 +150,7 @@ impl Sftp {
         }
         if said.contains("host key is known") || said.contains("ost key verification failed") {
             let reason = format!(
-                "the key by which the server shows who it is, is not in the file of known hosts, or another one is: {reason}"
+                "the server's host key is not in the file of known hosts, or differs from the key there: {reason}"
             );
             return Error::Store { path, reason }.into();
         }

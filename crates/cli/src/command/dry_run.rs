@@ -365,7 +365,7 @@ impl View for Planned {
         let reused = reused.count();
         let remembered = match reused {
             0 => String::new(),
-            reused => format!(", of which {reused} are remembered and not run"),
+            reused => format!(", {reused} of them remembered and not run"),
         };
         let line =
             |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:<8} {value}");

@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         .map_err(|status| server.explain(status))?
         .into_inner();
     if args.cancel {
-        context.note("what has not been moved stays where it is");
+        context.note("files that have not moved yet stay on their elements");
         return Ok(ExitCode::SUCCESS);
     }
     let begun = !args.dry_run && !planned.flows.is_empty();

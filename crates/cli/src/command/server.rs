@@ -202,7 +202,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let tls = config.tls;
     if !tls {
         tracing::warn!(
-            "TLS IS OFF (--tls off): whoever is on the network can read and change data and the array's token"
+            "TLS IS OFF (--tls off): anybody on the network can read and change data and the array's token"
         );
     }
     let server = tidemill_server::Server::start(config)

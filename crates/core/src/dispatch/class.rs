@@ -313,7 +313,7 @@ impl Dispatcher {
         let wants = wants.unwrap_or_default();
         let message = match pinned {
             Some(element) if self.classes.emptied.contains(&element) => format!(
-                "{} {element}, which is being emptied; it waits until that is given up",
+                "{} {element}, which is being emptied; it waits until the drain is cancelled",
                 ASIDE[0]
             ),
             Some(element) => format!("{} {element} with {wants}", ASIDE[1]),

@@ -181,7 +181,7 @@ impl Dispatcher {
         task.current = None;
         self.tell(
             id,
-            loss(format!("element {element} was lost; it is placed anew")),
+            loss(format!("element {element} was lost; it is placed again")),
         );
         self.set_state(id, TaskState::Waiting, turn);
     }

@@ -218,7 +218,7 @@ impl Reader {
         let place = self.place();
         let Some(Token::Word(value, _)) = self.peek() else {
             let what = format!(
-                "{name} {} is to be followed by a value; what has signs or blanks in it is put in quotes",
+                "{name} {} needs a value after it; put a value with signs or blanks in quotes",
                 compare.sign()
             );
             return Err(wrong(place, what));

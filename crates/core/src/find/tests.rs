@@ -49,7 +49,7 @@ fn find_error_names_place_and_reason() {
     for (text, at, part) in [
         ("", 0, "a condition is expected"),
         ("tas", 3, "after tas one of"),
-        ("var = ", 6, "is to be followed by a value"),
+        ("var = ", 6, "needs a value after it"),
         ("var = tas units = K", 10, "\"and\" or \"or\" is missing"),
         ("(var = tas", 0, "never closed"),
         ("var = tas)", 9, "closes nothing"),

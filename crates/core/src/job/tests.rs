@@ -1173,7 +1173,7 @@ fn invalid_surroundings_are_refused() {
         ),
         (
             "folders = [ \"/etc\" ];",
-            "no storage element shows the folder `/etc`; shown are /sw, /sw/bin and what is in them, as their administrators allow by --kernels-folders",
+            "no storage element shows the folder `/etc`; shown are /sw, /sw/bin and the folders below, as their administrators allow by --kernels-folders",
         ),
         (
             "folders = [ \"/sw\" ]; element = 3;",

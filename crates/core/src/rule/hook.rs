@@ -554,7 +554,7 @@ impl Reader<'_> {
         let mut rest = spec.output.as_str();
         while let Some((_, name, after)) = super::fill::next(rest) {
             if reduces && name != ROUND {
-                self.value("output", format!("\"${{{name}}}\" stands for nothing in what is reduced; there is ${{{ROUND}}}"));
+                self.value("output", format!("\"${{{name}}}\" stands for nothing in the output of a reduction; there is ${{{ROUND}}}"));
             }
             rest = after;
         }

@@ -372,7 +372,7 @@ impl Outside {
                 known.packed_bytes -= if packed { size } else { 0 };
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(%error, %object, "what is outside stays there"),
+            Err(error) => tracing::warn!(%error, %object, "can't remove an object outside"),
         }
         self.reach.clear(object);
         if let Some(at) = known.near.iter().position(|(near, _)| *near == object)
@@ -395,7 +395,7 @@ impl Outside {
             known.near_bytes -= size;
             drop(known);
             if let Err(error) = self.near.remove(object) {
-                tracing::warn!(%error, %object, "what has settled can't be removed here");
+                tracing::warn!(%error, %object, "a file that the external store has can't be removed from the folder");
             }
         }
     }

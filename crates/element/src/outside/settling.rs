@@ -534,7 +534,7 @@ impl Outside {
                     .try_for_each(|object| rows::removed(db, *object))
             };
             if let Err(error) = self.db.write_blocking(false, forget) {
-                tracing::warn!(%error, "what was removed outside is looked for again");
+                tracing::warn!(%error, "removed objects of the external store are looked for again");
             }
         }
         more

@@ -352,7 +352,7 @@ impl Run {
                 lost(
                     rank,
                     element,
-                    &format!("what it made can't be had: {error}"),
+                    &format!("its results are not available: {error}"),
                 )
             };
             let from = match self.ranks[rank].from.take() {

@@ -94,7 +94,7 @@ fn few(found: &[(usize, usize)]) -> Result<(), String> {
     match found.len() <= RUNS_MAX {
         true => Ok(()),
         false => Err(format!(
-            "what is selected is more than {RUNS_MAX} runs of indices"
+            "the selection has more than {RUNS_MAX} runs of indices"
         )),
     }
 }

@@ -1314,7 +1314,7 @@ fn boxes(
     let all = counts.try_fold(1_usize, usize::checked_mul);
     let all = all.filter(|all| *all <= PARTS_MAX).ok_or_else(|| {
         Error::Query(format!(
-            "what is selected of {} is more than {PARTS_MAX} boxes: select less at once",
+            "the selection of {} has more than {PARTS_MAX} boxes: select less at once",
             file.of.name
         ))
     })?;

@@ -79,7 +79,7 @@ impl Forgetting {
             if patience::wait(&self.fewer, &mut counts, until) {
                 tracing::warn!(
                     ino,
-                    "the kernel is busy: what it shows under a lock may be old"
+                    "the Linux kernel is busy: reads under a lock may be old"
                 );
                 return;
             }
@@ -462,7 +462,7 @@ impl Fs {
 
     fn report(&self, ino: u64, published: Result<(), Error>) {
         if let Err(error) = published {
-            tracing::warn!(ino, "others may read what is old under a lock: {error}");
+            tracing::warn!(ino, "others may read old bytes under a lock: {error}");
         }
     }
 

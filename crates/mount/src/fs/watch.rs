@@ -185,7 +185,7 @@ impl Fs {
         if let Some(together) = object.as_ref().and_then(|object| object.together())
             && let Err(error) = together.publish()
         {
-            tracing::warn!(ino, "what was written can't be made visible: {error}");
+            tracing::warn!(ino, "new bytes can't be made visible: {error}");
         }
         let phase = self.table.get(ino).and_then(|node| {
             let state = node.state.lock();

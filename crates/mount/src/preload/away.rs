@@ -676,7 +676,7 @@ impl Given {
         };
         for ino in inodes {
             if let Err(error) = self.settle_stored(ino) {
-                tracing::warn!(ino, "what was given away is not stored: {error}");
+                tracing::warn!(ino, "an asynchronously closed file is not stored: {error}");
             }
         }
     }

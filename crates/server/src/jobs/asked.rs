@@ -84,7 +84,7 @@ impl Asked {
         printed::map(text, &made.layout, per_part).map_err(|why| {
             let begin = String::from_utf8_lossy(&text[..text.len().min(SHOWN_MAX * 4)]);
             told(format!(
-                "what it printed is no map: {why}; it begins with {}",
+                "its output is not a map: {why}; it begins with {}",
                 excerpt(&begin, false)
             ))
         })
@@ -234,7 +234,7 @@ impl Run<'_> {
                 Err(_) => {
                     let _ = self.asks.driver.send(Incoming::Cancel(job));
                     let why = format!(
-                        "its mappers have not all ended after {} s, and were given up: see `tidemill jobs {job}`, and submit it again",
+                        "some of its mappers have not ended after {} s, and were cancelled: see `tidemill jobs {job}`, and submit it again",
                         WAIT_MAX.as_secs()
                     );
                     return Err(Refused::Script(vec![why]));
@@ -272,7 +272,7 @@ impl Run<'_> {
                 excerpt(said, true)
             ));
         }
-        let gone = || format!("what it printed in job {job} is gone; submit once more");
+        let gone = || format!("its output in job {job} is deleted; submit the job again");
         let part = self.pinned.all.get(&task.task).ok_or_else(gone)?;
         if part.size > PRINTED_BYTES_MAX {
             return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));

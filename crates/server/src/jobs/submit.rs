@@ -633,7 +633,7 @@ impl Folders<'_> {
         let reading = inode.and_then(|inode| self.names.read_version(self.caller, inode));
         let reading = reading.map_err(|fault| fault.to_string())?;
         if reading.node.object != made.object.0 {
-            return Err("the file was written anew this moment; submit once more".to_owned());
+            return Err("the file has just changed; submit the job again".to_owned());
         }
         Remote::new(&elements, reading, self.until).ok_or_else(|| "the file is empty".to_owned())
     }

@@ -92,7 +92,7 @@ pub(crate) fn give_up_silent(
             ino,
             object,
             silent_s = (now - heard) / 1_000_000_000,
-            "a version is given up: the client that wrote it is gone"
+            "a version is aborted: its client has disappeared"
         );
         let writes = Node::find(db, ino)?.is_some_and(|node| node.writing == object);
         if writes {

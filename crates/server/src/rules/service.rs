@@ -114,7 +114,7 @@ impl RuleService {
     fn again(&self, id: u64) -> Result<v1::Rule, Status> {
         let all = self.names().shared().rules.all();
         let kept = all.iter().find(|kept| kept.id == id);
-        let kept = kept.ok_or_else(|| Status::aborted("the rule was removed meanwhile"))?;
+        let kept = kept.ok_or_else(|| Status::aborted("the rule was just removed"))?;
         self.shown(kept, true)
     }
 
@@ -169,7 +169,7 @@ impl RuleService {
             None => self.room(&caller)?,
             Some(kept) if kept.folder != 0 => {
                 return Err(Status::failed_precondition(format!(
-                    "rule {} is the attribute user.tidemill.rule of {}: set that anew",
+                    "rule {} is the attribute user.tidemill.rule of {}: set the attribute again",
                     kept.rule.name, kept.rule.workdir
                 )));
             }

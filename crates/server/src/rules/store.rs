@@ -67,7 +67,7 @@ fn read(
     let path = match &folder {
         None => None,
         Some((ino, Some(path))) => Some((*ino, folder::shown_path(path)?)),
-        Some((ino, None)) => return Err(format!("its folder, inode {ino}, is gone")),
+        Some((ino, None)) => return Err(format!("its folder, inode {ino}, was deleted")),
     };
     let same = |kept: &&Arc<Kept>| {
         let place = path.is_none_or(|(_, path)| kept.rule.workdir == path);

@@ -86,7 +86,7 @@ impl Outside {
         for pack in &sparse {
             match self.take_over(*pack, &mut batch) {
                 Err(Trouble::Failed { path, why }) if why.is_loss() && batch.goes_on().is_ok() => {
-                    tracing::warn!(path, %why, "a pack outside can't be written anew, it stays as it is");
+                    tracing::warn!(path, %why, "a pack can't be rewritten, it stays as it is");
                     self.packs.stuck.lock().insert(*pack);
                 }
                 Err(other) => {

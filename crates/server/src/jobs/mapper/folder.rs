@@ -180,7 +180,7 @@ impl Found {
                 return Err(format!("{file} is empty: it was cut off or is damaged"));
             }
             let made = tree.made(&file).map_err(|error| error.to_string())?;
-            let made = made.ok_or_else(|| format!("{file} has gone this moment"))?;
+            let made = made.ok_or_else(|| format!("{file} was deleted during the submission"))?;
             let number = *numbers.entry(file).or_insert_with_key(|file| {
                 found.files.push((file.clone(), made));
                 found.files.len() - 1

@@ -155,7 +155,7 @@ impl Session {
             tracing::warn!(
                 messages,
                 subject,
-                "what is no label of this array was removed from its queue"
+                "a message that is not a label of this array was removed from its queue"
             );
         }
     }

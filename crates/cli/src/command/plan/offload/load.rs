@@ -192,7 +192,7 @@ async fn try_here() -> f64 {
     match share_here().await {
         Ok(share) => share,
         Err(error) => {
-            tracing::warn!("what runs on this machine can't be reckoned with: {error:#}");
+            tracing::warn!("the load of this machine can't be measured: {error:#}");
             1.0
         }
     }

@@ -17,9 +17,9 @@ strip() {
   ' "$@"
 }
 
-# A file is a test of its crate if it is named so; `mod tests;` is what the convention has for those.
+# A file is a test of its crate if it is named `tests.rs` or `fuzzing.rs`; `mod tests;` is what the convention has for those.
 sources() {
-  find "$1/src" -name '*.rs' ! -name tests.rs ! -path '*/tests/*' | sort
+  find "$1/src" -name '*.rs' ! -name tests.rs ! -name fuzzing.rs ! -path '*/tests/*' | sort
 }
 
 if [ "${1:-}" = --strip ]; then

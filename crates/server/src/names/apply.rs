@@ -1,4 +1,4 @@
-//! From a request's operations to the functions that carry them out.
+//! Dispatches a request's operations to the functions that carry them out.
 
 use super::fault::Fault;
 use super::together;
@@ -7,7 +7,7 @@ use prost::Message;
 use std::sync::atomic::Ordering;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Whether the operation changes nothing, so that a reading connection will do.
+/// Returns whether the operation changes nothing, so that a reading connection suffices.
 pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
     matches!(
         op.op,
@@ -27,7 +27,7 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
 }
 
 impl Tx<'_> {
-    /// Carries out operations until one fails, or they are too much for one request.
+    /// Carries out operations until one fails, or until the request's budget is used up.
     pub(crate) fn apply_all(
         &mut self,
         ops: &[v1::NameOp],
@@ -58,7 +58,7 @@ impl Tx<'_> {
         Ok(results)
     }
 
-    /// A mount is told how long a file is that several write, and under which object it is read.
+    /// For a mount, adds the size of a file that several mounts write, and the object under which it is read.
     fn show_together(&self, answer: &mut Answer) -> Result<(), Fault> {
         if self.session == 0 || !self.shared.parts() {
             return Ok(());
@@ -84,7 +84,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Who is no mount is told where the elements are that it is to read or write.
+    /// For a client that is not a mount, adds the URLs of the elements to read or write.
     fn show_places(&self, answer: &mut Answer) {
         if self.session != 0 {
             return;
@@ -103,13 +103,13 @@ impl Tx<'_> {
         }
     }
 
-    /// One operation, whole or not at all. The outer error means that the transaction itself is broken.
+    /// Carries out one operation completely or not at all. The outer error means that the transaction itself is broken.
     fn apply_whole(&mut self, op: &v1::NameOp) -> Result<Result<Answer, Fault>, Fault> {
         self.db.prepare_cached("SAVEPOINT op")?.execute([])?;
         let noted = self.changes.len();
         let result = self.apply(op);
         if self.db.is_autocommit() {
-            // SQLite has ended the whole transaction, and this says why.
+            // SQLite has ended the whole transaction, and this result has the reason.
             return result.map(Ok);
         }
         if result.is_err() {
@@ -120,7 +120,8 @@ impl Tx<'_> {
         Ok(result)
     }
 
-    /// Refuses to make names while the device of the server's folder is nearly full: the rest of it is for what makes room.
+    /// Fails for an operation that creates names while the device of the server's folder is nearly full. The remaining space is for
+    /// operations that free space.
     fn need_space(&self, op: &v1::NameOp) -> Result<(), Fault> {
         let makes = matches!(op.op, Some(Op::Create(_) | Op::Link(_) | Op::SetXattr(_)));
         match makes && self.shared.low.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! What comes: versions that are closed under a name, and what gets another name, in the order in which that is committed. It is
-//! remembered for who wants to hear of it, so that nobody who was away for a while has missed anything.
+//! Arrivals: closed versions and renamed files and folders, in the order of their commits. The table `arrival` keeps them for
+//! clients that watch paths, so that a client misses nothing while it is disconnected (next: `server/src/arrivals.rs`).
 
 use super::fault::Fault;
 use super::node::{Caller, Node, READ, SEARCH};
@@ -12,20 +12,20 @@ use tidemill_core::id::Inode;
 use tidemill_core::rule::Pattern;
 use tidemill_wire::v1::{self, Kind};
 
-/// Arrivals that are remembered.
+/// Maximum number of stored arrivals.
 pub(crate) const KEPT_MAX: i64 = 1 << 18;
-/// The oldest are forgotten so many at once.
+/// Number of the oldest arrivals that are deleted at once.
 const FORGOTTEN: i64 = 1024;
-/// Rows looked at in one transaction.
+/// Maximum number of rows read in one transaction.
 const PAGE: i64 = 1024;
-/// Names below a folder that got another name that are looked at.
+/// Maximum number of names examined below a renamed folder.
 const WALK_MAX: usize = 1 << 14;
-/// Arrivals of one answer, and bytes of their paths and cursors: so that it fits into a label's.
+/// Maximum number of arrivals in one answer, and of bytes of their paths and cursors: an answer must fit into a label's answer.
 pub(crate) const ANSWER_MAX: usize = 256;
 const ANSWER_BYTES_MAX: usize = 32 << 10;
 const MICROSECOND_NS: i64 = 1000;
 
-/// How many are remembered: counted once, then kept.
+/// Number of stored arrivals: counted once, then kept up to date.
 #[derive(Debug)]
 pub(crate) struct Kept(AtomicI64);
 
@@ -35,7 +35,7 @@ impl Default for Kept {
     }
 }
 
-/// What somebody has heard of: all arrivals up to a number, and of the next one, which is a folder, the files up to a path.
+/// Position of a client: it has received all arrivals up to a number, and of the next arrival, a folder, the files up to a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) number: i64,
@@ -65,14 +65,14 @@ impl FromStr for Cursor {
     }
 }
 
-/// What of the next rows somebody is told.
+/// Arrivals for a client from the next rows.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) arrivals: Vec<v1::Arrival>,
     pub(crate) cursor: Cursor,
-    /// Something before is not known any more, or is too much to be looked at.
+    /// Whether earlier arrivals are no longer stored, or are too many to examine.
     pub(crate) missed: bool,
-    /// There may be more rows.
+    /// Whether more rows may follow.
     pub(crate) more: bool,
     bytes: usize,
 }
@@ -98,7 +98,7 @@ impl Page {
     }
 }
 
-/// An arrival: object 0 is a folder.
+/// An arrival; object 0 means a folder.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) number: i64,
@@ -108,14 +108,14 @@ pub(crate) struct Row {
 }
 
 impl Tx<'_> {
-    /// A version has come under a name, or a file or folder has got one.
+    /// Records a version that was closed under a name, or a file or folder that received a name.
     pub(crate) fn arrived(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
         let sealed = node.kind == Kind::File && node.object != 0 && node.version != 0;
         if path.is_empty() || !sealed && !node.is_dir() {
             return Ok(());
         }
         let object = if sealed { node.object } else { 0 };
-        // No number is given twice, also where what was committed last is lost with the power.
+        // No number is given twice, even if a power failure loses the last commits.
         let sql = "INSERT INTO arrival VALUES (max(?1, 1 + coalesce((SELECT max(number) FROM arrival), 0), \
                    1 + (SELECT next FROM counter WHERE name = 'arrival')), ?2, ?3, ?4)";
         let now = self.now / MICROSECOND_NS;
@@ -124,7 +124,7 @@ impl Tx<'_> {
         self.forget_arrivals()
     }
 
-    /// A file or folder has got a name.
+    /// Records a file or folder that received a name in a folder.
     pub(crate) fn arrived_in(&self, node: &Node, folder: u64, name: &[u8]) -> Result<(), Fault> {
         let Some(mut path) = self.path_of(folder)? else {
             return Ok(());
@@ -161,7 +161,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What the caller is told of the rows after a cursor, at most `limit` arrivals.
+    /// Returns the arrivals for the caller after a cursor, at most `limit`.
     pub(crate) fn arrivals(
         &self,
         pattern: &Pattern,
@@ -208,7 +208,7 @@ impl Tx<'_> {
         Ok(page)
     }
 
-    /// Tells of what is in a folder that got a name; whether that was all.
+    /// Adds the files in a renamed folder to the page; returns whether all fit.
     fn tell_below(
         &self,
         row: &Row,
@@ -248,14 +248,14 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// The paths below a folder that match, in order; `None`: there are too many names.
+    /// Returns the matching paths below a folder, in order; `None` if there are too many names.
     fn files_below(
         &self,
         row: &Row,
         path: &str,
         pattern: &Pattern,
     ) -> Result<Option<Vec<String>>, Fault> {
-        // It may have got another name since.
+        // The folder may have been renamed since.
         if self.path_of(row.ino)?.as_deref() != Some(path.as_bytes()) {
             return Ok(Some(Vec::new()));
         }
@@ -290,7 +290,8 @@ impl Tx<'_> {
         Ok(Some(files))
     }
 
-    /// The file of a path without links, if the caller may read it, and may list all folders that the pattern does not name.
+    /// Returns the file at a path without links, if the caller may read the file and may list every folder that the pattern does
+    /// not name.
     fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<Node>, Fault> {
         let caller = Caller {
             checked: false,
@@ -324,7 +325,7 @@ impl Row {
     }
 }
 
-/// Whether files below a folder may match.
+/// Returns whether files below a folder may match.
 pub(crate) fn reaches(pattern: &Pattern, folder: &str) -> bool {
     let own = pattern.folder();
     let folder = folder.trim_matches('/');
@@ -335,20 +336,20 @@ pub(crate) fn reaches(pattern: &Pattern, folder: &str) -> bool {
     within(own, folder) || within(folder, own)
 }
 
-/// The last number that was forgotten.
+/// Returns the last number that was deleted.
 fn floor(db: &Connection) -> Result<i64, Fault> {
     let sql = "SELECT next FROM counter WHERE name = 'arrival'";
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// The last number that was given, or forgotten.
+/// Returns the last number that was given or deleted.
 pub(crate) fn last(db: &Connection) -> Result<i64, Fault> {
     let sql = "SELECT max(number) FROM arrival";
     let last: Option<i64> = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
     Ok(last.unwrap_or(0).max(floor(db)?))
 }
 
-/// The next arrivals after a number.
+/// Returns the next arrivals after a number.
 pub(crate) fn rows(db: &Connection, after: i64, limit: i64) -> Result<Vec<Row>, Fault> {
     let sql =
         "SELECT number, ino, object, path FROM arrival WHERE number > ?1 ORDER BY number LIMIT ?2";
@@ -373,7 +374,7 @@ mod tests {
         SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap()
     }
 
-    /// Does something as root.
+    /// Runs `work` as root.
     fn with<T: Send + 'static>(
         names: &SqliteNames,
         work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
@@ -401,7 +402,7 @@ mod tests {
         Ok(ino)
     }
 
-    /// A file gets a version, as by a seal.
+    /// Gives a file a new version, like a seal.
     fn seal(tx: &Tx<'_>, path: &str) -> Result<(), Fault> {
         let node = tx.resolve(path.as_bytes(), true)?;
         let sql = "UPDATE inode SET version = version + 1, object = 1000 * ino + version + 1 WHERE ino = ?1";
@@ -458,7 +459,7 @@ mod tests {
         page.arrivals.iter().map(|one| one.path.as_str()).collect()
     }
 
-    /// All, one after the other, each time with the cursor that came with the one before, as text.
+    /// Reads all arrivals one by one, each with the previous cursor as text.
     fn one_by_one(names: &SqliteNames, pattern: &str, since: &Cursor) -> Vec<String> {
         let (mut since, mut all) = (since.clone(), Vec::new());
         loop {
@@ -485,7 +486,7 @@ mod tests {
         assert_eq!(paths(&told), ["/run/step-2", "/run/step-1", "/run/step-3"]);
         assert_eq!(told.cursor, now(&names));
         assert_eq!(one_by_one(&names, "run/step-*", &begin), paths(&told));
-        // What was replaced is told as what replaced it, what has another name under that, what is gone not at all.
+        // A replaced version is reported as its replacement, a renamed file under its present name, a removed file not at all.
         with(&names, |tx| seal(tx, "/run/step-1"));
         rename(&names, ("/run", "other"), ("/run", "step-4"));
         rename(&names, ("/run", "step-2"), ("/", "elsewhere"));
@@ -517,14 +518,14 @@ mod tests {
         let pattern = "run/**/[0-9]";
         assert_eq!(paths(&page(&names, 0, pattern, &begin, 100)), all);
         assert_eq!(one_by_one(&names, pattern, &begin), all);
-        // Once more under another name: under the first they are no more.
+        // After a second rename the files no longer exist under the first name.
         rename(&names, ("/run", "old"), ("/run", "older"));
         let told = page(&names, 0, pattern, &begin, 100);
         assert_eq!(
             paths(&told),
             ["/run/9", "/run/older/1", "/run/older/b/1", "/run/older/b/2"]
         );
-        // Too many to look at is said.
+        // A folder with too many names is reported as missed arrivals.
         with(&names, |tx| {
             let parent = tx.resolve(b"/run/older", true)?.ino.cast_signed();
             let sql = "WITH RECURSIVE n(i) AS (SELECT 100000 UNION ALL SELECT i + 1 FROM n WHERE i < 120000) \
@@ -557,7 +558,7 @@ mod tests {
                 _ => &[],
             };
             assert_eq!(paths(&told), open, "{pattern}");
-            // It is over for them as well, and says nothing of how much there was.
+            // The cursor of these users advances as well, and does not reveal the number of files.
             assert_eq!(told.cursor, now(&names));
         }
     }
@@ -579,7 +580,7 @@ mod tests {
         assert!(told.missed);
         let known = with(&names, |tx| Ok(rows(tx.db, 0, i64::MAX)?.len()));
         assert_eq!(known as i64, KEPT_MAX + 1);
-        // From there on nothing is.
+        // From there on no arrival is missed.
         let mut since = told.cursor;
         assert_eq!(since.number, begin.number + FORGOTTEN + PAGE);
         loop {
@@ -592,7 +593,7 @@ mod tests {
             assert_eq!(next.arrivals, []);
             since = next.cursor;
         }
-        // An array that was made anew knows nothing of what came before.
+        // A new array has no record of earlier arrivals.
         let later = tempfile::tempdir().unwrap();
         let later = self::names(&later);
         let old = Cursor {

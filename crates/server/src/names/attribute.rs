@@ -1,4 +1,4 @@
-//! Attributes: mode, owner, times, extended attributes, and the room in the array.
+//! Attributes: mode, owner, times, extended attributes, and the statistics of the array's space.
 
 use super::fault::Fault;
 use super::node::{Node, SETGID, SETUID};
@@ -10,23 +10,24 @@ use tidemill_core::copies::Wanted;
 use tidemill_core::layout::Medium;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// The folder attribute: new files below this directory go to that element. On a file: where it is.
+/// Folder attribute: the element of new files below this directory. Value on a file: its element.
 pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
-/// The folder attribute: new versions of files below this directory get so many copies. On a file: how many there are to
-/// be of its version.
+/// Folder attribute: the number of copies of new versions of files below this directory. Value on a file: the wanted number of
+/// copies of its version.
 pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
-/// The folder attribute: new versions of files below this directory are striped so, as `UNIT` or `UNIT,WIDTH`; `off`: not.
-/// On a file: how it is.
+/// Folder attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
+/// Value on a file: its striping.
 pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
-/// The folder attribute: what new versions of files below this directory are to be kept in, `memory` or `disk`. On a file: what it is.
+/// Folder attribute: the medium of new versions of files below this directory, `memory` or `disk`. Value on a file: its medium.
 pub(crate) const FOLDER_MEDIUM: &[u8] = b"user.tidemill.medium";
 /// The folder attribute: the text of a rule for files below this directory.
 pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
-/// The folder attribute: what `fsync` of this directory, and of those below it, waits for, `synced` or `drained`.
+/// Folder attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `drained`.
 pub(crate) const FOLDER_DURABLE: &[u8] = b"user.tidemill.durable";
-/// Of a file, and of a folder for all below it: whether who reads what is being written waits for more, `1` or `0`.
+/// Attribute of a file, and of a folder for all files below it: whether readers of an unsealed version wait for further bytes, `1`
+/// or `0`.
 pub(crate) const WAIT: &[u8] = b"user.tidemill.wait";
-/// Attributes that the array answers.
+/// Attributes that the array computes.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
     b"user.tidemill.lineage",
@@ -34,7 +35,7 @@ const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.version",
     b"user.tidemill.task",
 ];
-/// Start of the names of attributes that only root sees and sets.
+/// Prefix of attributes that only root sees and sets.
 const TRUSTED: &[u8] = b"trusted.";
 /// Longest value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
@@ -68,7 +69,7 @@ impl Tx<'_> {
         Ok(Answer::Attr(node.attr()))
     }
 
-    /// Changes attributes of a node that is still to be written.
+    /// Changes attributes of a node; the caller writes the node.
     pub(crate) fn change_attributes(
         &mut self,
         node: &mut Node,
@@ -241,7 +242,7 @@ impl Tx<'_> {
         self.touch(node)
     }
 
-    /// Whether who reads a file on another mount than its writer's waits for what is still to come.
+    /// Returns whether readers on another mount than the writer's wait for bytes that are not written yet.
     pub(super) fn has_readers_wait(&self, node: &Node) -> Result<bool, Fault> {
         let said = match self.stored(node.ino, WAIT)? {
             Some(said) => said.trim_ascii() == b"1",
@@ -289,7 +290,8 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Names in `user.` are for all, names in `trusted.` for root alone, whatever a kernel has checked.
+    /// Fails for a name outside the allowed namespaces: names in `user.` are for all users, names in `trusted.` for root alone,
+    /// even if a kernel has checked permissions.
     fn check_namespace(&self, name: &[u8], set: bool) -> Result<(), Fault> {
         if name.starts_with(b"user.") && name.len() > 5 {
             return Ok(());
@@ -301,14 +303,14 @@ impl Tx<'_> {
                 (_, false) => Err(Fault::NoAttribute(shown(name))),
             };
         }
-        // The kernel asks for these on its own and takes "none" for an answer.
+        // The kernel asks for these attributes on its own and accepts "none" as an answer.
         if name.starts_with(b"security.") && !set {
             return Err(Fault::NoAttribute(shown(name)));
         }
         Err(Fault::AttributeUnsupported(shown(name)))
     }
 
-    /// Only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array answers.
+    /// Lists only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array computes.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let node = self.reach(op.ino)?;
         let mut statement = self

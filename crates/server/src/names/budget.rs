@@ -1,8 +1,7 @@
 //! Bounds of the work of one request, and shares of users in the database.
 //!
-//! An ordinary user may ask for anything within rights, in requests of their own making. A [`Budget`] ends a request
-//! that looks up or answers too much; the operations before that have their results. [`Shares`] keep one user's
-//! requests from taking all connections.
+//! An ordinary user may make any request within the user's rights. A [`Budget`] ends a request that looks up or answers too much;
+//! the operations before that keep their results. [`Shares`] prevent one user's requests from taking all connections.
 
 use super::fault::Fault;
 use super::node::Caller;
@@ -16,21 +15,21 @@ use tokio::sync::Notify;
 
 /// Encoded bytes of results after which no further operation of a user's request is carried out.
 pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// The same for parts of the array: a longer message could not be delivered.
+/// The same limit for parts of the array: a longer message could not be delivered.
 const TRUSTED_ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (4 << 20);
-/// Cost of the look-ups of one request.
+/// Maximum cost of the look-ups of one request.
 const LOOK_UPS_MAX: u64 = 1_000_000;
-/// The same of one job script.
+/// Maximum cost of the look-ups of one job script.
 const SCRIPT_LOOK_UPS_MAX: u64 = 100_000_000;
-/// Cost of one component of a path: 100 000 of them fit into a request.
+/// Cost of one component of a path: 100 000 components fit into a request.
 pub(crate) const COMPONENT: u64 = 10;
-/// Cost of one directory on the way from an inode up to the root.
+/// Cost of one directory on the path from an inode up to the root.
 pub(crate) const UPWARDS: u64 = 2;
-/// No further operation of a user's request is begun after this time. The cost of look-ups ends requests long before,
-/// unless the machine is very busy.
+/// Time after which no further operation of a user's request begins. The cost of look-ups ends requests much earlier, unless the
+/// machine is very busy.
 const TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What is left for one request.
+/// Remaining work of one request.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: Cell<usize>,
@@ -39,7 +38,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Budget of a request of this caller.
+    /// Returns the budget of a request of this caller.
     pub(crate) fn of(caller: &Caller) -> Self {
         if caller.trusted {
             return Self {
@@ -54,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Budget of work of the server itself, which has bounds of its own.
+    /// Returns the budget of the server's own work, which has other bounds.
     pub(crate) fn unbounded() -> Self {
         Self {
             bytes: Cell::new(usize::MAX),
@@ -63,7 +62,7 @@ impl Budget {
         }
     }
 
-    /// Budget of a user's job script, which may name a million files.
+    /// Returns the budget of a user's job script, which may name a million files.
     pub(crate) fn of_script() -> Self {
         Self {
             look_ups: Cell::new(SCRIPT_LOOK_UPS_MAX),
@@ -71,7 +70,7 @@ impl Budget {
         }
     }
 
-    /// Takes note of a look-up. Once one was too much, all are.
+    /// Counts a look-up. After one look-up has failed, all further ones fail.
     ///
     /// # Errors
     /// If the request has used up its look-ups.
@@ -85,12 +84,12 @@ impl Budget {
         }
     }
 
-    /// Takes note of the bytes of a result.
+    /// Counts the bytes of a result.
     pub(crate) fn answered(&self, bytes: usize) {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
     }
 
-    /// Whether another operation may be carried out.
+    /// Checks that another operation may be carried out.
     ///
     /// # Errors
     /// If the request has used up its bytes or its time.
@@ -103,15 +102,15 @@ impl Budget {
     }
 }
 
-/// Turns of ordinary users: so many for all of them together, and so many for each.
+/// Turns of ordinary users: a maximum for all users together, and one for each user.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all_max: usize,
     each_max: usize,
     taken: Mutex<Taken>,
-    /// For threads outside the runtime.
+    /// Wakes threads outside the runtime.
     freed: Condvar,
-    /// For tasks.
+    /// Wakes tasks.
     told: Notify,
 }
 
@@ -121,7 +120,7 @@ struct Taken {
     each: HashMap<u32, usize>,
 }
 
-/// A turn, until it is dropped.
+/// A turn, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Arc<Shares>,
@@ -155,7 +154,7 @@ impl Shares {
         }
     }
 
-    /// The same for threads outside the runtime.
+    /// Does the same for threads outside the runtime.
     pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
         if caller.trusted {
             return None;
@@ -169,7 +168,7 @@ impl Shares {
         }
     }
 
-    /// Takes a turn of a user at once, if there is one. Root has as many as there are.
+    /// Takes a turn of a user at once, if one is free. Root may take any free turn.
     pub(crate) fn enter(self: &Arc<Self>, uid: u32) -> Option<Share> {
         let mut taken = self.taken.lock();
         if uid == 0 && taken.all < self.all_max {
@@ -193,7 +192,7 @@ impl Shares {
         Share { shares, uid }
     }
 
-    /// Whether any user has a turn.
+    /// Returns whether any user has a turn.
     pub(crate) fn any(&self) -> bool {
         self.taken.lock().all > 0
     }
@@ -215,7 +214,7 @@ impl Drop for Share {
     }
 }
 
-/// Does work that takes a while on this thread, and lets other tasks of the thread go on elsewhere.
+/// Does long work on this thread, and lets other tasks of the thread continue elsewhere.
 pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
@@ -257,7 +256,7 @@ mod tests {
         names.apply_blocking(request).unwrap()
     }
 
-    /// Links in the root with these names and targets.
+    /// Creates links in the root with these names and targets.
     fn link_all(names: &SqliteNames, links: &[(String, String)]) {
         let count = u32::try_from(links.len()).unwrap();
         let reserve = move |db: &_| ids::reserve_for(db, &Caller::root(), count, 0);
@@ -306,7 +305,7 @@ mod tests {
         let (last, before) = results.split_last().unwrap();
         assert!(is_too_much(last) && !before.is_empty());
         assert!(!before.iter().any(is_too_much));
-        // All of it comes page by page.
+        // The whole listing arrives page by page.
         let (mut found, mut after) = (Vec::new(), Vec::new());
         loop {
             let page = apply(&names, user(7), vec![list(&after)]).remove(0);
@@ -327,7 +326,7 @@ mod tests {
     #[test]
     fn look_ups_of_one_request_are_bounded() {
         let (_folder, names) = names();
-        // Each link goes to the next, 800 steps later.
+        // Each link leads to the next, 800 steps later.
         let links: Vec<_> = (0..20)
             .map(|number| match number {
                 19 => ("L19".to_owned(), "/".to_owned()),
@@ -343,14 +342,14 @@ mod tests {
             follow: true,
             advise: false,
         });
-        // One alone is fine, and so is another request.
+        // One look-up alone succeeds, and so does another request.
         for _ in 0..2 {
             let one = apply(&names, user(7), vec![resolve.clone()]);
             assert!(matches!(one[0].result, Some(Answer::Entry(_))), "{one:?}");
         }
         let results = apply(&names, user(7), vec![resolve.clone(); 10_000]);
         assert!(results.len() < 10 && is_too_much(results.last().unwrap()));
-        // With changes among them what was done before stays.
+        // If the request has changes, the changes before the failed operation stay.
         let folder = Op::Create(v1::Create {
             parent: 1,
             name: b"kept".to_vec(),
@@ -390,7 +389,7 @@ mod tests {
             });
             (end, thread)
         };
-        // A user asks for more readers than there are.
+        // One user asks for more readers than exist.
         let greedy: Vec<_> = (0..8).map(|_| hold(7)).collect();
         for _ in 0..2 {
             assert_eq!(begun.recv().unwrap(), 7);
@@ -431,7 +430,7 @@ mod tests {
         let second = shares.take_blocking(&user(7));
         assert!(shares.try_take(&mut shares.taken.lock(), 7).is_none());
         let other = shares.take(&user(8)).await;
-        // All are taken; parts of the array ask for none.
+        // All turns are taken; parts of the array need none.
         assert!(shares.try_take(&mut shares.taken.lock(), 9).is_none());
         assert!(shares.take(&Caller::root()).await.is_none() && shares.any());
         let waits = tokio::spawn({

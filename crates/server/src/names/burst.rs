@@ -1,6 +1,7 @@
-//! The burst tier: which objects lie on its elements (`burst`), so that they are copied to others in time, and go from there when
-//! room is wanted. All else is what is done for copies: an object there is none of those that are wanted
-//! ([`tidemill_core::copies::CopyState::Burst`]), so one is made elsewhere, and a row of `move` has it removed.
+//! The burst tier: records which objects are on its elements (table `burst`), has them copied to other elements in time, and evicts
+//! them when space is needed. It uses the mechanism of copies: an object in the tier does not count as a wanted copy
+//! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere, and a row of `move` removes the object from the tier
+//! (next: `server/src/copies.rs`).
 
 use super::attribute::FOLDER_DURABLE;
 use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
@@ -18,22 +19,22 @@ use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// How far an object is (`burst.state`): it waits for its time, is to be copied now, is elsewhere, too.
+/// State of an object (`burst.state`): it waits for its time, is due to be copied, or also has its copies elsewhere.
 pub(super) const WAITS: i64 = 0;
 pub(super) const DUE: i64 = 1;
 const DRAINED: i64 = 2;
-/// What was sealed before that is counted in what an element says.
+/// Delay after which an element's report includes a sealed object, in nanoseconds.
 pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
-/// Objects that are had go, or drain sooner, at once.
+/// Maximum number of objects that one call evicts, or drains earlier.
 const OBJECTS_MAX: u32 = 4096;
 
-/// Which elements are of the tier. Once one was known, whether it is up or not.
+/// Elements of the tier, including offline elements that were known before.
 #[derive(Debug, Default)]
 pub(crate) struct Bursts {
     elements: RwLock<BTreeSet<u32>>,
     any: AtomicBool,
     limits: RwLock<Limits>,
-    /// Something was promised since the start, or before.
+    /// Whether any room has been promised, in this run or before.
     promised: AtomicBool,
 }
 
@@ -45,7 +46,7 @@ impl Bursts {
         *self.elements.write() = elements;
     }
 
-    /// Whether there are such elements, or have been.
+    /// Returns whether the tier has elements, or once contained any since the start.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -54,7 +55,7 @@ impl Bursts {
         self.any() && self.elements.read().contains(&element)
     }
 
-    /// Percent of its processors that maps leave to who writes on an element.
+    /// Returns the percentage of an element's processors that maps leave to its writers.
     pub(crate) fn leaves(&self, element: u32) -> u8 {
         match self.has(element) {
             true => self.limits().share,
@@ -62,7 +63,7 @@ impl Bursts {
         }
     }
 
-    /// Whether some of their room may be promised.
+    /// Returns whether room in the tier may be promised.
     pub(crate) fn promised(&self) -> bool {
         self.promised.load(Ordering::Relaxed)
     }
@@ -81,8 +82,8 @@ impl Bursts {
 }
 
 impl Tx<'_> {
-    /// An object that was just sealed lies on an element of the burst tier: it is to be copied from there, some time later, and
-    /// still later if it may go before that.
+    /// Records that an object was just sealed on an element of the burst tier. It is copied from there after a delay, and later
+    /// still if it may be deleted before.
     pub(super) fn staged(&self, object: u64, element: u32, held_ns: i64) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
@@ -97,7 +98,7 @@ impl Tx<'_> {
         moves_at(self.db, object, at)
     }
 
-    /// Whether who syncs a folder waits for what is below it to drain.
+    /// Answers whether a sync of a folder waits until the files below it are drained.
     pub(super) fn drains(&self, op: &v1::Drains) -> Result<Answer, Fault> {
         let waits = self.shared.bursts.any() && self.waits_for_drain(op.ino)?;
         let value = if waits {
@@ -108,14 +109,15 @@ impl Tx<'_> {
         Ok(Answer::Bytes(v1::Bytes { value }))
     }
 
-    /// Whether a folder, or the nearest above it that says anything, says so.
+    /// Returns whether the attribute of a folder, or of its nearest ancestor with the attribute, requires draining.
     pub(crate) fn waits_for_drain(&self, ino: u64) -> Result<bool, Fault> {
         let folder = Node::get(self.db, ino)?;
         let said = self.folder_attribute::<Durable>(&folder, FOLDER_DURABLE)?;
         Ok(folder.is_dir() && said == Some(Durable::Drained))
     }
 
-    /// Whether an object is in the burst tier: it stays there, if it was about to go. Gives the bytes that could have gone.
+    /// Cancels the eviction of an object from the burst tier. Returns the bytes that could have been evicted; `None` if the object
+    /// is not in the tier.
     pub(crate) fn stays_in_burst(&self, object: u64) -> Result<Option<u64>, Fault> {
         let object = object.cast_signed();
         let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
@@ -134,7 +136,7 @@ impl Tx<'_> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Which element of the burst tier an object is about to be copied to.
+    /// Returns the element of the burst tier that an object is about to be copied to.
     pub(crate) fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
         let sql = "SELECT target FROM move WHERE source = ?1 AND object = ?2";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -142,7 +144,7 @@ impl Tx<'_> {
         Ok(statement.query_row(row, |row| row.get(0)).optional()?)
     }
 
-    /// Has an object that is stored copied to an element of the burst tier.
+    /// Has a stored object copied to an element of the burst tier.
     pub(crate) fn bring(&self, object: u64, element: u32) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
@@ -151,7 +153,7 @@ impl Tx<'_> {
         moves_at(self.db, object, self.now)
     }
 
-    /// Bytes that are about to be copied to an element of the burst tier.
+    /// Returns the bytes that are about to be copied to an element of the burst tier.
     pub(crate) fn coming_to_burst(&self, element: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM move WHERE why = ?1 AND target = ?2");
@@ -160,7 +162,7 @@ impl Tx<'_> {
         Ok(bytes.cast_unsigned())
     }
 
-    /// Bytes on an element of the tier that are stored, and will go if room is wanted.
+    /// Returns the bytes on an element of the tier that are also stored elsewhere, and can be evicted.
     pub(crate) fn may_go(&self, element: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM burst WHERE element = ?1 AND state = ?2");
@@ -169,7 +171,7 @@ impl Tx<'_> {
         Ok(bytes.cast_unsigned())
     }
 
-    /// Has the oldest of what is stored go from an element until so many bytes are free.
+    /// Evicts the oldest stored objects of an element until `bytes` bytes are free.
     pub(crate) fn give_room(&self, element: u32, mut bytes: u64) -> Result<(), Fault> {
         let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -186,7 +188,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Has what lies in the burst tier of these objects drained now, and go from there if that is wanted; counts what has still to.
+    /// Drains these objects from the burst tier now, and evicts them if `free` is set. Counts the objects that are not drained yet.
     pub(crate) fn drain_now(
         &self,
         objects: &[(u64, u64)],
@@ -219,12 +221,12 @@ impl Tx<'_> {
     }
 }
 
-/// The sum of bytes, in SQL. SQLite's own fails where files that are all holes are longer together than a number can say.
+/// Returns SQL that sums bytes. The sum of SQLite fails if sparse files together are larger than its largest number.
 pub(crate) fn sum_of(bytes: &str) -> String {
     format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
 }
 
-/// An object that is elsewhere, too, is to go from an element.
+/// Has an object evicted from an element; the object has copies elsewhere.
 fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
     let sql =
         "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
@@ -233,7 +235,7 @@ fn goes(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Faul
     moves_at(db, object, now)
 }
 
-/// There are as many copies of an object elsewhere as are wanted.
+/// Records that an object has all its wanted copies elsewhere.
 pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING element, goes";
     let mut statement = db.prepare_cached(sql)?;
@@ -246,14 +248,14 @@ pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
     }
 }
 
-/// Whether there are as many copies of an object elsewhere as are wanted, as far as is known.
+/// Returns whether an object has all its wanted copies elsewhere, as far as the server knows.
 pub(crate) fn is_drained(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
     let row = params![object.cast_signed(), DRAINED];
     Ok(db.prepare_cached(sql)?.exists(row)?)
 }
 
-/// There are no longer as many copies of an object elsewhere as are wanted: it drains once more.
+/// Records that an object has too few copies elsewhere: it drains once more.
 pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
     let row = params![object, DUE, DRAINED];
@@ -261,7 +263,7 @@ pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A copy of an object was lost, or is damaged: without another one elsewhere it drains once more.
+/// Records that a copy of an object was lost or is damaged. Without another copy elsewhere the object drains once more.
 pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM burst, (SELECT element FROM held WHERE object = ?1 \
                UNION ALL SELECT element FROM copy WHERE object = ?1 AND state = ?2) AS has \
@@ -275,7 +277,7 @@ pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> 
     }
 }
 
-/// An object is to go from the burst tier as soon as it is elsewhere, too.
+/// Has an object evicted from the burst tier as soon as it is drained.
 pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET goes = 1 WHERE object = ?1 RETURNING element, state";
     let mut statement = db.prepare_cached(sql)?;
@@ -288,7 +290,7 @@ pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Faul
     }
 }
 
-/// A copy has come to an element, perhaps because somebody wanted it in the burst tier.
+/// Records that a copy arrived on an element, if the copy was requested for the burst tier.
 pub(crate) fn brought(db: &Connection, object: i64, element: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM move \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
@@ -297,23 +299,24 @@ pub(crate) fn brought(db: &Connection, object: i64, element: u32, now: i64) -> R
     Ok(())
 }
 
-/// An object is not on an element any more.
+/// Records that an object is not on an element any more.
 pub(crate) fn left(db: &Connection, object: i64, element: u32) -> Result<(), Fault> {
     let sql = "DELETE FROM burst WHERE object = ?1 AND element = ?2";
     db.prepare_cached(sql)?.execute(params![object, element])?;
     Ok(())
 }
 
-/// An element of the tier, and what its device has left.
+/// An element of the tier, and the free bytes of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Free {
     pub(crate) element: u32,
     pub(crate) bytes: u64,
-    /// Of the whole device.
+    /// Capacity of the whole device, in bytes.
     pub(crate) capacity: u64,
 }
 
-/// Bytes that are to go from an element so that there is room. What others have on its device can't go, and is no part of it.
+/// Returns the bytes to evict from an element for the wanted free space. Files of other programs on its device can't be evicted and
+/// do not count.
 pub(crate) fn to_go(
     db: &Connection,
     limits: Limits,
@@ -327,7 +330,7 @@ pub(crate) fn to_go(
         aside,
         least: RESERVE_BYTES,
     };
-    // Known without counting what is there: others' files make it fuller.
+    // This check needs no count of the objects: files of other programs only make the device fuller.
     if limits.to_go(fill) == 0 {
         return Ok(0);
     }
@@ -339,7 +342,7 @@ pub(crate) fn to_go(
     };
     let held = sum("burst WHERE element")?;
     let going = sum("move WHERE source")?;
-    // They are no longer counted as held, and are there still.
+    // These objects are no longer counted as held, but still occupy space.
     let removed =
         sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.element")?;
     let has = held.saturating_add(removed);
@@ -352,7 +355,7 @@ pub(crate) fn to_go(
     }))
 }
 
-/// Makes room on an element: of what has drained the oldest goes, and if that is not enough, what has not drains now.
+/// Makes room on an element: the oldest drained objects are evicted. If that is not enough, other objects are drained now.
 pub(crate) fn make_room(
     db: &Connection,
     shared: &Shared,
@@ -381,7 +384,7 @@ pub(crate) fn make_room(
     Ok(())
 }
 
-/// What waits for its time on an element drains now, the oldest first, until that makes so many bytes.
+/// Drains waiting objects of an element now, the oldest first, until they sum up to `bytes` bytes.
 pub(crate) fn drain_sooner(
     db: &Connection,
     (element, mut bytes): (u32, u64),
@@ -402,14 +405,14 @@ pub(crate) fn drain_sooner(
     Ok(())
 }
 
-/// What waits for its time drains now.
+/// Makes a waiting object due now.
 fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
     db.prepare_cached(sql)?.execute([object, DUE])?;
     moves_at(db, object, now)
 }
 
-/// An element came: if it is of the tier and was not, or is known anew, it may have versions already.
+/// Records that an element joined. If it is new in the tier, or the server has forgotten it, it may already have versions.
 pub(crate) fn met(
     db: &Connection,
     (known, came): (Option<&v1::Element>, &v1::Element),
@@ -426,7 +429,7 @@ pub(crate) fn met(
     }
 }
 
-/// What an element has counts from now on: it is no longer of the tier.
+/// Makes the objects of an element count as stored: the element no longer belongs to the tier.
 fn stores(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
     let sql = "DELETE FROM move WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
     db.execute(sql, params![element, BURST, STAGE])?;
@@ -453,7 +456,7 @@ fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What an element of the tier holds, for people.
+/// Returns the usage of an element of the tier, for display.
 pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<v1::Staged, Fault> {
     let (promised, promised_left) = promises::told(db, element, now)?;
     let (bytes, left) = (
@@ -479,7 +482,7 @@ pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<v1::Staged
     })?)
 }
 
-/// The objects of a version that was just recorded, and where they are.
+/// Returns the objects of a version that was just recorded, with their elements.
 pub(super) fn places(db: &Connection, node: &Node) -> Result<Vec<(u64, i64)>, Fault> {
     if !node.has_parts() {
         return Ok(vec![(node.object, node.element)]);
@@ -503,7 +506,7 @@ mod tests {
     use tidemill_core::label::Damaged;
     use tidemill_wire::v1::name_op::Op;
 
-    /// What sums of bytes are at most.
+    /// Largest sum of bytes.
     const MOST: u64 = 9_200_000_000_000_000_000;
 
     /// A namespace with an element of the tier, number 3.
@@ -544,7 +547,7 @@ mod tests {
             assert!(!matches!(answer, Some(Answer::Error(_))), "{answer:?}");
         }
 
-        /// A file that was closed; gives its object.
+        /// Creates and closes a file; returns its object.
         fn closed(&mut self, size: u64) -> u64 {
             let (ino, object) = (self.ino, self.object);
             (self.ino, self.object) = (ino + 1, object + 1);
@@ -611,7 +614,7 @@ mod tests {
         assert_eq!((again.objects, again.bytes), (1, 5), "{again:?}");
         assert_eq!((again.files, again.until), (2, asked.until));
         assert_eq!(tier.stage(0).bytes, 12);
-        // A clock that was set back since.
+        // The clock was set back after the seal.
         let late = clock::now_ns() + 3_600_000_000_000;
         tier.sql(format!(
             "UPDATE version SET sealed_at = {late} WHERE object = {first}"
@@ -681,7 +684,7 @@ mod tests {
         });
         let bytes: Vec<u64> = counted.unwrap().iter().map(|one| one.bytes).collect();
         assert_eq!(bytes, [MOST]);
-        // What has gone is not counted any more.
+        // Evicted objects no longer count.
         tier.sql(format!(
             "INSERT INTO removal(element, object, queued) VALUES (3, {0}, 0), (3, {1}, 0); DELETE FROM removal",
             objects[0], objects[1]
@@ -690,7 +693,7 @@ mod tests {
         assert_eq!(left[0].promise.used, 0);
     }
 
-    /// Loses what element 0 has, in one of the ways in which that happens.
+    /// Loses the object on element 0, in one of the possible ways.
     fn lose(tier: &Tier, way: u32, object: u64) {
         let shared = tier.names.shared().clone();
         let lost = tier.write(move |tx| {
@@ -729,7 +732,7 @@ mod tests {
     #[test]
     fn version_lost_from_storage_is_not_drained() {
         for way in 0..3 {
-            // It lies in the tier first, or was brought there; and is stored once more, or not.
+            // The object was written to the tier or brought there, and has one or two stored copies.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {
                 let mut tier = Tier::new();
                 let object = tier.closed(5);

@@ -1,5 +1,4 @@
-//! Telling watchers what changed. Whoever asked for a change knows it already, so that a mount that is alone
-//! costs nobody a wake-up.
+//! Informs watchers of changes. The session that caused a change gets no notice of it, so a change by the only mount wakes no task.
 
 use super::{Change, Changed};
 use parking_lot::Mutex;
@@ -9,13 +8,13 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{self, Receiver};
 use tokio::sync::{Notify, futures::Notified};
 
-/// Commits a watcher may lag behind before it is told to forget everything.
+/// Maximum number of commits that a watcher may lag. After that it must forget its whole cache.
 const CHANGES_MAX: usize = 4096;
 
-/// How many watchers a session has.
+/// Number of watchers of each session.
 type Own = Mutex<BTreeMap<u64, usize>>;
 
-/// Tells all watchers.
+/// Sender of changes to all watchers.
 #[derive(Clone, Debug)]
 pub(crate) struct Teller {
     sender: broadcast::Sender<Arc<Changed>>,
@@ -23,7 +22,7 @@ pub(crate) struct Teller {
     files: Arc<Notify>,
 }
 
-/// Changes as they come.
+/// Stream of changes.
 #[derive(Debug)]
 pub struct Changes {
     receiver: Receiver<Arc<Changed>>,
@@ -40,7 +39,7 @@ impl Teller {
         }
     }
 
-    /// To be called after the commit.
+    /// Sends changes to all watchers; called after the commit.
     pub(crate) fn tell(&self, changed: Changed) {
         if changed.changes.is_empty() {
             return;
@@ -51,12 +50,12 @@ impl Teller {
         }
         let knowing = self.own.lock().get(&changed.session).copied();
         if knowing.unwrap_or(0) < self.sender.receiver_count() {
-            // No receiver: nobody has to know.
+            // Without receivers no notice is needed.
             let _ = self.sender.send(Arc::new(changed));
         }
     }
 
-    /// All changes from now on.
+    /// Returns all changes from now on.
     pub(crate) fn changes(&self) -> Changes {
         Changes {
             receiver: self.sender.subscribe(),
@@ -65,20 +64,20 @@ impl Teller {
         }
     }
 
-    /// Waits until files were sealed or moved since it was last asked; for one task only.
+    /// Waits until files were sealed or moved since the last call; for one task only.
     pub(crate) fn files(&self) -> Notified<'_> {
         self.files.notified()
     }
 }
 
 impl Changes {
-    /// Leaves out what this session changed itself. To be called once.
+    /// Excludes the changes of this session. Call this once.
     pub(crate) fn leave_out(&mut self, session: u64) {
         self.session = Some(session);
         *self.own.lock().entry(session).or_default() += 1;
     }
 
-    /// The next one, if there is one already.
+    /// Returns the next change, if one has arrived.
     pub(crate) fn next_now(&mut self) -> Option<Result<Arc<Changed>, RecvError>> {
         loop {
             match self.receiver.try_recv() {
@@ -91,7 +90,7 @@ impl Changes {
         }
     }
 
-    /// The next one.
+    /// Returns the next change.
     pub(crate) async fn next(&mut self) -> Result<Arc<Changed>, RecvError> {
         loop {
             let received = self.receiver.recv().await?;
@@ -103,7 +102,7 @@ impl Changes {
 }
 
 impl Drop for Changes {
-    // Runs before the receiver is dropped: a session must never seem to have more watchers than there are.
+    // Runs before the receiver is dropped: the count of a session's watchers must never exceed their real number.
     fn drop(&mut self) {
         let Some(session) = self.session else { return };
         let mut own = self.own.lock();

@@ -1,4 +1,4 @@
-//! Channels of [rooms](super::rooms): which element keeps each. Messages never come here.
+//! Channels of [rooms](super::rooms): this module records the element of each. Messages do not pass through the server.
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
@@ -13,18 +13,18 @@ use tidemill_core::channel::{CAPACITY_BYTES, CAPACITY_BYTES_MAX, CAPACITY_BYTES_
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Channels of a room.
+/// Maximum number of channels of a room.
 const CHANNELS_EACH_MAX: u32 = 64;
-/// Channels of all rooms, and of them those that one user made.
+/// Maximum number of channels of all rooms, and of the channels that one user created.
 const CHANNELS_MAX: u32 = 4096;
 const CHANNELS_OF_USER_MAX: u32 = 1024;
-/// An element has so much left beside a channel, for its database among others.
+/// Space that an element keeps free in addition to a channel, for its database among others, in bytes.
 const SPARE_BYTES: u64 = 16 << 20;
 
 const COLUMNS: &str = "name, element, object, capacity, uid, created, memory, lost";
 
 impl Tx<'_> {
-    /// Chooses the element that is to keep a new channel, and gives the right to make it there.
+    /// Chooses the element of a new channel, and returns the right to create it there.
     pub(crate) fn create_channel(&mut self, op: &v1::CreateChannelRequest) -> Done<v1::Channel> {
         let room = match self.room_for(&op.room, SEARCH | WRITE)? {
             Ok(room) => room,
@@ -68,7 +68,7 @@ impl Tx<'_> {
         Ok(Ok(made))
     }
 
-    /// A room in which the caller may do this.
+    /// Returns a room in which the caller has the permissions `want`.
     fn room_for(&self, name: &str, want: u32) -> Done<Node> {
         let Some(room) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
@@ -106,7 +106,8 @@ impl Tx<'_> {
         Ok((quota != 0 && capacity > left).then_some(Refusal::NoQuota(capacity, left)))
     }
 
-    /// The element with the most room that is up: in memory if the room's folder asks for that and one has enough.
+    /// Returns the element with the most room that is up: in memory if the room's folder asks for that and such an element has
+    /// enough.
     fn element_for(&self, room: &Node, capacity: u64) -> Result<Option<(u32, bool)>, Fault> {
         let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
         let row = params![room.ino.cast_signed(), FOLDER_MEDIUM];
@@ -122,7 +123,7 @@ impl Tx<'_> {
         Ok(found.map(|one| (one.element.0, one.memory)))
     }
 
-    /// A channel as it is shown, without rights.
+    /// Returns the description of a channel, without rights.
     fn channel(&self, node: &Node, room: &str, name: &str) -> Done<v1::Channel> {
         let sql = format!("SELECT {COLUMNS} FROM channel WHERE room = ?1 AND name = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
@@ -151,7 +152,7 @@ impl Tx<'_> {
         );
     }
 
-    /// A channel, with the right to use it as far as the caller may read and write the room's folder.
+    /// Returns a channel, with the right to use it as far as the caller may read and write the room's folder.
     pub(crate) fn open_channel(&self, op: &v1::ChannelRequest) -> Done<v1::Channel> {
         let room = match self.room_for(&op.room, SEARCH)? {
             Ok(room) => room,
@@ -171,7 +172,7 @@ impl Tx<'_> {
         Ok(Ok(channel))
     }
 
-    /// The channels of a room, in the order of their names.
+    /// Returns the channels of a room, in the order of their names.
     pub(crate) fn channels_shown(&self, name: &str) -> Done<Vec<v1::Channel>> {
         let room = match self.room_for(name, READ | SEARCH)? {
             Ok(room) => room,
@@ -183,7 +184,7 @@ impl Tx<'_> {
         Ok(Ok(channels.collect::<Result<_, _>>()?))
     }
 
-    /// Removes a channel of the caller's, or of a room of the caller's.
+    /// Removes a channel that the caller, or the room of the caller, owns.
     pub(crate) fn remove_channel(&mut self, op: &v1::ChannelRequest) -> Done<v1::Channel> {
         let room = match self.room_for(&op.room, SEARCH)? {
             Ok(room) => room,
@@ -220,7 +221,7 @@ fn shown(row: &rusqlite::Row<'_>, room: &str) -> rusqlite::Result<v1::Channel> {
     })
 }
 
-/// What each element is to keep.
+/// Returns the channels that each element must keep.
 pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>>, Fault> {
     let sql = "SELECT element, object, capacity FROM channel WHERE lost = 0 ORDER BY object";
     let mut rows = db.prepare_cached(sql)?;
@@ -240,7 +241,7 @@ pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>
     Ok(kept)
 }
 
-/// What an element kept is gone; gives how many channels that were.
+/// Marks the channels of an element as lost; returns their number.
 pub(crate) fn lose(db: &Connection, element: u32) -> Result<usize, Fault> {
     let sql = "UPDATE channel SET lost = 1 WHERE element = ?1";
     Ok(db.execute(sql, [element])?)

@@ -1,7 +1,7 @@
-//! Which job is going to write which file: an output has one writer among the jobs that have not ended, though
-//! nothing is there under its name until it is whole.
+//! Files that jobs are going to write: among the jobs that have not ended, each output has one writer, although the output has no
+//! entry in the namespace until it is complete.
 //!
-//! Kept in memory: a server that starts claims again what its unfinished jobs write.
+//! The claims are kept in memory: a server that starts claims the outputs of its unfinished jobs again.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use tidemill_core::id::JobId;
 pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
 
 impl Claims {
-    /// Notes that a job writes these files, and folders (with a slash at the end) with all below them, or tells which
-    /// of them others write; then nothing was noted.
+    /// Records that a job writes these files, and these folders (with a slash at the end) with all entries below them. If other
+    /// jobs write any of them, returns these and records nothing.
     pub(crate) fn claim(
         &self,
         job: JobId,
@@ -32,17 +32,17 @@ impl Claims {
         })
     }
 
-    /// Those of these files and folders that jobs write.
+    /// Returns those of these files and folders that jobs write.
     pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
         taken(&self.0.lock(), paths)
     }
 
-    /// Notes that a job writes a file, unless it is another's: of a job that was taken on before.
+    /// Records that a job accepted earlier writes a file, unless another job has claimed the file.
     pub(crate) fn again(&self, job: JobId, path: &str) {
         self.0.lock().entry(path.to_owned()).or_insert(job);
     }
 
-    /// The job has ended, or was not taken on.
+    /// Releases the claims of a job that has ended or was not accepted.
     pub(crate) fn release<'a>(&self, job: JobId, paths: impl Iterator<Item = &'a str>) {
         let mut claims = self.0.lock();
         for path in paths {
@@ -53,7 +53,7 @@ impl Claims {
     }
 }
 
-/// Who writes this file or folder, one that it lies in, or what lies in it.
+/// Returns the job that writes this file or folder, one of its ancestors, or an entry below it.
 fn holder(claims: &BTreeMap<String, JobId>, path: &str) -> Option<JobId> {
     let plain = path.trim_end_matches('/');
     let above = plain.rmatch_indices('/').map(|(end, _)| &plain[..=end]);
@@ -78,7 +78,7 @@ fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, J
     taken.collect()
 }
 
-/// What a job that is being taken on is to write. Given back when dropped, unless it was kept.
+/// Claims of a job that is being accepted. They are released on drop, unless the job was accepted.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
@@ -87,7 +87,7 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// The job was taken on.
+    /// Keeps the claims: the job was accepted.
     pub(crate) fn keep(mut self) {
         self.paths.clear();
     }

@@ -1,9 +1,8 @@
-//! Group commit: one thread takes all the work that waits and commits it at once; work that meets nobody
-//! else is committed by the thread that brings it. Readers use connections of their own and see the last commit.
+//! Group commit: one thread takes all waiting work and commits it at once. A thread that brings work while no other work waits
+//! commits its own. This module alone writes the server's database; readers use connections of their own and see the last commit.
 //!
-//! A piece of work that fails is rolled back to its own savepoint and harms no other of the same commit. Where the
-//! commit itself fails nobody's work is kept, each caller is told why, and the next commit is tried as if nothing
-//! had been.
+//! A failed piece of work is rolled back to its own savepoint and does not affect other pieces of the same commit. If the commit
+//! itself fails, no piece of work is kept, each caller receives the reason, and the next commit is attempted normally.
 
 use super::budget::{Share, Shares, in_place};
 use super::fault::Fault;
@@ -20,34 +19,35 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Pieces of work in one commit at most.
+/// Maximum number of pieces of work in one commit.
 const BATCH_MAX: usize = 512;
 /// No new work is taken into a commit after this long.
 const BATCH_TIME_MAX: Duration = Duration::from_millis(4);
-/// Work that may wait for the writer; more makes callers wait.
+/// Maximum number of pieces of work that wait for the writer. Further callers wait.
 const QUEUE_MAX: usize = 8192;
-/// Reading connections. Ordinary users have all but the first, and one user these many.
+/// Number of reading connections. Ordinary users have all but the first, and one user at most `READERS_EACH`.
 const READERS: usize = 6;
 const READERS_EACH: usize = 2;
-/// A statement of an ordinary user that reads for longer is ended; it is looked at the clock after so many steps.
+/// Maximum duration of a reading statement of an ordinary user; a longer statement is interrupted. The clock is checked every
+/// `STEPS` steps of SQLite.
 const USER_READ_MAX: Duration = Duration::from_secs(30);
 const STEPS: i32 = 100_000;
-/// Pieces of work of one ordinary user that may wait for the writer.
+/// Maximum number of pieces of work of one ordinary user that wait for the writer.
 const WRITES_EACH_MAX: usize = 4;
 
-/// Why a transaction was not kept; told to all who had work in it.
+/// Reason why a transaction was not kept; every caller with work in it receives the reason.
 type Cause = Arc<rusqlite::Error>;
 
-/// What a committed piece of work gave.
+/// Result of a committed piece of work.
 #[derive(Debug)]
 pub(crate) struct Kept<T> {
     pub(crate) value: T,
-    /// Whether it survives power loss, if that was asked for. It has taken effect either way.
+    /// Whether the work survives power loss, if the caller asked for that. The work has taken effect either way.
     pub(crate) on_disk: Result<(), Fault>,
 }
 
 impl<T> Kept<T> {
-    /// Says of what was kept how it ended.
+    /// Builds the result of work that was committed, with the result of the sync.
     fn new(value: T, durable: bool, synced: &Result<(), String>) -> Self {
         let on_disk = match synced {
             Err(reason) if durable => Err(Fault::Unsynced(reason.clone())),
@@ -57,7 +57,7 @@ impl<T> Kept<T> {
     }
 }
 
-/// How a transaction ended: whether it was committed and, if anybody asked for that, is on the disk.
+/// End of a transaction: whether it was committed and, if any caller asked for a sync, whether it is on the disk.
 struct End {
     committed: Result<(), Cause>,
     synced: Result<(), String>,
@@ -72,7 +72,7 @@ impl From<Cause> for End {
     }
 }
 
-/// Somebody's work on its way through a transaction.
+/// A caller's work on its way through a transaction.
 trait Piece: Send {
     fn durable(&self) -> bool;
     /// Does the work. The error is the one with which SQLite ended the whole transaction.
@@ -111,51 +111,51 @@ where
 
     fn answer(self: Box<Self>, end: &End) {
         let answer = match (self.result, &end.committed) {
-            // It was undone by itself; the others of its transaction have nothing to do with it.
+            // The piece was rolled back alone; the other pieces of its transaction are not concerned.
             (Some(Err(fault)), _) => Err(fault),
             (_, Err(cause)) => Err(Fault::NotKept(cause.clone())),
             (Some(Ok(value)), Ok(())) => Ok(Kept::new(value, self.durable, &end.synced)),
             (None, Ok(())) => Err(Fault::Closed),
         };
-        // Who asked may have gone away.
+        // The caller may no longer wait for the answer.
         let _ = self.caller.send(answer);
     }
 }
 
-/// The database: writes go through one thread, reads through a few connections.
+/// The database: writes use one thread, reads use a few connections.
 pub(crate) struct Database {
     queue: Mutex<Option<mpsc::SyncSender<Box<dyn Piece>>>>,
     readers: Vec<Mutex<Connection>>,
     next_reader: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
-    /// Whoever writes holds it for a whole transaction; `None` once it is closed.
+    /// A writer holds the lock for a whole transaction; `None` once the database is closed.
     writing: Arc<Mutex<Option<Writing>>>,
-    /// Pieces of work in the queue.
+    /// Number of pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
-    /// Whether the device of its folder is nearly full.
+    /// Whether the device of the database's folder is nearly full.
     low: Arc<AtomicBool>,
-    /// What users read and write at once.
+    /// Bounds on the reads and writes that users run at once.
     reads: Arc<Shares>,
     writes: Arc<Shares>,
-    /// All is done on the caller's thread, by one connection.
+    /// Whether all work is done on the caller's thread, with one connection.
     alone: bool,
 }
 
-/// Why changes can't be kept now, if they can't.
+/// Reason why changes can't be kept now; `None` if they can.
 type Trouble = Arc<Mutex<Option<Cause>>>;
 
 /// The writing connection.
 struct Writing {
     connection: Connection,
-    /// Whether a commit is the writer's own, see [`guard`].
+    /// Whether the writer itself is committing, see [`guard`].
     committing: Arc<AtomicBool>,
     /// `None` for a database in memory.
     wal: Option<PathBuf>,
     wal_file: Option<File>,
-    /// The log could not be synced once, and what it held has not been written anew since.
+    /// Whether a sync of the log failed and the content of the log has not been written again since.
     doubtful: bool,
-    /// Set while transactions can't be kept.
+    /// Reason while transactions can't be kept.
     trouble: Trouble,
     failing: bool,
     /// `None` in memory and on a small device.
@@ -173,7 +173,7 @@ impl std::fmt::Debug for Database {
 }
 
 impl Database {
-    /// Opens or makes it, does `first` in a transaction of its own and starts the writer.
+    /// Opens or creates the database, does `first` in a transaction of its own and starts the writer.
     pub(crate) fn open<T>(
         path: &Path,
         first: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -212,8 +212,8 @@ impl Database {
         Ok((database, done))
     }
 
-    /// A database that does all on the caller's thread and by one connection, which may be one in memory, for a
-    /// simulation: what is committed does not depend on threads.
+    /// Opens a database that does all work on the caller's thread with one connection, which may be in memory. A simulation uses
+    /// it: the commits do not depend on threads.
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
@@ -248,7 +248,7 @@ impl Database {
         Ok((database, done))
     }
 
-    /// Closes it and gives what it was on.
+    /// Closes the database and returns its connection.
     #[cfg(feature = "simulation")]
     pub(crate) fn take_connection(&self) -> Connection {
         let writing = self.writing.lock().take();
@@ -258,12 +258,12 @@ impl Database {
         if !connection.is_autocommit() {
             let _ = connection.execute_batch("ROLLBACK");
         }
-        // What comes next on it is not this server's.
+        // Later commits on this connection are not this server's.
         let _ = connection.commit_hook(None::<fn() -> bool>);
         connection
     }
 
-    /// Does something to the connection.
+    /// Runs `with` on the connection.
     #[cfg(feature = "simulation")]
     pub(crate) fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
         let writing = self.writing.lock();
@@ -299,8 +299,8 @@ impl Database {
         Ok(receiver)
     }
 
-    /// As [`Self::write_durable`], for threads outside the runtime, and on the caller's own thread if nobody else
-    /// writes or waits to: two changes of threads cost more than a small commit.
+    /// Does the same as [`Self::write_durable`], for threads outside the runtime. If no other writer runs or waits, the caller's
+    /// own thread does the work: two changes of threads cost more than a small commit.
     pub(crate) fn write_here<T: Send + 'static>(
         &self,
         durable: bool,
@@ -320,7 +320,7 @@ impl Database {
     /// Runs `work` in the next commit; resolves when it is committed and, if `durable`, synced.
     ///
     /// # Errors
-    /// If nothing of it was kept. That it was kept and could not be synced is said in what it gives.
+    /// If no change was kept. The result reports a commit that was kept and could not be synced.
     pub(crate) async fn write_durable<T: Send + 'static>(
         &self,
         durable: bool,
@@ -339,7 +339,7 @@ impl Database {
         Ok(self.write_durable(false, work).await?.value)
     }
 
-    /// As [`Self::write`], for threads outside the runtime.
+    /// Does the same as [`Self::write`], for threads outside the runtime.
     pub(crate) fn write_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
@@ -348,17 +348,17 @@ impl Database {
         Ok(answer.map_err(|_| Fault::Closed)??.value)
     }
 
-    /// Resolves when all that is committed is on the disk.
+    /// Resolves when all committed changes are on the disk.
     pub(crate) async fn synced(&self) -> Result<(), Fault> {
         self.write_durable(true, |_| Ok(())).await?.on_disk
     }
 
-    /// As [`Self::synced`], for threads outside the runtime.
+    /// Does the same as [`Self::synced`], for threads outside the runtime.
     pub(crate) fn synced_here(&self) -> Result<(), Fault> {
         self.write_here(true, |_| Ok(()))?.on_disk
     }
 
-    /// How often the log was synced.
+    /// Returns the number of syncs of the log.
     #[cfg(test)]
     pub(crate) fn syncs(&self) -> usize {
         self.writing.lock().as_ref().map_or(0, |one| one.syncs)
@@ -377,7 +377,7 @@ impl Database {
         }
         let start = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let free = (0..READERS).find_map(|i| self.readers[(start + i) % READERS].try_lock());
-        // No user has the first.
+        // Users never get the first connection.
         let wait = || match self.reads.any() {
             true => self.readers[0].lock(),
             false => self.readers[start % READERS].lock(),
@@ -385,8 +385,8 @@ impl Database {
         view(&mut free.unwrap_or_else(wait), work)
     }
 
-    /// As [`Self::read`], of what a caller asked for: an ordinary user waits for a turn first, and what takes long
-    /// does not hold up other tasks.
+    /// Does the same as [`Self::read`] for a caller's request: an ordinary user waits for a turn first, and a long read does not
+    /// block other tasks.
     pub(crate) async fn read_for<T>(
         &self,
         caller: &Caller,
@@ -406,7 +406,7 @@ impl Database {
         }
     }
 
-    /// As [`Self::read`], within a turn of a user.
+    /// Does the same as [`Self::read`], within a turn of a user.
     pub(crate) fn read_with<T>(
         &self,
         share: Option<&Share>,
@@ -418,7 +418,7 @@ impl Database {
         }
     }
 
-    /// As [`Self::read_for`], for threads outside the runtime.
+    /// Does the same as [`Self::read_for`], for threads outside the runtime.
     pub(crate) fn read_for_blocking<T>(
         &self,
         caller: &Caller,
@@ -448,23 +448,23 @@ impl Database {
         read.map_err(Fault::unless_interrupted)
     }
 
-    /// Turns in the queue of the writer.
+    /// Returns the users' turns in the queue of the writer.
     pub(crate) fn writes(&self) -> &Arc<Shares> {
         &self.writes
     }
 
-    /// Why the last change could not be kept, until one can.
+    /// Returns the reason why the last change could not be kept, until a change is kept again.
     pub(crate) fn trouble(&self) -> Option<Fault> {
         let trouble = self.trouble.lock().clone().map(Fault::NotKept);
         trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
     }
 
-    /// Whether the device of its folder is nearly full.
+    /// Returns whether the device of the database's folder is nearly full.
     pub(crate) fn low(&self) -> &Arc<AtomicBool> {
         &self.low
     }
 
-    /// Ends the writer after the work that waits.
+    /// Ends the writer after the waiting work.
     pub(crate) fn close(&self) {
         drop(self.queue.lock().take());
         let writer = self.writer.lock().take();
@@ -490,7 +490,7 @@ fn view<T>(
     work(&transaction)
 }
 
-/// Does `first` in a transaction of its own; from then on only what the writer commits is kept, see [`guard`].
+/// Does `first` in a transaction of its own. From then on SQLite keeps only the writer's own commits, see [`guard`].
 fn begin<T>(
     connection: &mut Connection,
     path: &Path,
@@ -508,8 +508,8 @@ fn begin<T>(
     })
 }
 
-/// Keeps everything but the writer's own COMMIT from being kept: where SQLite has ended the transaction itself
-/// (disk full, input/output error), each statement of a piece of work that goes on would be a transaction of its own.
+/// Prevents every commit except the writer's own COMMIT. If SQLite has ended the transaction itself (disk full, input/output
+/// error), each later statement of the same piece of work would otherwise be a transaction of its own.
 fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
     let committing = Arc::new(AtomicBool::new(false));
     let allowed = committing.clone();
@@ -517,7 +517,7 @@ fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
     Ok(committing)
 }
 
-/// Does work so that, if it fails, nothing of it stays.
+/// Does work; if the work fails, all of its changes are rolled back.
 fn savepoint<T>(
     connection: &Connection,
     work: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -534,7 +534,7 @@ fn savepoint<T>(
     result
 }
 
-/// The result of work, unless SQLite has ended the whole transaction meanwhile: then why.
+/// Returns the result of work. If SQLite has ended the whole transaction, returns the reason instead.
 fn unless_ended<T>(
     connection: &Connection,
     result: Result<T, Fault>,
@@ -601,7 +601,7 @@ impl Writing {
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<Kept<T>, Fault> {
         self.begin().map_err(|error| self.lost(error.into()))?;
-        // An operation that fails undoes only itself; what breaks the whole piece ends the transaction.
+        // A failed operation rolls back only itself; an error that breaks the whole piece ends the transaction.
         let result = work(&self.connection);
         let result = unless_ended(&self.connection, result).map_err(|cause| self.lost(cause))?;
         let value = match result {
@@ -616,7 +616,7 @@ impl Writing {
         Ok(Kept::new(value, durable, &synced))
     }
 
-    /// Does pieces of work in one transaction, as many as `more` gives, and answers all of them.
+    /// Does pieces of work in one transaction, as many as `more` supplies, and answers all of them.
     fn together(
         &mut self,
         first: Box<dyn Piece>,
@@ -655,7 +655,7 @@ impl Writing {
         })
     }
 
-    /// Notes that a transaction was not kept; the log hears of the first of many.
+    /// Records that a transaction was not kept; the log reports only the first of many.
     fn lost(&mut self, cause: Cause) -> Fault {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::error!(error = %cause, "the database can't keep changes; each is refused until it can");
@@ -669,7 +669,7 @@ impl Writing {
     }
 
     fn begin(&mut self) -> rusqlite::Result<()> {
-        // What could not be rolled back when it failed.
+        // A transaction is still open if its rollback failed before.
         if !self.connection.is_autocommit() {
             self.connection.execute_batch("ROLLBACK")?;
         }
@@ -692,19 +692,19 @@ impl Writing {
         committed.map(drop)
     }
 
-    /// Ends a transaction that is not to be kept. If that fails the next one begins with it.
+    /// Rolls back a transaction. If the rollback fails, the next transaction begins with it.
     fn roll_back(&self) {
         if !self.connection.is_autocommit() {
             let _ = self.connection.execute_batch("ROLLBACK");
         }
     }
 
-    /// SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller who wants a commit
+    /// Syncs the log. SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller that wants a commit
     /// to survive power loss needs the log itself on the disk.
     ///
-    /// A sync that failed can't be asked for again: the kernel may have dropped what it could not write, and the next
-    /// sync succeeds without it. So nothing is promised until all that the log holds has been written once more, to
-    /// the database itself, and that was synced.
+    /// A failed sync can't be repeated: the kernel may have dropped the data that it could not write, and the next sync succeeds
+    /// without the data. So no commit counts as durable until the whole content of the log has been written once more, to the
+    /// database itself, and the database was synced.
     fn sync(&mut self) -> Result<(), String> {
         if !self.doubtful {
             let Err(error) = self.sync_log() else {
@@ -726,7 +726,7 @@ impl Writing {
         let file = if let Some(file) = &self.wal_file {
             file
         } else {
-            // The log may be new, and its name on the disk is needed to find it.
+            // The log may be new, and recovery needs its name on the disk.
             let folder = wal.parent().unwrap_or(Path::new("."));
             File::open(folder)?.sync_all()?;
             self.wal_file.insert(File::open(wal)?)
@@ -763,7 +763,7 @@ mod tests {
 
     const INSERT: &str = "INSERT INTO same VALUES (?1, ?1)";
 
-    /// Where transactions fail.
+    /// Step at which transactions fail.
     #[derive(Clone, Copy, Debug)]
     enum Trip {
         Begin,
@@ -831,7 +831,7 @@ mod tests {
         }
     }
 
-    /// Makes the database full: whatever needs another page fails, and SQLite ends the transaction.
+    /// Makes the database full: every change that needs another page fails, and SQLite ends the transaction.
     fn fill(database: &Database) {
         database.write_blocking(insert(100)).unwrap();
         database.with(|writing| {
@@ -884,7 +884,7 @@ mod tests {
     fn full_database_fails_whole_transaction() {
         let (_folder, database) = open();
         fill(&database);
-        // All three are in the queue before the writer can take the first.
+        // All three pieces are in the queue before the writer can take the first.
         let held = database.writing.lock();
         let first = database.submit(false, insert(1)).unwrap();
         let full = database.submit(false, large).unwrap();
@@ -897,7 +897,7 @@ mod tests {
             assert!(matches!(fault, Fault::NotKept(_)), "{fault:?}");
             assert!(fault.to_string().contains("free some space"), "{fault}");
         }
-        // It came after the transaction had ended, and had one of its own or the same fate.
+        // The third piece arrived after the transaction ended and was in a transaction of its own, or it failed with the others.
         let kept = if ends[2].is_ok() {
             vec![3, 100]
         } else {
@@ -947,12 +947,12 @@ mod tests {
         let path = folder.path().join("server.db");
         let no_sync = || {
             database.with(|writing| {
-                // It can't be synced.
+                // This file can't be synced.
                 writing.wal_file = Some(File::open("/dev/null").unwrap());
                 writing.connection.busy_timeout(Duration::ZERO).unwrap();
             });
         };
-        // Nobody is in the way: the content of the log goes to the database at once.
+        // No reader blocks the checkpoint: the content of the log is written to the database at once.
         no_sync();
         let kept = database.write_here(true, insert(1)).unwrap();
         assert!(kept.on_disk.is_ok(), "{kept:?}");
@@ -962,7 +962,7 @@ mod tests {
                 .len(),
             0
         );
-        // A reader is: it was done, and can't be promised.
+        // A reader blocks the checkpoint: the change was made, but its durability is not confirmed.
         let reader = schema::open_reader(&path).unwrap();
         reader
             .execute_batch("BEGIN; SELECT count(*) FROM same;")
@@ -982,7 +982,7 @@ mod tests {
         assert_eq!(fault.errno(), rustix::io::Errno::IO);
         assert!(other.blocking_recv().unwrap().unwrap().on_disk.is_ok());
         assert_eq!(database.kept(), [1, 2, 3]);
-        // A sync that succeeds now would say nothing about what failed before.
+        // A sync that succeeds now would prove nothing about the data that failed before.
         database.mend();
         let still = database.write_here(true, insert(4)).unwrap();
         assert!(

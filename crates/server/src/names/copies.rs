@@ -1,8 +1,8 @@
-//! Copies of versions, as the namespace knows them: how many are wanted, and which elements have them.
+//! Copies of versions in the namespace: the wanted number and the elements that have them.
 //!
-//! All copies of a version are one object under one id. The first is in `inode` and `version`, as that of a version with one
-//! copy; the others are rows of the table `copy`. Versions that may have fewer than wanted are rows of `short`, which
-//! [`crate::copies`] works off.
+//! All copies of a version are one object with one id. The tables `inode` and `version` have the first copy, also of a version with
+//! only one copy; the table `copy` has the others. The table `short` lists versions that may have too few copies; [`crate::copies`]
+//! processes it.
 
 use super::attribute::FOLDER_COPIES;
 use super::fault::Fault;
@@ -21,12 +21,12 @@ pub(crate) const COMING: i64 = 0;
 pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
-    /// How many copies there are to be of the version that a file has now.
+    /// Returns the wanted number of copies of a file's current version.
     pub(crate) fn copies_wanted(&self, node: &Node, named: &str) -> Result<Wanted, Fault> {
         if !named.is_empty() {
             return named.parse().map_err(Fault::BadCopies);
         }
-        // What no file has as its version goes soon.
+        // An object that is not a file's version is deleted soon.
         if node.version == 0 {
             return Ok(Wanted::ONE);
         }
@@ -42,7 +42,7 @@ impl Tx<'_> {
         self.folder_attribute(&self.folder_of(ino)?, FOLDER_COPIES)
     }
 
-    /// Has copies made of a version that was just recorded.
+    /// Requests copies of a version that was just recorded.
     pub(crate) fn want_copies(&self, node: &Node, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
         if !node.has_parts() {
@@ -56,8 +56,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The answer to the one who has sealed a version: that it is, or that copies are made which are to be waited for. What
-    /// can't be made at present nobody waits for.
+    /// Returns the answer for a caller that has sealed a version: done, or wait for copies that are being made. Callers do not wait
+    /// for copies that can't be made at present.
     pub(crate) fn sealed_with(&self, node: &Node, wanted: Wanted) -> Result<Answer, Fault> {
         let attr = node.attr();
         if !wanted.now || wanted.copies < 2 {
@@ -75,7 +75,7 @@ impl Tx<'_> {
         })
     }
 
-    /// How many copies of a version are wanted, and the elements that have one beside the first or will.
+    /// Returns the wanted number of copies of a version, and the elements with a further copy or a copy in progress.
     pub(crate) fn copies_of(&self, object: u64) -> Result<(u32, Vec<(u32, CopyState)>), Fault> {
         let sql = "SELECT copies FROM version WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -83,8 +83,8 @@ impl Tx<'_> {
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
-    /// The element that an object is to be read from: the first, or one that has a copy, if the first does not answer or has
-    /// not answered the one who asks.
+    /// Returns the element to read an object from. This is the first element. If that one does not respond, or the caller avoids
+    /// it, an element with another copy is chosen.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
         let damaged = self.shared.damage() && damage::is(self.db, object, first)?;
         if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !damaged) {
@@ -109,7 +109,7 @@ impl Tx<'_> {
         Ok(up.copied().unwrap_or(all[0]))
     }
 
-    /// Where the bytes of a damaged object can be had as they are.
+    /// Returns an element that is up and has the damaged bytes of an object.
     pub(crate) fn damaged_on(&self, object: u64) -> Result<Option<u32>, Fault> {
         let damaged = damage::of(self.db, object)?.into_iter();
         let mut damaged = damaged.map(|(element, _)| element);
@@ -129,7 +129,7 @@ impl Tx<'_> {
         Ok(fault)
     }
 
-    /// A version goes: its copies go with it. One that is being made is removed when it is there.
+    /// Removes the copies of a version that is removed. A copy in progress is removed when it is complete.
     pub(crate) fn drop_copies(&self, object: u64) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO removal(object, element, queued) \
@@ -148,7 +148,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A version goes: nothing has to be made anew.
+    /// Forgets the damage of a version that is removed: no copy needs a repair.
     pub(crate) fn forget_damage(&self, object: u64) -> Result<(), Fault> {
         for sql in [
             "DELETE FROM damage WHERE object = ?1",
@@ -161,7 +161,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Where the bytes of a file are, as JSON: the answer of the attribute `user.tidemill.layout`.
+    /// Returns the layout of a file as JSON: the value of the attribute `user.tidemill.layout`.
     pub(crate) fn layout(&self, node: &Node) -> Result<String, Fault> {
         let mut told = json!({
             "layout": "whole",
@@ -213,7 +213,7 @@ impl Tx<'_> {
     }
 }
 
-/// The elements that have a copy beside the first, or will.
+/// Returns the elements with a copy other than the first, also those with a copy in progress.
 pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState)>, Fault> {
     let sql = "SELECT copy.element, state, mending FROM copy LEFT JOIN damage \
                ON damage.object = copy.object AND damage.element = copy.element \
@@ -229,7 +229,7 @@ pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// How the element has an object that is said to have it first.
+/// Returns the state of an object on its first element.
 pub(crate) fn state_of_first(
     db: &Connection,
     object: u64,
@@ -241,7 +241,7 @@ pub(crate) fn state_of_first(
     Ok(of_damage(mending.optional()?))
 }
 
-/// Of a copy that is there: whether it is damaged, and made anew.
+/// Returns the state of an existing copy from its damage: damaged, or under repair.
 fn of_damage(mending: Option<bool>) -> CopyState {
     match mending {
         None => CopyState::Current,
@@ -250,7 +250,7 @@ fn of_damage(mending: Option<bool>) -> CopyState {
     }
 }
 
-/// Has it looked at whether a version has enough copies; what has only one is looked at first.
+/// Schedules a check whether a version has enough copies; versions with only one copy are checked first.
 pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.prepare_cached(sql)?
@@ -258,23 +258,23 @@ pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fa
     Ok(())
 }
 
-/// How many copies a version has that was just sealed (`short.has`).
+/// Number of copies of a version that was just sealed (`short.has`).
 pub(crate) const NEW: i64 = 1;
-/// When a version was due that somebody waits for (`short.at`): it was long ago.
+/// Due time of a version that a caller waits for (`short.at`): a time long past.
 const AT_ONCE: i64 = 0;
-/// What has to be done for a version is only to move it: nothing of it is missing, and it is looked at after all that
-/// has too few copies (`short.has`).
+/// Number for a version that only has to be moved (`short.has`). No copy is missing, so it is processed after all versions with too
+/// few copies.
 pub(crate) const MOVES: i64 = COPIES_MAX as i64 + 1;
-/// Why an object moves (`move.why`).
+/// Reason for a move of an object (`move.why`).
 pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
 pub(crate) const BURST: i64 = 3;
 pub(crate) const STAGE: i64 = 4;
-/// Where an object comes from that is to be somewhere and to leave nothing (`move.source`).
+/// Source of a copy that leaves no element (`move.source`).
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Has an object looked at for which there is a row of `move`, or which is to drain.
+/// Schedules an object that has a row of `move`, or that is to drain.
 pub(crate) fn moves_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
     db.prepare_cached(sql)?
@@ -282,7 +282,7 @@ pub(crate) fn moves_at(db: &Connection, object: i64, at: i64) -> Result<(), Faul
     Ok(())
 }
 
-/// Has an object that was just put on an element leave it: the element is being emptied.
+/// Moves an object from an element that is being emptied, after it was just written there.
 pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql =
@@ -292,7 +292,7 @@ pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Res
     moves_at(db, object, at)
 }
 
-/// Another copy of a version is the first from now on, if it is there; whether it is.
+/// Makes another copy of a version the first, if that copy exists; returns whether it does.
 pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
     let row = params![object.cast_signed(), first, CURRENT];
     let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3";
@@ -310,7 +310,7 @@ pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<b
     Ok(true)
 }
 
-/// Has one copy of an object removed, or an object that no version is.
+/// Removes one copy of an object, or an object that is not a version.
 pub(crate) fn remove_copy(
     db: &Connection,
     object: u64,
@@ -318,7 +318,7 @@ pub(crate) fn remove_copy(
     now: i64,
 ) -> Result<(), Fault> {
     let row = params![object.cast_signed(), element, now];
-    // That it is damaged stays known until it is gone: it is not one to be kept instead of another.
+    // The mark as damaged stays until the copy is deleted, so that this copy is not kept instead of another.
     db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND element = ?2")?
         .execute(params![object.cast_signed(), element])?;
     db.prepare_cached(

@@ -1,5 +1,5 @@
-//! Files that go when they were mapped: what hooks with `keep` do. A file goes when all that fired for its version has ended well,
-//! never before, in the name of the hook's owner; lineage knows by which hook it went, and after which task.
+//! Files that are removed after they were mapped, as hooks with `keep` require. A file is removed only after every firing for its
+//! version has succeeded, and in the name of the hook's owner. Lineage records the hook and the task that caused the removal.
 
 use super::Fault;
 use super::burst;
@@ -11,12 +11,12 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use tidemill_core::rule::hook::Keep;
 use tidemill_wire::v1;
 
-/// Versions that are looked at in one transaction.
+/// Maximum number of versions in one transaction.
 const OBJECTS_MAX: u32 = 200;
-/// What is to be dropped is held back from the storing elements for so long at most.
+/// Maximum delay of draining for a version that may be removed soon, in nanoseconds.
 const HELD_NS: i64 = 600 * 1_000_000_000;
 
-/// What rules have made of a version.
+/// A firing of a rule for a version.
 struct Mapped<'a> {
     kept: &'a Kept,
     firing: i64,
@@ -33,7 +33,7 @@ fn keep(kept: &Kept) -> Keep {
         .map_or(Keep::All, |hook| hook.spec.keep)
 }
 
-/// Looks at versions whose firings have ended; whether there may be more, and what has changed.
+/// Processes versions whose firings have ended. Returns whether more may follow, and the changes.
 pub(crate) fn page(
     db: &Connection,
     shared: &Shared,
@@ -69,7 +69,7 @@ fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<C
         });
         all.extend(found.optional()?);
     }
-    // Who was refused, or has still to see it, may want it yet: the end of that looks again.
+    // A rule that was refused, or has still to see the version, may need it later. The end of that firing checks again.
     let well = |one: &Mapped<'_>| {
         ![
             State::Queued,
@@ -85,7 +85,7 @@ fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<C
         return Ok(Vec::new());
     }
     let mut done = all.iter().filter(|one| one.state == State::Done.number());
-    // They may have mapped it under several names, of which one leads to it still.
+    // Hooks may have mapped the version under several names; one name still leads to it.
     for one in done.clone().filter(|one| keep(one.kept) == Keep::Results) {
         let changes = drop_file(db, shared, (object, one), now)?;
         if !changes.is_empty() {
@@ -104,7 +104,7 @@ fn look(db: &Connection, shared: &Shared, object: i64, now: i64) -> Result<Vec<C
     Ok(Vec::new())
 }
 
-/// Takes a file's name away, if it still has the version that was mapped, and nobody writes the next one.
+/// Removes a file's name, if the file still has the mapped version and no client writes the next one.
 fn drop_file(
     db: &Connection,
     shared: &Shared,
@@ -151,7 +151,7 @@ fn drop_file(
     }
 }
 
-/// How the file of a version went, if a hook had it go.
+/// Returns the hook and the task that caused the removal of a version's file; empty if no hook did.
 pub(super) fn told(db: &Connection, object: u64) -> Result<String, Fault> {
     let sql = "SELECT hook, task FROM dropped WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -163,7 +163,7 @@ pub(super) fn told(db: &Connection, object: u64) -> Result<String, Fault> {
 }
 
 impl Tx<'_> {
-    /// A version was mapped perhaps when its file could not go, and now it can.
+    /// Checks again a version that was perhaps mapped while its file could not be removed, and now can be.
     pub(crate) fn may_go_by_now(&self, object: u64) -> Result<(), Fault> {
         if object != 0 && self.shared.rules.any_keep() {
             self.db
@@ -174,7 +174,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// How much later than others a version that was just sealed is to leave the burst tier: it will not, if it goes once it is mapped.
+    /// Returns the extra delay, in nanoseconds, before a version that was just sealed drains from the burst tier. The version need
+    /// not drain if a hook removes it once it is mapped.
     pub(super) fn held_back(&self, version: u64) -> Result<i64, Fault> {
         if !self.shared.rules.any_keep() {
             return Ok(0);

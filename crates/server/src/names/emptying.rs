@@ -1,14 +1,14 @@
-//! A folder is emptied, at once and whole, for what a job puts in its place.
+//! Empties a folder at once and completely, before a job writes its output there.
 
 use super::fault::Fault;
 use super::node::{Node, select_nodes};
 use super::transaction::Tx;
 use tidemill_wire::v1;
 
-/// Files and folders below a folder that is emptied, at most: nobody else changes names meanwhile.
+/// Maximum number of files and folders below a folder that is emptied: no other client can change names during it.
 const EMPTIED_MAX: usize = 100_000;
 
-/// Something below a folder.
+/// An entry below a folder.
 #[derive(Debug)]
 pub(crate) struct Below {
     parent: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Below {
 }
 
 impl Tx<'_> {
-    /// All below a folder, what lies in a folder before that, if the caller may remove all of it.
+    /// Returns all entries below a folder, the content of each folder before the folder, if the caller may remove all of them.
     pub(crate) fn to_be_emptied(&self, top: &Node) -> Result<Vec<Below>, Fault> {
         let mut all = Vec::new();
         let mut folders = vec![top.clone()];
@@ -45,7 +45,7 @@ impl Tx<'_> {
         Ok(all)
     }
 
-    /// Removes all below a folder.
+    /// Removes all entries below a folder.
     pub(crate) fn empty(&mut self, top: &Node) -> Result<(), Fault> {
         for Below {
             parent,
@@ -75,7 +75,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What lies in a folder, so much of it at most.
+    /// Returns the entries of a folder, at most `limit`.
     pub(crate) fn entries(&self, folder: u64, limit: usize) -> Result<Vec<(Vec<u8>, Node)>, Fault> {
         let mut statement = self.db.prepare_cached(select_nodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"

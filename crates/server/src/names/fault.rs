@@ -1,17 +1,17 @@
-//! Why a namespace operation fails, and the errno of each reason: the only place where errnos are chosen.
+//! Reasons why a namespace operation fails, and the errno of each: the only place where errnos are chosen.
 
 use rustix::io::Errno;
 use std::sync::Arc;
 use tidemill_core::layout::{LayoutError, PlacementError};
 use tidemill_wire::v1;
 
-/// Why a namespace operation failed.
+/// Reason why a namespace operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// No such name or inode.
     #[error("{0}: no such file or directory")]
     NotFound(String),
-    /// No such name, and what may help.
+    /// No such name; with a suggestion.
     #[error("{0}: no such file or directory; {1}")]
     Misspelt(String, String),
     /// The name is taken.
@@ -35,7 +35,7 @@ pub enum Fault {
     /// Only the owner or root may do this.
     #[error("{0}: only its owner or root may do this")]
     NotOwner(String),
-    /// More below a directory than can go at once.
+    /// More entries below a directory than one request may remove.
     #[error("{0}: has more than {1} files and folders below it; remove them first")]
     TooManyBelow(String, usize),
     /// Hard links to directories do not exist.
@@ -44,43 +44,43 @@ pub enum Fault {
     /// A name or path is too long.
     #[error("name has {0} bytes; a name may have 255, a path 4095")]
     NameTooLong(usize),
-    /// Too many symbolic links on the way.
+    /// Too many symbolic links in a path.
     #[error("{0}: more than 40 symbolic links on the way")]
     Loop(String),
     /// A name with a slash, a zero byte, or a reserved one.
     #[error("{0:?} can't be a name")]
     BadName(String),
-    /// A name at the root that mounts have for their control folder.
+    /// A name at the root that mounts reserve for their control folder.
     #[error("/{0}: the name belongs to the control folder of mounts; choose another")]
     Reserved(String),
-    /// Something else than one's own folder in the folder of users' kernels.
+    /// An entry other than the caller's own folder in the folder of users' kernels.
     #[error("/kernels has a folder for each user, which that user makes: yours is /kernels/{0}")]
     NotOwnPlace(u32),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
     IntoItself(String),
-    /// A request that makes no sense.
+    /// A malformed request.
     #[error("malformed request: {0}")]
     Malformed(&'static str),
-    /// Somebody else is writing the file.
+    /// Another client is writing the file.
     #[error("{0} is being written by another process; try again when it is closed")]
     Busy(String),
-    /// A mount has written the file and may have closed it, and nobody can say.
+    /// A mount has written the file and may have closed it, but the server can't find out.
     #[error(
         "the file was written by a mount that does not answer, or can't be sealed because its element is away; \
          try again, or see `tidemill status`"
     )]
     Unsettled,
-    /// The locks of a mount are not known, or were given up.
+    /// The locks of a mount are not known, or were revoked.
     #[error("the locks of mount {0} are not known: it was offline too long, or has to join first")]
     NotJoined(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
-    /// An older version whose bytes are gone.
+    /// An older version whose bytes are deleted.
     #[error("version {0} of {1} is not kept any more")]
     VersionGone(u64, String),
-    /// No copy of a file is what was sealed.
+    /// No copy of a file has the sealed content.
     #[error(
         "{0} is damaged: on element {1} it {2}, and no other copy exists; `tidemill get --damaged` gets its bytes as they are"
     )]
@@ -106,27 +106,27 @@ pub enum Fault {
     /// A folder attribute that names no element.
     #[error("{0:?} is not the number of an element")]
     BadElement(String),
-    /// A number of copies that there can't be.
+    /// An impossible number of copies.
     #[error("{0}")]
     BadCopies(String),
     /// A folder attribute that is no medium.
     #[error("{0}")]
     BadMedium(String),
-    /// A folder attribute that says nothing that can be waited for.
+    /// A folder attribute that names no state to wait for.
     #[error("{0}")]
     BadDurable(String),
-    /// Neither that readers wait nor that they don't.
+    /// A value that says neither that readers wait nor that they do not.
     #[error(
         "{0} does not say whether readers wait for bytes that are still to be written: give 1, or 0"
     )]
     BadWait(String),
-    /// No layout.
+    /// An invalid layout.
     #[error(transparent)]
     BadLayout(LayoutError),
-    /// A folder attribute that is no rule, or may not be one.
+    /// A folder attribute that is no rule, or that may not be one.
     #[error("{0}")]
     BadRule(String),
-    /// The store of the only element that could take a file is not to be written to.
+    /// Only one element could take a file, and its store is read-only.
     #[error(
         "{0}: its store is bound to be read only, and only element {1}, whose store that is, could take the file: add an element that \
          keeps files, or write elsewhere"
@@ -146,15 +146,15 @@ pub enum Fault {
     /// A statement failed.
     #[error("the server's database failed: {0}{advice}", advice = advice(.0))]
     Database(#[from] rusqlite::Error),
-    /// The transaction could not be begun or committed, so that nothing of it has taken effect.
+    /// The transaction could not begin or commit, so none of its changes has taken effect.
     #[error("the server's database can't keep changes: {0}{advice}", advice = advice(.0))]
     NotKept(Arc<rusqlite::Error>),
-    /// It has taken effect, but may not survive power loss.
+    /// The change has taken effect, but may not survive power loss.
     #[error(
         "the change was made, but the server's database could not be synced: {0}; it may not survive power loss"
     )]
     Unsynced(String),
-    /// A row that this release or an earlier one can't have written.
+    /// A row that neither this release nor an earlier one can have written.
     #[error(
         "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
     )]
@@ -164,7 +164,7 @@ pub enum Fault {
         "the device of the server's folder is nearly full: free some space on it, or remove files or jobs, then try again"
     )]
     Low,
-    /// More work than one request may be.
+    /// More work than one request may cause.
     #[error("this is too much for one request: ask for the rest again, in smaller requests")]
     TooMuch,
     /// The server is shutting down.
@@ -173,7 +173,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Its Linux errno.
+    /// Returns the Linux errno.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
@@ -225,7 +225,7 @@ impl Fault {
         }
     }
 
-    /// The same, but that a statement took too long is the request's fault.
+    /// Returns the same fault, but blames the request for a statement that took too long.
     pub(crate) fn unless_interrupted(self) -> Self {
         match self {
             Self::Database(error)
@@ -237,7 +237,7 @@ impl Fault {
         }
     }
 
-    /// Whether the database failed, so that what was asked for may well be possible when it works again.
+    /// Returns whether the database failed. The same request may succeed when the database works again.
     #[must_use]
     pub fn of_database(&self) -> bool {
         matches!(
@@ -246,7 +246,7 @@ impl Fault {
         )
     }
 
-    /// Logs what this fault puts off. While the database keeps nothing, its writer has logged that, once.
+    /// Logs the work that this fault delays. While the database keeps no changes, its writer has already logged the cause, once.
     pub(crate) fn put_off(&self, what: &'static str) {
         if self.of_database() || self.is_full() {
             tracing::debug!(fault = %self, "{what}");
@@ -255,7 +255,7 @@ impl Fault {
         }
     }
 
-    /// Whether there is no space for the database.
+    /// Returns whether the database has no space left.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
@@ -267,8 +267,8 @@ impl Fault {
     }
 }
 
-/// The index of the write-ahead log is a file, too, and SQLite calls it an error of input and output that it can't
-/// grow.
+/// Returns whether an error means a full device. The index of the write-ahead log is a file, too; SQLite reports an error of input
+/// and output if the index can't grow.
 fn full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
         || error

@@ -1,4 +1,5 @@
-//! What the namespace says that elements hold, for a comparison with what they do hold.
+//! Objects that elements hold according to the namespace, for a comparison with their real content. It records unknown objects for
+//! removal (next: `server/src/removal.rs`).
 
 use super::copies::{self, CURRENT};
 use super::fault::Fault;
@@ -19,7 +20,7 @@ pub(crate) struct Held {
     pub(crate) mode: u32,
 }
 
-/// The objects of an element that are the sealed versions of files.
+/// Returns the objects of an element that are the sealed versions of files.
 pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, Held>, Fault> {
     let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2 \
                UNION ALL SELECT part.part, inode.ino, part.size, inode.uid, inode.gid, inode.mode FROM part \
@@ -42,7 +43,7 @@ pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The objects of the file that a path leads to, or of all files below the folder.
+/// Returns the objects of the file at a path, or of all files below the folder.
 pub(crate) fn objects_below(
     db: &Connection,
     shared: &Shared,
@@ -73,7 +74,7 @@ pub(crate) fn objects_below(
     Ok(objects)
 }
 
-/// Those of some objects of an element that nothing knows: no version, writer, label or removal. Files' sealed versions are versions.
+/// Returns the unknown objects of an element: those without version, writer, label or removal. Files' sealed versions are versions.
 pub(crate) fn unknown(
     db: &Connection,
     shared: &Shared,
@@ -106,14 +107,14 @@ pub(crate) fn unknown(
     Ok(unknown)
 }
 
-/// What labels that have not ended may make: where each run of ids begins and ends.
+/// Returns the ids that unfinished labels may create, as ranges of start and end.
 fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
     let labels = outbox::of(db, None)?.into_iter();
     let made = labels.flat_map(|(_, label)| label.operation.makes());
     Ok(made.map(|range| (range.start, range.end)).collect())
 }
 
-/// Has those of some objects of an element removed at a time that nothing knows now. Gives them.
+/// Schedules the removal, at time `at`, of those objects of an element that are unknown now. Returns the unknown objects.
 pub(crate) fn remove_unknown(
     db: &Connection,
     shared: &Shared,
@@ -124,7 +125,7 @@ pub(crate) fn remove_unknown(
     let unknown = unknown(db, shared, element, objects)?;
     let held = of_element(db, element)?;
     for &object in &unknown {
-        // A version's row may be lost or damaged; a file's bytes are not removed for that.
+        // A version's row may be lost or damaged; the file's bytes must survive that.
         if !held.contains_key(&object) {
             copies::remove_copy(db, object, element, at)?;
         }

@@ -1,4 +1,4 @@
-//! Ids are handed out in blocks that are persisted before use, and never again.
+//! Ids: they are handed out in blocks that are persisted before use, and no id is handed out twice.
 
 use super::fault::Fault;
 use super::node::Caller;
@@ -7,16 +7,16 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
 use tidemill_core::id::Inode;
 
-/// Ids of one kind in one reservation.
+/// Maximum number of ids of one kind in one reservation.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
-/// Blocks of unused ids that an untrusted user may have; of more, those that are older than a day go, a few at a time,
-/// and of many more the oldest.
+/// Number of blocks of unused ids that an untrusted user may have. Above it, blocks older than a day are deleted, a few at a time;
+/// above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
 const BLOCKS_EACH: i64 = 1024;
 const BLOCKS_EACH_MAX: i64 = 4096;
 const FORGOTTEN: i64 = 16;
 const KEPT_NS: i64 = 24 * 3600 * 1_000_000_000;
 
-/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); gives the first.
+/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); returns the first.
 pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
     let sql = "UPDATE counter SET next = next + ?2 WHERE name = ?1 RETURNING next - ?2";
     let first: i64 = db
@@ -25,7 +25,7 @@ pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fa
     Ok(first.cast_unsigned())
 }
 
-/// Takes `count` ids that follow each other from a block that has them; gives the first.
+/// Takes `count` consecutive ids from a block that has them; returns the first.
 pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
     let first = block.start;
     assert!(count <= block.end - first, "all were reserved before");
@@ -33,7 +33,7 @@ pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
     first
 }
 
-/// Reserves inodes and objects for a client. What an untrusted one reserved is noted: it may use no other.
+/// Reserves inodes and objects for a client. The ids of an untrusted client are recorded: it may use no others.
 pub(crate) fn reserve_for(
     db: &Connection,
     caller: &Caller,
@@ -62,7 +62,7 @@ struct Block {
 }
 
 impl Block {
-    /// Keeps the block, as a part of the user's last one if it follows that.
+    /// Stores the block, merged into the user's last block if it directly follows that block.
     fn note(&self, db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
         forget_old(db, uid, now)?;
         let (object, inode) = (self.objects.start.cast_signed(), self.inodes.start);
@@ -83,7 +83,7 @@ impl Block {
     }
 }
 
-/// Makes room for one more block of a user: the oldest go.
+/// Makes room for one more block of a user: the oldest blocks are deleted.
 fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT count(*) FROM reservation WHERE uid = ?1";
     let count: i64 = db.prepare_cached(sql)?.query_row([uid], |row| row.get(0))?;
@@ -98,7 +98,7 @@ fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// Whether the caller has reserved an id of this kind; takes note that it is used.
+    /// Returns whether the caller has reserved an id of this kind, and counts the id as used.
     fn use_reserved(&self, kind: &str, id: u64) -> Result<bool, Fault> {
         let sql = format!(
             "SELECT first_object, left FROM (SELECT first_object, left, first_{kind} + {kind}s AS end FROM reservation \
@@ -118,7 +118,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// The inode id of a request, if the client may use it; a new one if it has none.
+    /// Returns the inode id of a request, if the client may use it; a new id if the request has none.
     pub(crate) fn checked_inode(&self, ino: u64) -> Result<u64, Fault> {
         if ino == 0 {
             return reserve(self.db, "inode", 1);
@@ -143,7 +143,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Refuses an object id that the client has not reserved or that is used.
+    /// Fails if the client has not reserved an object id, or if the id is used.
     pub(crate) fn check_object(&self, object: u64) -> Result<(), Fault> {
         let fine = if self.caller.trusted {
             object != 0 && object < self.next_id("object")?
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// The blocks of a user: first object, objects, inodes and how many are left.
+    /// Returns the blocks of a user: first object, objects, inodes and the number of unused ids.
     fn blocks(names: &SqliteNames, uid: u32) -> Vec<(u64, i64, i64, i64)> {
         let read = |db: &Connection| {
             let sql = "SELECT first_object, objects, inodes, left FROM reservation WHERE uid = ?1 ORDER BY first_object";
@@ -246,12 +246,12 @@ mod tests {
             reserved(&names, 7, (1, 1));
         }
         assert_eq!(blocks(&names, 7), [(object, 1001, 1001, 2002)]);
-        // Another user's ids are not this one's.
+        // A user may not use another user's ids.
         assert!(matches!(make(&names, 8, ino), Answer::Error(_)));
         assert!(matches!(make(&names, 7, ino), Answer::Entry(_)));
         assert!(matches!(make(&names, 7, ino + 1001), Answer::Error(_)));
         assert_eq!(blocks(&names, 7), [(object, 1001, 1001, 2001)]);
-        // A block without objects follows, and is the last that does.
+        // A block without objects follows, and is the last one merged.
         let first = reserved(&names, 7, (2, 0)).0;
         reserved(&names, 7, (0, 0));
         let second = reserved(&names, 7, (1, 0)).0;
@@ -275,9 +275,9 @@ mod tests {
         assert!(blocks(&names, 7).len() <= usize::try_from(BLOCKS_EACH_MAX).unwrap());
         assert!(matches!(make(&names, 7, last), Answer::Entry(_)));
         assert!(matches!(make(&names, 7, last - 1), Answer::Entry(_)));
-        // Those of others stay.
+        // Blocks of other users stay.
         assert_eq!(blocks(&names, 9), [(first.1, 1, 1, 2)]);
-        // Older than a day, more than a user has usually: they go.
+        // Blocks older than a day are deleted above a user's usual number.
         let age = |db: &Connection| Ok(db.execute("UPDATE reservation SET at = 0", [])?);
         names.database().write_blocking(age).unwrap();
         for _ in 0..BLOCKS_EACH_MAX {

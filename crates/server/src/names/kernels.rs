@@ -1,8 +1,8 @@
-//! The folder of users' kernels (`tidemill_core::job::own`): made for all, and looked into for one user.
+//! The folder of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user.
 //!
-//! Nobody but root makes anything in it but the folder of their own number, so that nobody takes another's place. What lies
-//! there under a user's number counts only if it is a folder of that user into which nobody else can write: root, and releases
-//! before this one, may have left others.
+//! A user other than root can create only the folder of the user's own number there, so that no user takes another's place. An
+//! entry with a user's number counts only if it is a folder of that user and no other user can write into it: root, and releases
+//! before this one, may have left other entries.
 
 use super::fault::Fault;
 use super::node::{Node, READ};
@@ -15,15 +15,15 @@ use tidemill_core::id::Inode;
 use tidemill_core::job::own;
 use tidemill_wire::v1::Kind;
 
-/// As `/tmp`: everybody may make something, and only its owner may take it away.
+/// As for `/tmp`: every user may create entries, and only the owner may remove an entry.
 const FOLDER_MODE: u32 = 0o1777;
 
-/// A user's kernels that are looked through, all versions counted.
+/// Maximum number of a user's kernels that are listed, all versions counted.
 const KERNELS_MAX: u32 = 100_000;
 
 impl SqliteNames {
-    /// Makes the folder of all users' kernels, or gives it back its owner and mode. What is there and is no folder
-    /// stays: then there are no kernels of users.
+    /// Creates the folder of all users' kernels, or restores its owner and mode. Another object with that name stays: then users
+    /// have no kernels.
     ///
     /// # Errors
     /// If the database fails.
@@ -39,7 +39,7 @@ impl SqliteNames {
     }
 }
 
-/// Whether it was not there, and what there is.
+/// Creates the folder; returns whether it is new, and the object with its name.
 fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Node), Fault> {
     let name = own::FOLDER.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
@@ -64,7 +64,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Node), Fault> 
 }
 
 impl Tx<'_> {
-    /// Refuses to make in the folder of all users' kernels what is not the caller's.
+    /// Fails if the caller would create another user's entry in the folder of all users' kernels.
     pub(crate) fn check_own_place(&self, parent: u64, name: &[u8]) -> Result<(), Fault> {
         let uid = self.caller.uid;
         if parent != self.shared.kernels_folder() || uid == 0 || name == uid.to_string().as_bytes()
@@ -74,8 +74,8 @@ impl Tx<'_> {
         Err(Fault::NotOwnPlace(uid))
     }
 
-    /// The names of the files in a user's folder of kernels, as the caller may list them; none if it is not to be
-    /// trusted.
+    /// Returns the names of the files in a user's folder of kernels, if the caller may list them; no names if the folder is not to
+    /// be trusted.
     ///
     /// # Errors
     /// If there is no such folder, or the caller may not list it.
@@ -89,14 +89,14 @@ impl Tx<'_> {
         Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Names in a folder that the caller may list, and what each is; those that are text, of at most `max`.
+    /// Returns the names and kinds in a folder that the caller may list: names that are text, from at most `max` entries.
     pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<(String, Kind)>, Fault> {
         let names = self.entries_in(path, max)?.into_iter();
         let text = |(name, kind)| Some((String::from_utf8(name).ok()?, kind));
         Ok(names.filter_map(text).collect())
     }
 
-    /// Names in a folder that the caller may list, and what each is; at most `max`.
+    /// Returns the names and kinds in a folder that the caller may list, at most `max`.
     pub(crate) fn entries_in(&self, path: &str, max: u32) -> Result<Vec<(Vec<u8>, Kind)>, Fault> {
         let folder = self.resolve(path.as_bytes(), true)?;
         self.need(&folder, READ, path)?;

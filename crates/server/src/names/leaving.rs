@@ -1,5 +1,5 @@
-//! Elements that are being emptied or were taken out of the array: nothing new goes there. In memory, of the tables
-//! `drain` and `removed`.
+//! Elements that are being emptied or were removed from the array: they take no new objects. This is the copy in memory of the
+//! tables `drain` and `removed`.
 
 use super::fault::Fault;
 use parking_lot::RwLock;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     elements: RwLock<Elements>,
-    /// There may be copies, or rows of `move`, of versions of which one copy is wanted.
+    /// Whether versions with one wanted copy may have further copies or rows of `move`.
     moving: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ fn numbers(db: &Connection, sql: &str) -> Result<BTreeSet<u32>, Fault> {
 }
 
 impl Leaving {
-    /// Takes over what is kept.
+    /// Loads the stored state.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let emptied = numbers(db, "SELECT element FROM drain")?;
         let removed = numbers(db, "SELECT element FROM removed")?;
@@ -40,33 +40,33 @@ impl Leaving {
         Ok(())
     }
 
-    /// Elements that are being emptied.
+    /// Returns the elements that are being emptied.
     pub(crate) fn emptied(&self) -> BTreeSet<u32> {
         self.elements.read().emptied.clone()
     }
 
-    /// Elements that are the array's no more.
+    /// Returns the elements that were removed from the array.
     pub(crate) fn removed(&self) -> BTreeSet<u32> {
         self.elements.read().removed.clone()
     }
 
-    /// Whether an element is being emptied.
+    /// Returns whether an element is being emptied.
     pub(crate) fn is_emptied(&self, element: u32) -> bool {
         self.elements.read().emptied.contains(&element)
     }
 
-    /// Whether an element was taken out of the array.
+    /// Returns whether an element was removed from the array.
     pub(crate) fn is_removed(&self, element: u32) -> bool {
         self.elements.read().removed.contains(&element)
     }
 
-    /// Whether nothing new may go to an element.
+    /// Returns whether an element takes no new objects.
     pub(crate) fn is_closed(&self, element: u32) -> bool {
         let elements = self.elements.read();
         elements.emptied.contains(&element) || elements.removed.contains(&element)
     }
 
-    /// An element is being emptied, or no more. Called where that is written, before anything else is.
+    /// Sets whether an element is being emptied. The caller is the write of this change, before any other write.
     pub(crate) fn set_emptied(&self, element: u32, emptied: bool) {
         let mut elements = self.elements.write();
         if emptied {
@@ -77,7 +77,7 @@ impl Leaving {
         }
     }
 
-    /// An element is taken out of the array.
+    /// Records that an element is removed from the array.
     pub(crate) fn set_removed(&self, element: u32) {
         let mut elements = self.elements.write();
         elements.emptied.remove(&element);
@@ -85,7 +85,7 @@ impl Leaving {
         self.set_moving();
     }
 
-    /// Whether versions of which one copy is wanted may have others, or be about to move.
+    /// Returns whether versions with one wanted copy may have others, or may be about to move.
     pub(crate) fn moving(&self) -> bool {
         self.moving.load(Ordering::Relaxed)
     }

@@ -1,8 +1,9 @@
-//! Capabilities that ordinary users hold, so that a change of a file's mode or owner ends them at once, not only with
-//! their time. Mounts' are not among them: a mount gives bytes to those only who have the file open.
+//! Capabilities that ordinary users hold. A change of a file's mode or owner ends them at once, before they expire. Capabilities of
+//! mounts are not tracked: a mount gives bytes only to processes that have the file open.
 //!
-//! An element is told of each that is ended, and again when it comes back, until all such capabilities are over by
-//! themselves. What a server knew before it was started again it has forgotten: those end with their time.
+//! The server sends each ended capability to its element, and sends it again after the element reconnects, until all such
+//! capabilities have expired (next: `element/src/revoked.rs`). A restarted server has forgotten earlier capabilities: they stay
+//! valid until they expire.
 
 use crate::array::Array;
 use crate::clock;
@@ -15,13 +16,13 @@ use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Files of which users hold capabilities, at most; of those that are too many they end with their time.
+/// Maximum number of files whose capabilities are tracked; capabilities of further files end only when they expire.
 const FILES_MAX: usize = 100_000;
 
-/// How often it is looked for elements that have come back.
+/// Interval of the search for elements that have reconnected.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often capabilities that are over are forgotten.
+/// Interval at which expired capabilities are forgotten.
 const FORGET: Duration = Duration::from_secs(30);
 
 /// An object on an element.
@@ -30,7 +31,7 @@ type Held = (u32, u64);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Lent {
-    /// When the capabilities of each file end.
+    /// Expiry of the capabilities of each file.
     files: Mutex<HashMap<u64, BTreeMap<Held, u64>>>,
     changes: AtomicU64,
     ended: Mutex<BTreeMap<Held, Ended>>,
@@ -39,7 +40,7 @@ pub(crate) struct Lent {
 
 #[derive(Debug)]
 struct Ended {
-    /// Capabilities are no good that expire at this time or before.
+    /// Capabilities that expire at this time or before are invalid.
     until_ns: u64,
     told: bool,
 }
@@ -49,7 +50,7 @@ fn now_ns() -> u64 {
 }
 
 impl Lent {
-    /// A capability for an object of a file was given to a user.
+    /// Records that a user received a capability for an object of a file.
     pub(crate) fn on_lent(&self, ino: u64, held: Held, expires_ns: u64) {
         let mut files = self.files.lock();
         if files.len() < FILES_MAX || files.contains_key(&ino) {
@@ -58,13 +59,13 @@ impl Lent {
         }
     }
 
-    /// Counts changes of rights. Who reads beside the writer sees a file as it was at some time: if this is the same
-    /// before that and after capabilities were lent, none of them was lent by rights that had ended.
+    /// Returns the number of changes of rights. A read in parallel with the writer sees a file in an earlier state. If the number
+    /// is equal before the read and after the signing, no capability was signed with rights that have ended.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Who may do what with a file has changed, and everybody who asks from now on is answered by that.
+    /// Records that the rights to a file have changed. Every later request is answered with the new rights.
     pub(crate) fn on_rights_changed(&self, ino: u64) {
         let mut files = self.files.lock();
         self.changes.fetch_add(1, Ordering::Release);
@@ -80,7 +81,7 @@ impl Lent {
         self.news.notify_one();
     }
 
-    /// Forgets the capabilities that are over by themselves.
+    /// Forgets expired capabilities.
     fn forget(&self) {
         let now = now_ns();
         self.files.lock().retain(|_, lent| {
@@ -89,7 +90,8 @@ impl Lent {
         });
     }
 
-    /// What elements are to be told, once: all that ended on those that are there anew, else what ended since.
+    /// Returns the revocations to send to each element, each once: all of them to elements that reconnected, only new ones to the
+    /// others.
     fn to_tell(&self, anew: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
         let now = now_ns();
         let mut tell: BTreeMap<u32, Vec<v1::Revoked>> = BTreeMap::new();
@@ -106,7 +108,7 @@ impl Lent {
     }
 }
 
-/// Tells elements what has ended, for as long as the server runs.
+/// Sends ended capabilities to elements for as long as the server runs.
 pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
     let lent = lent.as_ref();
     let mut epochs: BTreeMap<u32, u64> = BTreeMap::new();
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!((told[&0].len(), told[&0][0].object), (1, 70));
         assert_eq!((told[&1][0].object, told[&1][0].until_ns), (71, soon + 5));
         assert!(lent.to_tell(|_| false).is_empty());
-        // One that comes back may have forgotten.
+        // An element that reconnects may have forgotten the revocation.
         assert_eq!(lent.to_tell(|element| element == 1).len(), 1);
     }
 
@@ -164,7 +166,7 @@ mod tests {
         results.remove(0).result.unwrap()
     }
 
-    /// A file with content that everybody may read; gives its number.
+    /// Creates a file with content that everybody may read; returns its inode.
     fn shown_to_all(names: &SqliteNames) -> u64 {
         names.add_element(ElementId(3));
         let ids = |db: &_| ids::reserve_for(db, &Caller::root(), 1, 1);
@@ -222,7 +224,7 @@ mod tests {
         let Answer::Opened(opened) = opened else {
             panic!("{opened:?}");
         };
-        // The element records what the server knows of the file.
+        // The element records the file's attributes as the server knows them.
         let signed = names.shared().key().read(&opened.capability).unwrap();
         let signed = signed.attributes.unwrap();
         assert_eq!((signed.inode, signed.uid, signed.gid), (ino, 7, 7));

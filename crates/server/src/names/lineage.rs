@@ -1,8 +1,7 @@
-//! Lineage in the database: which objects and tasks a walk comes to, and what is known of them.
+//! Lineage in the database: the objects and tasks that a walk reaches, and their recorded facts. This module only reads.
 //!
-//! Answered from the tables `version`, `task`, `task_input` and `task_output`, whose rows stay when files are
-//! renamed, rewritten or removed. A walk is one recursive query, whatever it comes to; the rows of what it came to
-//! are a few more.
+//! It reads the tables `version`, `task`, `task_input` and `task_output`. Their rows stay when files are renamed, rewritten or
+//! removed. A walk is one recursive query of any size; a few more queries read the rows that it reached.
 
 use super::drops;
 use super::fault::Fault;
@@ -15,27 +14,27 @@ use tidemill_core::job::MERGE;
 use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
-/// Objects that one walk comes to at most.
+/// Maximum number of objects that one walk reaches.
 pub(crate) const OBJECTS_MAX: usize = 100_000;
 
-/// Tasks that a chain of results that were used again is followed through at most.
+/// Maximum number of tasks in a chain of reused results that is followed.
 const REUSE_HOPS_MAX: usize = 1000;
 
-/// Which way a walk goes.
+/// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// To what an object was made from.
+    /// To the inputs of an object.
     Up,
-    /// To what was made of it.
+    /// To the objects that were made from an object.
     Down,
 }
 
-/// What a walk came to.
+/// Objects and tasks that a walk reached.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
     pub(crate) objects: BTreeSet<u64>,
     pub(crate) tasks: BTreeSet<u64>,
-    /// What was left out, if anything was.
+    /// Reason why the walk is incomplete; `None` if it is complete.
     pub(crate) cut: Option<String>,
 }
 
@@ -47,7 +46,7 @@ impl Walked {
     }
 }
 
-// The order of the tables is that of the walk, which `CROSS JOIN` keeps: each is looked into by its key.
+// The tables are in the order of the walk, which `CROSS JOIN` keeps: each table is read by its key.
 const UP: &str = "FROM walk CROSS JOIN version ON version.object = walk.object AND version.task != 0 \
                   CROSS JOIN task_input AS next ON next.task = version.task";
 const DOWN: &str = "FROM walk CROSS JOIN task_input ON task_input.object = walk.object \
@@ -57,7 +56,7 @@ const MADE: &str = "SELECT DISTINCT version.task FROM json_each(?1) AS met \
 const READ: &str = "SELECT DISTINCT task_input.task FROM json_each(?1) AS met \
                     CROSS JOIN task_input ON task_input.object = met.value";
 
-/// Walks from versions and tasks, `depth` tasks far if that is not 0; a task that it starts from is the first of them.
+/// Walks from versions and tasks, at most `depth` tasks far, without bound if `depth` is 0. A task in `start` counts as the first.
 pub(crate) fn walk_from(
     db: &Connection,
     way: Way,
@@ -77,7 +76,7 @@ pub(crate) fn walk_from(
     Ok(walked)
 }
 
-/// Walks from objects, `depth` tasks far if that is not 0.
+/// Walks from objects, at most `depth` tasks far, without bound if `depth` is 0.
 pub(crate) fn walk(
     db: &Connection,
     way: Way,
@@ -88,7 +87,7 @@ pub(crate) fn walk(
         Way::Up => (UP, MADE),
         Way::Down => (DOWN, READ),
     };
-    // Each object once; where depth counts, once a depth.
+    // Each object appears once; with a depth, once for each depth.
     let sql = if depth == 0 {
         format!(
             "WITH RECURSIVE walk(object) AS (SELECT value FROM json_each(?1) UNION SELECT next.object {onward} LIMIT ?2) \
@@ -143,8 +142,8 @@ fn long(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }
 
-/// What is known of versions, in the order of their ids, without today's paths. Not of all something is: an element
-/// that was lost before a database was rebuilt has taken it along.
+/// Returns the records of versions, in the order of their ids, without their present paths. A record is incomplete if an element
+/// was lost before the database was rebuilt.
 pub(crate) fn versions(
     db: &Connection,
     objects: &BTreeSet<u64>,
@@ -184,11 +183,11 @@ pub(crate) fn versions(
     Ok(versions)
 }
 
-/// Whether the attributes of an inode are those of its version: not if they were changed while its next one is written.
+/// Condition: the attributes of an inode are those of its version. They are not if they changed while the next version was written.
 const SHARED: &str = "(inode.writing = 0 OR NOT EXISTS \
                       (SELECT 1 FROM annotation AS own WHERE own.object = inode.object AND own.name = x''))";
 
-/// What versions are, or were, annotated with. Attributes that the array reads are none.
+/// Returns the present or former annotations of versions, without the attributes that the array reads.
 fn annotations(
     db: &Connection,
     objects: &str,
@@ -223,7 +222,7 @@ fn annotations(
     Ok(annotations)
 }
 
-/// The versions that have, or had while they were their file's, an attribute of this name.
+/// Returns the versions that have an attribute of this name, or that were annotated with it while they were current.
 pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fault> {
     let sql = "SELECT inode.object FROM xattr JOIN inode ON inode.ino = xattr.ino \
                WHERE xattr.name = ?1 AND inode.object != 0 \
@@ -234,7 +233,7 @@ pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fa
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Which tasks are looked at.
+/// Set of tasks to search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Among {
     #[default]
@@ -243,18 +242,19 @@ pub(crate) enum Among {
     Task(u64),
 }
 
-/// Tasks that ended well: of somebody, of a time, with this word in what is known of them.
+/// Filter for successful tasks: by user, time, and a word in the task's recorded specification.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted<'a> {
     pub(crate) among: Among,
     pub(crate) uid: Option<u32>,
     pub(crate) word: &'a str,
-    /// From when to when they began, in nanoseconds since the Unix epoch; 0: any time.
+    /// Range of start times, in nanoseconds since the Unix epoch; 0 means no bound.
     pub(crate) since: i64,
     pub(crate) until: i64,
 }
 
-/// The tasks that are wanted, the newest first. What was not run began when another did, which is not looked at here.
+/// Returns the matching tasks, the newest first. A task with a reused result started when the original task did; this search
+/// ignores that start.
 pub(crate) fn tasks(db: &Connection, wanted: &Wanted<'_>, max: usize) -> Result<Vec<u64>, Fault> {
     let (which, id) = match wanted.among {
         Among::All => ("?1 = 0", 0),
@@ -281,7 +281,7 @@ pub(crate) fn tasks(db: &Connection, wanted: &Wanted<'_>, max: usize) -> Result<
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The versions of a file, and those that were sealed under its path.
+/// Returns the versions of a file, and the versions that were sealed under its path.
 pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTreeSet<u64>, Fault> {
     let sql = "SELECT object FROM version WHERE ino = ?1 UNION SELECT object FROM version WHERE path = ?2 LIMIT ?3";
     let row = params![
@@ -294,7 +294,7 @@ pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTre
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Says of a task that was not run where, when and how long the one was whose result it has.
+/// For a task with a reused result, fills in place, time and duration of the original run.
 fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
     let sql = "SELECT reused, kernel_hash, element, start, end, read_bytes, written_bytes, moved_bytes FROM task \
                WHERE task = ?1";
@@ -318,7 +318,7 @@ fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What is known of tasks, in the order of their ids.
+/// Returns the records of tasks, in the order of their ids.
 pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run>, Fault> {
     let sql = "SELECT task.task, task.job, job.name, spec, kernel_hash, element, uid, start, end, read_bytes, \
                written_bytes, moved_bytes, reused FROM json_each(?1) AS met \
@@ -367,7 +367,7 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
     Ok(runs)
 }
 
-/// The inputs or outputs of tasks, in their order.
+/// Returns the inputs or outputs of tasks, in their order.
 fn named(
     db: &Connection,
     table: &str,

@@ -1,15 +1,15 @@
-//! What a path that leads nowhere was probably meant to be. Only paths that a person has written come here: it takes a
-//! look at all names of a folder.
+//! Suggestions for a path that does not exist. They are only for paths that a person has written: a suggestion needs all names of a
+//! folder.
 
 use super::fault::Fault;
 use super::transaction::{Tx, shown};
 use tidemill_core::nearest::{PARTS_MAX, nearest_path};
 
-/// Names in a folder among which the one is looked for that was probably meant.
+/// Maximum number of names in a folder that are searched for a suggestion.
 pub(crate) const BESIDE_MAX: u32 = 4096;
 
 impl Tx<'_> {
-    /// Names in the folder that a path lies in, as the caller may list it; perhaps not all.
+    /// Returns names in the folder of a path, if the caller may list it; perhaps not all.
     pub(crate) fn beside(&self, path: &str) -> Vec<String> {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let names = self.names_in(folder, BESIDE_MAX);
@@ -17,7 +17,7 @@ impl Tx<'_> {
         names.map(|(name, _)| name).collect()
     }
 
-    /// Adds to a fault that nothing is at a path what is near it, or where to look.
+    /// Adds a suggestion, or the deepest existing folder, to the fault for a missing path.
     pub(crate) fn advised(&self, path: &[u8], fault: Fault) -> Fault {
         let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
             return fault;
@@ -45,7 +45,7 @@ impl Tx<'_> {
         Fault::Misspelt(what.clone(), advice)
     }
 
-    /// The last folder on the way of a path that is there.
+    /// Returns the deepest existing folder of a path.
     fn deepest<'a>(&self, path: &'a str) -> &'a str {
         let mut folder = path.trim_end_matches('/');
         loop {

@@ -1,8 +1,8 @@
 //! The namespace: directories, files, links and their versions.
 //!
-//! [`Names`] is what the rest of the server knows of it; [`SqliteNames`] keeps it in one SQLite file. It
-//! knows nothing of connections and never touches the bytes of files: what must be removed from elements is
-//! noted in the table `removal`, for others to carry out.
+//! [`Names`] is the interface for the rest of the server; [`SqliteNames`] implements it with one SQLite file. The namespace has no
+//! access to connections and never touches the bytes of files. It records objects to be removed from elements in the table
+//! `removal` (next: `server/src/removal.rs`).
 
 mod apply;
 pub(crate) mod arrivals;
@@ -65,9 +65,9 @@ pub type Answered<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// One batch of operations by one caller.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Whose rights they use.
+    /// Caller whose rights the operations use.
     pub caller: Caller,
-    /// The mount that asks; 0 if it is none.
+    /// Session of the mount that asks; 0 for other clients.
     pub session: u64,
     /// Whether the changes must survive power loss before the answer.
     pub durable: bool,
@@ -76,7 +76,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A message of somebody whose rights are known. Only mounts have sessions, and they are trusted.
+    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are trusted.
     pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
         let session = if caller.trusted { message.session } else { 0 };
         Self {
@@ -88,12 +88,12 @@ impl Request {
     }
 }
 
-/// What one commit changed, and on whose behalf.
+/// Changes of one commit, and the session that caused them.
 #[derive(Debug)]
 pub struct Changed {
-    /// The mount that asked; it knows already.
+    /// Session of the mount that asked for the changes; it needs no notice of them.
     pub session: u64,
-    /// What changed.
+    /// The changes.
     pub changes: Vec<Change>,
 }
 
@@ -102,17 +102,16 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// Carries out operations in order, in one transaction: all before a failed one take effect, none after.
     ///
     /// # Errors
-    /// If the changes could not be kept; then none has taken effect. Errors of single operations are among
-    /// the results.
+    /// If the changes could not be kept; then none has taken effect. Errors of single operations are among the results.
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>>;
 
-    /// As [`Self::apply`], for threads outside the runtime.
+    /// Does the same as [`Self::apply`], for threads outside the runtime.
     ///
     /// # Errors
     /// As for [`Self::apply`].
     fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault>;
 
-    /// Reserves inode and object ids; gives the first of each. They are never given again.
+    /// Reserves inode and object ids; returns the first of each. The server never hands out an id twice.
     ///
     /// # Errors
     /// If the reservation could not be kept.
@@ -123,29 +122,29 @@ pub trait Names: std::fmt::Debug + Send + Sync {
         objects: u32,
     ) -> Answered<'_, Result<(u64, u64), Fault>>;
 
-    /// All changes from now on.
+    /// Returns all changes from now on.
     fn changes(&self) -> Changes;
 
-    /// A number for a mount, never used before.
+    /// Returns a session number for a mount, never used before.
     ///
     /// # Errors
-    /// If it could not be kept.
+    /// If the number could not be kept.
     fn new_session(&self) -> Answered<'_, Result<u64, Fault>>;
 
-    /// A mount is gone: forgets what it had open.
+    /// Ends the session of a mount and forgets the inodes that it held open.
     ///
     /// # Errors
     /// If the database fails.
     fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>>;
 
-    /// All versions that are not sealed, counted by writer and element.
+    /// Returns all versions that are not sealed, counted by writer and element.
     ///
     /// # Errors
     /// If the database fails.
     fn unsealed(&self) -> Result<Vec<Unsealed>, Fault>;
 
-    /// Some of the versions that a mount was writing on an element when it went away, for others to seal or abandon:
-    /// at most `limit`, in order of their objects, from the one after `after` on.
+    /// Returns versions that a mount was still writing on an element when it disconnected, for others to seal or abandon: at most
+    /// `limit`, in order of their objects, from the first after `after`.
     ///
     /// # Errors
     /// If the database fails.
@@ -156,25 +155,25 @@ pub trait Names: std::fmt::Debug + Send + Sync {
         limit: usize,
     ) -> Result<Vec<Unfinished>, Fault>;
 
-    /// Gives up versions of clients that are no mounts and have been silent for too long.
+    /// Aborts versions of clients that are not mounts and have been silent for too long.
     ///
     /// # Errors
     /// If the database fails.
     fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>>;
 
-    /// The mounts that may have locks.
+    /// Returns the sessions of mounts that may have locks.
     ///
     /// # Errors
     /// If the database fails.
     fn lockers(&self) -> Result<Vec<u64>, Fault>;
 
-    /// A mount may have locks from now on, or has none any more.
+    /// Records that a mount may have locks from now on, or has none any more.
     ///
     /// # Errors
-    /// If that could not be kept.
+    /// If the record could not be kept.
     fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>>;
 
-    /// The version of a file that is being written, if there is one; of several writers each one's.
+    /// Returns the version of a file that is being written, if any. With several writers, returns the object of each writer.
     ///
     /// # Errors
     /// If the database fails.
@@ -186,20 +185,20 @@ pub trait Names: std::fmt::Debug + Send + Sync {
 pub struct Written {
     /// The object being written.
     pub object: u64,
-    /// The mount that writes it; 0 if it is none.
+    /// Session of the mount that writes the version; 0 for other clients.
     pub session: u64,
-    /// Others may write the same version, too.
+    /// Whether other mounts may write the same version.
     pub together: bool,
 }
 
-/// A version that a mount was writing when it went away.
+/// A version that a mount was still writing when it disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     /// The object that is to be sealed.
     pub object: u64,
-    /// The version that is being written: that object, or one that it is a part of.
+    /// The version being written: the object itself, or the version that the object is a part of.
     pub version: u64,
-    /// What the object is a part of.
+    /// The version and position that the object is a part of; `None` if the object is a whole version.
     pub part: Option<PartOf>,
     /// The file.
     pub ino: u64,
@@ -207,19 +206,19 @@ pub struct Unfinished {
     pub owner: (u32, u32),
     /// Its permission bits.
     pub mode: u32,
-    /// Its path; empty if it has no name any more.
+    /// Path of the file; empty if the file has no name any more.
     pub path: Vec<u8>,
 }
 
 /// Versions that are not sealed, of one writer on one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsealed {
-    /// The mount that writes, or wrote, them; 0 for other clients.
+    /// Session of the mount that writes or wrote the versions; 0 for other clients.
     pub session: u64,
-    /// Where.
+    /// The element.
     pub element: u32,
-    /// How many.
+    /// Number of versions.
     pub versions: u64,
-    /// When the oldest was begun, or, of other clients, its writer was last heard of.
+    /// Start of the oldest version. For clients without a session, the time when the server last heard of the writer.
     pub oldest: i64,
 }

@@ -1,4 +1,4 @@
-//! A row of the table `inode`, and who may do what with it.
+//! A row of the table `inode`, and the permissions of callers on it.
 
 use super::fault::Fault;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -13,7 +13,7 @@ pub(crate) const SETUID: u32 = 0o4000;
 pub(crate) const GROUP_EXEC: u32 = 0o010;
 /// Sticky bit.
 pub(crate) const STICKY: u32 = 0o1000;
-/// An inode of no element yet.
+/// Value of an inode without an element.
 pub(crate) const NO_ELEMENT: i64 = -1;
 
 /// Read permission.
@@ -23,7 +23,7 @@ pub(crate) const WRITE: u32 = 2;
 /// Search permission.
 pub(crate) const SEARCH: u32 = 1;
 
-/// What is known of an inode.
+/// Record of an inode.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) ino: u64,
@@ -37,20 +37,20 @@ pub(crate) struct Node {
     pub(crate) mtime: i64,
     pub(crate) ctime: i64,
     pub(crate) rdev: u32,
-    /// How often it was sealed.
+    /// Number of seals of the file.
     pub(crate) version: u64,
     /// The sealed object, 0 if none.
     pub(crate) object: u64,
     pub(crate) element: i64,
     /// The object being written, 0 if none.
     pub(crate) writing: u64,
-    /// Of a directory: the directory it is in.
+    /// Parent directory of a directory.
     pub(crate) parent: u64,
-    /// Of a symbolic link.
+    /// Target of a symbolic link.
     pub(crate) target: Vec<u8>,
 }
 
-/// A query for nodes: the columns that [`Node::from_row`] reads, then what follows.
+/// Builds a query for nodes: the columns that [`Node::from_row`] reads, then the rest of the query.
 macro_rules! select_nodes {
     ($rest:literal) => {
         concat!(
@@ -63,7 +63,7 @@ macro_rules! select_nodes {
 pub(crate) use select_nodes;
 
 impl Node {
-    /// An empty folder in the root, or the root itself.
+    /// Returns an empty folder in the root, or the root itself.
     pub(crate) fn folder(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
         Self {
             ino,
@@ -90,17 +90,17 @@ impl Node {
         self.kind == Kind::Directory
     }
 
-    /// The element, if it has one.
+    /// Returns the element; `None` if the node has no element.
     pub(crate) fn element(&self) -> Option<u32> {
         u32::try_from(self.element).ok()
     }
 
-    /// Whether its version lies in several objects.
+    /// Returns whether the node's version consists of several objects.
     pub(crate) fn has_parts(&self) -> bool {
         self.object != 0 && self.element == NO_ELEMENT
     }
 
-    /// As it is sent.
+    /// Returns the attributes in the form that is sent.
     pub(crate) fn attr(&self) -> v1::Attr {
         v1::Attr {
             ino: self.ino,
@@ -118,14 +118,14 @@ impl Node {
             object: self.object,
             element: self.element().unwrap_or(0),
             writing: self.writing != 0,
-            // Who knows of mounts adds this.
+            // The layer that knows the mounts sets this field.
             locked: false,
             parts: self.has_parts(),
             together: 0,
         }
     }
 
-    /// As a directory entry of that name.
+    /// Returns the node as a directory entry of that name.
     pub(crate) fn entry(&self, name: &[u8]) -> v1::Entry {
         v1::Entry {
             name: name.to_vec(),
@@ -159,7 +159,7 @@ impl Node {
         })
     }
 
-    /// The node of that inode, if it exists.
+    /// Returns the node of that inode, if it exists.
     pub(crate) fn find(db: &Connection, ino: u64) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_nodes!("FROM inode WHERE ino = ?1"))?;
         Ok(statement
@@ -167,12 +167,12 @@ impl Node {
             .optional()?)
     }
 
-    /// The node of that inode.
+    /// Returns the node of that inode.
     pub(crate) fn get(db: &Connection, ino: u64) -> Result<Self, Fault> {
         Self::find(db, ino)?.ok_or_else(|| Fault::NotFound("a file that was removed".into()))
     }
 
-    /// The node of a directory's entry, if it exists.
+    /// Returns the node of a directory's entry, if it exists.
     pub(crate) fn child(db: &Connection, parent: u64, name: &[u8]) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_nodes!(
             "FROM inode WHERE ino = (SELECT ino FROM dirent WHERE parent = ?1 AND name = ?2)"
@@ -223,7 +223,7 @@ impl Node {
     }
 }
 
-/// Who asks.
+/// The user that makes a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User id.
@@ -232,14 +232,14 @@ pub struct Caller {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Permissions have been checked already (a mount's kernel does).
+    /// Whether permissions have been checked already (a mount's kernel checks them).
     pub checked: bool,
-    /// A trusted peer: may choose owners and use any reserved id.
+    /// Whether the caller is a trusted peer: it may choose owners and use any reserved id.
     pub trusted: bool,
 }
 
 impl Caller {
-    /// The server itself.
+    /// Returns the server itself as a caller.
     #[must_use]
     pub fn root() -> Self {
         Self {
@@ -249,17 +249,17 @@ impl Caller {
         }
     }
 
-    /// Whether permissions need no look.
+    /// Returns whether the caller needs no check of permissions.
     pub(crate) fn above(&self) -> bool {
         self.checked || self.uid == 0
     }
 
-    /// Whether it is a member of the group.
+    /// Returns whether the caller is a member of the group.
     pub(crate) fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether the node's mode allows all of `want` ([`READ`], [`WRITE`], [`SEARCH`]).
+    /// Returns whether the node's mode allows all of `want` ([`READ`], [`WRITE`], [`SEARCH`]).
     pub(crate) fn may(&self, node: &Node, want: u32) -> bool {
         let shift = if self.uid == node.uid {
             6

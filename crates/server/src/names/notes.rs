@@ -1,7 +1,7 @@
-//! Notes about inodes for elements: the rows that say which are to be sent, and what is sent.
+//! Notes about inodes for elements: this module records which notes are due and builds them (next: `server/src/notes.rs`).
 //!
-//! A note says how things are when it is sent, not what was changed. Its number is taken in the transaction that reads
-//! it, so of two notes about an inode the one with the higher number is the later.
+//! A note describes the state at the time of sending, not the change. Its number is taken in the transaction that reads the state,
+//! so of two notes about an inode the higher number is the later state.
 
 use super::copies::CURRENT;
 use super::fault::Fault;
@@ -13,30 +13,30 @@ use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
 
-/// Stands for all elements in the table: what has no object is noted by every one.
+/// Stands for all elements in the table: every element records inodes without an object.
 const ALL: i64 = NO_ELEMENT;
-/// Rows looked at in one go.
+/// Maximum number of rows in one batch.
 const ROWS_MAX: u32 = 1000;
-/// Bytes of names and attributes in one batch, the last note not counted.
+/// Maximum number of bytes of names and attributes in one batch, without the last note.
 const BYTES_MAX: usize = 4 << 20;
 
 /// Rows that a batch was made of.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Inode, and how often it had been changed.
+    /// Inode, and the number of its changes so far.
     pub(crate) rows: Vec<(u64, u64)>,
-    /// The highest change of the batch.
+    /// Highest change number of the batch.
     pub(crate) last: u64,
 }
 
-/// A node is different now, or gone: the elements that know it are to hear of it.
+/// Records that a node changed or was deleted: the elements that know it must be informed.
 pub(crate) fn changed(db: &Connection, node: &Node) -> Result<(), Fault> {
-    // A file that was never sealed has nothing that could be brought back.
+    // A file that was never sealed has no content to recover.
     if node.kind == Kind::File && node.version == 0 {
         return Ok(());
     }
     let element = if node.object == 0 { ALL } else { node.element };
-    // Those that have copies of its version know it, too.
+    // Elements with copies of the file's version know the file, too.
     let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT element, ?2, 1 FROM copy \
                WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
     let (ino, object) = (node.ino.cast_signed(), node.object.cast_signed());
@@ -45,7 +45,7 @@ pub(crate) fn changed(db: &Connection, node: &Node) -> Result<(), Fault> {
     Ok(())
 }
 
-/// An element has a copy of a version now, and is to hear of its file.
+/// Records that an element has a copy of a version now and needs a note about its file.
 pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
     let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET changes = changes + 1";
@@ -54,7 +54,7 @@ pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), F
     Ok(())
 }
 
-/// All elements are to hear of what has this number.
+/// Records that all elements need a note about this inode.
 pub(crate) fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
     changed_at(db, ALL, ino)
 }
@@ -72,18 +72,18 @@ impl Tx<'_> {
         changed(self.db, node)
     }
 
-    /// A file that had no object has one now, so that of all elements only one knows it.
+    /// Informs all elements of a file that has an object now: until now all of them recorded the file, from now on only one does.
     pub(crate) fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
         changed_for_all(self.db, ino)
     }
 }
 
-/// Whether an element has something to hear.
+/// Returns whether notes wait for an element.
 pub(crate) fn waiting(db: &Connection, element: u32) -> Result<bool, Fault> {
     exists(db, element.into())
 }
 
-/// Whether there are rows for all elements.
+/// Returns whether rows for all elements exist.
 pub(crate) fn waiting_for_all(db: &Connection) -> Result<bool, Fault> {
     exists(db, ALL)
 }
@@ -93,7 +93,7 @@ fn exists(db: &Connection, element: i64) -> Result<bool, Fault> {
     Ok(statement.exists([element])?)
 }
 
-/// Makes rows of each element of those for all, if there are elements.
+/// Expands the rows for all elements into rows of each element, if elements exist.
 pub(crate) fn spread(db: &Connection) -> Result<(), Fault> {
     let some = "SELECT ino FROM note WHERE element = ?1 ORDER BY ino LIMIT ?2";
     let copy = format!(
@@ -109,7 +109,7 @@ pub(crate) fn spread(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// An element has the notes that were made of these rows.
+/// Deletes the rows of notes that an element has received.
 pub(crate) fn done(db: &Connection, element: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
     let sql = "DELETE FROM note WHERE element = ?1 AND ino = ?2 AND changes = ?3";
     let mut statement = db.prepare_cached(sql)?;
@@ -119,7 +119,7 @@ pub(crate) fn done(db: &Connection, element: u32, rows: &[(u64, u64)]) -> Result
     Ok(())
 }
 
-/// The next notes for an element, if there are any.
+/// Returns the next notes for an element, if any.
 pub(crate) fn take(
     db: &Connection,
     element: u32,
@@ -156,7 +156,7 @@ pub(crate) fn take(
     Ok(Some((Batch { rows, last }, notes)))
 }
 
-/// What an element is to know of an inode now.
+/// Returns the note with an inode's present state for an element.
 fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> {
     if let Some(note) = noted::note(db, ino)? {
         return Ok(note);
@@ -220,7 +220,7 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
     })
 }
 
-/// What a version is made of that lies in several objects.
+/// Returns the layout of a version that consists of several objects.
 fn layout(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
     let parts = match node.has_parts() {
         true => parts::parts(db, node.object)?,
@@ -246,7 +246,7 @@ fn layout(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
     }))
 }
 
-/// How many copies there are to be of a version, and whether an element has one beside the first.
+/// Returns the wanted number of copies of a version, and whether an element has a copy that is not the first.
 fn copies(db: &Connection, object: u64, element: u32) -> Result<(u32, bool), Fault> {
     let sql = "SELECT copies, EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3) \
                FROM version WHERE object = ?1";

@@ -1,6 +1,6 @@
-//! Versions that lie in several objects: striped ones. Their own object is on no element (`NO_ELEMENT` in `inode` and
-//! `version`): it is what everything else means by the version. Its parts are rows of `part`, objects with places and copies
-//! like those of other versions.
+//! Versions of several objects (striped versions). The object of the version itself is on no element (`NO_ELEMENT` in `inode` and
+//! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and copies like those
+//! of other versions.
 
 use super::attribute::FOLDER_STRIPES;
 use super::copies;
@@ -16,16 +16,16 @@ use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, St
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Where who holds a version of several objects holds it: on no element.
+/// Place recorded for a client that holds a version of several objects: no element.
 pub(crate) const NOWHERE: u32 = u32::MAX;
-/// Bytes of a part that is not sealed.
+/// Size of a part that is not sealed.
 pub(super) const UNSEALED: i64 = -1;
-/// Versions whose parts are let go of in one transaction.
+/// Maximum number of versions whose parts are released in one transaction.
 const LET_GO_MAX: usize = 256;
 
 impl Tx<'_> {
-    /// How a new version of a file in a folder is to be striped: as was asked for, else as the folder says, else as the
-    /// version before; `None`: it is to be one object.
+    /// Returns the striping of a new version of a file in a folder: the requested one, else the folder's, else that of the previous
+    /// version; `None` for one object.
     pub(crate) fn stripes_wanted(
         &self,
         (asked, element): (Option<&v1::Stripes>, Option<u32>),
@@ -54,7 +54,7 @@ impl Tx<'_> {
             return Ok(None);
         };
         let found = parts(self.db, before.object)?;
-        // What several mounts wrote is one object again.
+        // The next version of a file that several mounts wrote is one object again.
         let found = found.filter(|(unit, _)| *unit > 0);
         Ok(found.map(|(unit, parts)| Stripes {
             unit,
@@ -62,7 +62,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Makes the parts of a version that is about to be written; gives the element that the version itself is on: none.
+    /// Creates the parts of a version that is about to be written. Returns the element of the version itself: none.
     pub(crate) fn begin_parts(
         &self,
         ino: u64,
@@ -92,7 +92,7 @@ impl Tx<'_> {
         Ok(NO_ELEMENT)
     }
 
-    /// A version is made of objects that are sealed and that are its own from now on.
+    /// Makes a version of sealed objects, which belong to the version from now on.
     pub(crate) fn lay_out(&self, object: ObjectId, striped: &Striped) -> Result<(), Fault> {
         self.shared.set_parts();
         let version = object.0.cast_signed();
@@ -113,8 +113,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The layout of a version as one who may use its parts is told; `None`: it is one object. With `damaged` also where all
-    /// copies of a part are damaged.
+    /// Returns the layout of a version for a client that may use its parts; `None` for one object. With `damaged`, the layout
+    /// includes the damaged copies of a part without a good copy.
     pub(crate) fn opened_parts(
         &self,
         node: &Node,
@@ -158,7 +158,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// The parts of a version that is being written have these lengths; gives that of the file.
+    /// Records the sizes of the parts of an unfinished version; returns the size of the file.
     pub(crate) fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
         let Some((unit, parts)) = parts(self.db, object)? else {
             return Err(Fault::Stale(object));
@@ -176,8 +176,8 @@ impl Tx<'_> {
             .ok_or(Fault::Malformed("no file has as many bytes as that"))
     }
 
-    /// One part of a version that is being written was sealed for a writer that is gone. Gives the version, and the lengths of
-    /// all once all are.
+    /// Seals one part of an unfinished version whose writer is no longer alive. Returns the version, and the sizes of all parts
+    /// once all are sealed.
     pub(crate) fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
         let Some(version) = version_of(self.db, part)? else {
             return Ok(None);
@@ -197,7 +197,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Where the bytes of a version are.
+    /// Returns the places of the bytes of a version.
     pub(crate) fn layout_of(&self, node: &Node) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
             let others = copies::others(self.db, part.object.0)?.into_iter();
@@ -233,13 +233,13 @@ impl Tx<'_> {
         }))
     }
 
-    /// The element of the first of the objects that a version lies in.
+    /// Returns the element of the first object of a version.
     pub(crate) fn first_part(&self, object: u64) -> Option<u32> {
         let (_, parts) = parts(self.db, object).ok()??;
         parts.first().map(|part| part.element)
     }
 
-    /// How a file is striped, as it is asked for; `None`: it is not.
+    /// Returns the striping of a file in the form of a request; `None` if the file is not striped.
     pub(crate) fn stripes_of(&self, node: &Node) -> Result<Option<String>, Fault> {
         let parts = parts(self.db, node.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
@@ -249,7 +249,7 @@ impl Tx<'_> {
     }
 }
 
-/// What the attribute of a folder says: `None` is `off`.
+/// Value of the folder attribute: `None` is `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Striping(Option<Stripes>);
 
@@ -264,24 +264,24 @@ impl FromStr for Striping {
     }
 }
 
-/// A version of which a part was sealed for a writer that is gone.
+/// A version with a part that was sealed for a writer that is no longer alive.
 #[derive(Clone, Debug)]
 pub(crate) struct Half {
     pub(crate) version: u64,
-    /// The lengths of all its parts, once all are sealed.
+    /// Sizes of all its parts, once all are sealed.
     pub(crate) sizes: Option<Vec<u64>>,
 }
 
-/// A part as it is kept.
+/// A stored part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) object: u64,
     pub(crate) element: u32,
-    /// `None`: it is not sealed.
+    /// Size in bytes; `None` if the part is not sealed.
     pub(crate) size: Option<u64>,
 }
 
-/// The stripe unit and the parts of a version; `None`: it is one object.
+/// Returns the stripe unit and the parts of a version; `None` for one object.
 pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row>)>, Fault> {
     let mut statement = db.prepare_cached("SELECT unit FROM layout WHERE object = ?1")?;
     let unit = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
@@ -303,7 +303,7 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row
     )))
 }
 
-/// Those of some objects that lie in several, with these.
+/// Returns those of the objects that consist of several objects, with their layouts.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -317,7 +317,7 @@ pub(crate) fn of_all(
     Ok(found)
 }
 
-/// What a sealed version is made of, each part where it was first; `None`: it is one object.
+/// Returns the layout of a sealed version, with each part on its first element; `None` for one object.
 pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fault> {
     let Some((unit, rows)) = parts(db, object)? else {
         return Ok(None);
@@ -335,7 +335,7 @@ pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fau
     Ok(Some(Layout::Striped(Striped { unit, size, parts })))
 }
 
-/// What an object is a part of.
+/// Returns the version and position that an object is a part of.
 pub(crate) fn part_of(db: &Connection, part: u64) -> Result<Option<PartOf>, Fault> {
     let sql = "SELECT part.object, seq, (SELECT count(*) FROM part AS all_of WHERE all_of.object = part.object), unit \
                FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1";
@@ -352,14 +352,14 @@ pub(crate) fn part_of(db: &Connection, part: u64) -> Result<Option<PartOf>, Faul
     Ok(found.optional()?)
 }
 
-/// The version that an object is a part of.
+/// Returns the version that an object is a part of.
 fn version_of(db: &Connection, part: u64) -> Result<Option<u64>, Fault> {
     let mut statement = db.prepare_cached("SELECT object FROM part WHERE part = ?1")?;
     let found = statement.query_row([part.cast_signed()], |row| row.get::<_, i64>(0));
     Ok(found.optional()?.map(i64::cast_unsigned))
 }
 
-/// The parts of versions that nobody uses any more become objects to be removed.
+/// Makes the parts of unused versions objects to be removed.
 pub(crate) fn let_go(
     db: &Connection,
     due: (i64, i64),
@@ -370,7 +370,7 @@ pub(crate) fn let_go(
                (SELECT 1 FROM firing WHERE firing.object = removal.object AND state <= 2)";
     let mut statement = db.prepare_cached(sql)?;
     let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1], |row| row.get(0))?;
-    // Those that are held keep none behind them.
+    // A held version does not block the versions after it.
     let free = |version: &rusqlite::Result<i64>| {
         let version = version.as_ref().map(|version| version.cast_unsigned());
         !version.is_ok_and(&held)

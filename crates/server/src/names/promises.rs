@@ -1,6 +1,6 @@
-//! Room in the burst tier that was promised (`promise`), and which versions are placed within a promise (`promised`). What that means
-//! for who may begin what is [`tidemill_core::promise`]. How much of it is used, and that it ends with its folder, the database
-//! itself keeps.
+//! Promised room in the burst tier (`promise`), and the versions placed within a promise (`promised`). [`tidemill_core::promise`]
+//! defines which writers may begin which versions. Triggers of the database count the used part of a promise and end it with its
+//! folder.
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;
@@ -17,19 +17,19 @@ use tidemill_core::promise::{Promise, Space};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promised {
     pub(crate) id: u64,
-    /// The folder whose files are within it.
+    /// Folder whose files are within the promise.
     pub(crate) ino: u64,
     pub(crate) element: u32,
     pub(crate) promise: Promise,
-    /// Who asked for it.
+    /// User that asked for the promise.
     pub(crate) uid: u32,
-    /// It counts for what users may be promised together.
+    /// Whether the promise counts towards the users' common limit.
     pub(crate) bounded: bool,
     pub(crate) since: i64,
     pub(crate) until: i64,
 }
 
-/// All promises that have not ended.
+/// Returns all promises that have not ended.
 pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<Promised>, Fault> {
     let sql = "SELECT promise, ino, element, bytes, used, uid, bounded, since, until FROM promise WHERE until > ?1 ORDER BY promise";
     let mut statement = db.prepare_cached(sql)?;
@@ -67,19 +67,19 @@ pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<Promised>, Fault> {
     Ok(promises)
 }
 
-/// Those of an element.
+/// Returns the promises of an element.
 pub(crate) fn of(promises: &[Promised], element: u32) -> Vec<Promise> {
     let of = promises.iter().filter(|one| one.element == element);
     of.map(|one| one.promise).collect()
 }
 
-/// The first of these promises of an element that takes a file which begins with so many bytes.
+/// Returns the first promise of an element with space for a file of this initial size, in bytes.
 fn taker(own: &[Promised], element: u32, bytes: u64) -> Option<&Promised> {
     own.iter()
         .find(|one| one.element == element && one.promise.takes(bytes))
 }
 
-/// The room of an element that has so many bytes free.
+/// Returns the space of an element with `free` free bytes.
 pub(crate) fn space(
     db: &Connection,
     (element, free): (u32, u64),
@@ -102,14 +102,14 @@ pub(crate) fn space(
     })
 }
 
-/// Bytes of an element that are set aside, for files that are being written and by promises.
+/// Returns the bytes of an element that are reserved by files being written and by promises.
 pub(crate) fn aside(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
     let promises = all(db, now)?;
     let space = space(db, (element, 0), (&promises, now))?;
     Ok(space.aside(&of(&promises, element)))
 }
 
-/// Bytes of an element that are set aside by promises alone.
+/// Returns the bytes of an element that are reserved by promises alone.
 pub(crate) fn promised(db: &Connection, element: u32, now: i64) -> Result<u64, Fault> {
     let promises = of(&all(db, now)?, element);
     Ok(promises
@@ -118,14 +118,14 @@ pub(crate) fn promised(db: &Connection, element: u32, now: i64) -> Result<u64, F
         .fold(0, u64::saturating_add))
 }
 
-/// Bytes of an element that are promised, and those of them that are not used up.
+/// Returns the promised bytes of an element, and their unused part.
 pub(crate) fn told(db: &Connection, element: u32, now: i64) -> Result<(u64, u64), Fault> {
     let promises = of(&all(db, now)?, element);
     let sum = |bytes: fn(&Promise) -> u64| promises.iter().map(bytes).fold(0, u64::saturating_add);
     Ok((sum(|one| one.bytes), sum(Promise::left)))
 }
 
-/// Promises whose time is over end.
+/// Ends promises whose time is over.
 pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
     db.prepare_cached("DELETE FROM promise WHERE until <= ?1")?
         .execute([now])?;
@@ -133,8 +133,8 @@ pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// The element of the burst tier for a new version in a folder that nobody wants on another: one on which room was promised for
-    /// it, else any that has room which is not promised to others.
+    /// Returns the element of the burst tier for a new version without a requested element: an element with a promise for the
+    /// version, else any element with room that is not promised to others.
     pub(super) fn placed_in_burst(
         &self,
         dir: &Node,
@@ -176,8 +176,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Who names an element of the tier may begin there what is within a promise, and what leaves others theirs; else they wait, as all
-    /// who write there.
+    /// Checks a request for an element of the tier. The client may begin a version within its own promise, or if the versions leave
+    /// the promises of others intact; otherwise it waits like all writers there.
     pub(super) fn need_unpromised(
         &self,
         dir: &Node,
@@ -213,7 +213,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Those for a folder, or one above it; of the nearest first.
+    /// Returns the promises for a folder or its ancestors, the nearest first.
     fn own(&self, dir: &Node, promises: &[Promised]) -> Result<Vec<Promised>, Fault> {
         let mut own = Vec::new();
         let (mut at, mut parent) = (dir.ino, dir.parent);
@@ -231,7 +231,7 @@ impl Tx<'_> {
         Ok(own)
     }
 
-    /// What is begun is within this promise.
+    /// Places a new version within this promise.
     fn take_up(&self, one: &Promised, here: Here<'_>) -> Result<(), Fault> {
         if here.object == 0 {
             return Ok(());

@@ -1,5 +1,5 @@
-//! What files in a [room](super::rooms) may take together. Closed versions are counted; how long one may become that is begun is
-//! told to whoever writes it.
+//! Quotas: the space that files in a [room](super::rooms) may use together. Closed versions count; a writer learns the size that
+//! its new version may reach.
 
 use super::burst::sum_of;
 use super::fault::Fault;
@@ -13,30 +13,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// How long what a room takes may be known wrong after something was removed from it.
+/// Time for which a room's known usage may be wrong after a removal, in nanoseconds.
 const COUNT_PAUSE_NS: i64 = 1_000_000_000;
-/// Or so many times as long as it took to count it: nobody changes names meanwhile.
+/// The same as a multiple of the duration of the count: no other client can change names during a count.
 const COUNT_PAUSE_FACTOR: i64 = 20;
 
-/// What is known of rooms without looking.
+/// Usage of rooms known without a count.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     any: AtomicBool,
     used: Mutex<HashMap<u64, Used>>,
 }
 
-/// What a room takes.
+/// Usage of a room.
 #[derive(Clone, Copy, Debug)]
 struct Used {
-    /// What was written since it was counted is in it, too; what was removed is not.
+    /// Bytes, including bytes written since the count; removals since the count are not subtracted.
     bytes: u64,
-    /// When it is to be counted again, and a time before that at which it was.
+    /// Time of the next count, and a time before it at which the count was made.
     until: i64,
     counted: i64,
 }
 
 impl Quotas {
-    /// Whether there are rooms, or were since the start.
+    /// Returns whether rooms exist, or did since the start.
     fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -45,14 +45,14 @@ impl Quotas {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// A room has ended, or is to be counted anew.
+    /// Forgets the usage of a room that has ended, or whose next count is due.
     pub(crate) fn forget(&self, room: u64) {
         self.used.lock().remove(&room);
     }
 
     fn used(&self, db: &Connection, room: u64, now: i64) -> Result<u64, Fault> {
         let known = self.used.lock().get(&room).copied();
-        // A clock that was set back makes it old, too.
+        // After a clock was set back the count is outdated, too.
         if let Some(known) = known.filter(|known| (known.counted..known.until).contains(&now)) {
             return Ok(known.bytes);
         }
@@ -76,7 +76,7 @@ impl Quotas {
 }
 
 impl Tx<'_> {
-    /// Refuses to begin a version for which nothing is left in its room.
+    /// Fails if the room of a new version is full.
     pub(super) fn need_room(&self, node: &Node) -> Result<(), Fault> {
         match self.size_max(node)? {
             Some(0) => Err(Fault::RoomFull(self.called(node.ino))),
@@ -84,7 +84,7 @@ impl Tx<'_> {
         }
     }
 
-    /// How long the next version of a file may be; `None`: it is in no room that has a quota.
+    /// Returns the maximum size of a file's next version; `None` if the file is in no room with a quota.
     pub(super) fn size_max(&self, node: &Node) -> Result<Option<u64>, Fault> {
         let Some((room, quota)) = self.room_of(node.ino)?.filter(|&(_, quota)| quota != 0) else {
             return Ok(None);
@@ -93,7 +93,7 @@ impl Tx<'_> {
         Ok(Some(quota.saturating_sub(used).saturating_add(node.size)))
     }
 
-    /// A version was sealed that is so much longer than the one before: known before it is counted.
+    /// Adds the growth of a version that was just sealed, before the next count.
     pub(super) fn grown(&self, node: &Node, bytes: u64) -> Result<(), Fault> {
         if let Some((room, _)) = self.room_of(node.ino)? {
             self.shared.quotas.grown(room, bytes);
@@ -101,7 +101,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The room that a file is in, and its quota.
+    /// Returns the room of a file, and its quota.
     fn room_of(&self, ino: u64) -> Result<Option<(u64, u64)>, Fault> {
         if !self.shared.quotas.any() {
             return Ok(None);
@@ -119,7 +119,7 @@ impl Tx<'_> {
     }
 }
 
-/// Bytes and number of the files below a folder, and with the bytes what the channels of a room may hold.
+/// Returns bytes and number of the files below a folder. The bytes include the capacity of the channels of a room.
 pub(super) fn used(db: &Connection, folder: u64) -> Result<(u64, u64), Fault> {
     let bytes = sum_of("size");
     let sql = format!(

@@ -1,4 +1,4 @@
-//! Versions that the server itself reads: they stay for as long as it does, as those that jobs read.
+//! Versions that the server itself reads: they stay in place during the read, like versions that jobs read.
 
 use super::fault::Fault;
 use super::node::{Caller, Node};
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use tidemill_core::layout::Layout;
 use tidemill_wire::v1::Kind;
 
-/// A version of a file. Neither its bytes nor any copy of them is removed while this is there.
+/// A version of a file. Its bytes and copies are not removed while this value exists.
 #[derive(Debug)]
 pub(crate) struct Reading {
     shared: Arc<Shared>,
-    /// The file as it was when it was looked at.
+    /// The file at the time of the look-up.
     pub(crate) node: Node,
-    /// Where its bytes are; `None`: it has none.
+    /// Places of the bytes; `None` if the version has no bytes.
     pub(crate) layout: Option<Layout>,
     pinned: Vec<u64>,
 }
@@ -30,7 +30,7 @@ impl Drop for Reading {
 }
 
 impl SqliteNames {
-    /// The sealed version of a file, for somebody who may read it.
+    /// Returns the sealed version of a file for a caller that may read it.
     pub(crate) fn read_version(&self, caller: &Caller, ino: u64) -> Result<Reading, Fault> {
         let shared = self.shared();
         self.database().read(|db| {
@@ -52,11 +52,11 @@ impl SqliteNames {
             let layout = tx.layout_of(&reading.node)?;
             for part in layout.parts() {
                 if part.current().next().is_none() {
-                    // Says what is wrong with them.
+                    // Returns an error with the damage of the part.
                     tx.readable(part.object.0, part.copies[0].element.0, &[])?;
                 }
             }
-            // What was replaced this very moment rests before it is removed.
+            // A version that was replaced during this read is pinned before its removal.
             let parts = layout.parts().iter().map(|part| part.object.0);
             let mut objects: Vec<u64> = parts.collect();
             if !objects.contains(&reading.node.object) {

@@ -1,8 +1,8 @@
-//! Space set aside on the device of the server's folder, so that files can be removed when the device is full.
+//! Reserves space on the device of the server's folder, so that files can be removed when the device is full.
 //!
-//! A file beside the database holds the space. It is removed when the device is nearly full, or when SQLite says that it
-//! is full: from then on new names and jobs are refused, and the space is left for what makes room. The file is made again
-//! when the device has room again.
+//! A file next to the database holds the space. The file is deleted when the device is nearly full, or when SQLite reports a full
+//! device: from then on new names and jobs are refused, and the space is left for operations that free space. The file is created
+//! again when the device has room again.
 
 use rusqlite::Connection;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -13,20 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Space set aside, unless that is more than [`PART`] of the device.
+/// Bytes to reserve, unless that is more than [`PART`] of the device.
 const BYTES: u64 = 16 << 20;
-/// The part of a device that is set aside at most.
+/// Divisor for the part of a device that is reserved at most.
 const PART: u64 = 8;
-/// A smaller device has no room for more than the database.
+/// Minimum size of a device with a reserve, in bytes: a smaller device has room only for the database.
 const DEVICE_BYTES_MIN: u64 = 32 << 20;
-/// The device is nearly full with less than this free.
+/// Free bytes below which the device counts as nearly full.
 const FULL_BYTES: u64 = 1 << 20;
-/// How often the log is made shorter while the device is nearly full.
+/// Interval at which the log is shortened while the device is nearly full.
 const PERIOD: Duration = Duration::from_secs(1);
-/// As long as SQLite waits for others at other times.
+/// Timeout of SQLite at other times.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// The reserved space of a database.
 #[derive(Debug)]
 pub(super) struct Reserve {
     path: PathBuf,
@@ -36,7 +36,7 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
-    /// Sets the space aside beside a database, unless it is already; `None` on a small device.
+    /// Reserves the space for a database, unless it is reserved already; `None` on a small device.
     pub(super) fn new(database: &Path, low: &Arc<AtomicBool>) -> Option<Self> {
         let space = rustix::fs::statvfs(database.parent()?).ok()?;
         let device = space.f_blocks.saturating_mul(space.f_frsize);
@@ -60,19 +60,19 @@ impl Reserve {
         Some(reserve)
     }
 
-    /// Whether the device has room for the file and more.
+    /// Returns whether the device has room for the file and more.
     fn has_room(&self) -> bool {
         let needed = self.bytes + 2 * FULL_BYTES;
         self.free().is_none_or(|free| free >= needed)
     }
 
-    /// Bytes that are free on the device.
+    /// Returns the free bytes of the device.
     fn free(&self) -> Option<u64> {
         let space = rustix::fs::statvfs(self.path.parent()?).ok()?;
         Some(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    /// Makes the file. Where the file system can't, nothing is set aside.
+    /// Creates the file. If the file system can't allocate it, no space is reserved.
     fn take(&self) {
         let made = self.allocate();
         if let Err(error) = made {
@@ -109,13 +109,13 @@ impl Reserve {
         }
     }
 
-    /// Gives the space back to the database.
+    /// Releases the space for the database.
     pub(super) fn give(&self) {
         self.set_low(true);
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// To be called before each transaction: one system call while there is room.
+    /// Checks the device; called before each transaction. It costs one system call while there is room.
     pub(super) fn look(&mut self, connection: &Connection) {
         if self.is_low() {
             if self.has_room() {
@@ -129,13 +129,13 @@ impl Reserve {
         }
     }
 
-    /// Folds the log back and cuts it off: the database may have pages that are free.
+    /// Copies the log into the database and truncates it: the database may have free pages.
     fn shorten(&mut self, connection: &Connection) {
         if self.shortened.is_some_and(|last| last.elapsed() < PERIOD) {
             return;
         }
         self.shortened = Some(Instant::now());
-        // Readers are not waited for.
+        // Does not wait for readers.
         let _ = connection.busy_timeout(Duration::ZERO);
         let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
         if let Err(error) = connection.query_row(sql, [], |_| Ok(())) {

@@ -1,4 +1,4 @@
-//! Rooms: folders below `/rooms` that have a quota and an end. Their files are files like all others.
+//! Rooms: folders below `/rooms` with a quota and an end. Their files are ordinary files.
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
@@ -11,22 +11,22 @@ use std::time::Duration;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// The folder that rooms are in.
+/// The folder that contains the rooms.
 const FOLDER: &str = "rooms";
-/// Rooms at once.
+/// Maximum number of rooms.
 const ROOMS_MAX: u32 = 1024;
-/// Rooms of a user at once; root has no such bound.
+/// Maximum number of rooms of a user; root has no such limit.
 const ROOMS_EACH_MAX: u32 = 64;
-/// Members of a room at once.
+/// Maximum number of members of a room.
 const MEMBERS_MAX: u32 = 256;
-/// Bytes of a name.
+/// Maximum length of a name, in bytes.
 const NAME_BYTES_MAX: usize = 64;
-/// A member that does not stay is taken for gone when it was not heard of for so long.
+/// Time after which a silent member that is not permanent counts as having left.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
-/// Files and folders that are removed in one transaction: nobody else changes names meanwhile.
+/// Maximum number of files and folders that are removed in one transaction: no other client can change names during it.
 const REMOVED_MAX: usize = 1000;
 
-/// Why something is not done with a room.
+/// Reason why an operation on a room is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
@@ -75,26 +75,26 @@ pub(crate) enum Refusal {
     NoFolder,
 }
 
-/// What is done, refused, or has failed.
+/// Result of an operation: done, refused, or failed.
 pub(crate) type Done<T> = Result<Result<T, Refusal>, Fault>;
 
-/// What is at a path that somebody waits for.
+/// Object at a path that a caller waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Found {
-    /// A file with a version that is closed.
+    /// A file with a closed version.
     File(v1::Attr),
     /// A file that is being written for the first time.
     Unsealed(u64),
     /// Nothing.
     Nothing,
-    /// A link that leads nowhere.
+    /// A link without a target.
     Link,
-    /// Something that is never closed.
+    /// An object that is never closed.
     Other,
 }
 
 impl Tx<'_> {
-    /// Makes a room of the caller.
+    /// Creates a room of the caller.
     pub(crate) fn create_room(&mut self, op: &v1::CreateRoomRequest) -> Done<v1::Room> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let good = op.name.chars().all(allowed) && !op.name.starts_with('.');
@@ -117,7 +117,7 @@ impl Tx<'_> {
         if !self.caller.above() && !self.caller.in_group(gid) {
             return Err(Fault::NotOwner(format!("a room of group {gid}")));
         }
-        // What is made in it is of its group.
+        // New files in the room belong to its group.
         let mode = op.mode & 0o777 | SETGID;
         let owner = (self.caller.uid, gid);
         let ino = self.add_folder(above, &op.name, mode, owner)?;
@@ -146,7 +146,7 @@ impl Tx<'_> {
         Ok(all >= ROOMS_MAX || (own >= ROOMS_EACH_MAX && !self.caller.above()))
     }
 
-    /// Whether a room with such a quota is more than the caller may have.
+    /// Returns a refusal if a room with this quota exceeds the caller's limit.
     fn is_beyond_quota(&self, quota_bytes: u64) -> Result<Option<Refusal>, Fault> {
         let max = self.shared.limits.get().rooms_each_bytes;
         let Some(max) = max.filter(|_| !self.caller.above()) else {
@@ -162,7 +162,7 @@ impl Tx<'_> {
         Ok((!fits).then_some(Refusal::Quota { used, max }))
     }
 
-    /// The folder of all rooms, made if it is not there; `None`: something else is.
+    /// Returns the folder of all rooms and creates it if necessary; `None` if another object has its name.
     fn rooms_folder(&mut self) -> Result<Option<Node>, Fault> {
         let root = Node::get(self.db, Inode::ROOT.0)?;
         let owner = (root.uid, root.gid);
@@ -191,7 +191,7 @@ impl Tx<'_> {
         Ok(ino.cast_signed())
     }
 
-    /// A room's folder, if it does not end.
+    /// Returns a room's folder, if the room is not ending.
     pub(super) fn found_room(&self, name: &str) -> Result<Option<Node>, Fault> {
         let Some(above) = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
             return Ok(None);
@@ -207,7 +207,7 @@ impl Tx<'_> {
         Ok(Some(node).filter(|_| is_room))
     }
 
-    /// A room as it is shown.
+    /// Returns the description of a room.
     fn room(&self, name: &str) -> Done<v1::Room> {
         let Some(node) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
@@ -243,7 +243,7 @@ impl Tx<'_> {
         Ok(Ok(room))
     }
 
-    /// All rooms that the caller may enter, in the order of their names.
+    /// Returns all rooms that the caller may enter, in the order of their names.
     pub(crate) fn rooms_shown(&self) -> Result<Vec<v1::Room>, Fault> {
         let sql = "SELECT name FROM room CROSS JOIN dirent ON dirent.ino = room.ino ORDER BY name";
         let mut names = self.db.prepare_cached(sql)?;
@@ -259,7 +259,7 @@ impl Tx<'_> {
         Ok(all)
     }
 
-    /// Has a room removed: nobody joins it from then on.
+    /// Starts the removal of a room: no member can join it from then on.
     pub(crate) fn end_room(&mut self, name: &str) -> Done<v1::Room> {
         let Some(node) = self.found_room(name)? else {
             return Ok(Err(Refusal::Unknown(name.to_owned())));
@@ -271,7 +271,7 @@ impl Tx<'_> {
         Ok(room)
     }
 
-    /// A member more, or one that says that it is still there.
+    /// Adds a member, or renews the time of a member that is still alive.
     pub(crate) fn join_room(&mut self, op: &v1::JoinRoomRequest) -> Done<v1::RoomMember> {
         let Some(node) = self.found_room(&op.name)? else {
             return Ok(Err(Refusal::Unknown(op.name.clone())));
@@ -320,12 +320,12 @@ impl Tx<'_> {
         Ok(Ok(joined))
     }
 
-    /// A member less.
+    /// Removes a member.
     pub(crate) fn leave_room(&mut self, op: &v1::LeaveRoomRequest) -> Done<()> {
         let Some(node) = self.found_room(&op.name)? else {
             return Ok(Err(Refusal::Unknown(op.name.clone())));
         };
-        // Who owns the room may show others out.
+        // The owner of the room may remove other members.
         let any = self.need_owner(&node).is_ok();
         let sql = "DELETE FROM room_member WHERE member = ?1 AND room = ?2 AND (?3 OR uid = ?4)";
         let row = params![
@@ -340,7 +340,7 @@ impl Tx<'_> {
         })
     }
 
-    /// What is at a path.
+    /// Returns the object at a path.
     pub(crate) fn look_for(&self, path: &[u8]) -> Result<Found, Fault> {
         match self.resolve(path, true) {
             Ok(node) if node.kind != Kind::File => Ok(Found::Other),
@@ -354,7 +354,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Members that do not stay have their time anew: nobody could hear of them.
+    /// Restarts the time of members that are not permanent: the server could not hear of them.
     pub(crate) fn renew_members(&mut self) -> Result<(), Fault> {
         let until = self.now.saturating_add(silence_ns());
         let sql = "UPDATE room_member SET until = ?1 WHERE until != 0";
@@ -362,15 +362,15 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Members that were not heard of are gone.
+    /// Removes members that have been silent for too long.
     pub(crate) fn forget_members(&mut self) -> Result<(), Fault> {
         let sql = "DELETE FROM room_member WHERE until != 0 AND until < ?1";
         self.db.execute(sql, [self.now])?;
         Ok(())
     }
 
-    /// Ends rooms whose time has come, or whose last member has left, and removes so much of what ends; gives whether there is
-    /// more to remove.
+    /// Ends rooms whose time is over or whose last member has left, and removes a bounded number of files of ending rooms. Returns
+    /// whether more files remain to be removed.
     pub(crate) fn sweep_rooms(&mut self) -> Result<bool, Fault> {
         self.forget_taken_out()?;
         let sql = "UPDATE room SET ends = 1 WHERE ends = 0 AND ((expires != 0 AND expires <= ?1) \
@@ -393,7 +393,7 @@ impl Tx<'_> {
         Ok(false)
     }
 
-    /// A room whose folder is no longer in `/rooms` is none.
+    /// Removes the record of a room whose folder is no longer in `/rooms`.
     fn forget_taken_out(&mut self) -> Result<(), Fault> {
         let above = Node::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())?;
         let above = above.map_or(0, |above| above.ino).cast_signed();
@@ -411,8 +411,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes what is in a folder, as much as may be; gives whether nothing is left. Folders may lie in each other as deep as
-    /// anybody likes.
+    /// Removes the content of a folder within the budget; returns whether nothing is left. Folders may be nested to any depth.
     fn remove_below(&mut self, folder: u64, budget: &mut usize) -> Result<bool, Fault> {
         let mut open: Vec<(u64, Vec<u8>)> = vec![(folder, Vec::new())];
         while let Some((at, name)) = open.last().cloned() {

@@ -1,39 +1,38 @@
-//! The server's database: its tables and the numbered migrations that make them. Field by field in
-//! `docs/formats-server.md`.
+//! The server's database: its tables and the numbered migrations that create them. `docs/formats-server.md` describes each field.
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use std::path::Path;
 
-/// Version of the tables; kept as `PRAGMA user_version`.
+/// Version of the tables, stored as `PRAGMA user_version`.
 pub const SCHEMA_VERSION: usize = MIGRATIONS.len();
 
-/// Pages of the write-ahead log before it is folded back into the database, and the length to which it is cut off then.
+/// Pages of the write-ahead log before its content is copied into the database, and the length to which it is truncated then.
 const WAL_PAGES_MAX: u32 = 8192;
 const WAL_BYTES_MAX: u32 = WAL_PAGES_MAX * 4096;
-/// Prepared statements kept per connection.
+/// Maximum number of prepared statements per connection.
 const STATEMENTS_MAX: usize = 256;
 
-/// The database can't be opened.
+/// Reason why the database can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// SQLite says no.
+    /// Error of SQLite.
     #[error("can't open the server's database {path}: {source}")]
     Database {
         /// The file.
         path: String,
-        /// What SQLite said.
+        /// The error.
         source: rusqlite::Error,
     },
-    /// What it holds makes no sense.
+    /// Invalid content.
     #[error("the server's database {path} is damaged: {reason}")]
     Content {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A later release made it.
+    /// A later release made the database.
     #[error(
         "the server's database {path} has version {found}, this program knows {SCHEMA_VERSION}: use a later release"
     )]
@@ -102,7 +101,7 @@ CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies
   path FROM part CROSS JOIN version ON version.object = part.object;
 ";
 
-// Jobs, their tasks, the labels under way, and results that can be used again.
+// Jobs, their tasks, the labels in progress, and reusable results.
 const JOBS: &str = "
 CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
@@ -202,8 +201,9 @@ CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
 END;
 ";
 
-// Rules and hooks. A firing is queued 0, waiting 1, running 2, done 3, failed 4, gone 5 or loop 6. A round is open 0, ending 1, reducing 2,
-// done 3, failed 4 or empty 5. Numbers of arrivals are microseconds since the Unix epoch; the counter has the last one that was removed.
+// Rules and hooks. States of a firing are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `gone` 5 and `loop` 6. States
+// of a round are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of arrivals are microseconds since
+// the Unix epoch; the counter has the last one that was removed.
 const RULES: &str = "
 CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
   name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL, changed INTEGER NOT NULL,
@@ -285,7 +285,7 @@ CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEX
 CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
 ";
 
-/// Opens the database for writing, making or migrating it first.
+/// Opens the database for writing and creates or migrates it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
@@ -302,7 +302,7 @@ pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Op
         path: path.display().to_string(),
         source,
     };
-    // A server that was just killed may still be letting go of the file.
+    // A server that was just killed may still hold the file.
     connection
         .busy_timeout(std::time::Duration::from_secs(5))
         .map_err(at)?;
@@ -361,8 +361,9 @@ fn migrate(
     Ok(())
 }
 
-/// Statements are prepared once. SQLite would prepare one anew whenever it is used, for a plan that goes by the values that are bound
-/// (`sqlite3_expired` after `clear_bindings`): what is to use a partial index has to say so with literals.
+/// Keeps statements prepared. Without this setting SQLite would prepare a statement again at each use, for a plan that depends on
+/// the bound values (`sqlite3_expired` after `clear_bindings`). A statement that must use a partial index therefore states the
+/// condition with literals.
 fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
@@ -408,7 +409,7 @@ mod tests {
                 assert_eq!(statement.get_status(StatementStatus::RePrepare), 0, "{sql}");
             }
         }
-        // Literals have it use the partial index.
+        // Literals make the statement use the partial index.
         let plan = "EXPLAIN QUERY PLAN SELECT a FROM t WHERE b = ?2 AND b <= 1 AND a = ?1";
         let plan: String = db.query_row(plan, [0, 0], |row| row.get(3)).unwrap();
         assert!(plan.contains("t_a"), "{plan}");
@@ -428,7 +429,7 @@ mod tests {
         migrate(&mut db, (0, &[FIRST]), path).unwrap();
         migrate(&mut db, (1, &[FIRST, SECOND]), path).unwrap();
         assert_eq!(version(&db), 2);
-        // A migration is carried out as a whole or not at all.
+        // A migration is carried out completely or not at all.
         let broken = migrate(&mut db, (2, &[FIRST, SECOND, BROKEN]), path);
         assert!(matches!(broken, Err(OpenError::Database { .. })));
         assert_eq!(version(&db), 2);

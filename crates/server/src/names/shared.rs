@@ -1,5 +1,5 @@
-//! What namespace operations need to know of the array beyond the database: room on elements, the key
-//! that signs capabilities, and which objects are in use.
+//! State of the array that namespace operations need and the database does not have: room on elements, the key that signs
+//! capabilities, and the objects in use.
 
 use super::arrivals::Kept;
 use super::burst::Bursts;
@@ -24,17 +24,17 @@ use tidemill_core::layout::{PlacementError, Room, to_wake};
 use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tokio::sync::Notify;
 
-/// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
+/// Lifetime of a capability. A client that needs it for longer asks again; a mount asks when an element refuses the capability.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
 
-/// How long one in a label is good, which may wait in an element's queue. Only elements see it.
+/// Lifetime of a capability in a label, which may wait in an element's queue. Only elements see it.
 const LABEL: Duration = Duration::from_secs(24 * 3600);
 
-/// Copies that were made in this time tell how fast they are made.
+/// Time window of the copies that the copy rate is computed from, in nanoseconds.
 const MADE_NS: i64 = 60 * 1_000_000_000;
 const MADE_MAX: usize = 4096;
 
-/// Known to all requests.
+/// State that all requests share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     key: Key,
@@ -45,39 +45,39 @@ pub(crate) struct Shared {
     folder_copies: AtomicBool,
     folder_stripes: AtomicBool,
     folder_media: AtomicBool,
-    /// Versions that were to be in memory and are not.
+    /// Number of versions that were requested in memory and were placed elsewhere.
     spilled: AtomicU64,
     parts: AtomicBool,
-    /// Copies of versions of which no folder says how many.
+    /// Number of copies of versions for which no folder sets the number.
     copies: Mutex<Wanted>,
-    /// A copy may be damaged.
+    /// Whether a copy may be damaged.
     damage: AtomicBool,
-    /// When copies were made lately, and their bytes.
+    /// Times and bytes of recent copies.
     made: Mutex<VecDeque<(i64, u64)>>,
     files: AtomicU64,
     /// Inode of the folder of users' kernels; 0 before it is known.
     kernels_folder: AtomicU64,
-    /// Which files jobs are going to write.
+    /// Files that jobs are going to write.
     pub(crate) claims: Claims,
-    /// Which elements sleep.
+    /// Elements that sleep.
     pub(crate) sleepers: Arc<Sleepers>,
-    /// Which elements are on their way out.
+    /// Elements that are being emptied or removed.
     pub(crate) leaving: Leaving,
-    /// Which elements pass on what is written there.
+    /// Elements of the burst tier.
     pub(crate) bursts: Bursts,
-    /// What rooms take.
+    /// Usage of rooms.
     pub(crate) quotas: Quotas,
-    /// A channel was made or removed.
+    /// Signals that a channel was made or removed.
     pub(crate) channel_news: Notify,
-    /// What fires when a version is sealed.
+    /// Rules that fire when a version is sealed.
     pub(crate) rules: Rules,
-    /// How much is remembered of what has come.
+    /// Limits on the stored arrivals.
     pub(crate) arrivals: Kept,
-    /// What each user may have.
+    /// Limits of each user.
     pub(crate) limits: Allowed,
-    /// There are headers to be read.
+    /// Signals that headers wait to be read.
     pub(crate) headers: Wake,
-    /// The device of the server's folder is nearly full.
+    /// Whether the device of the server's folder is nearly full.
     pub(crate) low: Arc<AtomicBool>,
 }
 
@@ -88,26 +88,26 @@ pub(crate) struct Rooms {
     pub(crate) store: Vec<Room>,
     /// Storage elements that sleep, or are about to.
     pub(crate) asleep: Vec<Room>,
-    /// All elements that are up, in order, and whether each was heard of lately.
+    /// All elements that are up, in order of their ids, and whether each has answered recently.
     pub(crate) up: Vec<(u32, bool)>,
-    /// Where those are.
+    /// URLs of the elements that are up.
     pub(crate) urls: BTreeMap<u32, String>,
-    /// Bytes of all storage elements; a disk that several are on counts once.
+    /// Capacity of all storage elements, in bytes; a disk that several elements share counts once.
     pub(crate) capacity_bytes: u64,
-    /// How many of them are free.
+    /// Free bytes of that capacity.
     pub(crate) free_bytes: u64,
 }
 
-/// Which inodes and objects somebody uses, so that their bytes stay although no name leads to them.
+/// Inodes and objects in use. The bytes of an object in use stay although no name leads to it.
 #[derive(Debug, Default)]
 struct Holds {
-    /// Of each mount its inodes and objects, and the elements that it was told to read each from.
+    /// For each mount the inodes and objects that it uses, and the elements from which it may read each object.
     sessions: HashMap<u64, HashMap<(u64, u64), Vec<u32>>>,
     inodes: HashMap<u64, u32>,
     objects: HashMap<u64, u32>,
-    /// Those of them that jobs use, on whichever element.
+    /// Objects that jobs use, on any element.
     pins: HashMap<u64, u32>,
-    /// Those that mounts use, by element.
+    /// Objects that mounts use, by element.
     places: HashMap<(u64, u32), u32>,
 }
 
@@ -124,7 +124,7 @@ fn subtract<Id: Eq + Hash>(counts: &mut HashMap<Id, u32>, id: Id) {
     }
 }
 
-/// The time that is so far from now, in nanoseconds since the Unix epoch.
+/// Returns the time `from_now` in the future, in nanoseconds since the Unix epoch.
 fn expiry(from_now: Duration) -> u64 {
     let now = clock::now_ns().unsigned_abs();
     now.saturating_add(u64::try_from(from_now.as_nanos()).unwrap_or(u64::MAX))
@@ -168,17 +168,17 @@ impl Shared {
         }
     }
 
-    /// Signs the right to use an object; none for a file without bytes.
+    /// Signs the right to use an object. Returns an empty capability for a file without bytes.
     pub(crate) fn sign(&self, element: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         if object == 0 {
             return Vec::new();
         }
-        // Whoever gets it will use it.
+        // The holder of the capability will use the element.
         self.sleepers.want(element);
         self.signed((element, object), rights, uid, CAPABILITY, None)
     }
 
-    /// As [`Self::sign`], to write: the element records these attributes of the object at the seal.
+    /// Does the same as [`Self::sign`], to write: the element records these attributes of the object at the seal.
     pub(crate) fn sign_to_write(
         &self,
         element: u32,
@@ -195,7 +195,7 @@ impl Shared {
         self.signed((element, object), rights, uid, CAPABILITY, attributes)
     }
 
-    /// As [`Self::sign`], for an ordinary user: it ends if the rights to the file change.
+    /// Does the same as [`Self::sign`], for an ordinary user: the capability ends if the rights to the file change.
     pub(crate) fn lend(
         &self,
         ino: u64,
@@ -209,7 +209,7 @@ impl Shared {
         right
     }
 
-    /// As [`Self::sign_to_write`], for an ordinary user: the right ends if the rights to the file change.
+    /// Does the same as [`Self::sign_to_write`], for an ordinary user: the capability ends if the rights to the file change.
     pub(crate) fn lend_to_write(
         &self,
         element: u32,
@@ -223,7 +223,7 @@ impl Shared {
         right
     }
 
-    /// A capability was signed before.
+    /// Records a capability that was just signed for a user.
     fn on_lent(&self, ino: u64, element: u32, object: u64) {
         if object != 0 {
             let until = expiry(CAPABILITY);
@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// As [`Self::sign`], for a label.
+    /// Does the same as [`Self::sign`], for a label.
     pub(crate) fn sign_for_label(
         &self,
         element: u32,
@@ -245,7 +245,7 @@ impl Shared {
         self.signed((element, object), rights, uid, LABEL, None)
     }
 
-    /// The server's own right to ask an element for all that it has, and to remove it.
+    /// Signs the server's own right to list all objects of an element and to remove them.
     pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
         let status = (element, ObjectId::STATUS.0);
         self.signed(status, rights::REMOVE, 0, CAPABILITY, None)
@@ -269,17 +269,17 @@ impl Shared {
         })
     }
 
-    /// Capabilities of users.
+    /// Returns the capabilities of users.
     pub(crate) fn lent(&self) -> &Lent {
         &self.lent
     }
 
-    /// The key that elements check capabilities with.
+    /// Returns the key that elements check capabilities with.
     pub(crate) fn key(&self) -> &Key {
         &self.key
     }
 
-    /// Room as it was last reported.
+    /// Returns the room as last reported.
     pub(crate) fn rooms(&self) -> Arc<Rooms> {
         self.rooms.read().clone()
     }
@@ -288,7 +288,7 @@ impl Shared {
         *self.rooms.write() = Arc::new(rooms);
     }
 
-    /// Whether any directory asks for an element.
+    /// Returns whether any directory asks for an element.
     pub(crate) fn folder_elements(&self) -> bool {
         self.folder_elements.load(Ordering::Relaxed)
     }
@@ -297,7 +297,7 @@ impl Shared {
         self.folder_elements.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any directory asks for copies.
+    /// Returns whether any directory asks for copies.
     pub(crate) fn folder_copies(&self) -> bool {
         self.folder_copies.load(Ordering::Relaxed)
     }
@@ -306,7 +306,7 @@ impl Shared {
         self.folder_copies.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any directory asks for stripes.
+    /// Returns whether any directory asks for stripes.
     pub(crate) fn folder_stripes(&self) -> bool {
         self.folder_stripes.load(Ordering::Relaxed)
     }
@@ -315,7 +315,7 @@ impl Shared {
         self.folder_stripes.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any directory asks for a medium.
+    /// Returns whether any directory asks for a medium.
     pub(crate) fn folder_media(&self) -> bool {
         self.folder_media.load(Ordering::Relaxed)
     }
@@ -324,24 +324,24 @@ impl Shared {
         self.folder_media.store(true, Ordering::Relaxed);
     }
 
-    /// A version that was to be in memory goes elsewhere.
+    /// Counts a version that was requested in memory and is placed elsewhere.
     pub(crate) fn on_spilled(&self) {
         self.spilled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many did since the start.
+    /// Returns the number of such versions since the start.
     pub(crate) fn spilled(&self) -> u64 {
         self.spilled.load(Ordering::Relaxed)
     }
 
-    /// Whether an element that is up keeps what it has in memory.
+    /// Returns whether an element that is up keeps its objects in memory.
     pub(crate) fn in_memory(&self, element: u32) -> bool {
         let rooms = self.rooms.read();
         let mut rooms = rooms.store.iter();
         rooms.any(|room| room.element.0 == element && room.memory)
     }
 
-    /// Whether any version lies in several objects, or did since the start.
+    /// Returns whether any version consists of several objects, or did since the start.
     pub(crate) fn parts(&self) -> bool {
         self.parts.load(Ordering::Relaxed)
     }
@@ -350,7 +350,7 @@ impl Shared {
         self.parts.store(true, Ordering::Relaxed);
     }
 
-    /// How many copies there are to be of a version if no folder says so.
+    /// Returns the number of copies of versions for which no folder sets the number.
     pub(crate) fn copies(&self) -> Wanted {
         *self.copies.lock()
     }
@@ -359,7 +359,7 @@ impl Shared {
         *self.copies.lock() = copies;
     }
 
-    /// Whether a copy may be damaged: if not, nobody has to look.
+    /// Returns whether a copy may be damaged. If not, no check is necessary.
     pub(crate) fn damage(&self) -> bool {
         self.damage.load(Ordering::Relaxed)
     }
@@ -368,7 +368,7 @@ impl Shared {
         self.damage.store(true, Ordering::Relaxed);
     }
 
-    /// A copy was made, of so many bytes.
+    /// Records a new copy of `bytes` bytes.
     pub(crate) fn on_copied(&self, bytes: u64) {
         let now = clock::now_ns();
         let mut made = self.made.lock();
@@ -378,7 +378,7 @@ impl Shared {
         }
     }
 
-    /// Bytes per second of copies that were made lately; `None` if there were none.
+    /// Returns the bytes per second of recent copies; `None` if there were no recent copies.
     pub(crate) fn copied_bytes_per_sec(&self) -> Option<u64> {
         let now = clock::now_ns();
         let made = self.made.lock();
@@ -390,18 +390,18 @@ impl Shared {
         Some(bytes / seconds).filter(|&rate| rate > 0)
     }
 
-    /// Whether an element is up.
+    /// Returns whether an element is up.
     pub(crate) fn is_up(&self, element: u32) -> bool {
         self.rooms.read().up.iter().any(|(up, _)| *up == element)
     }
 
-    /// Whether an element is up and was heard of lately.
+    /// Returns whether an element is up and has answered recently.
     pub(crate) fn answers(&self, element: u32) -> bool {
         self.rooms.read().up.contains(&(element, true))
     }
 
-    /// Has elements woken for what can't be placed on those that are up, if some sleep that could take it: then that is why it can't
-    /// be placed yet.
+    /// Wakes sleeping elements that could take the bytes that the elements that are up have no place for. Then the elements' sleep
+    /// is the reason why placement fails for now.
     pub(crate) fn awaken(&self, error: PlacementError, rooms: &Rooms) -> PlacementError {
         let woken = to_wake(error, &rooms.asleep);
         for element in &woken {
@@ -411,7 +411,7 @@ impl Shared {
         first.map_or(error, |&first| PlacementError::Asleep(first))
     }
 
-    /// The folder of users' kernels; 0 if there is none.
+    /// Returns the inode of the folder of users' kernels; 0 if there is none.
     pub(crate) fn kernels_folder(&self) -> u64 {
         self.kernels_folder.load(Ordering::Relaxed)
     }
@@ -420,7 +420,7 @@ impl Shared {
         self.kernels_folder.store(ino, Ordering::Relaxed);
     }
 
-    /// How many inodes there are, roughly.
+    /// Returns the approximate number of inodes.
     pub(crate) fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
@@ -437,7 +437,7 @@ impl Shared {
             });
     }
 
-    /// A mount begins to use an object of an inode on an element. Holding it twice is holding it once.
+    /// Records that a mount begins to use an object of an inode on an element. Holding an object twice counts once.
     pub(crate) fn hold(&self, session: u64, (ino, object): (u64, u64), element: u32) {
         if session == 0 {
             return;
@@ -456,7 +456,7 @@ impl Shared {
         }
     }
 
-    /// A mount no longer uses it.
+    /// Records that a mount no longer uses an object.
     pub(crate) fn release(&self, session: u64, ino: u64, object: u64) {
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
@@ -466,7 +466,7 @@ impl Shared {
         }
     }
 
-    /// A mount is gone. Gives the inodes it used.
+    /// Ends the session of a mount. Returns the inodes that it used.
     pub(crate) fn end_session(&self, session: u64) -> Vec<u64> {
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
@@ -477,36 +477,36 @@ impl Shared {
         held.into_keys().map(|(ino, _)| ino).collect()
     }
 
-    /// A job will read an object; to be undone by [`Self::unpin`].
+    /// Records that a job will read an object. [`Self::unpin`] reverts this.
     pub(crate) fn pin(&self, object: u64) {
         let mut holds = self.holds.lock();
         add(&mut holds.objects, object);
         add(&mut holds.pins, object);
     }
 
-    /// A job is done with it.
+    /// Records that a job no longer uses an object.
     pub(crate) fn unpin(&self, object: u64) {
         let mut holds = self.holds.lock();
         subtract(&mut holds.objects, object);
         subtract(&mut holds.pins, object);
     }
 
-    /// Whether some mount uses the inode.
+    /// Returns whether any mount uses the inode.
     pub(crate) fn inode_held(&self, ino: u64) -> bool {
         self.holds.lock().inodes.contains_key(&ino)
     }
 
-    /// Whether some mount or job uses the object.
+    /// Returns whether any mount or job uses the object.
     pub(crate) fn object_held(&self, object: u64) -> bool {
         self.holds.lock().objects.contains_key(&object)
     }
 
-    /// Whether some job uses it.
+    /// Returns whether any job uses the object.
     pub(crate) fn pinned(&self, object: u64) -> bool {
         self.holds.lock().pins.contains_key(&object)
     }
 
-    /// Whether some mount uses the object on this element, or some job uses it.
+    /// Returns whether any mount uses the object on this element, or any job uses the object.
     pub(crate) fn copy_held(&self, object: u64, element: u32) -> bool {
         let holds = self.holds.lock();
         holds.pins.contains_key(&object) || holds.places.contains_key(&(object, element))

@@ -1,4 +1,4 @@
-//! What somebody may see of files in an answer that names many: each file by its own rights.
+//! Visibility of files in an answer that names many files: each file by its own rights.
 
 use super::fault::Fault;
 use super::node::{Caller, Node, READ, SEARCH};
@@ -7,29 +7,29 @@ use rusqlite::OptionalExtension;
 use std::collections::HashMap;
 use tidemill_core::id::Inode;
 
-/// A folder as somebody comes to it.
+/// A folder from a viewer's point of view.
 #[derive(Clone, Debug)]
 struct Folder {
     path: Vec<u8>,
-    /// Whether all folders down to it may be walked through.
+    /// Whether the viewer may search all folders down to this one.
     open: bool,
-    /// Length of the path of the innermost one that may not be listed, if there is one.
+    /// Length of the path of the innermost folder that the viewer may not list, if any.
     unlisted: Option<usize>,
 }
 
-/// A file as somebody sees it.
+/// A file from a viewer's point of view.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// Whether it may be read, or is the viewer's own.
+    /// Whether the viewer may read or owns the file.
     pub(crate) allowed: bool,
-    /// Its current object.
+    /// Current object of the file.
     pub(crate) object: u64,
-    /// A path of it, one that may be seen if there is one.
+    /// A path of the file; a visible one if there is any.
     pub(crate) path: Vec<u8>,
 }
 
-/// Looks at files for one caller, whose rights are checked even if a kernel has checked those to the file that was
-/// asked about. Folders are looked at once.
+/// Looks up files for one caller. The caller's rights are checked even if a kernel has checked the rights to the requested file.
+/// Each folder is read once.
 pub(crate) struct Sight<'a> {
     tx: &'a Tx<'a>,
     viewer: Caller,
@@ -50,12 +50,12 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Whether things of this user are the viewer's own.
+    /// Returns whether objects of this user are the viewer's own.
     pub(crate) fn owns(&self, uid: u32) -> bool {
         self.viewer.above() || self.viewer.uid == uid
     }
 
-    /// A file; `None` if it is gone.
+    /// Returns a file; `None` if it was deleted.
     pub(crate) fn file(&mut self, ino: u64) -> Result<Option<Seen>, Fault> {
         if let Some(known) = self.files.get(&ino) {
             return Ok(known.clone());
@@ -93,8 +93,8 @@ impl<'a> Sight<'a> {
         Ok(seen)
     }
 
-    /// A path of a file below a folder (nothing for the root) whose folders from that one on the viewer may list; `None` if there is
-    /// none, or the file is neither readable nor the viewer's own.
+    /// Returns a path of a file below the folder `under` (empty for the root), if the viewer may list all folders from that one on.
+    /// Returns `None` if no such path exists, or the file is neither readable nor the viewer's own.
     pub(crate) fn listed(&mut self, node: &Node, under: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
         if !self.owns(node.uid) && !self.viewer.may(node, READ) {
             return Ok(None);
@@ -113,7 +113,7 @@ impl<'a> Sight<'a> {
         Ok(None)
     }
 
-    /// The folders that a file is in, and what it is called there.
+    /// Returns the folders that contain a file, with its names there.
     fn names(&self, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
         let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
         let mut statement = self.tx.db.prepare_cached(sql)?;
@@ -123,9 +123,9 @@ impl<'a> Sight<'a> {
         Ok(names.collect::<Result<_, _>>()?)
     }
 
-    /// A folder; `None` if no path leads to it.
+    /// Returns a folder; `None` if no path leads to it.
     fn folder(&mut self, ino: u64) -> Result<Option<Folder>, Fault> {
-        // From the folder up to one that is known, then down again.
+        // Walks from the folder up to a known one, then down again.
         let mut chain = Vec::new();
         let mut at = ino;
         let mut above = loop {

@@ -1,4 +1,4 @@
-//! Files that are to be in memory: where they go, and where one goes on that is being written when there is no more room.
+//! Files in memory: placement of new versions, and the move of an unfinished version to another element when memory is full.
 
 use super::attribute::FOLDER_MEDIUM;
 use super::fault::Fault;
@@ -13,18 +13,19 @@ use tidemill_core::layout::{Medium, PlacementError, RESERVE_BYTES, Room, place, 
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// What whoever asks for a new version says of where they are.
+/// Location of the client that asks for a new version, and the start of that version.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Here<'a> {
-    /// Elements of their host on which they can write in place, and leave if these are in memory and full.
+    /// Elements of the client's host on which it can write in place and avoid the network; elements in memory only while they have
+    /// space.
     pub(crate) here: &'a [u32],
     /// Elements that have other parts of the file.
     pub(crate) apart: &'a [u32],
     /// Bytes that the version begins with.
     pub(crate) bytes: u64,
-    /// The object that it is written to; 0 if that does not matter.
+    /// Object that the version is written to; 0 if that does not matter.
     pub(crate) object: u64,
-    /// It is in the store of its element already.
+    /// Whether the object is already in the store of its element.
     pub(crate) linked: bool,
 }
 
@@ -53,7 +54,7 @@ impl<'a> From<&'a v1::NewVersion> for Here<'a> {
 }
 
 impl Tx<'_> {
-    /// The element in memory for a version in this folder; `None` if the folder asks for none, or there is no room.
+    /// Returns the element in memory for a version in this folder; `None` if the folder does not ask for memory, or memory is full.
     pub(super) fn placed_in_memory(
         &self,
         dir: &Node,
@@ -73,7 +74,8 @@ impl Tx<'_> {
         Ok(placed)
     }
 
-    /// What is written on one element goes on elsewhere: tells where, or, when all of it is there, takes it from there.
+    /// Moves an unfinished version to another element. The first request returns the target; the second, after all bytes are
+    /// copied, removes the version from its former element.
     pub(crate) fn spill(&mut self, op: &v1::Spill) -> Result<Answer, Fault> {
         let (mut node, _) = self.written(op.ino, op.object)?;
         let from = self.writing_element(op.object)?;
@@ -93,7 +95,7 @@ impl Tx<'_> {
             }));
         };
         if i64::from(to) == from {
-            // The same request again: its answer was lost.
+            // A repeated request: its answer was lost.
             return self.opened_for_writing(&node, op.object);
         }
         if !rooms
@@ -120,9 +122,9 @@ impl Tx<'_> {
         self.opened_for_writing(&node, op.object)
     }
 
-    /// What is being written on an element in memory is lost with that. A file goes on with the version that it has; one that has
-    /// none gets that which is lost, without a byte, so that nobody takes it for an empty file: whoever loses the versions of
-    /// the element has it found. Gives how many were written.
+    /// Ends the unfinished versions on an element in memory, which are lost with the element. A file keeps the version that it has.
+    /// A file without a version receives the lost one, without bytes, so that no reader takes it for an empty file: the function
+    /// that loses the versions of the element will find it. Returns the number of unfinished versions.
     pub(crate) fn lose_writing(&mut self, element: u32) -> Result<u64, Fault> {
         let mut statement = self
             .db
@@ -145,8 +147,8 @@ impl Tx<'_> {
         Ok(written.len() as u64)
     }
 
-    /// The first version of a file, which was not yet sealed, becomes one without bytes. It fires no rule. It has an object of its own,
-    /// which is nowhere: the one that was written may come to the element all the same, from who does not know yet, and is no version.
+    /// Makes the first, unsealed version of a file a version without bytes. It fires no rule. The version has a new object that no
+    /// element stores: a writer that does not know of the loss may still write the old object, which is no version.
     fn lose_first(&mut self, mut node: Node, element: i64) -> Result<(), Fault> {
         let written = std::mem::take(&mut node.writing);
         self.end_begun(written, GIVEN_UP)?;
@@ -175,7 +177,7 @@ impl Tx<'_> {
     }
 }
 
-/// An element on a disk with room for what was written so far.
+/// Chooses an element on a disk with room for the bytes written so far.
 fn elsewhere(op: &v1::Spill, from: i64, rooms: &[Room]) -> Result<ElementId, PlacementError> {
     let needed = op.bytes.saturating_add(RESERVE_BYTES);
     let able = rooms

@@ -1,4 +1,4 @@
-//! The namespace in one SQLite file.
+//! The namespace in one SQLite file. It informs watchers of committed changes (next: `server/src/names/changes.rs`).
 
 use super::apply::only_reads;
 use super::changes::{Changes, Teller};
@@ -18,7 +18,7 @@ use tidemill_core::id::Inode;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1;
 
-/// See the module. Cheap to clone.
+/// The namespace in SQLite. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SqliteNames {
     database: Arc<Database>,
@@ -27,16 +27,16 @@ pub struct SqliteNames {
 }
 
 impl SqliteNames {
-    /// Opens the database, or makes it with an empty root directory that belongs to `root_owner`.
+    /// Opens the database, or creates it with an empty root directory that belongs to `root_owner`.
     ///
     /// # Errors
-    /// If it can't be opened, or a later release made it.
+    /// If the database can't be opened, or a later release made it.
     pub fn open(path: &Path, root_owner: (u32, u32)) -> Result<Self, OpenError> {
         let (database, key) = Database::open(path, |db| first_steps(db, root_owner))?;
         Self::of(path, database, key)
     }
 
-    /// As [`Self::open`] on a connection, for a simulation; see [`Database::without_thread`].
+    /// Does the same as [`Self::open`] on a connection, for a simulation; see [`Database::without_thread`].
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
@@ -119,13 +119,14 @@ impl SqliteNames {
         &self.teller
     }
 
-    /// Tells watchers.
+    /// Informs watchers.
     pub(crate) fn tell(&self, changed: Changed) {
         self.teller.tell(changed);
     }
 
-    /// Carries out a request that changes nothing; gives it back if it does, or if a user may have been lent what an
-    /// end of their rights beside it did not find: among the changes it can't be overtaken by one.
+    /// Carries out a request that changes nothing. Returns the request if it changes something, or if a capability may have been
+    /// signed with rights that ended during the read. Such a request must run among the changes, where no change of rights can
+    /// overtake it.
     async fn apply_reads(
         &self,
         request: Request,
@@ -139,7 +140,7 @@ impl SqliteNames {
         Ok(self.unless_overtaken(changes, request, results))
     }
 
-    /// As [`Self::apply_reads`], for threads outside the runtime.
+    /// Does the same as [`Self::apply_reads`], for threads outside the runtime.
     fn apply_reads_blocking(
         &self,
         request: Request,
@@ -153,7 +154,7 @@ impl SqliteNames {
         Ok(self.unless_overtaken(changes, request, results))
     }
 
-    /// A request that changes nothing, to be carried out in one view of the database.
+    /// Returns the work of a request that changes nothing, for one view of the database.
     fn reads(
         &self,
         request: &Request,
@@ -177,8 +178,8 @@ impl SqliteNames {
         Ok(results)
     }
 
-    /// Tells watchers what was changed. Who asked for more than could be had believes that nothing was, so it is told
-    /// like the others.
+    /// Informs watchers of the changes. If a requested sync failed, the caller assumes that its request changed nothing, so its own
+    /// session is informed like the others.
     fn told(
         &self,
         kept: Kept<(Vec<v1::NameResult>, Changed)>,
@@ -196,7 +197,7 @@ impl SqliteNames {
         kept.on_disk.map(|()| results)
     }
 
-    /// A request that changes something, to be carried out in a commit.
+    /// Returns the work of a request that changes something, for a commit.
     fn writes(
         &self,
         request: Request,
@@ -213,7 +214,7 @@ impl SqliteNames {
     }
 }
 
-/// Makes what a new database needs: the root directory and the key; gives the key.
+/// Creates the content of a new database: the root directory and the key. Returns the key.
 fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     if Node::find(db, Inode::ROOT.0)?.is_none() {
         let root = Node::folder(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
@@ -230,7 +231,7 @@ fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     Key::from_slice(&key).map_err(|_| Fault::Malformed("the array's key is damaged"))
 }
 
-/// The array's id, made with it.
+/// Returns the array's id, which was created with the array.
 pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
     let sql = "SELECT value FROM setting WHERE name = 'array_id'";
     let bytes: Option<Vec<u8>> = db.query_row(sql, [], |row| row.get(0)).optional()?;
@@ -256,7 +257,7 @@ impl Names for SqliteNames {
             let share = self.database.writes().take(&request.caller).await;
             let work = self.writes(request);
             let names = self.clone();
-            // Whoever asked may go away before it is committed; watchers are told all the same.
+            // The caller may cancel its request before the commit; watchers are informed in any case.
             let told = tokio::spawn(async move {
                 let _share = share;
                 names.told(names.database.write_durable(durable, work).await?)
@@ -386,7 +387,7 @@ impl Names for SqliteNames {
 
 #[cfg(test)]
 impl SqliteNames {
-    /// There is an element that has room.
+    /// Adds an element with room.
     pub(crate) fn add_element(&self, element: tidemill_core::id::ElementId) {
         let mut rooms = super::shared::Rooms::clone(&self.shared().rooms());
         rooms.store.push(tidemill_core::layout::Room {
@@ -426,7 +427,7 @@ mod tests {
             }],
             ..Request::default()
         };
-        // Asked once, then dropped.
+        // The request is polled once, then dropped.
         assert!(names.apply(request).now_or_never().is_none());
         let told = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
         let told = told.expect("nobody is told").unwrap();
@@ -454,7 +455,7 @@ mod tests {
         assert_eq!(names.database().syncs(), 1);
         names.apply_blocking(look(true)).unwrap();
         assert_eq!(names.database().syncs(), 2);
-        // A request without operations is one that only reads.
+        // A request without operations only reads.
         let empty = Request {
             ops: Vec::new(),
             ..look(true)

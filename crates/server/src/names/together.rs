@@ -1,5 +1,6 @@
-//! Versions that several mounts write: each has an object of its own, its part of the version, and tells now and then what it
-//! has written into it. What was told later counts where bytes overlap. With the last part the version is sealed.
+//! Versions that several mounts write. Each mount has an object of its own, its part of the version, and publishes from time to
+//! time which bytes it has written into the part. Where bytes overlap, the later publication counts. The seal of the last part
+//! seals the version.
 
 use super::fault::Fault;
 use super::ids;
@@ -17,22 +18,22 @@ use tidemill_core::layout::{
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// Parts of one version: each opening of a mount is one.
+/// Maximum number of parts of one version: each opening of a mount is one part.
 const PARTS_MAX: u32 = 4096;
-/// Pieces before they are put together, and that there may be then. So there is room for what is told with the last word of
-/// each writer, which is never refused.
+/// Maximum number of pieces before publications are merged, and after. The rest of the limit is for the pieces in each writer's
+/// last publication, which is never refused.
 const PUBLISHED_MAX: usize = PIECES_MAX / 4;
-/// Most room that is kept for last words when another writer comes: a version may have far more writers at once, but all of them do not
-/// write everywhere.
+/// Maximum number of pieces reserved for last publications when another writer joins. A version may have far more writers at once,
+/// but not all of them write everywhere.
 const LAST_WORDS_MAX: usize = PIECES_MAX / 2;
-/// What a piece adds at most: it may be put amid another.
+/// Maximum number of pieces that a new piece adds: it may split another piece.
 const ADDED_MAX: usize = 2;
-/// Publications before they are put together.
+/// Maximum number of publications before they are merged.
 const PUBLICATIONS_MAX: u32 = 4096;
-/// Largest file.
+/// Largest size of a file, in bytes.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// A part of a version that several mounts write, which its mount has not sealed yet.
+/// A part of a version that several mounts write; its own mount has not sealed it yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     pub(crate) version: u64,
@@ -41,11 +42,11 @@ pub(crate) struct Member {
     element: u32,
     session: u64,
     uid: u32,
-    /// The number of what was told last.
+    /// Number of the part's last publication.
     told: u64,
 }
 
-/// What is kept of a version that several mounts write.
+/// Stored state of a version that several mounts write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Whole {
     size: u64,
@@ -53,23 +54,23 @@ struct Whole {
     last: u64,
 }
 
-/// What was published of a version that several mounts write.
+/// Publications of a version that several mounts write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Published {
     publications: u32,
-    /// Pieces that were put together, and others.
+    /// Number of merged pieces, and of other pieces.
     together: usize,
     apart: usize,
 }
 
 impl Published {
-    /// Pieces that the version has at most if it is sealed as it is.
+    /// Returns the maximum number of pieces of the version if it is sealed now.
     fn most(&self) -> usize {
         self.together + ADDED_MAX * self.apart
     }
 }
 
-/// Of a file that several mounts write: the version, its length and when it was changed last.
+/// Returns version, size and time of the last change of a file that several mounts write; `None` for another file.
 pub(crate) fn seen(db: &Connection, ino: u64) -> Result<Option<(u64, u64, i64)>, Fault> {
     let sql = "SELECT layout.object, layout.size, layout.mtime FROM inode CROSS JOIN layout \
                ON layout.object = inode.writing WHERE ino = ?1 AND unit = 0";
@@ -81,7 +82,7 @@ pub(crate) fn seen(db: &Connection, ino: u64) -> Result<Option<(u64, u64, i64)>,
     Ok(found.optional()?)
 }
 
-/// The pieces of a sealed version.
+/// Returns the pieces of a sealed version, encoded.
 pub(crate) fn pieces(db: &Connection, version: u64) -> Result<Vec<u8>, Fault> {
     let mut statement = db.prepare_cached("SELECT pieces FROM layout WHERE object = ?1")?;
     let found = statement.query_row([version.cast_signed()], |row| row.get(0));
@@ -89,7 +90,7 @@ pub(crate) fn pieces(db: &Connection, version: u64) -> Result<Vec<u8>, Fault> {
     Ok(found.flatten().unwrap_or_default())
 }
 
-/// What a sealed version of these parts is made of.
+/// Returns the layout of a sealed version with these parts.
 pub(super) fn sealed(db: &Connection, version: u64, parts: Vec<Part>) -> Result<Layout, Fault> {
     let sql = "SELECT size FROM layout WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -99,14 +100,14 @@ pub(super) fn sealed(db: &Connection, version: u64, parts: Vec<Part>) -> Result<
     Ok(Layout::Extents(extents.map_err(Fault::BadLayout)?))
 }
 
-/// Whether it is several mounts that write a version which is being written.
+/// Returns whether several mounts write a version that is not sealed.
 pub(super) fn is_written(db: &Connection, version: u64) -> Result<bool, Fault> {
     let mut statement = db.prepare_cached("SELECT 1 FROM layout WHERE object = ?1 AND unit = 0")?;
     Ok(statement.exists([version.cast_signed()])?)
 }
 
 impl Tx<'_> {
-    /// What an object is, if it is a part of a version that several mounts write, and not sealed.
+    /// Returns the member for an object that is an unsealed part of a version that several mounts write.
     pub(crate) fn member(&self, part: u64) -> Result<Option<Member>, Fault> {
         if !self.shared.parts() {
             return Ok(None);
@@ -130,7 +131,7 @@ impl Tx<'_> {
         Ok(found.optional()?)
     }
 
-    /// Whether several mounts write a file.
+    /// Returns whether several mounts write a file.
     pub(crate) fn is_together(&self, node: &Node) -> Result<bool, Fault> {
         Ok(node.writing != 0 && self.shared.parts() && is_written(self.db, node.writing)?)
     }
@@ -142,8 +143,8 @@ impl Tx<'_> {
         Err(Fault::Malformed("only mounts write files together"))
     }
 
-    /// What an object is that a mount writes and that others may write, too; from now on, if it has been alone with its first
-    /// `base` bytes.
+    /// Returns the part that a mount writes into a shared version. If the mount has been the only writer so far, the version
+    /// becomes shared, and the object's first `base` bytes count as published.
     fn shared_member(
         &mut self,
         (ino, object): (u64, u64),
@@ -189,7 +190,7 @@ impl Tx<'_> {
         self.member(object)?.ok_or(Fault::Stale(object))
     }
 
-    /// Another mount writes a version, too.
+    /// Adds another mount to the writers of a version.
     pub(crate) fn join_together(
         &mut self,
         node: &Node,
@@ -229,7 +230,7 @@ impl Tx<'_> {
         self.opened_together(node, &member)
     }
 
-    /// The right to write a part.
+    /// Returns the right to write a part.
     pub(crate) fn opened_together(&self, node: &Node, member: &Member) -> Result<Answer, Fault> {
         let (element, part) = (member.element, member.part);
         self.shared.hold(self.session, (node.ino, part), element);
@@ -247,7 +248,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// What was published of a version since, for a mount that uses it from now on.
+    /// Returns the publications of a version after number `since`, for a mount that uses the version from now on.
     fn news(
         &self,
         node: &Node,
@@ -327,7 +328,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// The version that several mounts write, to be read; `None`: nobody writes it so.
+    /// Returns the version that several mounts write, for reading; `None` if the file has no such version.
     pub(crate) fn open_together(&self, node: &Node) -> Result<Option<Answer>, Fault> {
         if !self.is_together(node)? {
             return Ok(None);
@@ -337,7 +338,7 @@ impl Tx<'_> {
         self.opened_written(node).map(Some)
     }
 
-    /// The version that several mounts write, as it is now.
+    /// Returns the version that several mounts write, in its present state.
     pub(crate) fn opened_written(&self, node: &Node) -> Result<Answer, Fault> {
         let told = self.published(node, node.writing, 0, None)?;
         Ok(Answer::Opened(v1::Opened {
@@ -349,7 +350,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// A mount tells what it has written.
+    /// Records the bytes that a mount has written.
     pub(crate) fn publish(&mut self, op: &v1::Publish) -> Result<Answer, Fault> {
         self.need_mount()?;
         let mut member = self.shared_member((op.ino, op.object), op.base)?;
@@ -365,7 +366,7 @@ impl Tx<'_> {
         self.news(&node, member.version, op.since, Some(&member))
     }
 
-    /// Notes what is told of a part; says whether it is new.
+    /// Records a publication of a part; returns whether it is new.
     fn record(&self, member: &mut Member, told: &v1::Told) -> Result<bool, Fault> {
         if told.number <= member.told {
             return Ok(false);
@@ -405,7 +406,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// Puts publications together once there are many.
+    /// Merges publications if there are too many.
     fn condense(&self, version: u64) -> Result<(), Fault> {
         let now = self.published_of(version)?;
         if now.publications <= PUBLICATIONS_MAX && now.together + now.apart <= PUBLISHED_MAX {
@@ -417,8 +418,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Another writer may come only if there is room for what it and those that are there may tell with their last word: the version
-    /// could never be sealed otherwise.
+    /// Checks that another writer may join. The version must have space for the last publications of the new writer and of all
+    /// present writers; otherwise it could never be sealed.
     fn need_room_for_pieces(&self, version: u64) -> Result<(), Fault> {
         let sql = "SELECT count(*) FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -454,7 +455,7 @@ impl Tx<'_> {
         Ok(published)
     }
 
-    /// Puts publications together; gives how many pieces there are.
+    /// Merges publications; returns the number of pieces.
     fn put_together(&self, version: u64) -> Result<usize, Fault> {
         let merged = self.merged(version)?;
         let last = self.whole(version)?.last;
@@ -522,7 +523,7 @@ impl Tx<'_> {
         found.optional()?.ok_or(Fault::Stale(version))
     }
 
-    /// All that was published.
+    /// Returns the layout of all publications.
     fn merged(&self, version: u64) -> Result<Extents, Fault> {
         let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
         let part = |row: &parts::Row| Part::on(ObjectId(row.object), 0, ElementId(row.element));
@@ -553,7 +554,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Elements that have some of it.
+    /// Returns the elements that store parts of the version.
     fn elements_of_parts(&self, version: u64) -> Result<Vec<u32>, Fault> {
         let sql = "SELECT DISTINCT element FROM part WHERE object = ?1 AND element >= 0";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -567,14 +568,15 @@ impl Tx<'_> {
         Ok(statement.query_row([version.cast_signed()], |row| row.get(0))?)
     }
 
-    /// Whether an object is a part of what several mounts write, or wrote, though no longer written itself.
+    /// Returns whether an object is or was a part of a version that several mounts write, and its own writing has ended.
     pub(crate) fn was_member(&self, object: u64) -> Result<bool, Fault> {
         let sql = "SELECT 1 FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1 AND unit = 0";
         let mut statement = self.db.prepare_cached(sql)?;
         Ok(self.shared.parts() && statement.exists([object.cast_signed()])?)
     }
 
-    /// What an object is that is to be sealed, if several mounts write its version, or may have begun to unheard.
+    /// Returns the member for an object that is to be sealed, if several mounts write its version. The seal itself may carry the
+    /// first publications of a writer that has published none.
     pub(crate) fn member_to_seal(&mut self, op: &v1::Seal) -> Result<Option<Member>, Fault> {
         let member = self.member(op.object)?;
         if member.is_some() || op.told.is_empty() || op.base.is_none() {
@@ -587,7 +589,7 @@ impl Tx<'_> {
         self.shared_member((op.ino, op.object), op.base).map(Some)
     }
 
-    /// A part has all its bytes. With the last one the version is sealed.
+    /// Seals a part: all its bytes are stored. The last seal also seals the version.
     pub(crate) fn seal_together(
         &mut self,
         op: &v1::Seal,
@@ -612,8 +614,8 @@ impl Tx<'_> {
         self.leave_together(&mut node, &member, &op.copies)
     }
 
-    /// A part will not be sealed. What was told of it are holes then; if nothing was, it goes with the last seal: until then
-    /// mounts know the parts after it by their numbers.
+    /// Abandons a part that will not be sealed. The bytes that it published become holes. A part that published nothing is removed
+    /// with the last seal: until then mounts know the later parts by their numbers.
     pub(crate) fn abandon_together(
         &mut self,
         op: &v1::Abandon,
@@ -655,7 +657,7 @@ impl Tx<'_> {
         )
     }
 
-    /// All parts of a version are sealed: its pieces are what it is made of. Gives its length, and when it was changed.
+    /// Stores the layout of a version whose parts are all sealed. Returns its size and the time of its last change.
     fn seal_pieces(&self, version: u64) -> Result<(u64, i64), Fault> {
         let mut merged = self.merged(version)?;
         let whole = self.whole(version)?;
@@ -677,7 +679,7 @@ impl Tx<'_> {
                     .execute([part.object.0.cast_signed()])?;
                 self.drop_object(part.object.0, element(part).into())?;
             }
-            // Upwards, so that no number is taken twice.
+            // In ascending order, so that no number is used twice.
             for (index, part) in (0_u32..).zip(&merged.parts) {
                 self.db
                     .prepare_cached("UPDATE part SET seq = ?2 WHERE part = ?1")?
@@ -755,7 +757,7 @@ mod tests {
             }
         }
 
-        /// A file that session 5 writes; gives its inode and object.
+        /// Creates a file that session 5 writes; returns its inode and object.
         fn create(&mut self) -> (u64, u64) {
             let object = self.object();
             let create = v1::Create {
@@ -789,7 +791,7 @@ mod tests {
             self.ask(session, Op::Publish(publish)).map(together)
         }
 
-        /// Another session writes, too; gives its object.
+        /// Adds another session as a writer; returns its object.
         fn join(&mut self, session: u64, ino: u64) -> (u64, v1::Together) {
             self.try_join(session, ino).unwrap()
         }
@@ -893,10 +895,11 @@ mod tests {
         assert_eq!((attr.size, attr.version, attr.parts), (22, 1, true));
         let pieces: Vec<Extent> = bench.layout(&attr).pieces().copied().collect();
         assert_eq!(pieces, [extent(0, 2, 0, 10), extent(2, 20, 1, 0)]);
-        // Nobody tells anything of it any more.
+        // A publication after the seal is refused.
         let late = bench.publish((6, ino, two), None, vec![told(2, &[extent(0, 1, 1, 0)])]);
         assert_eq!(late, Err(Errno::STALE));
-        // A seal whose answer was lost is answered again, the one of a part that others went on after, too.
+        // A repeated seal whose answer was lost receives the same answer, also for a part that was sealed before other writers
+        // continued.
         for (session, object, size) in [(5, one, 14), (6, two, 20)] {
             assert_eq!(bench.seal((session, ino, object), size, vec![]), Ok(attr));
         }
@@ -995,7 +998,7 @@ mod tests {
         }
         let after = bench.publish((6, ino, two), None, vec![]).unwrap();
         assert_eq!((after.size, after.last), (before.size, before.last));
-        // Another mount's part, one that is none, and somebody who is no mount.
+        // Another mount's part, an object that is no part, and a client that is not a mount.
         let mine = vec![told(1, &[extent(0, 4, 1, 0)])];
         assert_eq!(
             bench.publish((5, ino, two), None, mine.clone()),
@@ -1018,7 +1021,7 @@ mod tests {
         let over = vec![told(1, &[extent(0, 100, 1, 0)])];
         bench.publish((6, ino, two), None, over).unwrap();
         bench.seal((5, ino, one), 100, vec![]).unwrap();
-        // Of a writer that is gone less is there than it told of; another one gives up.
+        // The part of the disconnected writer is shorter than its publications; another writer abandons its part.
         bench.seal((0, ino, two), 60, vec![]).unwrap();
         let abandon = v1::Abandon { ino, object: three };
         let attr = match bench.ask(7, Op::Abandon(abandon)).unwrap() {
@@ -1081,7 +1084,7 @@ mod tests {
         bench.seal((5, ino, one), 0, vec![]).unwrap();
         let attr = bench.seal((6, ino, two), 1 << 20, vec![]).unwrap();
         let layout = bench.layout(&attr);
-        // Each byte is the one that was told of last.
+        // Each byte is from the latest publication that covers it.
         let newest = |byte: u64| {
             let numbers = 1..=u64::from(PUBLICATIONS_MAX) + 2;
             let start = |number: u64| (number * 7) % 1000;
@@ -1095,8 +1098,7 @@ mod tests {
         }
     }
 
-    /// Each writer reports as many pieces as allowed with its last message, all amid those of others. Another writer
-    /// follows.
+    /// Each writer reports as many pieces as allowed with its last message, all amid the pieces of others. Another writer follows.
     #[test]
     fn open_of_file_with_too_many_pieces_fails_and_seal_succeeds() {
         const WORD: u64 = UNTOLD_MAX as u64;

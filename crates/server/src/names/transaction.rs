@@ -1,4 +1,4 @@
-//! What every namespace operation is given: the database, who asks, and where changes are noted.
+//! Context of every namespace operation: the database, the caller, and the list of changes.
 
 use super::budget::{Budget, COMPONENT, UPWARDS};
 use super::fault::Fault;
@@ -16,10 +16,10 @@ pub(crate) const NAME_MAX: usize = 255;
 pub(crate) const PATH_MAX: usize = 4095;
 /// Symbolic links followed in one path.
 const LINKS_MAX: usize = 40;
-/// Directories that may lie in each other before a walk upwards is given up.
+/// Maximum depth of nested directories before a walk upwards is aborted.
 pub(crate) const DEPTH_MAX: usize = 2048;
 
-/// Something that others may have cached and that is different now.
+/// Changed state that other clients may have cached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Attributes or data of an inode.
@@ -30,32 +30,32 @@ pub enum Change {
     Sealed(u64),
     /// One of several writers of this inode has closed it.
     Closed(u64),
-    /// Names moved: paths that led nowhere may lead somewhere.
+    /// Names moved: paths without a target may have one now.
     Moved,
-    /// Who may do what with an inode.
+    /// Rights to an inode.
     Rights(u64),
 }
 
-/// One request at work.
+/// A request in progress.
 pub(crate) struct Tx<'a> {
     pub(crate) db: &'a Connection,
     pub(crate) shared: &'a Shared,
     pub(crate) caller: &'a Caller,
-    /// The mount that asks; 0 if none.
+    /// Session of the mount that asks; 0 for other clients.
     pub(crate) session: u64,
     /// The server's clock, nanoseconds since the Unix epoch.
     pub(crate) now: i64,
     pub(crate) changes: Vec<Change>,
-    /// What the request may still cost.
+    /// Remaining cost that the request may cause.
     pub(crate) budget: Budget,
 }
 
-/// A name for people.
+/// Returns a name as readable text.
 pub(crate) fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
-/// Refuses what can't be the name of an entry.
+/// Fails if `name` can't be the name of an entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     if name.len() > NAME_MAX {
         return Err(Fault::NameTooLong(name.len()));
@@ -69,7 +69,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Refuses to make what every mount would hide behind its control folder.
+/// Fails for a name that every mount hides with its control folder.
 pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
         return Err(Fault::Reserved(shown(name)));
@@ -96,18 +96,18 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// The same with the bounds of a caller's request.
+    /// Returns the transaction with the bounds of a caller's request.
     pub(crate) fn bounded(mut self) -> Self {
         self.budget = Budget::of(self.caller);
         self
     }
 
-    /// The server's clock, unless the client says when.
+    /// Returns the client's time, or the server's clock if the client states none.
     pub(crate) fn time(&self, stated: i64) -> i64 {
         if stated == 0 { self.now } else { stated }
     }
 
-    /// Refuses unless the caller has the permissions on this node.
+    /// Fails unless the caller has the permissions on this node.
     pub(crate) fn need(&self, node: &Node, want: u32, what: &str) -> Result<(), Fault> {
         if self.caller.may(node, want) {
             Ok(())
@@ -116,7 +116,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Refuses unless the caller owns the node.
+    /// Fails unless the caller owns the node.
     pub(crate) fn need_owner(&self, node: &Node) -> Result<(), Fault> {
         if self.caller.above() || self.caller.uid == node.uid {
             Ok(())
@@ -125,7 +125,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// The node, if the caller could have come to it by a path. An inode number alone gives no rights.
+    /// Returns the node, if the caller could have reached it by a path. An inode number alone gives no rights.
     pub(crate) fn reach(&self, ino: u64) -> Result<Node, Fault> {
         let node = Node::get(self.db, ino)?;
         if !self.caller.above() {
@@ -171,7 +171,7 @@ impl<'a> Tx<'a> {
         Ok(false)
     }
 
-    /// The directory, reachable, with the permissions `want` for changing or reading it.
+    /// Returns the reachable directory, if the caller has the permissions `want` to change or read it.
     pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<Node, Fault> {
         let node = self.reach(ino)?;
         if !node.is_dir() {
@@ -183,10 +183,10 @@ impl<'a> Tx<'a> {
         Ok(node)
     }
 
-    /// A directory in which the caller may make and remove entries.
+    /// Returns a directory in which the caller may create and remove entries.
     pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<Node, Fault> {
         let node = self.reach_dir(ino, WRITE | SEARCH, name)?;
-        // A removed directory that somebody still stands in takes no new entries.
+        // A removed directory that a process still uses takes no new entries.
         if node.nlink == 0 {
             Err(Fault::NotFound(shown(name)))
         } else {
@@ -194,7 +194,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// The entry of a directory; `.` and `..` work too.
+    /// Returns the entry of a directory; `.` and `..` work too.
     pub(crate) fn child(&self, dir: &Node, name: &[u8]) -> Result<Node, Fault> {
         if name.len() > NAME_MAX {
             return Err(Fault::NameTooLong(name.len()));
@@ -212,10 +212,10 @@ impl<'a> Tx<'a> {
         self.follow(path, follow, &mut None)
     }
 
-    /// Where the last absolute symbolic link on the way of a path leads. On a mount it leads to a path of the host.
+    /// Returns the target of the last absolute symbolic link in a path. On a mount this is a path of the host.
     pub(crate) fn absolute_link(&self, path: &[u8]) -> Option<Vec<u8>> {
         let mut absolute = None;
-        // The links that were followed until nothing was found count.
+        // Links that were followed before the lookup failed count.
         let _ = self.follow(path, true, &mut absolute);
         absolute
     }
@@ -266,12 +266,12 @@ impl<'a> Tx<'a> {
         Ok(node)
     }
 
-    /// Today's path of an inode: of a file with several names, one of them; `None` if it has none.
+    /// Returns the present path of an inode: one of them for a file with several names; `None` if it has no name.
     pub(crate) fn path_of(&self, ino: u64) -> Result<Option<Vec<u8>>, Fault> {
         path_of(self.db, ino)
     }
 
-    /// The element that the nearest directory upwards asks for by its folder attribute.
+    /// Returns the element that the attribute of the nearest directory upwards asks for.
     pub(crate) fn folder_element(&self, dir: &Node) -> Result<Option<u32>, Fault> {
         if !self.shared.folder_elements() {
             return Ok(None);
@@ -279,7 +279,7 @@ impl<'a> Tx<'a> {
         self.folder_attribute(dir, super::attribute::FOLDER_ELEMENT)
     }
 
-    /// What the nearest directory upwards has as this attribute.
+    /// Returns the value of this attribute on the nearest directory upwards that has it.
     pub(crate) fn folder_attribute<T: FromStr>(
         &self,
         dir: &Node,
@@ -308,7 +308,7 @@ impl<'a> Tx<'a> {
         Ok(None)
     }
 
-    /// Notes that an entry appeared, vanished or points elsewhere.
+    /// Records that an entry appeared, was removed or points elsewhere.
     pub(crate) fn changed_entry(&mut self, parent: u64, name: &[u8]) {
         self.changes.push(Change::Entry(parent, name.to_vec()));
         self.changes.push(Change::Node(parent));
@@ -321,12 +321,12 @@ impl<'a> Tx<'a> {
         Err(Fault::Denied(self.called(node.ino), self.caller.uid))
     }
 
-    /// What an inode is called in an error: its path, if the caller may see that. A number alone tells no names.
+    /// Returns the name of an inode for an error: its path, if the caller may see that. A number alone reveals no names.
     pub(crate) fn called(&self, ino: u64) -> String {
         self.seen_path(ino).unwrap_or_else(|| "this file".into())
     }
 
-    /// The same for an entry of a folder.
+    /// Returns the name of a folder's entry for an error.
     pub(crate) fn called_in(&self, folder: u64, name: &[u8]) -> String {
         let path = self.seen_path(folder).unwrap_or_default();
         let path = path.trim_end_matches('/');
@@ -344,18 +344,18 @@ impl<'a> Tx<'a> {
         seen.allowed.then(|| shown(&seen.path))
     }
 
-    /// Read permission on a node.
+    /// Requires read permission on a node.
     pub(crate) fn need_read(&self, node: &Node) -> Result<(), Fault> {
         self.need_here(node, READ)
     }
 
-    /// Write permission on a node.
+    /// Requires write permission on a node.
     pub(crate) fn need_write(&self, node: &Node) -> Result<(), Fault> {
         self.need_here(node, WRITE)
     }
 }
 
-/// The parts of a path in reverse order.
+/// Returns the components of a path in reverse order.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|&byte| byte == b'/')
         .filter(|part| !part.is_empty())

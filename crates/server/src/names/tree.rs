@@ -1,4 +1,4 @@
-//! Names: look up, make, link, unlink, rename, list.
+//! Names: look up, create, link, unlink, rename, list.
 
 use super::fault::Fault;
 use super::node::{
@@ -9,9 +9,9 @@ use rusqlite::params;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Names a file may have.
+/// Maximum number of names of a file.
 const LINKS_MAX: u32 = 65_000;
-/// Entries in one answer to a listing, and bytes of their names and targets after which it ends.
+/// Maximum number of entries in one answer to a listing, and the bytes of names and targets after which the answer ends.
 const ENTRIES_MAX: u32 = 4096;
 const ENTRIES_BYTES_MAX: usize = 2 << 20;
 
@@ -78,7 +78,7 @@ impl Tx<'_> {
         };
         check_name(&name)?;
         if let Some(existing) = Node::child(self.db, parent.ino, &name)? {
-            // The same request again: its answer was lost.
+            // A repeated request: its answer was lost.
             if op.ino != 0 && existing.ino == op.ino {
                 return self.created(op, &existing, &name);
             }
@@ -106,7 +106,7 @@ impl Tx<'_> {
         }
     }
 
-    /// The directory of a full path, made if the request says so, and the last name.
+    /// Returns the directory of a full path, created if the request asks for that, and the last name.
     fn parent_of(&mut self, op: &v1::Create) -> Result<(Node, Vec<u8>), Fault> {
         if op.name.len() > PATH_MAX {
             return Err(Fault::NameTooLong(op.name.len()));
@@ -127,7 +127,7 @@ impl Tx<'_> {
         Ok((parent, name.to_vec()))
     }
 
-    /// Makes all directories of a path that are missing, as that owner.
+    /// Creates all missing directories of a path with this owner.
     pub(crate) fn make_dirs(&mut self, path: &[u8], owner: (u32, u32)) -> Result<(), Fault> {
         match self.resolve(path, true) {
             Err(Fault::NotFound(_)) => {}
@@ -225,7 +225,7 @@ impl Tx<'_> {
             mtime: time,
             ctime: time,
             rdev: op.rdev,
-            // A file made without being opened is an empty one.
+            // A file that is created without being opened is an empty version.
             version: u64::from(kind == Kind::File && op.object == 0),
             object: 0,
             element,
@@ -243,7 +243,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Where the first version of a new file goes, if it is opened for writing.
+    /// Chooses the element of the first version of a new file, if the file is opened for writing.
     fn place_new(&self, op: &v1::Create, ino: u64, parent: &Node) -> Result<i64, Fault> {
         if op.object == 0 {
             return Ok(NO_ELEMENT);
@@ -256,7 +256,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Writes the entry and what it changes in its directory.
+    /// Adds the entry and updates its directory.
     pub(crate) fn add_entry(
         &mut self,
         mut parent: Node,
@@ -313,7 +313,7 @@ impl Tx<'_> {
         if node.is_dir() {
             return Err(Fault::DirectoryLink(shown(&op.name)));
         }
-        // As Linux with fs.protected_hardlinks: no second name for what one could not write, or for what runs as its owner.
+        // As Linux with fs.protected_hardlinks: no second name for a file that the caller can't write, or that runs as its owner.
         if self.caller.uid != node.uid && !self.caller.above() {
             let runs_as_group = node.mode & (SETGID | GROUP_EXEC) == SETGID | GROUP_EXEC;
             let plain = node.kind == Kind::File && node.mode & SETUID == 0 && !runs_as_group;
@@ -379,8 +379,8 @@ impl Tx<'_> {
         Ok(!statement.exists([dir.cast_signed()])?)
     }
 
-    /// A name of the node is gone; with the last one goes the node, unless somebody has it open. Gives the
-    /// node as it is then.
+    /// Removes a name of the node. With the last name the node is removed, unless a client has it open. Returns the node after the
+    /// change.
     fn drop_name(&mut self, mut node: Node, time: i64) -> Result<Node, Fault> {
         self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
@@ -403,8 +403,8 @@ impl Tx<'_> {
         Ok(node)
     }
 
-    /// The answer holds what was moved, and what it replaced or was exchanged for, both as they are now: only
-    /// this transaction knows for sure what they were.
+    /// Renames an entry. The answer has the moved entry and the replaced or exchanged entry, both in their new state: only this
+    /// transaction knows their former state for sure.
     pub(crate) fn rename(&mut self, op: &v1::Rename) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         check_name(&op.new_name)?;
@@ -463,7 +463,7 @@ impl Tx<'_> {
         Ok(moved(op, &node, other.as_ref()))
     }
 
-    /// A directory may not go below itself, and changes its `..` only with write permission.
+    /// A directory may not move below itself, and changes its `..` only with write permission.
     fn check_move(&self, node: &Node, from: &Node, to: &Node, name: &[u8]) -> Result<(), Fault> {
         if !node.is_dir() || from.ino == to.ino {
             return Ok(());
@@ -520,7 +520,7 @@ impl Tx<'_> {
         self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.add_entry(to, &op.new_name, &node)?;
-        // Written under a name for the time being: what it was made as is the name that it gets now.
+        // The file was written under a temporary name: its version receives the final name.
         let hidden = |name: &[u8]| name.starts_with(b".");
         if hidden(&op.name) && !hidden(&op.new_name) && op.parent == op.new_parent {
             self.rename_version(&node)?;
@@ -568,7 +568,7 @@ impl Tx<'_> {
     }
 }
 
-/// The answer to a rename.
+/// Returns the answer to a rename.
 fn moved(op: &v1::Rename, node: &Node, other: Option<&Node>) -> Answer {
     let other = other.map(|other| other.entry(&op.name));
     Answer::Entries(v1::Entries {

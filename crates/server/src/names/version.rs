@@ -1,4 +1,5 @@
-//! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
+//! Versions of files: write once, seal, read. Objects that no name leads to are recorded for removal (next:
+//! `server/src/removal.rs`).
 
 use super::burst;
 use super::copies;
@@ -18,10 +19,10 @@ use tidemill_core::layout::{PartOf, RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Longest value of an attribute, in bytes, that is kept with versions that are past: there may be many of those.
+/// Longest value of an attribute that is kept for past versions, in bytes: a file may have many past versions.
 const ANNOTATION_BYTES_MAX: u32 = 1024;
 
-/// Largest size of a file that Linux has a number for.
+/// Largest size of a file that Linux can represent, in bytes.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
 fn is_outside(rooms: &[Room], element: ElementId) -> bool {
@@ -37,8 +38,8 @@ struct Writer {
 }
 
 impl Tx<'_> {
-    /// Where a new version goes: the element that was named, else the folder's, else into memory if the folder asks for
-    /// that, else by inode.
+    /// Chooses the element of a new version: the requested element, else the folder's element, else memory if the folder asks for a
+    /// medium, else an element by inode.
     pub(crate) fn place(
         &self,
         ino: Inode,
@@ -48,7 +49,7 @@ impl Tx<'_> {
     ) -> Result<i64, Fault> {
         let named = match named {
             Some(element) => Some(element),
-            // What a folder asked for long ago does not keep files from being made while its element is emptied.
+            // An old setting of a folder must not prevent new files while the folder's element is being emptied.
             None => self
                 .folder_element(dir)?
                 .filter(|&element| !self.shared.leaving.is_closed(element)),
@@ -76,7 +77,7 @@ impl Tx<'_> {
         Ok(i64::from(placed.0))
     }
 
-    /// What an element outside would put into a store that is not to be written to is not made there.
+    /// Fails if an element outside would write into a read-only store.
     fn need_store_written(&self, element: ElementId, dir: &Node) -> Result<(), Fault> {
         let path = self.path_of(dir.ino)?.unwrap_or_default();
         match bound::is_read_only(self.db, element.0.into(), &path)? {
@@ -85,9 +86,10 @@ impl Tx<'_> {
         }
     }
 
-    /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
+    /// Chooses the element of a file's next version: as for a new file, but without other settings the version stays on its
+    /// element.
     fn place_again(&self, node: &Node, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
-        // What lies in memory is placed as if it were new: there is perhaps no room for it there, and nobody has named that.
+        // A version in memory is placed like a new file: memory may be full, and the request names no element.
         let is_here = |named: u32| i64::from(named) == node.element;
         if u32::try_from(node.element).is_ok_and(|element| self.shared.in_memory(element))
             && named.is_none_or(is_here)
@@ -100,18 +102,19 @@ impl Tx<'_> {
                 return Ok(element.0.into());
             }
         }
-        // What is stored is written anew where all is written first.
+        // If the file is stored on another tier and all files are written to the burst tier first, the new version is written
+        // there, too.
         let stored = |element: i64| {
             u32::try_from(element).is_ok_and(|element| !self.shared.bursts.has(element))
         };
         if named.is_none() && self.shared.bursts.any() && stored(node.element) {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
-        // So is what lies in the tier while room there is promised: it is not for everybody.
+        // A file in the burst tier is also placed like a new file while space there is promised: that space is reserved.
         if named.is_none() && self.shared.bursts.promised() && !stored(node.element) {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
-        // Nor does it go on in a store that is not written to.
+        // A read-only store takes no new version.
         let rooms = self.shared.rooms();
         let outside = u32::try_from(node.element).map(ElementId);
         if named.is_none_or(is_here)
@@ -121,7 +124,7 @@ impl Tx<'_> {
         {
             return self.place(Inode(node.ino), None, &self.folder_of(node.ino)?, here);
         }
-        // What was moved into a folder whose files are outside goes there with its next version.
+        // A file that was moved into a folder outside is written there with its next version.
         if named.is_none() && rooms.store.iter().any(|room| room.outside) {
             let dir = self.folder_of(node.ino)?;
             let wanted = self.folder_element(&dir)?.map(ElementId);
@@ -133,7 +136,8 @@ impl Tx<'_> {
                 return self.place(Inode(node.ino), None, &dir, here);
             }
         }
-        // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
+        // A client that continues with the present bytes may write on their element, even while it is being emptied. The new
+        // version is moved afterwards.
         let goes_on = named.is_some_and(|named| {
             i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
         });
@@ -151,7 +155,7 @@ impl Tx<'_> {
         self.place(Inode(node.ino), named, &self.folder_of(node.ino)?, here)
     }
 
-    /// A folder that a file is in; the root, if it is in none.
+    /// Returns a folder that contains a file; the root if no folder does.
     pub(crate) fn folder_of(&self, ino: u64) -> Result<Node, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -169,7 +173,7 @@ impl Tx<'_> {
         }
     }
 
-    /// The right to read a sealed version; the mount that asks holds it until it lets go.
+    /// Returns the right to read a sealed version. The mount that asks holds the version until it releases it.
     pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
         let node = self.file(op.ino)?;
         self.need_read(&node)?;
@@ -215,7 +219,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// The version of a file that is being written, for who reads it meanwhile.
+    /// Returns the version that is being written, for readers that follow the writer.
     fn open_growing(&self, node: &Node) -> Result<Option<Answer>, Fault> {
         if self.is_together(node)? {
             return self.opened_written(node).map(Some);
@@ -224,7 +228,7 @@ impl Tx<'_> {
             0 => None,
             object => self.writing_element(object)?,
         };
-        // What is striped is read when it is sealed.
+        // A striped version is readable only after the seal.
         let Some(element) = element.and_then(|element| u32::try_from(element).ok()) else {
             return Ok(None);
         };
@@ -238,7 +242,7 @@ impl Tx<'_> {
         })))
     }
 
-    /// The right to use an object of a file.
+    /// Returns the right to use an object of a file.
     pub(crate) fn right(&self, node: &Node, element: u32, object: u64, rights: u32) -> Vec<u8> {
         let uid = self.caller.uid;
         if self.caller.trusted {
@@ -247,7 +251,7 @@ impl Tx<'_> {
         self.shared.lend(node.ino, element, object, rights, uid)
     }
 
-    /// As [`Self::right`], of an object that is written: with the attributes that its element records at the seal.
+    /// Does the same as [`Self::right`], for an object that is written: with the attributes that its element records at the seal.
     pub(crate) fn right_to_write(
         &self,
         node: &Node,
@@ -315,7 +319,7 @@ impl Tx<'_> {
             return self.opened_for_writing(&node, op.object);
         }
         if let Some(member) = self.member(op.object)? {
-            // The same request again. The right says that the part is one of this file.
+            // A repeated request. The right asserts that the part belongs to this file.
             self.written(op.ino, op.object)?;
             if node.writing != member.version {
                 return Err(Fault::Stale(op.object));
@@ -334,7 +338,7 @@ impl Tx<'_> {
             }
             self.take_over(&node, op.steal)?;
         }
-        // Who goes on with what the file has asks for where that is.
+        // A client that continues with the file's present bytes names their element.
         let goes_on = op
             .element
             .filter(|&named| i64::from(named) == node.element && !self.shared.is_up(named));
@@ -360,7 +364,7 @@ impl Tx<'_> {
         self.opened_for_writing(&node, op.object)
     }
 
-    /// The same request again: its answer was lost, or a client that is no mount says that it is still there.
+    /// Handles a repeated request: its answer was lost, or a client without a session reports that it is still alive.
     fn heard_of_writer(&self, op: &v1::NewVersion) -> Result<(), Fault> {
         self.written(op.ino, op.object)?;
         if self.session == 0 {
@@ -373,7 +377,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Ends somebody else's writing, if they are gone or the caller insists.
+    /// Ends another client's writing, if that client is no longer alive or the caller insists.
     fn take_over(&mut self, node: &Node, steal: bool) -> Result<(), Fault> {
         let writer = self.writer(node.writing)?;
         let gone = writer.is_none_or(|writer| {
@@ -388,7 +392,7 @@ impl Tx<'_> {
         self.drop_unsealed(node)
     }
 
-    /// The mount that writes a version.
+    /// Returns the session of the mount that writes a version; `None` if no client writes it.
     pub(super) fn session_of(&self, object: u64) -> Result<Option<u64>, Fault> {
         Ok(self.writer(object)?.map(|writer| writer.session))
     }
@@ -440,7 +444,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Nobody writes a version any more, nor a part of it.
+    /// Ends the writing of a version and of its parts.
     pub(crate) fn end_writing(&self, object: u64) -> Result<(), Fault> {
         self.db
             .prepare_cached("DELETE FROM writing WHERE object = ?1")?
@@ -484,10 +488,10 @@ impl Tx<'_> {
         }))
     }
 
-    /// The node whose version is being written, if the caller is the one who does.
+    /// Returns the node whose version the caller is writing.
     pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
         let writer = self.writer(object)?;
-        // Who has not written the version learns nothing about the file.
+        // A caller that has not written the version receives no information about the file.
         let unknown = object != 0 && writer.is_none() && !self.caller.above();
         if unknown && !self.wrote(ino, object)? {
             return Err(Fault::Stale(object));
@@ -503,7 +507,7 @@ impl Tx<'_> {
         Ok((node, uid))
     }
 
-    /// Whether the caller has written a version.
+    /// Returns whether the caller has written a version.
     fn wrote(&self, ino: u64, object: u64) -> Result<bool, Fault> {
         let sql = "SELECT 1 FROM version WHERE object = ?1 AND ino = ?2 AND uid = ?3";
         let key = params![object.cast_signed(), ino.cast_signed(), self.caller.uid];
@@ -524,7 +528,7 @@ impl Tx<'_> {
             return self.seal_together(op, &member);
         }
         if self.was_member(op.object)? {
-            // The same request again: its answer was lost.
+            // A repeated request: its answer was lost.
             let (node, _) = self.written(op.ino, op.object)?;
             return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
         }
@@ -533,7 +537,7 @@ impl Tx<'_> {
         }
         let (mut node, writer) = self.written(op.ino, op.object)?;
         if node.object == op.object {
-            // The same request again: its answer was lost, or it was to be asked again.
+            // A repeated request: its answer was lost, or the caller was asked to repeat it.
             return self.sealed_with(&node, self.copies_wanted(&node, &op.copies)?);
         }
         let element = self.writing_element(op.object)?;
@@ -548,7 +552,7 @@ impl Tx<'_> {
             NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
-        // A mount has kept to what there was room for.
+        // A mount itself stays within the free space.
         if self.session_of(op.object)? == Some(0)
             && self.size_max(&node)?.is_some_and(|most| size > most)
         {
@@ -569,7 +573,7 @@ impl Tx<'_> {
         )
     }
 
-    /// What was written is the file's version from now on.
+    /// Makes a written object the current version of its file.
     pub(super) fn make_current(
         &mut self,
         node: &mut Node,
@@ -584,7 +588,7 @@ impl Tx<'_> {
         node.element = element;
         node.size = size;
         node.mtime = mtime;
-        // The file changed when it was last written to, not when the seal became known.
+        // The file changed when its last byte was written, not when the server learned of the seal.
         node.ctime = node.ctime.max(node.mtime.min(self.now));
         node.version += 1;
         let wanted = self.copies_wanted(node, copies)?;
@@ -593,7 +597,7 @@ impl Tx<'_> {
         node.update(self.db)?;
         self.grown(node, grown)?;
         self.note(node)?;
-        // All elements knew it before, and only one does now.
+        // Until now all elements knew the file; from now on only one element does.
         if old.1 == NO_ELEMENT && node.version > 1 {
             self.note_for_all(node.ino)?;
         }
@@ -603,7 +607,8 @@ impl Tx<'_> {
         self.sealed_with(node, wanted)
     }
 
-    /// Of a version that lies in several objects, one was sealed for a writer that is gone; with the last one the version is.
+    /// Seals one object of a version that consists of several objects, for a writer that is no longer alive. With the last object
+    /// the version is sealed.
     fn seal_for_lost(&mut self, op: &v1::Seal) -> Result<Option<Answer>, Fault> {
         if !self.shared.parts() || !self.caller.trusted || !op.parts.is_empty() {
             return Ok(None);
@@ -622,13 +627,13 @@ impl Tx<'_> {
         self.seal(&whole).map(Some)
     }
 
-    /// Writes the row that lineage is answered from, long after the bytes may be gone.
+    /// Records a version for lineage. The row remains when the bytes are deleted.
     pub(crate) fn record_version(&self, node: &Node, uid: u32, task: u64) -> Result<(), Fault> {
         let wanted = self.copies_wanted(node, "")?;
         self.record_copies(node, uid, task, wanted)
     }
 
-    /// As [`Self::record_version`], of a version of which there are to be so many copies.
+    /// Does the same as [`Self::record_version`], with the wanted number of copies.
     fn record_copies(&self, node: &Node, uid: u32, task: u64, wanted: Wanted) -> Result<(), Fault> {
         let path = self.path_of(node.ino)?.unwrap_or_default();
         let row = params![
@@ -673,7 +678,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What was made elsewhere, as by a task, goes to where files of its folder are outside.
+    /// Moves a version that was made elsewhere, for example by a task, to the outside element of its folder.
     fn goes_outside(&self, node: &Node, path: &[u8]) -> Result<(), Fault> {
         let rooms = self.shared.rooms();
         let Ok(element) = u32::try_from(node.element) else {
@@ -706,7 +711,7 @@ impl Tx<'_> {
         self.shared.release(self.session, node.ino, op.object);
         self.drop_unsealed(&node)?;
         self.end_writing(op.object)?;
-        // What was set meanwhile is of the version that the file still has.
+        // Attributes that were set during the write belong to the file's current version.
         self.db
             .prepare_cached("DELETE FROM annotation WHERE object = ?1")?
             .execute([node.object.cast_signed()])?;
@@ -743,7 +748,7 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Removes a node without names, unless somebody still has it open.
+    /// Removes a node without names, unless a client still has it open.
     pub(crate) fn purge_if_orphan(&self, node: &Node) -> Result<(), Fault> {
         if node.nlink > 0 || node.writing != 0 || self.shared.inode_held(node.ino) {
             return Ok(());
@@ -775,8 +780,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Asks for the removal of an object; it happens when nobody reads it and its element is there. That of one which lies in
-    /// several objects is that of these, then.
+    /// Asks for the removal of an object. It is removed when no client reads it and its element is online. For a version of several
+    /// objects, each of these objects is removed.
     pub(crate) fn drop_object(&self, object: u64, element: i64) -> Result<(), Fault> {
         if object == 0 {
             return Ok(());
@@ -801,7 +806,7 @@ impl Tx<'_> {
         self.keep_annotations(object)
     }
 
-    /// What the file of a version is annotated with stays known of the version when it is no longer the file's.
+    /// Keeps a file's attributes with a version that is no longer the current version.
     fn keep_annotations(&self, object: u64) -> Result<(), Fault> {
         let sql = "INSERT OR IGNORE INTO annotation SELECT version.object, xattr.name, xattr.value FROM version \
                    CROSS JOIN xattr ON xattr.ino = version.ino WHERE version.object = ?1 AND version.version != 0 \
@@ -811,8 +816,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Before an attribute of a file changes: while its next version is written the change is that one's. From now on the one
-    /// before has its own, which a row without a name says.
+    /// Called before an attribute of a file changes. While the next version is written, the change belongs to that next version.
+    /// The current version keeps its own attributes, which a row with an empty name marks.
     pub(crate) fn part_annotations(&self, node: &Node) -> Result<(), Fault> {
         if node.writing == 0 || node.object == 0 {
             return Ok(());
@@ -824,7 +829,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The path that a version is known to have been sealed under is what its file is called now.
+    /// Sets the path of a sealed version to the present path of its file.
     pub(crate) fn rename_version(&self, node: &Node) -> Result<(), Fault> {
         let path = self.path_of(node.ino)?.unwrap_or_default();
         let sql = "UPDATE version SET path = ?2 WHERE object = ?1";
@@ -834,7 +839,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A mount is gone for good: what only it had open goes too.
+    /// Removes orphans after a mount has disconnected for good: no other client has them open.
     pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
         let mut statement = self.db.prepare_cached("SELECT ino FROM orphan")?;
         let inodes = statement

@@ -1,4 +1,4 @@
-//! Versions being written: who writes them, and how they end if the writer is gone.
+//! Versions being written: their writers, and their end if the writer is no longer alive.
 
 use super::fault::Fault;
 use super::node::{Caller, Node};
@@ -9,14 +9,14 @@ use super::{Unfinished, Unsealed};
 use rusqlite::{Connection, params};
 use tidemill_wire::v1;
 
-/// A client that is no mount says this often at the latest that it still writes; after this long it is gone. Three times
-/// as long as clients let pass (`tidemill_client::transfer`).
+/// Maximum silence of a writing client without a session, in nanoseconds; a longer silence ends its writing. It is three times the
+/// interval of the clients (`tidemill_client::transfer`).
 pub(crate) const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
 
-/// Silent clients whose versions are given up in one transaction.
+/// Maximum number of versions of silent clients that are aborted in one transaction.
 const SILENT_MAX: usize = 1000;
 
-/// All versions that are not sealed, counted by writer and element.
+/// Returns all versions that are not sealed, counted by writer and element.
 pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
     let sql = "SELECT session, coalesce(part.element, writing.element) AS place, count(*), min(started) \
                FROM writing LEFT JOIN part ON part.object = writing.object \
@@ -33,7 +33,7 @@ pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Versions that a mount was writing on an element, in order of their objects, from the one after `after` on.
+/// Returns the versions that a mount was writing on an element, in order of their objects, from the first after `after`.
 pub(crate) fn unfinished(
     db: &Connection,
     (session, element): (u64, u32),
@@ -67,8 +67,8 @@ pub(crate) fn unfinished(
     Ok(found)
 }
 
-/// Gives up versions of clients that are no mounts and have been silent for too long: what they had begun to copy into the
-/// array is not there as a whole, so the files stay as they were.
+/// Aborts versions of clients without a session that have been silent for too long. Their copies into the array are incomplete, so
+/// the files stay unchanged.
 pub(crate) fn give_up_silent(
     db: &Connection,
     shared: &Shared,
@@ -173,7 +173,7 @@ mod tests {
             Ok(db.execute("UPDATE writing SET started = ?1", [started])?)
         };
         names.database().write_blocking(long_ago).unwrap();
-        // A writer is heard even if its file's mode would not let it begin a version.
+        // A writer can report that it is alive even if its file's mode would not let it begin a version.
         let again = v1::NewVersion {
             ino: slow,
             object: slow,

@@ -1,5 +1,5 @@
-//! Mappers: which bytes of a file hold the values of a variable, and how these are decoded. Headers are read here, by ranges and
-//! through readers that are bounded whatever they find (`tidemill_format`); no value is read.
+//! Mappers: find which bytes of a file hold the values of a variable, and how to decode the bytes. This module reads headers only,
+//! by ranges and with bounded readers (`tidemill_format`); it reads no values.
 
 pub(super) mod folder;
 mod numbers;
@@ -20,20 +20,20 @@ use tidemill_format::{
 use tidemill_kernel::array::{Codec, Held, HeldPiece};
 use tokio::time::Instant;
 
-/// How long the headers of one job may take to be read.
+/// Maximum time for reading the headers of one job.
 pub(super) const HEADERS_MAX: Duration = Duration::from_secs(30);
-/// Most pieces of one variable.
+/// Maximum number of pieces of one variable.
 const PIECES_MAX: usize = 1 << 16;
-/// Records that are farther apart than this, in bytes, are pieces of their own.
+/// Distance in bytes above which records become separate pieces.
 const APART_BYTES: u64 = 4 << 10;
 
-/// What is said when that time is over.
+/// Returns the message for headers that take too long.
 pub(super) fn slow() -> String {
     let seconds = HEADERS_MAX.as_secs();
     format!("headers took more than {seconds} s to be read")
 }
 
-/// A version, read by ranges until a moment.
+/// A version that is read by ranges until a deadline.
 pub(super) struct Remote {
     source: Source,
     until: Instant,
@@ -66,7 +66,7 @@ impl Bytes for Remote {
             .block_on(window)
             .map_err(|_| io::Error::other(slow()))?;
         let bytes = bytes.map_err(io::Error::other)?;
-        // What was never written is zeros.
+        // Bytes that were never written are zero.
         let (there, holes) = into.split_at_mut(bytes.len().min(into.len()));
         there.copy_from_slice(&bytes[..there.len()]);
         holes.fill(0);
@@ -74,7 +74,7 @@ impl Bytes for Remote {
     }
 }
 
-/// Values of a variable that lie together.
+/// Contiguous values of a variable.
 struct Piece {
     span: Range<u64>,
     start: Vec<u64>,
@@ -83,10 +83,10 @@ struct Piece {
     codecs: Option<Vec<Codec>>,
 }
 
-/// What a mapper finds in a file.
+/// Returns the map of a file for a mapper.
 ///
 /// # Errors
-/// For whoever wrote the mapper: what it can be, what the file has instead, or what is wrong with that.
+/// The text is for the author of the mapper: the possible mappers, the variables of the file, or the fault in the mapper.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
@@ -126,7 +126,7 @@ pub(super) fn map(
     })
 }
 
-/// The variable that is meant.
+/// Returns the variable that the mapper names.
 fn chosen<'a>(header: &'a Header, (kind, name): (&str, &str)) -> Result<&'a Variable, String> {
     let format = match header.format {
         Format::Classic(_) => "netcdf",
@@ -213,8 +213,8 @@ impl Found {
         Ok(())
     }
 
-    /// Values from a byte on that follow each other, the first of them by its number: a piece for each stripe, of those that
-    /// begin in it.
+    /// Adds contiguous values from a byte on, starting with value number `first`: one piece for each stripe, with the values that
+    /// begin in the stripe.
     fn rows(
         &mut self,
         (mut at, count): (u64, u64),
@@ -241,7 +241,7 @@ impl Found {
         Ok(())
     }
 
-    /// Records with those of other variables between them.
+    /// Adds records that are interleaved with records of other variables.
     fn records(&mut self, (offset, stride): (u64, u64), layout: &Layout) -> Result<(), String> {
         let (count, row) = match self.held.shape.split_first() {
             Some((&count, row)) => (count, row.iter().product::<u64>()),
@@ -290,7 +290,7 @@ impl Found {
         let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
         let found = pieces(variable, &all, store, u64::MAX).map_err(|error| error.to_string())?;
         for (looked, piece) in found.enumerate() {
-            // Of a sparse variable most may never have been written.
+            // Most chunks of a sparse variable may never have been written.
             if looked >= 16 * PIECES_MAX {
                 return Err(format!("it has more than {} chunks", 16 * PIECES_MAX));
             }
@@ -313,7 +313,7 @@ impl Found {
         Ok(())
     }
 
-    /// What each component reads.
+    /// Returns the selection of each component.
     fn map(&self, layout: &Layout, per_part: bool) -> Result<Map, String> {
         if !per_part {
             let one = |(number, piece)| {
@@ -337,7 +337,7 @@ impl Found {
         let mut lookups = Lookups::new(layout);
         for piece in &self.pieces {
             let spans = lookups.spans(piece.span.clone())?;
-            // That of the most bytes, of several the first one.
+            // The part with the most bytes; among equal parts the first.
             let most = spans
                 .iter()
                 .rev()
@@ -362,7 +362,7 @@ impl Found {
         })
     }
 
-    /// The bytes of some pieces, and how the values are had out of those.
+    /// Returns the bytes of some pieces, with the description of how to decode the values.
     fn selection(&self, layout: &Layout, pieces: &[&Piece]) -> Result<Selection, String> {
         let within = |piece: &&Piece| within_part(layout, &piece.span);
         let parts: Option<Vec<_>> = pieces.iter().map(within).collect();
@@ -404,7 +404,7 @@ impl Found {
     }
 }
 
-/// Where the stripe ends that has a byte.
+/// Returns the end of the stripe that contains a byte.
 fn stripe_end(layout: &Layout, at: u64) -> u64 {
     match layout {
         Layout::Striped(striped) if striped.parts.len() > 1 => {
@@ -414,7 +414,7 @@ fn stripe_end(layout: &Layout, at: u64) -> u64 {
     }
 }
 
-/// Bytes of the file as bytes of the one part that has all of them.
+/// Returns bytes of the file as bytes of one part, if one part has all of them.
 fn within_part(layout: &Layout, span: &Range<u64>) -> Option<(usize, Range<u64>)> {
     match &layout.spans(span.clone())[..] {
         [(part, within)] if within.end - within.start == span.end - span.start => {
@@ -424,7 +424,7 @@ fn within_part(layout: &Layout, span: &Range<u64>) -> Option<(usize, Range<u64>)
     }
 }
 
-/// Ranges in order, with what overlaps or touches made one.
+/// Returns the ranges in order, with overlapping or adjacent ranges merged.
 fn joined(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
     spans.sort_unstable_by_key(|span| span.start);
     let mut ranges: Vec<Range<u64>> = Vec::with_capacity(spans.len());
@@ -437,7 +437,7 @@ fn joined(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Makes as many ranges as there may be, by reading what lies between those that are nearest to each other.
+/// Reduces the ranges to the allowed number by also reading the smallest gaps between them.
 fn join_near(ranges: &mut Vec<Range<u64>>) {
     let mut gaps: Vec<u64> = ranges
         .windows(2)
@@ -455,7 +455,7 @@ fn join_near(ranges: &mut Vec<Range<u64>>) {
     *ranges = kept;
 }
 
-/// Where a byte is found by who reads these ranges one after the other.
+/// Returns the position of a byte for a reader that reads these ranges one after the other.
 fn place(ranges: &[Range<u64>], at: u64) -> u64 {
     let before = ranges.iter().take_while(|range| range.end <= at);
     let skipped: u64 = before.clone().map(|range| range.end - range.start).sum();
@@ -464,7 +464,7 @@ fn place(ranges: &[Range<u64>], at: u64) -> u64 {
         .map_or(skipped, |range| skipped + at - range.start)
 }
 
-/// The indices of a value by its number.
+/// Returns the indices of a value from its number.
 fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
     let mut indices = vec![0; shape.len()];
     for (index, &size) in indices.iter_mut().zip(shape).rev() {
@@ -474,7 +474,7 @@ fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
     indices
 }
 
-/// What numpy calls a type, and the bytes of each number in it if their order is not this machine's.
+/// Returns numpy's name of a type, and the size of each number in it, in bytes, if the byte order differs from this machine's.
 fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
     let bits = of.size.saturating_mul(8);
     let (name, number) = match (&of.kind, of.size) {
@@ -499,7 +499,7 @@ fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
     Ok((name, swap))
 }
 
-/// How what these filters made is decoded, but for those that a mask leaves out.
+/// Returns the codecs that decode the output of these filters, without the filters that the mask excludes.
 fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
     let applied = filters.iter().enumerate();
     let applied = applied.filter(|(index, _)| {
@@ -522,10 +522,10 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
     Ok(codecs)
 }
 
-/// Extents that one map may cross, each as often as pieces have it.
+/// Maximum number of extents that one map may cross, counted once for each piece.
 const EXTENTS_MAX: usize = 1 << 20;
 
-/// Finds the bytes of parts that bytes of a file are, up to a bound for all pieces of a map.
+/// Translates bytes of the file to bytes of parts, up to a bound for all pieces of a map.
 struct Lookups<'a> {
     layout: &'a Layout,
     left: usize,
@@ -567,7 +567,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
     }
 
-    /// A file in stripes of any length, on so many elements; as one object if that is 0.
+    /// Returns the layout of a file in stripes on `width` elements; as one object if `width` is 0.
     pub(super) fn lies(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
@@ -584,7 +584,7 @@ mod tests {
         }
     }
 
-    /// A variable whose values no built-in kernel reads.
+    /// Returns the mapping of a variable that no built-in kernel reads.
     pub(super) fn plain(mapper: &str, per_part: bool) -> Mapping<'_> {
         Mapping {
             mapper,
@@ -593,7 +593,7 @@ mod tests {
         }
     }
 
-    /// What the elements gather for a component.
+    /// Returns the bytes that the elements gather for a component.
     fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let at = |offset: u64| usize::try_from(offset).unwrap();
         let part = selection.of_part().map(|part| part as usize);
@@ -611,7 +611,7 @@ mod tests {
             .collect()
     }
 
-    /// Puts what components got into the array that it is of; every place once at most. Gives how many places that are.
+    /// Puts the values of components into their array, each place at most once. Returns the number of places filled.
     fn put_together(
         map: &Map,
         file: &[u8],
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(tidemill_kernel::MERGE, tidemill_core::job::MERGE);
     }
 
-    /// How a mapper calls the format of a fixture.
+    /// Returns a mapper's name of a fixture's format.
     fn kind(name: &str) -> &str {
         match name.rsplit_once('.').unwrap().1 {
             "nc" => "netcdf",
@@ -676,7 +676,7 @@ mod tests {
         }
     }
 
-    /// All values of a variable as the libraries read them, if they could.
+    /// Returns all values of a variable as the libraries read them, if they could.
     pub(super) fn expected(variable: &Json) -> Option<Vec<u8>> {
         let all = &variable["selections"][0];
         let taken = all["ranges"]
@@ -690,7 +690,7 @@ mod tests {
         Some(bytes_of(all["hex"].as_str().filter(|_| whole)?))
     }
 
-    /// Holds a variable against what is expected, however its file lies; what is not as it should be.
+    /// Compares a variable with the expected values, for every layout of its file; returns the differences.
     fn compared(file: &[u8], mapper: &str, expected: &[u8]) -> Vec<String> {
         let (mut wrong, bytes) = (Vec::new(), file.to_vec());
         for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
@@ -723,8 +723,8 @@ mod tests {
         wrong
     }
 
-    /// Checks every variable of every fixture against the values that the libraries read: however the file is striped,
-    /// per part and per piece.
+    /// Checks every variable of every fixture against the values that the libraries read: however the file is striped, per part and
+    /// per piece.
     #[test]
     fn mapped_components_hold_values_that_libraries_read() {
         let (mut right, mut wrong) = (0, Vec::new());
@@ -753,7 +753,7 @@ mod tests {
             }
         }
         assert!(right >= 122, "{right} {wrong:#?}");
-        // What nobody wrote is nowhere, and of some filters there is no decoder.
+        // Unwritten chunks are stored nowhere, and some filters have no decoder.
         let sparse = [
             "netcdf:short: 16 of 40",
             "zarr:tas: 60 of 90",
@@ -770,7 +770,7 @@ mod tests {
         assert!(unknown.is_empty(), "{unknown:#?}");
     }
 
-    /// Takes so many bytes and no more.
+    /// Accepts a limited number of bytes.
     struct Room(usize);
 
     impl io::Write for Room {
@@ -787,8 +787,7 @@ mod tests {
         }
     }
 
-    /// Changes a few bytes of each file. Whatever the headers say then, the mapping ends and reads nothing beyond a
-    /// file.
+    /// Changes a few bytes of each file. With any resulting headers, the mapping ends and reads nothing beyond a file.
     #[test]
     fn map_of_damaged_header_never_reads_past_file() {
         let mut random = 7_u64;
@@ -823,7 +822,7 @@ mod tests {
                 {
                     let held: Held =
                         serde_json::from_str(component.selection.values().unwrap()).unwrap();
-                    // What can't be decoded is told; what can goes on to where there is room.
+                    // Undecodable values return an error; decodable values are written until the room is used up.
                     let _ = held.decode(
                         &gathered(&file, &layout, &component.selection),
                         &mut Room(1 << 24),

@@ -1,4 +1,5 @@
-//! What a mapper finds in a Zarr that is a folder of files: each chunk or shard is a file of its own, with its own elements.
+//! Maps of a Zarr that is a folder of files: each chunk or shard is a separate file on its own elements. This module reads metadata
+//! only.
 
 use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
 use std::cell::RefCell;
@@ -11,22 +12,22 @@ use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
 use tidemill_format::{Folder, Range as Indices, Storage, Store, Variable, pieces, zarr};
 use tidemill_kernel::array::{Held, HeldPiece};
 
-/// Files of one component of `per = "part"`: an element with more of them has several components.
+/// Maximum number of files of one component with `per = "part"`: an element with more files has several components.
 const FILES_MAX: usize = 256;
-/// What is left of the text that says how bytes are decoded when the variable has been told, in bytes.
+/// Bytes of the description of the decoding that remain for pieces, after the description of the variable.
 const PIECES_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
 
-/// The files of the array as the owner of a job may read them, by their full paths.
+/// Files of the array with the rights of a job's owner, by their full paths.
 pub(in crate::jobs) trait Below {
-    /// What the sealed version of a file is made of. `None`: there is no such file, or it has no version yet.
+    /// Returns the sealed version of a file; `None` if the file does not exist or has no version yet.
     fn look(&self, path: &str) -> io::Result<Option<Made>>;
-    /// Bytes of a version.
+    /// Reads bytes of a version.
     fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// The names in a folder.
+    /// Returns the names in a folder.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
 }
 
-/// A folder as it was when its files were first looked at.
+/// A folder in the state in which its files were first looked up.
 struct Tree<'a> {
     files: &'a dyn Below,
     root: &'a str,
@@ -75,24 +76,24 @@ impl Folder for Tree<'_> {
     }
 }
 
-/// A chunk, and the file that it is in, by the number of that.
+/// A chunk, with the index of its file.
 struct Piece {
     file: usize,
     span: Range<u64>,
     held: HeldPiece,
 }
 
-/// What is found of a variable.
+/// A variable and its chunks.
 struct Found {
     held: Held,
     files: Vec<(String, Made)>,
     pieces: Vec<Piece>,
 }
 
-/// The components of a variable of a Zarr, each as the files that it reads.
+/// Returns the components of a Zarr variable, each with the files that it reads.
 ///
 /// # Errors
-/// For whoever wrote the mapper: what is wrong with it, the folder, or what lies there.
+/// The text is for the author of the mapper: the fault in the mapper, the folder or its content.
 pub(in crate::jobs) fn map(
     files: &dyn Below,
     root: &str,
@@ -132,7 +133,7 @@ pub(in crate::jobs) fn map(
     })
 }
 
-/// An error with what caused it.
+/// Returns an error with its cause.
 fn whole(error: &tidemill_format::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -166,7 +167,7 @@ impl Found {
         let chunks = pieces(variable, &all, Store::Folder(tree), u64::MAX);
         let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
         for (looked, piece) in chunks.map_err(|error| whole(&error))?.enumerate() {
-            // Of a sparse variable most may never have been written.
+            // Most chunks of a sparse variable may never have been written.
             if looked >= 16 * PIECES_MAX || found.pieces.len() >= PIECES_MAX {
                 return Err(format!(
                     "it has more than {PIECES_MAX} chunks, or {} that may be there: store it in larger ones",
@@ -204,7 +205,7 @@ impl Found {
         }
     }
 
-    /// The element that has most of a chunk, of several the first one.
+    /// Returns the element with the most bytes of a chunk; among equal elements the first.
     fn element(&self, piece: &Piece) -> ElementId {
         let layout = &self.files[piece.file].1.layout;
         let spans = layout.spans(piece.span.clone());
@@ -217,7 +218,7 @@ impl Found {
         copy.map_or(ElementId(0), |copy| copy.element)
     }
 
-    /// The chunks that are on one element together, file by file, as many as one component may have.
+    /// Groups the chunks by element, file by file, into components of bounded size.
     fn parts(&self) -> Vec<Vec<&Piece>> {
         let mut elements: BTreeMap<ElementId, Vec<&Piece>> = BTreeMap::new();
         for piece in &self.pieces {
@@ -242,7 +243,7 @@ impl Found {
         components
     }
 
-    /// The files of a component: pieces of one file follow each other.
+    /// Returns the files of a component: pieces of one file are adjacent.
     fn files_of(&self, pieces: &[&Piece]) -> Result<Vec<MappedFile>, String> {
         let mut held = self.held.clone();
         let mut files = Vec::new();
@@ -266,7 +267,7 @@ impl Found {
                 .sum::<u64>();
             let all = 0..made.layout.size();
             let selection = match &made.layout {
-                // Read in place.
+                // The file is read in place.
                 Layout::Whole(_) if ranges == [all] => Ok(Selection::part(0)),
                 _ => Selection::ranges(None, &ranges),
             };
@@ -295,7 +296,7 @@ mod tests {
     use tidemill_core::id::ObjectId;
     use tidemill_core::layout::Part;
 
-    /// A folder of this machine as if it were of the array, its files on three elements, or striped over two.
+    /// A local folder in the role of the array, its files on three elements, or striped over two.
     struct Here {
         root: PathBuf,
         striped: bool,
@@ -352,7 +353,7 @@ mod tests {
         }
     }
 
-    /// The values that all components get, each where it belongs; how many there are.
+    /// Puts the values of all components into their places; returns their number.
     fn put_together(
         here: &Here,
         components: &[Vec<MappedFile>],
@@ -412,8 +413,8 @@ mod tests {
         }
     }
 
-    /// Checks versions 2 and 3, shards, consolidated or not, whole files and striped files, against the values that
-    /// zarr-python reads.
+    /// Checks versions 2 and 3, shards, consolidated or not, whole files and striped files, against the values that zarr-python
+    /// reads.
     #[test]
     fn mapped_zarr_components_hold_values_that_zarr_python_reads() {
         let mut right = 0;

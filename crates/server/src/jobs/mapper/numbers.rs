@@ -1,19 +1,20 @@
-//! Built-in kernels of numbers read a variable in its type and without its missing values, or the job is refused.
+//! Arguments for built-in kernels of numbers: they read a variable in its type and without its missing values, or the job is
+//! refused.
 
 use tidemill_format::{DataType, Format, Kind, Variable};
 use tidemill_kernel::array::{self, Absent, Dtype};
 use tidemill_kernel::{Reads, reads_numbers};
 
-/// How a kernel gets the values of a variable.
+/// Form in which a kernel receives the values of a variable.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Handed {
     /// The missing values, which are replaced by one value.
     pub(super) absent: Option<Absent>,
-    /// Arguments that the kernel gets beside its own.
+    /// Additional arguments of the kernel.
     pub(super) args: Vec<String>,
 }
 
-/// How kernels that form a pipeline get the values of a variable.
+/// Returns how kernels that form a pipeline receive the values of a variable.
 ///
 /// # Errors
 /// The kernel would read other values; the text is for the author of the task, and names the argument that helps.
@@ -54,7 +55,7 @@ pub(super) fn handed(
     }
 }
 
-/// As [`handed`], for values without attributes, of which one may be `missing`.
+/// Does the same as [`handed`], for values without attributes, with at most one `missing` value.
 pub(super) fn of_type(
     kernels: &[Vec<String>],
     dtype: Dtype,
@@ -73,7 +74,7 @@ pub(super) fn of_type(
     })
 }
 
-/// The first kernel, if it is a built-in one that reads numbers.
+/// Returns the first kernel, if it is a built-in kernel that reads numbers.
 fn first(kernels: &[Vec<String>]) -> Option<(String, Reads)> {
     let (name, args) = kernels.first()?.split_first()?;
     let name = name.strip_suffix(".so").unwrap_or(name);
@@ -100,8 +101,8 @@ fn typed(name: &str, reads: &Reads, known: &[&str]) -> Result<Handed, String> {
     Ok(Handed::default())
 }
 
-/// The types in which kernels can read values, as `dtype=` has them: the one that is meant, or those of the parts of complex numbers
-/// and text.
+/// Returns the types in which kernels can read the values, in the form of `dtype=`: the intended type, or the types of the parts of
+/// complex numbers and text.
 fn names(data_type: &DataType, meant: Option<Dtype>) -> Vec<&'static str> {
     if let Some(dtype) = meant {
         return vec![short(dtype)];
@@ -179,7 +180,7 @@ mod tests {
         assert!(args("mean dtype=f32", &floats).is_err(), "1e20 is no f32");
         let floats = variable(Kind::Float, 8, &[("_FillValue", Value::Float(vec![1e20]))]);
         assert_eq!(args("mean", &floats).unwrap(), ["missing=nan"]);
-        // NaN never counts, whatever is said; of integers without attributes all do.
+        // NaN never counts, with any arguments; for integers without attributes all values count.
         assert_eq!(
             args("mean", &variable(Kind::Float, 8, &[])).unwrap(),
             ["missing=nan"]
@@ -207,7 +208,7 @@ mod tests {
         assert_eq!(found, Ok(Handed::default()));
         let refused = args("scale dtype=i16 a=2 | mean dtype=i16", &fill).unwrap_err();
         assert!(refused.contains("each kernel"), "{refused}");
-        // Programs and kernels of bytes get values as they are stored.
+        // Programs and kernels of bytes receive values as they are stored.
         for text in ["fingerprint", "mine.so dtype=f64", ""] {
             let found = handed(&stages(text), &fill, Format::Netcdf4);
             assert_eq!(found, Ok(Handed::default()), "{text}");

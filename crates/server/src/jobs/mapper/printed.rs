@@ -1,5 +1,5 @@
-//! What a mapper that is a program of a user's prints: which bytes of its file make which pieces, and how these decode. Nothing of it is
-//! believed (`docs/job-scripts.md`).
+//! Maps printed by mappers that are users' programs: the bytes of a file that form each piece, and their decoding. Every value is
+//! validated (`docs/job-scripts.md`).
 
 use super::{Found, Lookups, PIECES_MAX, Piece, joined};
 use serde::Deserialize;
@@ -9,11 +9,11 @@ use tidemill_core::job::{Map, Mapped};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
 use tidemill_kernel::array::{Codec, Held};
 
-/// The version of the format.
+/// Version of the format.
 const VERSION: u32 = 1;
-/// Dimensions of a variable.
+/// Maximum number of dimensions of a variable.
 const DIMENSIONS_MAX: usize = 32;
-/// Longest text of a fixed length, in bytes.
+/// Maximum length of a text of fixed length, in bytes.
 const TEXT_BYTES_MAX: u32 = 1 << 16;
 
 #[derive(Debug, Deserialize)]
@@ -53,10 +53,10 @@ impl PrintedPiece {
     }
 }
 
-/// What a mapper has found, by what it printed.
+/// Returns the map that a mapper printed.
 ///
 /// # Errors
-/// What is wrong with that, and where.
+/// The error in the map, and its place.
 pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Result<Map, String> {
     let printed: Printed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if printed.version != VERSION {
@@ -86,7 +86,7 @@ pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Resu
     }
 }
 
-/// Whether its bytes are in order and those of the file.
+/// Checks that the bytes of a piece are in order and within the file.
 fn within(piece: &PrintedPiece, size: u64) -> Result<(), String> {
     if !(1..=RANGES_MAX).contains(&piece.bytes.len()) {
         let count = piece.bytes.len();
@@ -116,7 +116,7 @@ fn within(piece: &PrintedPiece, size: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether no byte is in two pieces.
+/// Checks that no byte is in two pieces.
 fn apart(pieces: &[PrintedPiece]) -> Result<(), String> {
     let numbered = |(number, piece): (usize, &PrintedPiece)| {
         piece
@@ -135,7 +135,7 @@ fn apart(pieces: &[PrintedPiece]) -> Result<(), String> {
     }
 }
 
-/// Pieces that are bytes as they are.
+/// Returns a map with pieces of raw bytes.
 fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, String> {
     let of_values = |piece: &PrintedPiece| {
         piece.start.is_some() || piece.shape.is_some() || piece.codecs.is_some()
@@ -188,7 +188,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, Stri
     })
 }
 
-/// Pieces that hold values.
+/// Returns a map with pieces of values.
 fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
     let (element, number) = sizes(dtype).ok_or_else(|| {
         format!("{dtype:?} is no type of values here: give one as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
@@ -249,7 +249,7 @@ fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
     Ok(found)
 }
 
-/// The first indices of a piece and how many there are, of so many values that were before.
+/// Returns the first indices of a piece and its shape; `counted` is the number of values in earlier pieces.
 fn placed(
     printed: &Printed,
     piece: &PrintedPiece,
@@ -310,7 +310,7 @@ fn placed(
             .zip(&shape)
             .zip(whole)
             .all(|((at, count), size)| at.checked_add(*count).is_some_and(|end| end <= *size)),
-        // So many that follow each other.
+        // Values in one sequence.
         false => shape.len() == 1 && printed.chunk.is_none() && count(whole).is_some(),
     };
     match inside && ends && whole.len() <= DIMENSIONS_MAX {
@@ -325,7 +325,7 @@ fn fits(shape: &[u64], chunk: &[u64]) -> bool {
     shape.len() == chunk.len() && shape.iter().zip(chunk).all(|(one, most)| one <= most)
 }
 
-/// Bytes of a value and of each number in it, by what numpy calls it.
+/// Returns the size of a value and of each number in it, in bytes, from numpy's name of the type.
 fn sizes(dtype: &str) -> Option<(u32, u8)> {
     let bits = |text: &str, valid: &[u8]| {
         let bits: u8 = text.parse().ok()?;
@@ -353,7 +353,7 @@ fn sizes(dtype: &str) -> Option<(u32, u8)> {
     bits(text, &[8, 16, 32, 64]).map(plain)
 }
 
-/// A step of decoding by its name.
+/// Returns a step of decoding by its name.
 fn codec(name: &str) -> Result<Codec, String> {
     Ok(match name {
         "gzip" => Codec::Gzip,
@@ -456,7 +456,7 @@ mod tests {
                 (1, None, vec![8192..8193, 39_999..40_000]),
             ]
         );
-        // The second has as much of part 0 as of part 2: the first of them has it.
+        // The second piece has equal shares of part 0 and part 2: the first of them receives it.
         let parts = map(GOOD[0].as_bytes(), &layout, true).unwrap();
         let all = vec![0..10, 4090..4100, 8192..8193, 39_999..40_000];
         assert_eq!((ranges(&parts), parts.count), (vec![(0, None, all)], 3));

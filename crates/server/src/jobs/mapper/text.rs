@@ -1,5 +1,5 @@
-//! What a mapper finds in a file of text: lines with columns. Only the first lines are read here; a component is told which bytes its lines
-//! begin in.
+//! Maps of text files: lines with columns. This module reads only the first lines; a component is assigned the bytes in which its
+//! lines begin.
 
 use super::{numbers, within_part};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use tidemill_format::Bytes;
 use tidemill_format::csv::{Csv, Number};
 use tidemill_kernel::array::{Dtype, Encoded};
 
-/// Components of a column of a text file.
+/// Returns the components of a column of a text file.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
@@ -85,7 +85,7 @@ pub(super) fn map(
     })
 }
 
-/// What a built-in kernel of numbers is told of a column.
+/// Returns the arguments of a built-in kernel of numbers for a column.
 fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
     let (dtype, missing) = match csv.number {
         Number::Float => (Dtype::Float64, Some("nan".to_owned())),
@@ -94,7 +94,7 @@ fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
     Ok(numbers::of_type(kernels, dtype, missing)?.args)
 }
 
-/// A file in several parts.
+/// Returns the layout of a file with several parts.
 fn striped(layout: &Layout) -> Option<&Striped> {
     match layout {
         Layout::Striped(striped) if striped.parts.len() > 1 => Some(striped),
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use std::fmt::Write as _;
 
-    /// What a component reads: the lines that begin in its bytes.
+    /// Returns the input of a component: the lines that begin in its bytes.
     fn lines_of(text: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let runs = layout.runs(selection).unwrap();
         let begins = |at: usize| at == 0 || text[at - 1] == b'\n';

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tidemill_core::event::IdSource;
 use tidemill_core::id::{LabelId, ObjectId};
 
-/// Ids taken from the database at once.
+/// Number of ids taken from the database at once.
 const IDS_BLOCK: u64 = 4096;
 
-/// Ids of labels and objects. What the database can't give is not made up: the dispatcher sends nothing then.
+/// Ids of labels and objects. If the database can't supply ids, the dispatcher sends nothing.
 #[derive(Debug)]
 pub(super) struct Blocks {
     database: Arc<Database>,
@@ -28,7 +28,7 @@ impl Blocks {
     }
 }
 
-/// Makes sure that a block holds so many ids. What was left of the old one is never used.
+/// Makes sure that a block holds `count` ids; returns whether it does. The rest of the previous block is never used.
 fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: u64) -> bool {
     if block.end - block.start >= count {
         return true;

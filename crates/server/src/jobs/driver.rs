@@ -1,14 +1,13 @@
-//! The dispatcher's driver: a thread that owns the dispatcher, feeds it what happens and carries out what
-//! it decides.
+//! The dispatcher's driver: a thread that owns the dispatcher, passes events to it and carries out its decisions. It writes the
+//! database (next: `server/src/jobs/persist.rs`) and sends labels through the queue (next: `server/src/queue.rs`).
 //!
-//! **Invariant**: nothing is sent to an element and no outcome is acknowledged before everything decided so
-//! far is in the database. A server that is killed at any moment therefore finds, when it starts again,
-//! each label that an element may have.
+//! **Invariant**: the driver sends nothing to an element and acknowledges no outcome before all decisions so far are in the
+//! database. A server that is killed at any moment therefore finds, when it starts again, each label that an element may have.
 //!
-//! A database that can't be written now (full, or its device fails) is given the same steps again until they are
-//! kept. Nothing else is decided meanwhile, so that dispatcher and database never disagree about the order of
-//! things, and nothing has to be made again from the database, which knows less than the dispatcher: what elements
-//! reported and was not acknowledged.
+//! If the database can't be written (it is full, or its device fails), the driver retries the same steps until they are kept. It
+//! decides nothing else during that time, so dispatcher and database never disagree about the order of events. Nothing has to be
+//! reconstructed from the database, which knows less than the dispatcher: it lacks the reports of elements that were not
+//! acknowledged.
 
 use super::blocks::Blocks;
 use super::inbox::{Inbox, Stopped};
@@ -55,26 +54,26 @@ use tidemill_wire::capability::rights;
 use tidemill_wire::condition;
 use tidemill_wire::v1::{self, to_element::Message as To};
 
-/// What is taken into one transaction at most.
+/// Maximum number of messages in one transaction.
 const BATCH_MAX: usize = 512;
-/// Bytes of labels after which another message begins: far less than what one may have.
+/// Bytes of labels after which another message begins: far below the maximum size of a message.
 const LABELS_BYTES_MAX: usize = 8 << 20;
-/// How often waiting jobs are looked at although no name is known to have changed.
+/// Interval of the check for waiting jobs when no name is known to have changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long a database that refuses to write is left alone, and a queue that can't be used.
+/// Pause after a failed write of the database, and after a failure of the queue.
 const REST: Duration = Duration::from_secs(1);
 const QUEUE_REST: Span = Span::from_secs(REST.as_secs());
 
-/// What the driver shares with the rest of the server.
+/// State that the driver shares with the rest of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
-    /// Some job waits for a file.
+    /// Whether any job waits for a file.
     pub(crate) awaiting: Arc<AtomicBool>,
-    /// Bumped with every change of a job.
+    /// Incremented with every change of a job.
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
-    /// Labels of no job that elements have begun with.
+    /// Labels without a job that elements have started.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
-    /// Why decisions can't be kept or passed on now, if they can't.
+    /// Reason why decisions can't be kept or sent now; `None` if they can.
     pub(crate) trouble: Arc<Mutex<Option<(condition::Kind, String)>>>,
 }
 
@@ -89,7 +88,7 @@ impl Default for Signals {
     }
 }
 
-/// See the module.
+/// The driver of the dispatcher.
 #[derive(Debug)]
 pub(crate) struct Driver {
     dispatcher: Dispatcher,
@@ -98,7 +97,7 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     array: Arc<Array>,
     queue: Arc<dyn Queue>,
-    /// The queue may lack labels, or keep some that elements are not given; when it is tried again.
+    /// Time of the next attempt to use the queue, if the queue may lack labels or has labels that were not sent to elements.
     behind: Option<Time>,
     garbage: Garbage,
     signals: Signals,
@@ -108,30 +107,30 @@ pub(crate) struct Driver {
     awaited: BTreeMap<(u32, String), Waiting>,
     /// Outcomes that the dispatcher has not settled yet, by label.
     unsettled: BTreeMap<LabelId, Unsettled>,
-    /// The objects that labels under way may take their outputs from.
+    /// Objects that the outputs of unfinished labels may reuse.
     offered: BTreeMap<LabelId, Vec<ObjectId>>,
     look: bool,
     sweep: bool,
     copy: bool,
     scrub: bool,
-    /// Elements that are no longer waited for.
+    /// Elements that the server no longer waits for.
     losses: Losses,
-    /// How fast what is no longer new is copied.
+    /// Rate limit for copies of versions that are no longer new.
     pace: Pace,
-    /// Elements that are being emptied, as the dispatcher was told.
+    /// Elements that are being emptied, as last reported to the dispatcher.
     emptied: BTreeSet<u32>,
-    /// Objects may have another first copy than when jobs were told of them.
+    /// Whether the first copy of an object may have changed since jobs learned of it.
     moved: bool,
-    /// Objects that were told to be damaged somewhere since the last turn: that is not kept yet.
+    /// Objects that were reported damaged since the last turn: the database does not have these reports yet.
     damaged: BTreeSet<ObjectId>,
-    /// Versions that were to rest until then are looked at all the same: an element came.
+    /// Versions that rest until this time are processed at once, because an element joined.
     woken: i64,
     change: i64,
-    /// What follows from the jobs that were brought back.
+    /// Steps and messages that follow from the restored jobs.
     first: (Vec<Step>, Outbox),
 }
 
-/// Who waits for a path.
+/// Jobs that wait for a path.
 #[derive(Debug)]
 struct Waiting {
     caller: Caller,
@@ -145,41 +144,41 @@ struct Unsettled {
     outcome: Box<Outcome>,
 }
 
-/// What came of looking at a version that may lack copies.
+/// Result of processing a version that may lack copies.
 enum Went {
-    /// This is to be kept.
+    /// A finding to be kept.
     Found(Found),
-    /// Labels are under way, or will be.
+    /// Labels are in progress, or will be.
     On,
-    /// No more can be done now, for others neither.
+    /// Nothing more can be done now, for other versions neither.
     NoFurther,
 }
 
-/// When and how fast copies are made again, and moved.
+/// Delay and rate of repairs and moves of copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mending {
-    /// How long an element may be away.
+    /// Maximum time that an element may be offline.
     pub(crate) after: Duration,
-    /// Bytes in a second; 0: as fast as elements can.
+    /// Bytes per second; 0 means as fast as the elements can.
     pub(crate) bytes_per_sec: u64,
 }
 
 /// Labels whose end is kept, by element.
 type Acks = BTreeMap<ElementId, Vec<LabelId>>;
 
-/// What is to be sent once a batch is in the database.
+/// Messages to send once a batch is in the database.
 #[derive(Debug, Default)]
 struct Outbox {
     messages: Vec<(u32, To)>,
     labels: BTreeMap<ElementId, Vec<Label>>,
-    /// Elements that came back, and the labels that they know.
+    /// Elements that reconnected, and the labels that they know.
     back: BTreeMap<ElementId, BTreeSet<LabelId>>,
     acks: Acks,
-    /// Objects that jobs that have ended needed: until their end is kept, a restart would need them again.
+    /// Objects that ended jobs needed. Until the end of a job is kept, a restart would need its objects again.
     unpinned: Vec<ObjectId>,
 }
 
-/// What the dispatcher is told of a copy.
+/// Returns the event that reports a copy to the dispatcher.
 fn copied(object: ObjectId, element: ElementId, there: bool) -> Event {
     Event::Copied {
         object,
@@ -189,7 +188,7 @@ fn copied(object: ObjectId, element: ElementId, there: bool) -> Event {
 }
 
 impl Driver {
-    /// Brings back the jobs that had not ended.
+    /// Restores the jobs that have not ended.
     pub(crate) fn new(
         names: Arc<SqliteNames>,
         array: Arc<Array>,
@@ -282,15 +281,15 @@ impl Driver {
         tracing::debug!("the driver of jobs has ended");
     }
 
-    /// Keeps and sends what follows from the jobs that were brought back.
+    /// Keeps and sends the results of restoring the jobs.
     pub(crate) fn begin(&mut self, inbox: &mut Inbox) -> Result<(), Stopped> {
         let (steps, outbox) = std::mem::take(&mut self.first);
         self.finish(steps, outbox, inbox)
     }
 
-    /// Takes what has come in, decides, keeps and sends; looks around if nothing comes in for so long.
+    /// Takes the incoming messages, decides, keeps and sends. If no message arrives within `wait`, checks the waiting jobs.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
-        // What was kept since the last turn counts.
+        // The search for copies starts from the state kept by the last turn.
         let copy = std::mem::take(&mut self.copy);
         let mut next = inbox.next(if copy { Duration::ZERO } else { wait })?;
         self.look |= next.is_none();
@@ -313,7 +312,8 @@ impl Driver {
             self.remove_garbage(&mut steps, &mut outbox);
         }
         if copy {
-            // What is found follows from what was kept before these steps: what they say of copies counts.
+            // The copies are decided from the database as it was before these steps. Their steps are written first, so that these
+            // steps take precedence.
             let mut first = Vec::new();
             self.make_copies(&mut first, &mut outbox);
             first.append(&mut steps);
@@ -330,7 +330,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes labels of copies that are missing.
+    /// Creates labels for missing copies.
     fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let gone = self.array.gone(self.losses.after);
         let looks = self.losses.renew(&gone, &self.array.up());
@@ -357,7 +357,7 @@ impl Driver {
             let short = self.database.read(|db| copies::short(db, object, &absent));
             let Ok(mut short) = short else { break };
             let object = short.kept.object;
-            // What is known of it is not what was kept: a copy that seems to be one too many may be the last good one.
+            // The damage of the object is not in the database yet: a copy that seems superfluous may be the last good one.
             if self.damaged.contains(&object) {
                 continue;
             }
@@ -370,14 +370,14 @@ impl Driver {
                     settled = true;
                 }
                 Went::On => {}
-                // What comes next finds no element that takes a label either, or is to be made later, too.
+                // The next versions find no element that takes a label either, or are to be made later, too.
                 Went::NoFurther => break,
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
     }
 
-    /// Has elements read the next of their objects that are to be compared.
+    /// Has elements read the next of their objects that a scrub compares.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
             fault.put_off("scrubs are put off");
@@ -402,7 +402,7 @@ impl Driver {
         }
     }
 
-    /// Has elements make the copies of a version that are missing, as far as they take labels.
+    /// Has elements make the missing copies of a version, as far as they take labels.
     fn go_on_copying(
         &mut self,
         short: &mut Short,
@@ -426,7 +426,7 @@ impl Driver {
                 Next::Remove { goes, first } => {
                     let object = short.kept.object;
                     self.untell_copies(object, &goes, steps, outbox);
-                    // Mostly nothing is left to be done then.
+                    // Usually this completes the work for the version.
                     short.kept.go(&goes, first);
                     let found = Found::Surplus { goes, first };
                     steps.push(Step::Copies { object, found });
@@ -451,7 +451,7 @@ impl Driver {
                 Next::Make { .. }
                     if short.kept.can_wait() && !self.pace.take(short.kept.size, clock::now()) =>
                 {
-                    // What only moves comes after all else.
+                    // Versions that only move are processed after all others.
                     return match short.kept.only_moves() {
                         true => Went::NoFurther,
                         false => Went::On,
@@ -470,7 +470,7 @@ impl Driver {
         }
     }
 
-    /// Tells the dispatcher which elements tasks may not be placed on, and lets names and copies know.
+    /// Reports to the dispatcher which elements take no tasks, and notifies names and copies.
     fn tell_emptied(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let emptied = self.shared.leaving.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
@@ -483,7 +483,7 @@ impl Driver {
         }
     }
 
-    /// An element is the array's no more: nothing that it was to do will be done.
+    /// Handles the removal of an element from the array: its remaining work will not be done.
     fn on_removed(&mut self, element: ElementId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         self.tell_emptied(steps, outbox);
         self.feed(Event::ElementDown { element }, steps, outbox);
@@ -498,13 +498,13 @@ impl Driver {
         }
     }
 
-    /// Whether the dispatcher is to know what becomes of the copies of an object: a job reads it, or it was told of them
-    /// once and would believe that for ever.
+    /// Returns whether the dispatcher must learn of changes to the copies of an object: a job reads the object, or the dispatcher
+    /// knows of its copies and would otherwise keep outdated knowledge for ever.
     fn tells_of(&self, object: ObjectId) -> bool {
         self.shared.pinned(object.0) || self.dispatcher.knows_copies(object)
     }
 
-    /// Tells the dispatcher that these elements are no longer to be read from.
+    /// Reports to the dispatcher that an object is no longer readable on these elements.
     fn untell_copies(
         &mut self,
         object: ObjectId,
@@ -520,9 +520,9 @@ impl Driver {
         }
     }
 
-    /// Makes labels of what is to be removed.
+    /// Creates labels that remove garbage.
     fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        // That they may go has to be known after a power loss, too: a copy elsewhere may be all that is left.
+        // The permission to remove must survive a power loss, too: a copy elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
             fault.put_off("removals are put off");
@@ -540,7 +540,7 @@ impl Driver {
                 };
                 let Some(&end) = objects.last() else { break };
                 last = end;
-                // It may be the last good one.
+                // The copy may be the last good one.
                 objects.retain(|object| !self.damaged.contains(object));
                 if objects.is_empty() {
                     continue;
@@ -570,7 +570,7 @@ impl Driver {
                     policy: policy.unwrap_or(self.dispatcher.policy()).to_owned(),
                     elements: trace::elements(&job, &self.dispatcher, clock::now()),
                 };
-                // Who asked may have gone away.
+                // The caller may no longer wait for the answer.
                 let _ = answer.send(sight);
             }
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
@@ -585,7 +585,7 @@ impl Driver {
                 self.woken = clock::now_ns() + copies::REST_NS;
             }
             Incoming::Load(asker) => {
-                // Whoever asked may have given up.
+                // The caller may no longer wait for the answer.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
             }
             Incoming::Demand(asker) => {
@@ -633,7 +633,7 @@ impl Driver {
         self.ask_for_programs(outbox);
     }
 
-    /// Tells the dispatcher where copies of objects are that jobs read.
+    /// Reports to the dispatcher where the copies are of objects that jobs read.
     fn tell_copies(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let of_all = |db: &rusqlite::Connection| parts::of_all(db, objects);
         let parted = match self.shared.parts() {
@@ -672,7 +672,7 @@ impl Driver {
         }
     }
 
-    /// Objects of an element are not what was sealed.
+    /// Handles the report that objects of an element no longer have their sealed content.
     fn on_damaged(
         &mut self,
         element: ElementId,
@@ -680,7 +680,7 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
-        // Jobs read what waits to be removed elsewhere rather than nothing.
+        // Jobs may read a copy elsewhere that waits for its removal, rather than no copy.
         let read = damaged.iter().map(|one| one.object);
         let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
         self.tell_copies(&read, steps, outbox);
@@ -764,7 +764,7 @@ impl Driver {
         }
     }
 
-    /// Asks elements for the programs of jobs of which they have not said whether they have them.
+    /// Asks elements for programs of jobs, if the elements have not yet reported whether they have the programs.
     fn ask_for_programs(&self, outbox: &mut Outbox) {
         for (element, names) in self.dispatcher.unknown_programs() {
             let question = v1::FindPrograms { request: 0, names };
@@ -774,8 +774,7 @@ impl Driver {
         }
     }
 
-    /// Has an element that came back given what it should have and does not know, and aborts what it has
-    /// beyond that.
+    /// Sends an element that reconnected the labels that it should have and does not know, and aborts its other labels.
     fn resync(&mut self, element: ElementId, known: &[u64], outbox: &mut Outbox) {
         let known: BTreeSet<LabelId> = known.iter().copied().map(LabelId).collect();
         for label in known.iter().filter(|label| !self.dispatcher.wants(**label)) {
@@ -813,8 +812,7 @@ impl Driver {
         self.settle(steps, outbox);
     }
 
-    /// The outcome that the dispatcher is told: a success whose names are taken or may not be written is a
-    /// failure.
+    /// Returns the outcome for the dispatcher: a success whose names are taken or may not be written becomes a failure.
     fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
         let told = outcome.clone();
         let Some(task) = task.filter(|_| outcome.result.is_ok()) else {
@@ -860,7 +858,7 @@ impl Driver {
         }
     }
 
-    /// Acknowledges outcomes that the dispatcher has made its decision about.
+    /// Acknowledges outcomes that the dispatcher has settled.
     fn settle(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let settled: Vec<LabelId> = self
             .unsettled
@@ -885,7 +883,7 @@ impl Driver {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),
             };
-            // A copy is there, or can't be made: the next one can be.
+            // A copy was made, or failed: the next copy can be made.
             self.copy |= task.is_none();
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
             let read = made.filter(|sealed| self.tells_of(sealed.object));
@@ -989,7 +987,7 @@ impl Driver {
         }
     }
 
-    /// A label that names the files in folders that it reads.
+    /// Returns the label with the names of the files in the folders that it reads.
     fn unfolded(&self, mut label: Label) -> Label {
         if let Operation::Analyse(analysis) = &mut label.operation
             && analysis.inputs.iter().any(|one| is_folder(&one.name))
@@ -1000,8 +998,8 @@ impl Driver {
         label
     }
 
-    /// Gives the queue what it may lack, and elements that are up what it has for them; the others are given it when
-    /// they come.
+    /// Adds missing labels to the queue, and sends the elements that are up their labels. Other elements receive their labels when
+    /// they connect.
     fn deliver(&mut self, mut outbox: Outbox, acks: &Acks) -> Result<(), Unavailable> {
         let mut elements: BTreeSet<ElementId> = outbox.labels.keys().copied().collect();
         let up: BTreeSet<ElementId> = self.array.up().into_iter().map(ElementId).collect();
@@ -1011,7 +1009,7 @@ impl Driver {
                     outbox.labels.entry(element).or_default().push(label);
                 }
             }
-            // Elements answer for what they are given once more.
+            // Elements answer for labels that they receive once more.
             for element in &up {
                 outbox.back.entry(*element).or_default();
             }
@@ -1041,8 +1039,8 @@ impl Driver {
         Ok(())
     }
 
-    /// As [`Self::deliver`], and notes how it went. A queue that can't be used is let rest; what it misses meanwhile is
-    /// in the database.
+    /// Does the same as [`Self::deliver`], and records the result. After a failure the queue is not used for a while; the database
+    /// has the labels that the queue misses.
     fn try_to_deliver(&mut self, outbox: Outbox, acks: &Acks) {
         let now = clock::now();
         if self.behind.is_some_and(|again| now < again) {
@@ -1084,7 +1082,7 @@ impl Driver {
             let label = self.signed((element, &up), label, remembered);
             bytes += label.encoded_len();
             batch.labels.push(label);
-            // Those that read folders name very many files.
+            // Labels that read folders may name very many files.
             if bytes > LABELS_BYTES_MAX {
                 let batch = std::mem::take(&mut batch);
                 self.array.send(element.0, To::Labels(batch));
@@ -1096,7 +1094,7 @@ impl Driver {
         }
     }
 
-    /// The remembered results that labels, sent together, may be answered with.
+    /// Returns the cached results that may answer labels sent together.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
         let mut presumed = Presumed::default();
         let up = |element: ElementId| self.array.up().contains(&element.0);
@@ -1114,14 +1112,14 @@ impl Driver {
         })
     }
 
-    /// An element that is up and has an object that lies on one that is not.
+    /// Returns an element that is up and has an object whose own element is not up.
     fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
         let holders = self.database.read(|db| copies::holders(db, object));
         let mut holders = holders.unwrap_or_default().into_iter();
         holders.find(|element| up.contains(element))
     }
 
-    /// Whether an element has its files outside of the array.
+    /// Returns whether an element keeps its files outside of the array.
     fn is_outside(&self, element: ElementId) -> bool {
         let rooms = self.shared.rooms();
         let mut outside = rooms.store.iter().filter(|room| room.outside);
@@ -1133,7 +1131,7 @@ impl Driver {
         self.shared.damage() && self.database.read(is).unwrap_or(false)
     }
 
-    /// Whether an object is still being written that a rule's task may read.
+    /// Returns whether an object that a rule's task may read is still being written.
     fn is_growing(&self, object: u64) -> bool {
         let is = |db: &rusqlite::Connection| {
             let sql = "SELECT 1 FROM writing WHERE object = ?1";
@@ -1142,7 +1140,7 @@ impl Driver {
         self.shared.rules.any_growing() && self.database.read(is).unwrap_or(false)
     }
 
-    /// The label as it is sent: with the right to pull each input that is elsewhere, from where it can be had now.
+    /// Returns the label in the form that is sent: with the right to pull each remote input from an element that has it now.
     fn signed(
         &self,
         (element, up): (ElementId, &[u32]),
@@ -1150,7 +1148,7 @@ impl Driver {
         remembered: Option<v1::Remembered>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
-        // All that ranks read they may have to bring from elsewhere, and they are started where it is.
+        // Ranks may have to fetch every input from another element, and are started where the inputs are.
         let ranked = matches!(&label.operation, Operation::Analyse(analysis) if analysis.surroundings.is_ranked());
         let right = match ranked {
             true => rights::READ | rights::RANK,
@@ -1163,7 +1161,7 @@ impl Driver {
             }
             input.growing = input.element == element.0 && self.is_growing(input.object);
             input.leaves = self.shared.bursts.leaves(element.0).into();
-            // Where files are outside there is none that it could open: it asks itself.
+            // An element outside has no file to open in place: it sends a request to itself.
             let asks = input.element != element.0 || ranked || self.is_outside(element);
             if asks {
                 let object = input.object;
@@ -1190,7 +1188,7 @@ impl Driver {
         message
     }
 
-    /// Where the objects are to be read that one lies in; `None`: it is one.
+    /// Returns the places of the parts of a version; `None` for one object.
     fn layout(&self, object: u64, up: &[u32], (uid, right): (u32, u32)) -> Option<v1::Layout> {
         if !self.shared.parts() {
             return None;
@@ -1297,7 +1295,7 @@ impl Driver {
         self.dispatcher.forget(job);
     }
 
-    /// Looks whether files that jobs wait for have come into being.
+    /// Checks whether files that jobs wait for exist now.
     fn look_for_awaited(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let found = self.database.read(|db| {
             let mut found = Vec::new();
@@ -1329,7 +1327,7 @@ impl Driver {
         }
     }
 
-    /// Writes what was decided, then sends.
+    /// Writes the decisions, then sends.
     fn finish(
         &mut self,
         steps: Vec<Step>,
@@ -1366,7 +1364,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Has steps in the database when it returns, however long that takes.
+    /// Returns when the steps are in the database, however long that takes.
     fn keep(&self, steps: Vec<Step>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
         let batch = Arc::new(Batch {
             steps,

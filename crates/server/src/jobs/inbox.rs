@@ -1,7 +1,7 @@
-//! What the driver is told, in order.
+//! Messages for the driver, in order.
 //!
-//! While the database can't be written nothing more can be decided, but elements go on telling. What waits then is
-//! bounded: a status takes the place of the one before, and what is told twice waits once.
+//! While the database can't be written, the driver decides nothing more, but elements continue to report. The queue is bounded: a
+//! status replaces the earlier status, and a repeated message is queued once.
 
 use super::Incoming;
 use crate::array::Report;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// See the module.
+/// Messages for the driver.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     incoming: Receiver<Incoming>,
-    /// What came in while nothing could be worked on.
+    /// Messages that arrived while none could be processed.
     waiting: VecDeque<Incoming>,
 }
 
@@ -31,7 +31,7 @@ impl Inbox {
         }
     }
 
-    /// The next message, if one comes within `wait`.
+    /// Returns the next message, if one arrives within `wait`.
     pub(super) fn next(&mut self, wait: Duration) -> Result<Option<Incoming>, Stopped> {
         if let Some(first) = self.waiting.pop_front() {
             return Ok(Some(first));
@@ -43,14 +43,14 @@ impl Inbox {
         }
     }
 
-    /// Takes what has come in; gives whether there is anything to give out. Does not wait.
+    /// Takes the messages that have arrived; returns whether any message is available. Does not wait.
     #[cfg(feature = "simulation")]
     pub(crate) fn has_more(&mut self) -> bool {
         self.waiting.extend(self.incoming.try_recv());
         !self.waiting.is_empty()
     }
 
-    /// Lets time pass without giving anything out.
+    /// Waits for a time and queues the messages that arrive.
     pub(super) fn rest(&mut self, time: Duration) -> Result<(), Stopped> {
         #[cfg(feature = "simulation")]
         if clock::rest() {
@@ -72,12 +72,12 @@ impl Inbox {
     }
 }
 
-/// Whether nobody waits for the answer any more.
+/// Returns whether the caller no longer waits for the answer.
 fn is_given_up(message: &Incoming) -> bool {
     matches!(message, Incoming::Plan(_, answer) if answer.is_closed())
 }
 
-/// Whether the later message says all that the earlier one did.
+/// Returns whether the later message contains all content of the earlier one.
 fn supersedes(later: &Incoming, earlier: &Incoming) -> bool {
     let (Incoming::Report(later), Incoming::Report(earlier)) = (later, earlier) else {
         return matches!(

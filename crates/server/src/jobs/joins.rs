@@ -1,4 +1,4 @@
-//! What is known of a task whose components were run in its place: it is told as one task, which read what they read.
+//! Records of a task whose components ran in its place: it is described as one task that read the inputs of all components.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
@@ -14,14 +14,14 @@ fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {
     parse(&spec, SPEC, task)
 }
 
-/// Whether a task makes its result of what components gave.
+/// Returns whether a task merges the results of components.
 pub(crate) fn is_merge(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     Ok(spec(db, task.0)?.share == StoredShare::Merge)
 }
 
-/// The components that made the parts of its outputs.
+/// Returns the components that made the parts of a task's outputs.
 fn components(spec: &StoredTask) -> Vec<u64> {
-    // The first input of what makes striped files is what they are components of.
+    // The first input of a task that joins striped files is the input that its components divide.
     let made = spec
         .inputs
         .iter()
@@ -30,11 +30,11 @@ fn components(spec: &StoredTask) -> Vec<u64> {
         StoredOrigin::Task { task, .. } => Some(task),
         StoredOrigin::File { .. } | StoredOrigin::Awaited => None,
     });
-    // Each is there once for every output.
+    // Each component appears once for every output.
     made.collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
-/// The object that an input is.
+/// Returns the object of an input.
 fn object(db: &Connection, origin: StoredOrigin) -> Result<Option<i64>, Fault> {
     let (task, output) = match origin {
         StoredOrigin::File { object, .. } => return Ok(Some(object.cast_signed())),
@@ -47,7 +47,7 @@ fn object(db: &Connection, origin: StoredOrigin) -> Result<Option<i64>, Fault> {
     Ok(statement.query_row(row, |row| row.get(0)).optional()?)
 }
 
-/// Records what the components of a task have read as read by the task.
+/// Records the inputs of a task's components as inputs of the task.
 pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     let Some(&first) = components(&spec(db, task.0)?).first() else {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
         let Some(object) = object(db, input.origin)? else {
             continue;
         };
-        // Of the first each has read its own.
+        // Each component read its own selection of the first input.
         let selection = if seq == 0 { "" } else { &input.selection };
         let task = task.0.cast_signed();
         insert.execute(params![task, seq, input.name, object, selection])?;
@@ -66,7 +66,7 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A task ended when the last of its components did.
+/// Sets the times of a task to the end of its last component.
 pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
     let sql = "UPDATE task SET (element, start, kernel_start, end, kernel_hash) = (SELECT one.element, max(one.end), \
                max(one.end), max(one.end), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
@@ -77,7 +77,8 @@ pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What lineage says of a task whose components ran: it took as long and moved as much as they did together.
+/// Sets the lineage record of a task whose components ran: it took as long and transferred as many bytes as the components
+/// together.
 pub(crate) fn total(db: &Connection, spec: &StoredTask, run: &mut v1::Run) -> Result<(), Fault> {
     let sql = "SELECT min(start), max(end), sum(read_bytes), sum(written_bytes), sum(moved_bytes) \
                FROM json_each(?1) AS met CROSS JOIN task ON task.task = met.value";

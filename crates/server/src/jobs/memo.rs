@@ -1,5 +1,5 @@
-//! What the driver remembers of unfinished jobs beside the dispatcher: whose they are, which objects they
-//! need to stay, which outputs nobody will read any more.
+//! The driver's own records of unfinished jobs: their owners, the objects that must stay, and the outputs that no task will read
+//! any more.
 
 use super::way::Anchors;
 use super::{Accepted, Files};
@@ -13,7 +13,7 @@ use tidemill_core::label::{Input, Owner};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 
-/// Bytes of the names of files in folders that one label reads, at most.
+/// Maximum number of bytes of the names of files in folders that one label reads.
 const NAME_BYTES_MAX: usize = 16 << 20;
 
 /// One unfinished job.
@@ -27,26 +27,26 @@ pub(crate) struct Memo {
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
-    /// What lies in the folders that its tasks have made.
+    /// Content of the folders that the job's tasks have made.
     pub(crate) folders: Folders,
 }
 
-/// What lies in folders that tasks have made, by what stands for each: names in there, and objects.
+/// Content of folders that tasks have made, by the object that stands for each folder: names in the folder, and objects.
 #[derive(Debug, Default)]
 pub(crate) struct Folders(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
-/// One task of it.
+/// One task of the job.
 #[derive(Debug)]
 pub(crate) struct TaskMemo {
     pub(crate) outputs: Vec<OutputSpec>,
     pub(crate) lifetime: Lifetime,
-    /// Tasks whose outputs it reads, each once.
+    /// Tasks whose outputs the task reads, each once.
     makers: Vec<TaskId>,
-    /// Tasks that read its outputs and have not ended well.
+    /// Number of tasks that read its outputs and have not succeeded yet.
     readers_left: usize,
     read_by_any: bool,
     done: bool,
-    /// Inodes and objects of the files that it has made.
+    /// Inodes and objects of the files that the task has made.
     made: Vec<(u64, ObjectId)>,
 }
 
@@ -113,8 +113,8 @@ impl Memo {
         }
     }
 
-    /// A task ended well with these outputs. Gives the outputs (inode and object) that were kept only as
-    /// long as somebody was to read them, and that nobody will any more.
+    /// Records that a task succeeded with these outputs. Returns temporary outputs (inode and object) that no task will read any
+    /// more.
     pub(crate) fn on_done(&mut self, id: TaskId, files: &Files) -> Vec<(u64, u64)> {
         let of = |task: &TaskMemo| (task.outputs.clone(), task.lifetime);
         let (outputs, lifetime) = self.tasks.get(&id).map(of).unwrap_or_default();
@@ -144,7 +144,7 @@ impl Memo {
             .collect()
     }
 
-    /// Takes note of the files that a task with these outputs has made; gives those that go when they were read.
+    /// Records the files of a task with these outputs; returns the files that are removed after they were read.
     fn take(
         &mut self,
         (outputs, lifetime): (&[OutputSpec], Lifetime),
@@ -181,7 +181,7 @@ impl Memo {
 }
 
 impl Folders {
-    /// Takes note of what lies in a folder of this name: of files with its name and their own.
+    /// Records the content of a folder with this name, from files with the folder's name as prefix.
     pub(crate) fn put<'a>(
         &mut self,
         folder: ObjectId,
@@ -195,8 +195,8 @@ impl Folders {
         self.0.insert(folder, within.collect());
     }
 
-    /// A label's inputs with what lies in folders in place of these. One with more than a label may read keeps them, and
-    /// its element says so.
+    /// Returns a label's inputs with the files of each folder in its place. If they exceed the limit of a label, returns the inputs
+    /// unchanged; the element then reports the error.
     pub(crate) fn unfold(&self, inputs: &[Input]) -> Vec<Input> {
         let mut all = Vec::with_capacity(inputs.len());
         let mut name_bytes = 0;
@@ -231,5 +231,5 @@ impl TaskMemo {
     }
 }
 
-/// Which job a task belongs to.
+/// The job of each task.
 pub(crate) type Owners = std::collections::HashMap<TaskId, JobId>;

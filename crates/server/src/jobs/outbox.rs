@@ -1,5 +1,5 @@
-//! The outbox: every label that was decided on, from the transaction of the decision to the one that keeps how it
-//! ended. The [queue](crate::queue) is filled from it, and after a restart it tells what elements may have.
+//! The outbox: every label that was decided on, from the transaction of the decision to the transaction that records its end. The
+//! [queue](crate::queue) is filled from the outbox. After a restart the outbox has the labels that elements may have.
 
 use crate::names::Fault;
 use crate::{copies, damage, removal, scrub};
@@ -9,17 +9,17 @@ use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 use tidemill_wire::v1;
 
-/// A label as it is put in.
+/// A label in the form in which it is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Posted {
     element: ElementId,
     label: LabelId,
-    /// The task that it is a try of, or the objects that it removes.
+    /// The task that the label is a try of, or the objects that it removes.
     task: Option<TaskId>,
     removes: Vec<u64>,
-    /// The object that it makes a copy of.
+    /// Object that the label copies.
     copies: Option<u64>,
-    /// The scrub that it is a part of, and the last object that it reads.
+    /// Scrub that the label is a part of, and the last object that the label reads.
     verifies: Option<(u64, Option<ObjectId>)>,
     body: Vec<u8>,
 }
@@ -46,7 +46,7 @@ impl Posted {
         }
     }
 
-    /// Puts it in; again if it is there.
+    /// Stores the label, also if it is already stored.
     pub(crate) fn put(&self, db: &Connection, now: i64) -> Result<(), Fault> {
         let (label, element) = (self.label.0.cast_signed(), self.element.0);
         let task = self.task.map_or(0, |task| task.0.cast_signed());
@@ -73,7 +73,7 @@ fn parse(id: i64, body: &[u8]) -> Result<Label, Fault> {
     Label::try_from(&message).map_err(|error| damaged(error.to_string()))
 }
 
-/// A label whose end is not known yet, and where it is.
+/// Returns a label that has not ended, with its element.
 pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(ElementId, Label)>, Fault> {
     let sql = "SELECT element, body FROM label WHERE label = ?1";
     let id = label.0.cast_signed();
@@ -85,7 +85,7 @@ pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(ElementId,
     Ok(Some((ElementId(element), parse(id, &body)?)))
 }
 
-/// The labels of an element, or of all, oldest first.
+/// Returns the labels of an element, or of all elements, oldest first.
 pub(crate) fn of(
     db: &Connection,
     element: Option<ElementId>,
@@ -96,7 +96,7 @@ pub(crate) fn of(
     all(statement.query([element.map(|element| element.0)])?)
 }
 
-/// The labels that belong to no task, and where they are.
+/// Returns the labels that belong to no task, with their elements.
 pub(crate) fn errands(db: &Connection) -> Result<Vec<(ElementId, Label)>, Fault> {
     let sql = "SELECT element, label, body FROM label WHERE task = 0 ORDER BY label";
     all(db.prepare(sql)?.query([])?)
@@ -111,7 +111,7 @@ fn all(mut rows: Rows<'_>) -> Result<Vec<(ElementId, Label)>, Fault> {
     Ok(labels)
 }
 
-/// Takes a label out: its end is known. Gives what it was to do if it belonged to no job.
+/// Removes a label whose end is known. Returns its operation if the label belonged to no job.
 pub(crate) fn take(db: &Connection, label: LabelId) -> Result<Option<Operation>, Fault> {
     let sql = "DELETE FROM label WHERE label = ?1 RETURNING iif(task = 0, body, NULL)";
     let id = label.0.cast_signed();

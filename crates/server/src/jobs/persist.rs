@@ -1,5 +1,5 @@
-//! Everything that a batch of events decided is written in one transaction, before any of it is sent or
-//! acknowledged.
+//! Writes the decisions of a batch of events to the database in one transaction, before the driver sends or acknowledges any of
+//! them (next: `server/src/jobs/driver.rs`).
 
 use super::joins;
 use super::outbox::{self, Posted};
@@ -26,66 +26,66 @@ use tidemill_core::time::{Span, Time};
 use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, State};
 
-/// One thing to be kept.
+/// One change to be kept.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// A label is about to be sent.
     Post(Posted),
-    /// A task's state.
+    /// State of a task.
     Task {
         task: TaskId,
         state: TaskState,
         tries: u32,
         failure: Option<Failure>,
     },
-    /// A job's state.
+    /// State of a job.
     Job {
         job: JobId,
         state: JobState,
         at: Time,
     },
-    /// The elements as a job found them.
+    /// Elements as a job found them.
     Elements {
         job: JobId,
         elements: Vec<v1::Element>,
     },
-    /// Why a task went where.
+    /// Reason for the placement of a task.
     Decided { job: JobId, decision: Box<Decision> },
-    /// A task ended well.
+    /// A task succeeded.
     Publish(Box<Publishing>),
-    /// What a run used, however it ended.
+    /// Resources that a run used, whether it succeeded or failed.
     Measured {
         task: TaskId,
         element: ElementId,
         outcome: Box<Outcome>,
-        /// What it drew above idle, in millionths of a joule, where that can be reckoned.
+        /// Energy above idle, in millionths of a joule; `None` if it can't be estimated.
         above_idle: Option<u64>,
     },
-    /// A version is to go, with its names.
+    /// A version expires, with the names of its file.
     Expire { ino: u64, object: u64 },
-    /// Objects that no name will have.
+    /// Objects that will never have a name.
     Remove {
         element: ElementId,
         objects: Vec<ObjectId>,
     },
-    /// What was found out of the copies of a version.
+    /// Finding about the copies of a version.
     Copies { object: ObjectId, found: Found },
-    /// What lies in the burst tier is not stored elsewhere any more.
+    /// An object in the burst tier is no longer stored elsewhere.
     DrainsAgain(ObjectId),
-    /// What an element has is looked at: it is lost, or back.
+    /// The objects of an element are examined: the element is lost, or has returned.
     Look(Look),
-    /// An element of the burst tier may hold too much.
+    /// An element of the burst tier may hold too many bytes.
     MakeRoom(Free),
-    /// More of what an element has is put on the list of what is to move: it is being emptied.
+    /// More objects of an element that is being emptied are listed to be moved.
     List(u32),
-    /// A file that a user's jobs waited for is there.
+    /// A file that a user's jobs waited for exists.
     Resolved {
         uid: u32,
         path: String,
         placed: Placed,
     },
-    /// A label's end is known. What it sealed and nothing has taken up goes; of one that failed, this is what it
-    /// removed all the same.
+    /// A label has ended. On success, `ended` has the objects that it sealed: those that no step uses are removed. On failure, it
+    /// has the objects that the label removed in spite of the failure.
     Settle {
         label: LabelId,
         element: ElementId,
@@ -97,7 +97,7 @@ pub(crate) enum Step {
         element: ElementId,
         objects: Vec<Damaged>,
     },
-    /// A scrub has nothing left to be read.
+    /// A scrub has no objects left to read.
     Scrubbed { scrub: u64 },
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Batch {
     pub(crate) now: i64,
 }
 
-/// Writes a batch; gives what changed in the namespace.
+/// Writes a batch; returns the changes in the namespace.
 pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<Vec<Change>, Fault> {
     let last = last_states(&batch.steps);
     let mut writer = Writer {
@@ -123,13 +123,13 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
     for (index, step) in batch.steps.iter().enumerate() {
         writer.step(step, last.contains(&index))?;
     }
-    // The state of a task that has ended well clears what earlier tries failed of.
+    // The state of a successful task clears the errors of earlier tries, so these messages are written after it.
     for (task, message) in &writer.elsewhere {
         let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
         db.prepare_cached(sql)?
             .execute(params![task.0.cast_signed(), message])?;
     }
-    // The last of its components is told only now how long it took.
+    // The duration of the last component is known only now.
     for step in &batch.steps {
         if let Step::Publish(publishing) = step
             && !publishing.layouts.is_empty()
@@ -140,7 +140,7 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
     Ok(writer.changes)
 }
 
-/// Of several states of a task only the last has to be written.
+/// Returns the indices of the last state of each task: earlier states need not be written.
 fn last_states(steps: &[Step]) -> BTreeSet<usize> {
     let mut seen = BTreeSet::new();
     let mut last = BTreeSet::new();
@@ -160,7 +160,7 @@ struct Writer<'a> {
     now: i64,
     change: i64,
     changes: Vec<Change>,
-    /// Tasks with outputs that are not where the job wanted them, and why.
+    /// Tasks with outputs that are not where the job wanted them, and the reasons.
     elsewhere: Vec<(TaskId, String)>,
 }
 
@@ -205,7 +205,7 @@ impl Writer<'_> {
                 self.drew(*task, outcome, *above_idle)
             }
             Step::Expire { ino, object } => {
-                // A file that was gone got another number.
+                // A file that was deleted has another inode now.
                 let sql = "SELECT ino FROM version WHERE object = ?1";
                 let mut known = self.db.prepare_cached(sql)?;
                 let known = known.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
@@ -247,7 +247,7 @@ impl Writer<'_> {
     }
 
     fn task(&self, task: TaskId, state: TaskState, tries: u32) -> Result<(), Fault> {
-        // What an earlier try failed of is of no concern once the task has ended well.
+        // A successful task drops the errors of its earlier tries.
         let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error) \
                    WHERE task = ?1";
         let row = params![
@@ -316,7 +316,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Every run of a task counts, also one that failed.
+    /// Adds the energy of a run; every run of a task counts, also a failed one.
     fn drew(&self, task: TaskId, outcome: &Outcome, above_idle: Option<u64>) -> Result<(), Fault> {
         if outcome.cpu == Span::default() {
             return Ok(());
@@ -373,8 +373,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Whether an object that a label has made on an element is to be there. A label that was given up may be executed all the
-    /// same, from a message that came twice: then a copy is made that nobody asks for.
+    /// Returns whether an object that a label made on an element is expected there. An aborted label may run in spite of that, from
+    /// a message that arrived twice. It then makes a copy that no step has requested.
     fn is_known(&self, object: ObjectId, element: ElementId) -> Result<bool, Fault> {
         let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND element = ?2) \
                    OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)";

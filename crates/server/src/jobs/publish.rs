@@ -1,4 +1,5 @@
-//! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
+//! Names outputs and records lineage, in the transaction that ends their task. Watchers of the namespace receive the changes (next:
+//! `server/src/names/changes.rs`).
 
 use super::Files;
 use super::joins;
@@ -20,12 +21,12 @@ use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
-/// The folder in the root of the array for files that have no other place.
+/// Folder in the root of the array for files without another place.
 const LOST: &str = "lost+found";
 /// Permission bits of outputs.
 const OUTPUT_MODE: u32 = 0o644;
 
-/// A task that ended well.
+/// A task that succeeded.
 #[derive(Clone, Debug)]
 pub(crate) struct Publishing {
     pub(crate) job: JobId,
@@ -33,24 +34,24 @@ pub(crate) struct Publishing {
     pub(crate) label: LabelId,
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
-    /// The files that it has made, each as an output of its own.
+    /// Files of the task, each as an output of its own.
     pub(crate) outputs: Files,
-    /// What the outputs are made of if components have made their parts; else none.
+    /// Layouts of the outputs, if components have made their parts; otherwise empty.
     pub(crate) layouts: Vec<Striped>,
-    /// Those of its outputs that are folders, in which some of the files lie.
+    /// Outputs that are folders, which contain some of the files.
     pub(crate) folders: Vec<OutputSpec>,
-    /// The folders that outputs of the job go to.
+    /// Existing folders that the job's outputs are created in.
     pub(crate) anchors: Arc<Anchors>,
     pub(crate) lifetime: Lifetime,
-    /// Whether files that are there become new versions.
+    /// Whether existing files become new versions.
     pub(crate) replace: bool,
-    /// The objects that the outputs have their content from, if they were remembered.
+    /// Objects that the outputs take their content from, if the result was cached.
     pub(crate) reused: Vec<ObjectId>,
-    /// The hashes of the inputs' contents, as the element told them.
+    /// Hashes of the inputs' contents, as the element reported them.
     pub(crate) contents: Vec<String>,
 }
 
-/// The owner of a job as a caller whose permissions are checked.
+/// Returns the owner of a job as a caller whose permissions are checked.
 pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
     Caller {
         uid: owner.uid,
@@ -61,7 +62,7 @@ pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
     }
 }
 
-/// Why an output can't get its name, if something is in the way.
+/// Returns the reason why an output can't get its name; `None` if it can.
 pub(crate) fn obstacle(
     tx: &Tx<'_>,
     anchors: &Anchors,
@@ -98,8 +99,8 @@ pub(crate) fn obstacle(
     }
 }
 
-/// Why a folder can't get its name and what lies in it, if something is in the way: of one that is there already all
-/// must go, and may go only if it is replaced.
+/// Returns the reason why a folder can't get its name and content; `None` if it can. All content of an existing folder must be
+/// removable, and is removed only if the folder is replaced.
 pub(crate) fn folder_obstacle(
     tx: &Tx<'_>,
     anchors: &Anchors,
@@ -109,7 +110,7 @@ pub(crate) fn folder_obstacle(
     let node = match tx.output_way(anchors, path) {
         Ok((_, Some(node))) if node.is_dir() => node,
         Err(fault) if fault.of_database() => return Err(fault),
-        // No file has this number.
+        // No file has inode 0.
         _ => return obstacle(tx, anchors, path, 0),
     };
     match tx.to_be_emptied(&node) {
@@ -122,14 +123,14 @@ pub(crate) fn folder_obstacle(
     }
 }
 
-/// Whether the outputs of a task got their names before: it runs again because they were lost.
+/// Returns whether the outputs of a task were published before: the task runs again because the outputs were lost.
 pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     let mut found = db.prepare_cached("SELECT 1 FROM task_output WHERE task = ?1")?;
     Ok(found.exists([task.0.cast_signed()])?)
 }
 
-/// Gives all outputs of a task their names and records what it read and wrote. Returns what changed, and why an output
-/// is not where the job wanted it.
+/// Names all outputs of a task and records its inputs and outputs. Returns the changes, and the reason why an output is not where
+/// the job wanted it.
 pub(crate) fn publish(
     db: &Connection,
     shared: &Shared,
@@ -151,7 +152,7 @@ pub(crate) fn publish(
     }
     for (index, (output, placed)) in outputs.iter_mut().enumerate() {
         if output.part {
-            // Until it is joined nothing but its job needs it.
+            // Until the parts are joined, only the job needs this part.
             tx.drop_object(placed.object.0, placed.element.0.into())?;
             continue;
         }
@@ -185,7 +186,7 @@ pub(crate) fn publish(
         }
     }
     match record(db, publishing) {
-        // Trying again would not mend it, and all jobs would wait.
+        // A retry would fail again, and all jobs would wait.
         Err(fault @ Fault::Damaged(_)) => {
             tracing::error!(%fault, task, "the lineage of a task can't be recorded");
         }
@@ -194,13 +195,13 @@ pub(crate) fn publish(
     Ok((tx.changes, elsewhere))
 }
 
-/// Whether a file was there and is no more. Its number is not used again.
+/// Returns whether a file existed and was deleted. Inode numbers are not reused.
 fn is_gone(db: &Connection, inode: Inode) -> Result<bool, Fault> {
     let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
     Ok(Node::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }
 
-/// Has a version of a file removed at a time, with all names of the file.
+/// Schedules the removal, at time `at`, of a version of a file with all names of the file.
 pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault> {
     let row = params![ino.cast_signed(), object.cast_signed(), at];
     db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?
@@ -208,7 +209,7 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
     Ok(())
 }
 
-/// Records what a task has read, and remembers its result.
+/// Records the inputs of a task, and caches its result.
 fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
     if publishing.outputs.iter().any(|(output, _)| output.part) {
         return Ok(());
@@ -222,7 +223,7 @@ fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(());
     };
-    // What components make for a task is called so.
+    // The parts of a task's components have such names.
     let perhaps = analysis
         .inputs
         .iter()
@@ -250,8 +251,8 @@ fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), 
 }
 
 impl Tx<'_> {
-    /// Empties a folder that is replaced. Where something has come in the way since the outcome came in, what was
-    /// computed is not thrown away, and what is there now is not touched: its files get another folder.
+    /// Empties a folder that is replaced. If another object has taken the place since the outcome arrived, neither the computed
+    /// files nor the present content are deleted: the files are put into another folder.
     fn make_way(
         &mut self,
         of: &Publishing,
@@ -274,7 +275,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Refuses unless the caller may write a file that its job replaces.
+    /// Fails unless the caller may write a file that its job replaces.
     fn check_replaced(&self, node: &Node, path: &str) -> Result<(), Fault> {
         if node.nlink == 0 {
             return Ok(());
@@ -283,7 +284,7 @@ impl Tx<'_> {
         self.need(node, WRITE, path)
     }
 
-    /// Whether an output was to replace a file that the job's owner may not write any more.
+    /// Returns whether an output would replace a file that the job's owner may no longer write.
     fn may_not_replace(&self, task: TaskId, output: &OutputSpec) -> Result<bool, Fault> {
         let Some(node) = Node::find(self.db, output.inode.0)? else {
             return Ok(false);
@@ -291,12 +292,12 @@ impl Tx<'_> {
         match self.check_replaced(&node, &output.path) {
             Ok(()) => Ok(false),
             Err(fault) if fault.of_database() => Err(fault),
-            // What the task itself has made is not replaced.
+            // The task's own earlier output is not a replaced file.
             Err(_) => Ok(!published(self.db, task)?),
         }
     }
 
-    /// Names one output. Returns why it is not where the job wanted it.
+    /// Names one output. Returns the reason why it is not where the job wanted it.
     fn publish_one(
         &mut self,
         of: &Publishing,
@@ -308,7 +309,7 @@ impl Tx<'_> {
         }
         let mut node = self.output_node(of.owner, output, placed)?;
         if published(self.db, of.task)? {
-            // The file was removed since. It stays so; only the job reads what was made again.
+            // The file was removed after the first run and stays removed; only the job reads the new output.
             return self.keep_unnamed(node, of).map(|()| None);
         }
         let told = match self.name_output(of, output, &mut node) {
@@ -330,8 +331,8 @@ impl Tx<'_> {
         Ok(told)
     }
 
-    /// The file is there: the task ran again because its first outputs were lost, and a file that still has one
-    /// of them gets the new one as its next version; or the job replaces what is there.
+    /// Publishes into an existing file. The task ran again because its first outputs were lost: a file that still has one of them
+    /// receives the new output as its next version. Or the job replaces an existing file.
     fn publish_again(
         &mut self,
         of: &Publishing,
@@ -347,7 +348,7 @@ impl Tx<'_> {
             .exists([node.object.cast_signed(), of.task.0.cast_signed()])?;
         let replaces = of.replace && !published(self.db, of.task)?;
         if !(ours || replaces) {
-            // It was written to since: what its user made of it is not replaced.
+            // A user has written the file since: that content is not replaced.
             self.fill(&mut node, placed)?;
             return self.keep_unnamed(node, of);
         }
@@ -367,7 +368,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records an output that is no file's version, and has it removed when its job needs it no longer.
+    /// Records an output that is no version of a file, and schedules its removal for when its job no longer needs it.
     fn keep_unnamed(&self, mut node: Node, of: &Publishing) -> Result<(), Fault> {
         node.version = 0;
         self.record_version(&node, of.owner.uid, of.task.0)?;
@@ -416,7 +417,7 @@ impl Tx<'_> {
         Ok(node)
     }
 
-    /// Names an output where its job wants it, or beside that if the name is taken.
+    /// Names an output where its job wants it, or with another name in the same folder if the name is taken.
     fn name_output(
         &mut self,
         of: &Publishing,
@@ -430,8 +431,7 @@ impl Tx<'_> {
             self.name_in(folder, name, node)?;
             return Ok(None);
         }
-        // It was free when the outcome came in. What was computed is not thrown away, and what is there now is not
-        // touched.
+        // The name was free when the outcome arrived. Neither the computed output nor the present file is deleted.
         let other = format!("{name}.job{}", of.job);
         self.name_in(folder, &other, node)?;
         Ok(Some(format!(
@@ -460,8 +460,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Names an output that can't be where its job wants it: in `/lost+found` of root, or in the root folder if that name
-    /// is something else's. Returns its path; `None`: it is kept nowhere.
+    /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root folder if another object has
+    /// that name. Returns its path; `None` if the output is not kept.
     fn name_lost(&mut self, of: &Publishing, node: &mut Node) -> Result<Option<String>, Fault> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
@@ -603,7 +603,7 @@ mod tests {
             self.within(move |tx| node.update(tx.db));
         }
 
-        /// A job of a user with one output, as it is submitted.
+        /// Returns a job of a user with one output, as after its submission.
         fn submitted(&self, uid: u32, path: &str, links: Links) -> Publishing {
             let (owner, output) = (Owner { uid, gid: uid }, path.to_owned());
             let anchors = self.within(move |tx| {
@@ -641,7 +641,7 @@ mod tests {
             }
         }
 
-        /// Ends a job; returns what it is told of its output.
+        /// Ends a job; returns the message about its output.
         fn end(&self, publishing: &Publishing) -> String {
             let publishing = publishing.clone();
             self.within(move |tx| Ok(publish(tx.db, tx.shared, &publishing, 2)?.1))
@@ -684,7 +684,7 @@ mod tests {
 
     #[test]
     fn output_goes_to_lost_found_if_its_folder_is_removed() {
-        // The link of user 1001 leads to a folder that user 1001 may not write, and that user 1002 may.
+        // The link of user 1001 leads to a folder that user 1001 may not write, and user 1002 may write.
         for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
             let array = Array::new();
             let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
@@ -707,7 +707,7 @@ mod tests {
         let array = Array::new();
         let job = array.submitted(OTHER, "/shared/out/f", Links::All);
         array.chmod("/shared/out", 0o755);
-        // A name that is no folder of root is not used.
+        // An object with that name that is not a folder of root is not used.
         array.make("/lost+found", Kind::File, (ONE, 0o666), "");
         let told = array.end(&job);
         let lost = format!("/lost+found.{}", job.outputs[0].0.inode.0);
@@ -726,7 +726,7 @@ mod tests {
         assert_eq!((array.obstacle(&job), array.end(&job)), (None, "".into()));
         assert!(array.node("/other/results/new/f").is_some());
 
-        // A rule fires much later than its user wrote it.
+        // A rule fires long after its user wrote it.
         let rule = array.submitted(OTHER, path, Links::Own);
         assert!(rule.anchors.is_empty());
         assert!(array.obstacle(&rule).unwrap().contains("symbolic link"));

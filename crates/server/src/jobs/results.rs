@@ -1,21 +1,21 @@
-//! Results that are remembered: the outputs of a task are used again for a task of the same user with the same
-//! kernel, arguments and inputs.
+//! Cached results: the outputs of a task are reused for a task of the same user with the same kernel, arguments and inputs.
 //!
-//! An input is the same if it is the same object, which never changes, or if both are outputs that were used again
-//! of one result: `same` has the first object of such. So a workflow that is submitted again finds its way along
-//! remembered results without a byte being read, and whatever ran anew has new objects.
+//! Two inputs are equal if they are the same object, which never changes, or if both are outputs that reuse one result: the table
+//! `same` has their first object. A workflow that is submitted again is therefore answered from cached results without reading a
+//! byte, and every task that runs again creates new objects.
 //!
-//! Where running a task again costs clearly more than reading its data, its element hashes what it has read. `content`
-//! has the hash by first object, so that an object with the same bytes gets the same first object once it was hashed,
-//! too. For one that was not yet, the newest result of the same shape is offered (what is the same but for the objects
-//! of the data, which have the same sizes) on the condition that the element finds the hashes of its data in the new.
+//! If a run of a task costs clearly more than reading its data, its element hashes the data that it has read. The table `content`
+//! has the hash by first object, so an object with the same bytes gets the same first object once it was hashed, too. For an object
+//! without a hash the newest result of the same shape is offered: equal except for the objects of the data, whose sizes are equal.
+//! The condition is that the element finds the expected hashes in the new data.
 //!
-//! The key knows a built-in kernel or a program by its name only. The element that is offered a result compares
-//! the hash of the code that it would run with that of the code that made it, and runs the task if they differ.
-//! Of inputs of which a task reads only some bytes, what it reads is part of the key. Ranges of files that are the same are the same; parts
-//! of them are not, since they may be striped otherwise. Neither is recognised by a hash: that is one of a whole file.
+//! The key has only the name of a built-in kernel or a program. The element that is offered a result compares the hash of the code
+//! that it would run with the hash of the code that made the result. If the hashes differ, the element runs the task. If a task
+//! reads only some bytes of an input, the selection of these bytes is part of the key. Equal ranges of equal files are equal. Parts
+//! of files are not, since the files may be striped differently. Neither is recognised by a hash, because a hash belongs to a whole
+//! file.
 //!
-//! A task that reads nothing but its code is never remembered: what it gives must come from elsewhere.
+//! A task that reads only its code is never cached: its output must depend on other sources.
 
 use super::publish::Publishing;
 use crate::names::Fault;
@@ -30,13 +30,13 @@ use tidemill_core::object::Placed;
 use tidemill_core::surroundings::Surroundings;
 use tidemill_wire::v1;
 
-/// What a result is found by.
+/// Key of a result.
 type Key = [u8; blake3::OUT_LEN];
 
-/// Results of one shape that are looked at.
+/// Maximum number of results of one shape that are examined.
 const RESULTS_MAX: u32 = 8;
 
-/// What makes the difference between two results.
+/// Properties that distinguish two results.
 #[derive(Debug)]
 struct Identity<'a> {
     uid: u32,
@@ -53,28 +53,28 @@ struct Identity<'a> {
 #[derive(Debug)]
 struct Read<'a> {
     name: &'a str,
-    /// The first object with its content.
+    /// First object with the input's content.
     first: u64,
-    /// Length in bytes, if it is known.
+    /// Size in bytes; `None` if unknown.
     size: Option<u64>,
     selection: &'a Selection,
 }
 
 impl Identity<'_> {
-    /// The inputs that are not code.
+    /// Returns the inputs that are not code.
     fn data(&self) -> impl Iterator<Item = &Read<'_>> {
         let data = self.inputs.iter();
         data.filter(|input| !self.kernel.is_in(input.name))
     }
 
-    /// `None` if nothing but code is read.
+    /// Returns the key; `None` if the task reads only code.
     fn key(&self) -> Option<Key> {
         self.digest(|input| Some(input.first))
     }
 
-    /// The key with sizes of data in place of objects. `None` also if a size is not known.
+    /// Returns the key with the sizes of data in place of objects. Returns `None` also if a size is unknown.
     fn shape(&self) -> Option<Key> {
-        // What only objects tell: of code, and of bytes of files.
+        // Code and selections of bytes are only identified by their objects.
         let is_fixed =
             |input: &Read<'_>| self.kernel.is_in(input.name) || !input.selection.is_whole();
         self.digest(|input| Some(input.first).filter(|_| is_fixed(input)).or(input.size))
@@ -99,7 +99,7 @@ impl Identity<'_> {
         if self.inputs.iter().all(|input| input.selection.is_whole()) {
             return Some(whole.into());
         }
-        // No user has this number, so that it is no other list of values.
+        // No user has this number, so the list differs from every other list of values.
         let mut key = Digest::default();
         key.number(u64::MAX);
         key.0.update(whole.as_bytes());
@@ -110,7 +110,7 @@ impl Identity<'_> {
     }
 }
 
-/// Hashes values so that no two lists of values are alike.
+/// Hashes values so that two different lists of values never have equal encodings.
 #[derive(Default)]
 struct Digest(blake3::Hasher);
 
@@ -130,7 +130,7 @@ impl Digest {
         texts.into_iter().for_each(|text| self.text(text));
     }
 
-    /// Nothing for what every task finds, so that results are found that were remembered before there was more.
+    /// Adds nothing for the default surroundings, so that results that were cached before surroundings existed are found.
     fn surroundings(&mut self, surroundings: &Surroundings) {
         if surroundings.is_empty() {
             return;
@@ -161,25 +161,25 @@ impl Digest {
     }
 }
 
-/// What is known of outputs of labels that are sent together, which the database does not have yet.
+/// Facts about outputs of labels that are sent together, which the database does not have yet.
 #[derive(Debug, Default)]
 pub(super) struct Presumed {
     objects: HashMap<u64, Presumption>,
 }
 
-/// What is known of an object.
+/// Facts about an object.
 #[derive(Debug)]
 struct Presumption {
-    /// The first object with its content.
+    /// First object with the content of the object.
     first: u64,
-    /// Its length in bytes, if the label that reads it does not have it right.
+    /// Size in bytes, if the label that reads the object does not have the right size.
     size: Option<u64>,
-    /// The label that must be answered from memory for that to be so.
+    /// Label that must be answered from the cache for these facts to hold.
     condition: Option<LabelId>,
 }
 
-/// The remembered result of a label, if there is one that can be had from elements that are `up`. What follows
-/// from it for labels after it is added to `presumed`.
+/// Returns the cached result of a label, if the elements in `up` can supply one. Adds the consequences for later labels to
+/// `presumed`.
 pub(super) fn recall(
     db: &Connection,
     label: &Label,
@@ -189,7 +189,7 @@ pub(super) fn recall(
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(None);
     };
-    // What it reads besides nobody knows.
+    // The set of further inputs is unknown.
     if analysis.surroundings.reads_all() || analysis.surroundings.is_ranked() {
         return Ok(None);
     }
@@ -197,7 +197,7 @@ pub(super) fn recall(
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
         let known = presumed.objects.get(&input.object.0);
-        // The same bytes in another file may be in other parts of it.
+        // Equal bytes in another file may belong to other parts of that file.
         let known = known.filter(|_| input.selection.of_part().is_none());
         if_reused.extend(known.and_then(|known| known.condition).map(|label| label.0));
         inputs.push(Read {
@@ -210,7 +210,7 @@ pub(super) fn recall(
     let Some(found) = find(db, &of_label(label, analysis, inputs), up)? else {
         return Ok(None);
     };
-    // Of a folder no label knows what lies in it before it is there.
+    // A label can't know the content of a folder before the folder exists.
     let files = analysis
         .outputs
         .iter()
@@ -256,7 +256,7 @@ fn of_label<'a>(label: &Label, analysis: &'a Analysis, inputs: Vec<Read<'a>>) ->
     }
 }
 
-/// The first object with the content of this one.
+/// Returns the first object with the content of `object`.
 fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
     let sql = "SELECT first FROM same WHERE object = ?1";
     let found = db
@@ -266,7 +266,8 @@ fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
     Ok(found.map_or(object, i64::cast_unsigned))
 }
 
-/// The first object with the content of an input: of parts, which may be others in other files, it is the only one.
+/// Returns the first object with the content of an input. An input that is a part of a file is always its own first object, because
+/// other files may have other parts.
 fn first_of(db: &Connection, input: &Input) -> Result<u64, Fault> {
     match input.selection.of_part() {
         Some(_) => Ok(input.object.0),
@@ -274,7 +275,7 @@ fn first_of(db: &Connection, input: &Input) -> Result<u64, Fault> {
     }
 }
 
-/// The hash of an object's content, if it was hashed.
+/// Returns the hash of an object's content, if the object was hashed.
 fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
     let sql = "SELECT hash FROM content WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -282,7 +283,7 @@ fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
     Ok(found.optional()?)
 }
 
-/// An object was hashed, and so was the first one with its content.
+/// Records the hash of an object and of the first object with its content.
 fn learn(db: &Connection, object: u64, hash: &str) -> Result<(), Fault> {
     let first_before = first(db, object)?;
     if content(db, first_before)?.is_some() {
@@ -298,7 +299,7 @@ fn learn(db: &Connection, object: u64, hash: &str) -> Result<(), Fault> {
         Some(known) if first_before == object => {
             put_same(db, object, first(db, known.cast_unsigned())?)
         }
-        // What others have as their first object stays so; that the hashes are the same is enough for `missing`.
+        // Objects that are the first object of others keep that role; for `missing` equal hashes suffice.
         _ => Ok(()),
     }
 }
@@ -310,26 +311,26 @@ fn put_same(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A task whose result is remembered.
+/// A task with a cached result.
 #[derive(Debug)]
 struct Made {
     task: i64,
-    /// Of its code.
+    /// Hash of the task's code.
     kernel_hash: String,
 }
 
-/// A result that can be had.
+/// An available result.
 #[derive(Debug)]
 struct Found {
     result: Made,
-    /// Its files, and which output each belongs to.
+    /// Files of the result, and the index of the output that each belongs to.
     outputs: Vec<(String, Placed)>,
     owners: Vec<usize>,
-    /// The hashes that the inputs must have; empty if all are known to be the same.
+    /// Hashes that the inputs must have; empty if all inputs are known to be equal.
     contents: Vec<String>,
 }
 
-/// The result of a task with the same inputs, or with inputs that may turn out to be the same.
+/// Returns the result of a task with equal inputs, or with inputs that may turn out to be equal.
 fn find(
     db: &Connection,
     identity: &Identity<'_>,
@@ -362,7 +363,7 @@ fn find(
     Ok(None)
 }
 
-/// The element that an object can be had from: the first, or one that has a copy.
+/// Returns the element that an object can be read from: the first, or an element with a copy.
 fn readable(
     db: &Connection,
     placed: Placed,
@@ -378,7 +379,7 @@ fn readable(
         .unwrap_or(placed.element))
 }
 
-/// The newest results with this key or shape.
+/// Returns the newest results with this key or shape.
 fn made(db: &Connection, column: &str, value: &Key) -> Result<Vec<Made>, Fault> {
     let sql = format!(
         "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task \
@@ -394,8 +395,8 @@ fn made(db: &Connection, column: &str, value: &Key) -> Result<Vec<Made>, Fault> 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The hashes that the inputs must have to be those of this result: empty for those that are known to be the same,
-/// no list if all are. `None` if they are others, or can't be told.
+/// Returns the hashes that the inputs must have to equal those of this result: an empty text for each input that is known to be
+/// equal, and an empty list if all are. Returns `None` if the inputs differ, or can't be compared.
 fn missing(
     db: &Connection,
     identity: &Identity<'_>,
@@ -437,7 +438,7 @@ fn missing(
     Ok(Some(contents))
 }
 
-/// The files of a result, by their names; none if one is not there any more.
+/// Returns the files of a result with their names; empty if a file no longer exists.
 fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Fault> {
     let sql = "SELECT output.object, coalesce(version.element, 0), coalesce(version.size, 0), \
                coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
@@ -456,8 +457,7 @@ fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Faul
     Ok(there.unwrap_or_default())
 }
 
-/// Remembers what a task that ended well has made of the inputs of its label, in the transaction that gives it its
-/// names.
+/// Caches the result of a successful task for the inputs of its label, in the transaction that names the outputs.
 pub(super) fn remember(
     db: &Connection,
     publishing: &Publishing,
@@ -490,7 +490,7 @@ pub(super) fn remember(
     for input in identity.data() {
         hashed = hashed && content(db, input.first)?.is_some();
     }
-    // Without all hashes it can't be recognised by content, and nothing is read to try.
+    // Without all hashes the content can't be recognised, and no data is read to try.
     let shape = identity.shape().filter(|_| hashed);
     let shape = shape.as_ref().map(Key::as_slice);
     let task = publishing.task.0.cast_signed();
@@ -499,7 +499,7 @@ pub(super) fn remember(
     Ok(())
 }
 
-/// The length of a version in bytes.
+/// Returns the size of a version in bytes.
 fn size(db: &Connection, object: u64) -> Result<Option<u64>, Fault> {
     let sql = "SELECT size FROM version WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -611,7 +611,7 @@ mod tests {
                 [key, shape]
             })
             .collect();
-        // Of bytes of files only the object tells: one key each, and two of the whole.
+        // Selections of bytes are only identified by the object: one key for each, and two for the whole.
         assert_eq!(known.len(), selections.len() + 1);
         for selection in &selections[1..] {
             assert_ne!(of(selection, (2, 100)).1, of(selection, (3, 100)).1);
@@ -640,10 +640,10 @@ mod tests {
                 missing(&db, &identity, &result).unwrap().is_some()
             };
             assert!(offered(2), "{selection}: of the same version");
-            // The same file again, perhaps striped otherwise.
+            // An equal file, perhaps striped differently.
             let same = selection.of_part().is_none();
             assert_eq!(offered(3), same, "{selection}");
-            // Of a whole file its hash may still turn out to be the same.
+            // A whole file may still turn out to have the same hash.
             assert_eq!(offered(4), selection.is_whole(), "{selection}");
         }
     }
@@ -657,7 +657,7 @@ mod tests {
         learn(&db, 8, "two").unwrap();
         let firsts = |objects: [u64; 4]| objects.map(|object| first(&db, object).unwrap());
         assert_eq!(firsts([5, 3, 9, 8]), [5, 5, 5, 8]);
-        // What was made of nothing that was hashed, and used again, has its own first object, and keeps it.
+        // An object without a hash that was reused from another result keeps its own first object.
         put_same(&db, 11, 10).unwrap();
         learn(&db, 11, ONE).unwrap();
         assert_eq!(firsts([10, 11, 9, 8]), [10, 10, 5, 8]);
@@ -683,7 +683,7 @@ mod tests {
         assert_eq!(of(3), Some(vec![String::new(), ONE.into()]));
         learn(&db, 3, "two").unwrap();
         assert_eq!(of(3), None);
-        // Known by its hash, though it has another first object.
+        // The inputs are equal by hash, although the first objects differ.
         put_same(&db, 5, 4).unwrap();
         learn(&db, 5, ONE).unwrap();
         assert_eq!(of(4), Some(vec![]));

@@ -1,7 +1,9 @@
-//! Mappers that are programs of users. Each runs as a task of a job of its own, with its owner's rights and in the sandbox of kernels,
-//! while the job that asks for it is still being read; what it prints has no name, and is read by the server.
+//! Mappers that are programs of users. Each runs as a task of a separate job, with its owner's rights and in the sandbox of
+//! kernels, while the job that needs it is still being read. Its output has no name; the server reads it (next:
+//! `server/src/jobs/mapper/printed.rs`).
 //!
-//! Nothing is kept of a job that waits so. A server that is killed meanwhile has not accepted it, and the mappers' job ends as any other.
+//! The waiting job is not stored. If the server is killed before the answer, that job was not accepted, and the mappers' job ends
+//! like any other.
 
 use super::Incoming;
 use super::driver::Signals;
@@ -27,35 +29,35 @@ use tidemill_core::shown;
 use tidemill_wire::v1::{self, State};
 use tokio::time::Instant;
 
-/// Most of them for one job.
+/// Maximum number of programs for one job.
 const PROGRAMS_MAX: usize = 256;
-/// How long those of one job may take together, with the time until elements have room for them.
+/// Maximum time for all programs of one job together, including the time until elements have room for them.
 const WAIT_MAX: Duration = Duration::from_secs(120);
-/// Characters of what one has printed that an error shows.
+/// Maximum number of characters of a program's output in an error.
 const SHOWN_MAX: usize = 400;
 
-/// What becomes of mappers that are programs.
+/// Treatment of mappers that are programs.
 #[derive(Clone, Debug)]
 pub(crate) enum Programs {
-    /// They are run.
+    /// The programs are run.
     Run(Asks),
-    /// They are refused: others would have to wait meanwhile.
+    /// The programs are refused: other jobs would have to wait for them.
     Refused,
-    /// The tasks are such themselves: what they write gets no name.
+    /// The tasks themselves are such programs: their outputs get no names.
     Are,
 }
 
-/// What it takes to run one.
+/// Access that running a program requires.
 #[derive(Clone, Debug)]
 pub(crate) struct Asks {
     pub(crate) driver: Sender<Incoming>,
     pub(crate) signals: Signals,
 }
 
-/// A version and a program that is asked about it.
+/// A version, and a program that is asked about it.
 type Key = (ObjectId, String);
 
-/// What programs have printed, and which are still to be asked.
+/// Outputs of programs, and the programs that are still to be asked.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     answers: BTreeMap<Key, Result<Vec<u8>, String>>,
@@ -63,10 +65,10 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What a program says of a version.
+    /// Returns the map that a program printed for a version.
     ///
     /// # Errors
-    /// What is wrong with that; or anything, if it is to be asked first.
+    /// The error in the map; or any text if the program has not been asked yet.
     pub(super) fn map(
         &self,
         program: &Program,
@@ -90,7 +92,7 @@ impl Asked {
         })
     }
 
-    /// Has programs asked that are still to be; whether there were any.
+    /// Asks the outstanding programs; returns whether there were any.
     pub(super) async fn ask(
         &mut self,
         around: (&SqliteNames, &Recalls, &Arc<Array>),
@@ -145,7 +147,7 @@ impl Asked {
     }
 }
 
-/// The job of these, for whom that asks for them.
+/// Returns the job of these programs, for the user of the job that needs them.
 fn submission<'a>(
     of: &Submission,
     programs: impl Iterator<Item = &'a Program>,
@@ -166,10 +168,10 @@ fn submission<'a>(
     })
 }
 
-/// What tasks have written: nobody removes it while this is there.
+/// Outputs of tasks, pinned: no other code removes them while this value exists.
 struct Pinned<'a> {
     shared: &'a Arc<Shared>,
-    /// By task.
+    /// Outputs by task.
     all: BTreeMap<u64, Part>,
 }
 
@@ -182,7 +184,7 @@ impl Drop for Pinned<'_> {
 }
 
 impl Pinned<'_> {
-    /// Takes up what was written since. The job itself keeps it until it has ended, and then it rests.
+    /// Pins new outputs. The job itself keeps them until it has ended, and afterwards they rest before their removal.
     fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
         let sql = "SELECT one.task, one.object, one.element, one.size FROM task JOIN task_output AS one ON one.task = task.task \
                    WHERE task.job = ?1";
@@ -201,7 +203,7 @@ impl Pinned<'_> {
     }
 }
 
-/// A job whose tasks are programs that are asked.
+/// A job whose tasks are the programs that are asked.
 struct Run<'a> {
     names: &'a SqliteNames,
     array: &'a Arc<Array>,
@@ -211,7 +213,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What each of them has printed, in their order, once all have ended.
+    /// Returns the outputs of the programs, in their order, once all have ended.
     async fn answers(
         mut self,
         mut changes: tokio::sync::watch::Receiver<i64>,
@@ -296,7 +298,7 @@ impl Run<'_> {
     }
 }
 
-/// Some of a text in one line: its end, or its beginning.
+/// Returns a part of a text in one line: its end, or its beginning.
 fn excerpt(text: &str, end: bool) -> String {
     let count = text.chars().count();
     let skipped = if end {

@@ -1,5 +1,5 @@
-//! Lifetimes: versions of files that are removed, with all names of the file, when their time has come.
-//! A file that was written anew meanwhile stays.
+//! Lifetimes: versions of files that are removed, with all names of the file, when their time has come. A file with a newer version
+//! stays.
 
 use crate::clock;
 use crate::names::commit::Database;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1;
 
-/// How often the list is looked at.
+/// Interval of the check for expired versions.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Versions removed in one transaction.
+/// Maximum number of versions removed in one transaction.
 const BATCH_MAX: i64 = 1000;
 
-/// Removes what has lived its time, for ever.
+/// Removes expired versions, for ever.
 pub(crate) async fn run(names: Arc<SqliteNames>) {
     loop {
         tokio::time::sleep(PERIOD).await;

@@ -1,5 +1,5 @@
-//! Jobs that have ended and that nobody wants to see any more. What their files are made of stays known: lineage and
-//! remembered results need a task's row, but not what it printed, nor why it ran where it did.
+//! Deletes old jobs that have ended. The origin of their files stays known: lineage and cached results need a task's row, but not
+//! its output or the reason for its placement.
 
 use crate::clock;
 use crate::names::commit::Database;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::State;
 
-/// How often it is looked for jobs that were kept long enough.
+/// Interval of the check for old jobs.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Jobs deleted in one transaction.
+/// Maximum number of jobs deleted in one transaction.
 const BATCH_MAX: usize = 100;
 
-/// Deletes what ended longer ago than `keep`, for ever.
+/// Deletes jobs that ended longer ago than `keep`, for ever.
 pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
     let keep = i64::try_from(keep.as_nanos()).unwrap_or(i64::MAX);
     loop {
@@ -31,7 +31,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
     }
 }
 
-/// Jobs of a user, or of all, that ended before a point in time (nanoseconds since the Unix epoch).
+/// Returns the jobs of a user, or of all users, that ended before a point in time (nanoseconds since the Unix epoch).
 pub(crate) fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT job FROM job WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND state != ?2 AND ended < ?3";
     let running = i32::from(State::Running);
@@ -41,7 +41,7 @@ pub(crate) fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Ve
     Ok(jobs.collect::<Result<_, _>>()?)
 }
 
-/// Owners of jobs, in the order of the jobs, and whether they still run; `None` for those that do not exist.
+/// Returns the owners of jobs, in the order of the jobs, and whether the jobs still run; `None` for jobs that do not exist.
 pub(crate) fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>, Fault> {
     let asked: Vec<String> = jobs
         .iter()
@@ -59,7 +59,7 @@ pub(crate) fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, b
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Deletes jobs that have ended; gives those that were still there.
+/// Deletes jobs that have ended; returns those that still existed.
 pub(crate) async fn delete(database: &Database, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
     let mut deleted = Vec::new();
     for batch in jobs.chunks(BATCH_MAX) {

@@ -1,9 +1,8 @@
 //! Jobs: from a script to labels, and from outcomes to names and lineage.
 //!
-//! `submit` turns a script into rows of the database; `driver` owns the dispatcher on a thread of its
-//! own, feeds it what happens and carries out what it decides; `persist` keeps every decision before it
-//! takes effect, so that a server that is killed at any moment loses nothing; `publish` gives outputs
-//! their names; `service` answers clients.
+//! `submit` turns a script into rows of the database. `driver` owns the dispatcher on a separate thread, passes events to it and
+//! carries out its decisions. `persist` stores every decision before it takes effect, so that a server that is killed at any moment
+//! loses nothing. `publish` names the outputs. `service` answers clients.
 
 pub(crate) mod asked;
 mod blocks;
@@ -34,30 +33,30 @@ use tidemill_core::event::{JobSpec, OutputSpec};
 use tidemill_core::id::{JobId, TaskId};
 use tidemill_core::object::Placed;
 
-/// What the driver is told.
+/// Message for the driver.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// From an element.
+    /// A report of an element.
     Report(Box<Report>),
     /// A job was accepted and is in the database.
     Submitted(Box<Accepted>),
-    /// Somebody asks what a job would find that is not in the database.
+    /// Request for the state that a job would find and that is not in the database.
     Plan(Box<Accepted>, tokio::sync::oneshot::Sender<plan::Sight>),
     /// The owner cancels a job.
     Cancel(JobId),
-    /// Names changed: files that jobs wait for may have come into being.
+    /// Names changed: files that jobs wait for may exist now.
     NamesChanged,
-    /// There are objects to be removed.
+    /// Objects wait for their removal.
     Garbage,
-    /// There are versions that may lack copies.
+    /// Versions may lack copies.
     Copies,
-    /// There are objects to be read and compared.
+    /// Objects wait to be read and compared by a scrub.
     Scrub,
-    /// Elements are emptied, or no more, or files are to move.
+    /// The set of elements that are being emptied changed, or files are to be moved.
     Moves,
-    /// Somebody asks what elements have to do.
+    /// Request for the load of elements.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
-    /// Somebody asks which elements are needed.
+    /// Request for the elements that are needed.
     Demand(tokio::sync::oneshot::Sender<tidemill_core::dispatch::Demand>),
     /// The server stops.
     Stop,
@@ -66,27 +65,27 @@ pub(crate) enum Incoming {
 /// Files that a task has made, each as an output of its own.
 pub(crate) type Files = Vec<(OutputSpec, Placed)>;
 
-/// A job as the driver takes it.
+/// A job in the form that the driver receives.
 #[derive(Clone, Debug)]
 pub(crate) struct Accepted {
-    /// For the dispatcher.
+    /// The job for the dispatcher.
     pub(crate) spec: JobSpec,
-    /// The owner's supplementary groups.
+    /// Supplementary groups of the owner.
     pub(crate) groups: Vec<u32>,
-    /// Whether outputs that exist are replaced.
+    /// Whether existing outputs are replaced.
     pub(crate) replace: bool,
-    /// Whether remembered results are used.
+    /// Whether cached results are used.
     pub(crate) cache: bool,
-    /// The folders that its outputs go to.
+    /// Existing folders that the outputs are created in.
     pub(crate) anchors: way::Anchors,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
-    /// Of a job that is brought back: the files of tasks that ended well, if one of their outputs is a folder.
+    /// For a restored job: the files of tasks that succeeded, if one of their outputs is a folder.
     pub(crate) files: BTreeMap<TaskId, Files>,
 }
 
-/// How a path that a job waits for is named to the dispatcher: with the job's owner, since a file that
-/// one user may read need not be one that another may.
+/// Returns the dispatcher's name of a path that a job waits for. It includes the job's owner, because another user may not be able
+/// to read the same file.
 pub(crate) fn awaited_key(uid: u32, path: &str) -> String {
     format!("{uid}:{path}")
 }

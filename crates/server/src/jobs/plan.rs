@@ -1,5 +1,5 @@
-//! What a job would find if it were submitted: the answer to a dry run. It is for a planner to reckon with, so it says
-//! what the array remembers and leaves out what it doesn't know. Nothing is written here.
+//! The plan of a job: the answer to a dry run. A planner calculates with it, so it has the facts that the array has recorded and
+//! omits unknown values. This module writes nothing.
 
 use super::memo::Folders;
 use super::results::{self, Presumed};
@@ -18,31 +18,31 @@ use tidemill_core::object::Placed;
 use tidemill_wire::v1;
 use tidemill_wire::v1::State;
 
-/// Runs, the newest, among which those of a kernel are looked for.
+/// Number of the newest runs that are searched for runs of a kernel.
 const RUNS_MAX: u32 = 10_000;
 
-/// Bytes that runs of a kernel have read and written, by its kind and name.
+/// Bytes that runs of a kernel have read and written, by the kernel's kind and name.
 type Written = BTreeMap<(String, String), (u64, u64)>;
 
-/// What the driver knows and the database doesn't.
+/// State of the driver that the database does not have.
 #[derive(Debug)]
 pub(crate) struct Sight {
     /// Name of the policy that would choose elements.
     pub(super) policy: String,
-    /// As [`trace::elements`] gives them.
+    /// As [`trace::elements`] returns them.
     pub(super) elements: Vec<v1::Element>,
 }
 
-/// What is known of an output before there is one.
+/// Expected properties of an output that does not exist yet.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     object: ObjectId,
     element: ElementId,
-    /// In bytes; `None`: nobody knows.
+    /// Size in bytes; `None` if unknown.
     size: Option<u64>,
 }
 
-/// The job as far as it is known; see `SubmitReply.planned`.
+/// Returns the job as far as it is known; see `SubmitReply.planned`.
 pub(super) fn planned(
     db: &Connection,
     read: &Read,
@@ -60,7 +60,7 @@ pub(super) fn planned(
         presumed: Presumed::default(),
         reused: BTreeSet::new(),
     };
-    // Those that others need first: what they give is what the others find.
+    // In the order of dependencies: later tasks read the outputs of earlier tasks.
     let mut tasks = BTreeMap::new();
     for &index in &read.job.dag.order {
         if let Some(task) = spec.tasks.get(index) {
@@ -92,7 +92,7 @@ pub(super) fn planned(
     })
 }
 
-/// A file that no task of the job makes.
+/// Returns the description of a file that no task of the job makes.
 fn file(db: &Connection, input: &InputSpec) -> Result<Option<v1::TracedFile>, Fault> {
     let path = input.path.clone();
     Ok(match input.origin {
@@ -117,10 +117,10 @@ struct Planner<'a> {
     up: BTreeSet<u32>,
     written: Written,
     expected: BTreeMap<(TaskId, usize), Expected>,
-    /// Those that remembered results have in them.
+    /// Folders in the cached results.
     folders: Folders,
     presumed: Presumed,
-    /// Tasks whose results are remembered, as labels.
+    /// Tasks with cached results, as labels.
     reused: BTreeSet<u64>,
 }
 
@@ -171,11 +171,11 @@ impl Planner<'_> {
         Ok((task, traced))
     }
 
-    /// Takes note of the outputs that a remembered result would give a task; their sizes.
+    /// Records the outputs that a cached result would give a task; returns their sizes.
     fn offered(&mut self, spec: &TaskSpec, found: &v1::Remembered) -> Vec<Option<u64>> {
         let names = spec.outputs.iter().map(|output| output.name.as_str());
         let files = found.outputs.iter().map(|file| file.name.as_str());
-        // They fit, or they would not be offered.
+        // The files match the outputs, or the result would not be offered.
         let owners = outputs_of(names, files).unwrap_or_default();
         let mut sizes = Vec::with_capacity(spec.outputs.len());
         for (at, output) in spec.outputs.iter().enumerate() {
@@ -198,7 +198,7 @@ impl Planner<'_> {
         sizes
     }
 
-    /// Takes note of what a task's run should give; the sizes of its outputs.
+    /// Records the expected outputs of a run of a task; returns their sizes.
     fn unmade(&mut self, spec: &TaskSpec, bytes: Option<u64>) -> Vec<Option<u64>> {
         let sizes = self.sizes(spec, bytes);
         for (at, &size) in sizes.iter().enumerate() {
@@ -212,7 +212,7 @@ impl Planner<'_> {
         sizes
     }
 
-    /// The remembered result that the task would be given, if that is certain: nothing has to be read first to find out.
+    /// Returns the cached result that the task would receive, if that is certain without reading data first.
     fn remembered(&mut self, spec: &TaskSpec) -> Result<Option<v1::Remembered>, Fault> {
         if !self.read.accepted.cache {
             return Ok(None);
@@ -234,7 +234,7 @@ impl Planner<'_> {
         Ok(certain)
     }
 
-    /// The label that the task would become.
+    /// Returns the label that the task would become.
     fn label(&self, spec: &TaskSpec) -> Label {
         let input = |input: &InputSpec| {
             let (object, element, size) = match input.origin {
@@ -286,7 +286,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Bytes of all inputs that are not code; `None` if one is not known.
+    /// Returns the bytes of all inputs that are not code; `None` if a size is unknown.
     fn input_bytes(&self, spec: &TaskSpec) -> Option<u64> {
         let data = spec.inputs.iter();
         let data = data.filter(|input| !spec.kernel.is_in(&input.name));
@@ -301,7 +301,7 @@ impl Planner<'_> {
         sizes.sum()
     }
 
-    /// How many bytes are selected of a file; what it does not have was refused.
+    /// Returns the selected bytes of a file; a selection beyond the file was refused before.
     fn selected(&self, placed: Placed, selection: &Selection) -> u64 {
         if selection.is_whole() {
             return placed.size;
@@ -310,13 +310,13 @@ impl Planner<'_> {
         layout.selected(selection).map_or(0, |one| one.length())
     }
 
-    /// How large outputs should be: as large for their inputs as those of earlier runs, in equal parts.
+    /// Estimates the sizes of outputs: in proportion to the inputs as in earlier runs, in equal shares.
     fn sizes(&self, spec: &TaskSpec, input_bytes: Option<u64>) -> Vec<Option<u64>> {
         let key = (kind(&spec.kernel).to_owned(), spec.kernel.name().to_owned());
         let known = self.written.get(&key).zip(input_bytes);
         let each = known.and_then(|(&(read, written), bytes)| {
             let all = u128::from(written) * u128::from(bytes);
-            // What read nothing wrote what it writes.
+            // A kernel that read no bytes is expected to write the same number as before.
             let all = all
                 .checked_div(u128::from(read))
                 .unwrap_or(u128::from(written));
@@ -335,13 +335,13 @@ fn placed(file: &v1::Input) -> Placed {
     }
 }
 
-/// An object that nothing has.
+/// Returns an unused object id.
 fn object(task: TaskId, output: usize) -> ObjectId {
     // Tasks have at most 10 000 outputs.
     ObjectId(PRETENDED + (task.0 - PRETENDED) * (1 << 14) + output as u64)
 }
 
-/// What the newest runs of a user have read and written, by the kind and name of their kernels.
+/// Returns the bytes that the newest runs of a user have read and written, by the kind and name of their kernels.
 fn written(db: &Connection, uid: u32) -> Result<Written, Fault> {
     let sql = "SELECT json_extract(run.spec, '$.kernel_kind'), json_extract(run.spec, '$.kernel'), \
                sum(run.read_bytes), sum(run.written_bytes) \

@@ -1,4 +1,4 @@
-//! The gRPC service of jobs.
+//! The gRPC service of jobs. It sends accepted jobs to the driver (next: `server/src/jobs/driver.rs`).
 
 use super::asked::{Asks, Programs};
 use super::driver::Signals;
@@ -22,20 +22,20 @@ use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
-/// Events of one watched job are at least this far apart, the first ones less, each twice as far as the one before: who
-/// watches a short job does not wait for longer than it takes.
+/// Minimum interval between events of one watched job. The first intervals are shorter, each twice as long as the one before, so
+/// that a client that watches a short job does not wait longer than the job takes.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
-/// Tasks whose logs are read at once.
+/// Number of tasks whose logs are read at once.
 const LOGS_MAX: u32 = 64;
-/// How long the driver of jobs is waited for when a job is planned.
+/// Time to wait for the driver of jobs when a job is planned.
 const PLAN_WAIT: Duration = Duration::from_secs(10);
-/// Jobs that one request deletes by their numbers.
+/// Maximum number of jobs that one request deletes by their numbers.
 const DELETED_MAX: usize = 10_000;
-/// Jobs in one list.
+/// Maximum number of jobs in one list.
 const JOBS_MAX: u32 = 10_000;
 
-/// See the module.
+/// The gRPC service of jobs.
 #[derive(Clone, Debug)]
 pub(crate) struct JobService {
     pub(crate) names: Arc<SqliteNames>,
@@ -44,7 +44,7 @@ pub(crate) struct JobService {
     pub(crate) access: Arc<Access>,
     pub(crate) driver: std::sync::mpsc::Sender<Incoming>,
     pub(crate) signals: Signals,
-    /// A user's scripts are taken one after the other: each may keep a processor busy for a while.
+    /// Processes a user's scripts one after the other: each may keep a processor busy for a while.
     pub(crate) submissions: Arc<Turns>,
 }
 
@@ -55,7 +55,7 @@ impl JobService {
             .map_err(|_| refused(&Fault::Closed))
     }
 
-    /// Keeps a job and has it taken up.
+    /// Stores a job and passes it to the driver.
     async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         if self.names.shared().low.load(Ordering::Relaxed) {
             return Err(refused(&Fault::Low));
@@ -70,7 +70,7 @@ impl JobService {
         }
     }
 
-    /// Looks at a job as [`Self::accept`] does, and leaves all as it is.
+    /// Checks a job as [`Self::accept`] does, and changes nothing.
     async fn plan(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         let read = match dry_run(&self.names, &self.recalls, &self.array, submission).await {
             Ok(read) => read,
@@ -98,7 +98,7 @@ impl JobService {
         planned.map_err(|fault: Fault| refused(&fault))
     }
 
-    /// The job, if the caller may see it.
+    /// Returns the job, if the caller may see it.
     async fn own<T: Sync>(
         &self,
         request: &Request<T>,
@@ -179,7 +179,7 @@ fn not_yours(job: u64, uid: u32) -> Status {
     Status::permission_denied(format!("job {job} belongs to user {uid}"))
 }
 
-/// Refuses to delete what is not the caller's, or has not ended.
+/// Fails if the job does not belong to the caller, or has not ended.
 fn may_delete(caller: &Caller, job: u64, found: Option<(u32, bool)>) -> Result<(), Status> {
     let (uid, running) = found.ok_or_else(|| unknown(job))?;
     if caller.uid != 0 && caller.uid != uid {
@@ -246,7 +246,7 @@ impl v1::jobs_server::Jobs for JobService {
             strict,
         };
         let service = self.clone();
-        // Whoever asked may go away before the job is kept; it is taken up all the same.
+        // The client may disconnect before the job is stored; the job is accepted in any case.
         let accepted = tokio::spawn(async move {
             let reply = if dry_run {
                 service.plan(submission).await
@@ -477,7 +477,7 @@ impl v1::jobs_server::Jobs for JobService {
                     Ok(logs) if logs.is_empty() => return,
                     Ok(logs) => logs,
                     Err(fault) => {
-                        // Whether the client still listens changes nothing.
+                        // The result is the same if the client has disconnected.
                         let _ = sender.send(Err(refused(&fault))).await;
                         return;
                     }

@@ -13,14 +13,14 @@ use tidemill_core::resources::Needs;
 use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::Span;
 
-/// A task as it is stored.
+/// A task in its stored form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredTask {
     pub(crate) name: String,
     pub(crate) kernel_kind: String,
     pub(crate) kernel: String,
     pub(crate) args: Vec<String>,
-    /// Of a stack.
+    /// Kernels of a stack.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     stages: Vec<StoredStage>,
     pub(crate) inputs: Vec<StoredInput>,
@@ -32,7 +32,7 @@ pub(crate) struct StoredTask {
     time_ns_max: u64,
     memory_bytes_max: u64,
     output_bytes_max: u64,
-    /// What the task says that it needs; one of an earlier release says nothing.
+    /// Requirements that the task states; a task of an earlier release states none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cores: Option<u32>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -40,18 +40,18 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
-    /// The folders that its outputs go to; a task of an earlier release has none.
+    /// Existing folders that its outputs are created in; a task of an earlier release has none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) anchors: Anchors,
     #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
     #[serde(with = "StoredSurroundings")]
     pub(crate) surroundings: Surroundings,
-    /// What it is of the task in the script: nothing if it is that.
+    /// Role of the task for the task in the script; the default is that task itself.
     #[serde(default, skip_serializing_if = "StoredShare::is_all")]
     pub(crate) share: StoredShare,
 }
 
-/// As `Share`.
+/// Stored form of `Share`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredShare {
@@ -77,7 +77,7 @@ struct StoredSurroundings {
     folders: Vec<String>,
 }
 
-/// A path for people: that of a folder has a slash at its end, as its name has.
+/// Returns a path for display: a folder's path ends with a slash, as its name does.
 pub(crate) fn shown(path: String, name: &str) -> String {
     if folder::is_folder(name) {
         path + "/"
@@ -117,10 +117,10 @@ pub(crate) struct StoredInput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) origin: StoredOrigin,
-    /// As `Selection` is written.
+    /// Text form of `Selection`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) selection: String,
-    /// Whether it may be fed while it is made.
+    /// Whether the input may be streamed while it is made.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) pipelined: bool,
 }
@@ -145,15 +145,15 @@ pub(crate) struct StoredOutput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) ino: u64,
-    /// Whether it is a part of what has the path.
+    /// Whether the output is a part of the file at the path.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) part: bool,
-    /// Whether it is to be in memory.
+    /// Whether the output is to be in memory.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) memory: bool,
 }
 
-/// What a stored task is called when it is damaged.
+/// Name of a stored task in an error about damage.
 pub(crate) const SPEC: &str = "the spec of task";
 
 impl StoredTask {
@@ -204,7 +204,7 @@ impl StoredTask {
         }
     }
 
-    /// Of a task that ended and of which no more is known than lineage says.
+    /// Returns a task that has ended and is known only from lineage.
     pub(crate) fn ended(name: String, kernel: String, args: Vec<String>) -> Self {
         Self {
             name,
@@ -231,7 +231,7 @@ impl StoredTask {
         }
     }
 
-    /// Whether one of its outputs is a folder.
+    /// Returns whether any output is a folder.
     pub(crate) fn has_folder(&self) -> bool {
         let mut outputs = self.outputs.iter();
         outputs.any(|output| folder::is_folder(&output.name))
@@ -246,7 +246,7 @@ impl StoredTask {
         }
     }
 
-    /// What must be free for it to run.
+    /// Returns the resources that must be free for a run.
     pub(crate) fn needs(&self) -> Needs {
         Needs {
             cores: self.cores.unwrap_or(1),
@@ -255,7 +255,7 @@ impl StoredTask {
         }
     }
 
-    /// For the dispatcher. `None` if the kind of kernel is one that this release does not know.
+    /// Returns the task for the dispatcher; `None` if this release does not know the kind of kernel.
     pub(crate) fn task_spec(
         &self,
         task: TaskId,
@@ -310,7 +310,7 @@ impl StoredTask {
     }
 }
 
-/// The kind of kernel that a stack is.
+/// Kind of kernel for a stack.
 const STACK: &str = "stack";
 
 pub(super) fn kind(kernel: &Kernel) -> &'static str {
@@ -385,7 +385,7 @@ fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
         name: input.name.clone(),
         path,
         origin,
-        // What it says was checked when it was written.
+        // The selection was checked when it was written.
         selection: input.selection.parse().unwrap_or_default(),
         pipelined: input.pipelined,
     }

@@ -13,24 +13,24 @@ use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::State;
 
-/// Prefix of all columns that say how a job is called and whose it is.
+/// Name, origin and submission of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Heading {
     pub(crate) name: String,
     pub(crate) source: String,
     pub(crate) workdir: String,
     pub(crate) script: String,
-    /// The word of its submission, if it has one.
+    /// Submission id, if the submission has one.
     pub(crate) once: Option<String>,
     pub(crate) submitted: i64,
 }
 
-/// The number that a state is stored as.
+/// Returns the number that represents a state in the database.
 pub(crate) fn state_number(state: State) -> i32 {
     state.into()
 }
 
-/// The job that a user has submitted with this word.
+/// Returns the job that a user has submitted with this submission id.
 pub(crate) fn known(db: &Connection, uid: u32, once: Option<&str>) -> Result<Option<JobId>, Fault> {
     let Some(once) = once else { return Ok(None) };
     let sql = "SELECT job FROM job WHERE uid = ?1 AND once = ?2";
@@ -39,8 +39,7 @@ pub(crate) fn known(db: &Connection, uid: u32, once: Option<&str>) -> Result<Opt
     Ok(job.optional()?.map(|job| JobId(job.cast_unsigned())))
 }
 
-/// Writes an accepted job. The paths of awaited inputs in `accepted` carry no owner yet; they do when
-/// this returns.
+/// Writes an accepted job. The paths of awaited inputs in `accepted` have no owner yet; this function adds it.
 pub(crate) fn insert(
     db: &Connection,
     heading: &Heading,
@@ -92,9 +91,9 @@ pub(crate) fn insert(
     Ok(())
 }
 
-/// Forgets labels of tasks that don't wait for them: those of jobs that have ended, and of tries that were overtaken. To
-/// be called before anything is taken up again. An element that never heard of one will never tell how it ended, and
-/// what another tells of one is taken as that of a label that nobody wants.
+/// Deletes labels of tasks that no longer wait for them: labels of jobs that have ended, and of superseded tries. Call this before
+/// any job is resumed. An element that never received such a label will never report its end. A report of another element is
+/// handled like that of an unwanted label.
 pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM label WHERE task != 0 AND NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
                WHERE task.task = label.task AND task.label = label.label AND job.state = ?1 \
@@ -104,7 +103,7 @@ pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// All jobs that have not ended.
+/// Returns all jobs that have not ended.
 pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
     let sql = "SELECT job, uid, gid, groups, policy, cache, replacing FROM job WHERE state = ?1 ORDER BY job";
     let mut statement = db.prepare(sql)?;
@@ -211,7 +210,7 @@ fn how_ended(
     })
 }
 
-/// The files that a task has made that ended well: with their names in its private folder, and without paths.
+/// Returns the files of a successful task: with their names in its private folder, and without paths.
 pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Placed)>, Fault> {
     let sql =
         "SELECT object, element, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
@@ -229,7 +228,7 @@ pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The outputs of a task that has made these files; none if they are not those of its outputs.
+/// Returns the outputs of a task that has made these files; empty if the files do not match its outputs.
 pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<Placed> {
     let names = files.iter().map(|(file, _)| file.name.as_str());
     let outputs = task.outputs.iter().map(|output| output.name.as_str());
@@ -239,7 +238,7 @@ pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<
         match all.get_mut(owner) {
             Some(output) => output.size += placed.size,
             None if folder::is_folder(&task.outputs[owner].name) => all.push(Placed {
-                // What stands for the folder comes before its first file.
+                // The object that stands for the folder precedes the object of its first file.
                 object: ObjectId(placed.object.0 - 1),
                 ..*placed
             }),
@@ -249,7 +248,7 @@ pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<
     all
 }
 
-/// The job of a task; 0 if it is not known any more.
+/// Returns the job of a task; 0 if the task is no longer known.
 pub(crate) fn job_of(db: &Connection, task: TaskId) -> Result<u64, Fault> {
     let mut statement = db.prepare_cached("SELECT job FROM task WHERE task = ?1")?;
     let mut rows = statement.query([task.0.cast_signed()])?;
@@ -267,7 +266,7 @@ fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
     })
 }
 
-/// The versions of files that a job waited for, as far as they are known.
+/// Returns the known versions of files that a job waited for.
 pub(crate) fn resolved_inputs(
     db: &Connection,
     job: JobId,
@@ -278,7 +277,7 @@ pub(crate) fn resolved_inputs(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Notes which version of a file that jobs of a user waited for they will read.
+/// Records the version of an awaited file that the jobs of a user will read.
 pub(crate) fn resolve_awaited(
     db: &Connection,
     uid: u32,
@@ -302,17 +301,17 @@ pub(crate) fn resolve_awaited(
     Ok(())
 }
 
-/// The stored number of a task's state.
+/// Returns the number that represents a task's state in the database.
 pub(crate) fn task_state(state: TaskState) -> i32 {
     state_number(state.into())
 }
 
-/// JSON of numbers and names, which can't fail.
+/// Returns JSON of numbers and names; this can't fail.
 pub(crate) fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// What [`json`] wrote: `what` of the row with this id.
+/// Parses the output of [`json`]: the value `what` of the row with this id.
 pub(crate) fn parse<T: serde::de::DeserializeOwned>(
     text: &str,
     what: &str,

@@ -1,5 +1,5 @@
-//! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
-//! written to the database. A dry run goes the same way, but for the last step.
+//! Submission: a script is parsed, resolved against the namespace with its owner's rights, and written to the database as an
+//! accepted job. A dry run takes the same steps except for the last.
 
 use super::asked::{Asked, Programs};
 use super::mapper::folder::Below;
@@ -38,31 +38,31 @@ use tidemill_core::resources::Place;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
-/// How long elements are waited for when they are asked which programs they have.
+/// Time to wait for elements when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
-/// How often, and with which pause, a job that has a word is looked for while another one has claimed its outputs.
+/// Number of checks, and the pause between them, for a job with a submission id while another job has claimed its outputs.
 const ONCE_LOOKS: u32 = 50;
 const ONCE_PAUSE: Duration = Duration::from_millis(20);
-/// Inputs that a reply names which are not there yet.
+/// Maximum number of missing inputs that a reply names.
 const AWAITED_SHOWN_MAX: usize = 20;
-/// The first id of what is only looked at: the database counts from 1, and never gets there.
+/// First id for dry runs: the database counts from 1, and never reaches this id.
 pub(super) const PRETENDED: u64 = 1 << 62;
-/// Of a mapper that is a program where none is run.
+/// Message for a mapper that is a program where no program is run.
 const NOT_ASKED: &str =
     "a program is asked for a map only by a job that somebody submits, not by a rule's";
-/// Names of a folder that patterns are held against.
+/// Maximum number of names of a folder that patterns are compared with.
 const LISTED_MAX: u32 = 1_000_000;
 
-/// Why a job is refused.
+/// Reason why a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// The user can mend it: one line each.
+    /// Errors that the user can correct, one line each.
     #[error("the job script was refused")]
     Script(Vec<String>),
-    /// Another job is to write what this one would: one line each.
+    /// Outputs that another job is going to write, one line each.
     #[error("another job writes the same")]
     Claimed(Vec<String>),
-    /// It was submitted before, as this job.
+    /// The job was submitted before, as this job.
     #[error("it was submitted before, as job {0}")]
     Known(JobId),
     /// The server failed.
@@ -70,45 +70,45 @@ pub(crate) enum Refused {
     Fault(#[from] Fault),
 }
 
-/// A script and whose it is.
+/// A script and its owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Submission {
     pub(crate) caller: Caller,
     pub(crate) script: String,
     pub(crate) source: String,
-    /// Overrides the script's, if not empty.
+    /// Policy that overrides the script's policy, if not empty.
     pub(crate) policy: String,
-    /// Outputs that exist become new versions, whatever the script says.
+    /// Whether existing outputs become new versions, regardless of the script.
     pub(crate) replace: bool,
-    /// All inputs must exist, whatever the script says.
+    /// Whether all inputs must exist, regardless of the script.
     pub(crate) strict: bool,
-    /// All is run, whatever the script says.
+    /// Whether all tasks run without cached results, regardless of the script.
     pub(crate) no_cache: bool,
-    /// Whether its user may have so many jobs and no more.
+    /// Whether the limit on the user's jobs applies.
     pub(crate) bounded: bool,
-    /// What becomes of mappers that are programs.
+    /// Treatment of mappers that are programs.
     pub(crate) programs: Programs,
-    /// The symbolic links on the way to its outputs that are followed.
+    /// Symbolic links on the paths of outputs that are followed.
     pub(crate) links: Links,
 }
 
-/// Paths that mean certain versions, whichever their files have now.
+/// Paths that stand for certain versions, regardless of the present versions of their files.
 pub(crate) type Given = BTreeMap<String, ObjectId>;
 
-/// Inputs that a job waits for: some of them, and how many there are.
+/// Inputs that a job waits for: some of them, and their number.
 pub(crate) type Waits = (Vec<Awaited>, usize);
 
-/// A job that could be taken on.
+/// A job that could be accepted.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) job: Job,
     pub(crate) accepted: Accepted,
     pub(crate) waits: Waits,
-    /// What errors and the job list call the script.
+    /// Name of the script in errors and the job list.
     pub(crate) source: String,
 }
 
-/// Accepts a job: when this returns it is in the database.
+/// Accepts a job: the job is in the database when this returns.
 pub(crate) async fn submit(
     names: &SqliteNames,
     recalls: &Recalls,
@@ -118,7 +118,8 @@ pub(crate) async fn submit(
     submit_given(names, recalls, array, (what, &Given::new()), |_, _| Ok(())).await
 }
 
-/// As [`submit`], of a job that reads certain versions; what `also` writes is kept with the job, or neither is.
+/// Does the same as [`submit`] for a job that reads certain versions. The writes of `also` are kept together with the job, or
+/// neither is kept.
 pub(crate) async fn submit_given(
     names: &SqliteNames,
     recalls: &Recalls,
@@ -162,7 +163,8 @@ pub(crate) async fn submit_given(
     Ok((accepted, waits))
 }
 
-/// Why a job is refused whose outputs another one writes: that may be the same, on its way into the database.
+/// Returns the reason why a job is refused whose outputs another job writes. The other job may be the same job, on its way into the
+/// database.
 async fn claimed_by_itself(
     names: &SqliteNames,
     job: &Job,
@@ -180,7 +182,7 @@ async fn claimed_by_itself(
     Ok(Refused::Claimed(by))
 }
 
-/// What [`submit`] would accept, or why it would not. Nothing is written, reserved or claimed.
+/// Returns the job that [`submit`] would accept, or the reason why it would not. Nothing is written, reserved or claimed.
 pub(crate) async fn dry_run(
     names: &SqliteNames,
     recalls: &Recalls,
@@ -198,12 +200,12 @@ pub(crate) async fn dry_run(
     Ok(read)
 }
 
-/// Whether ids are issued for good.
+/// Whether ids are issued permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Issue {
-    /// They are never given again.
+    /// The ids are never issued again.
     Reserved,
-    /// Nothing has them, and nothing that is kept ever sees them.
+    /// The ids are unused, and stored data never contains them.
     Pretended,
 }
 
@@ -225,7 +227,7 @@ async fn read(
         uid: what.caller.uid,
         gid: what.caller.gid,
     };
-    // Credentials that a mount has checked say nothing about the files that a script names.
+    // Credentials that a mount has checked do not cover the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let full = what.bounded && !has_room(names, what.caller.uid)?;
     let too_many = || {
@@ -239,12 +241,12 @@ async fn read(
     let mut found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
-        // What is open after all counts as it was sealed before.
+        // A file that is still open counts with its sealed version.
         join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
         found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
     }
     if full && found.is_err() {
-        // What programs would say is a job, too.
+        // A run of mapper programs is a job, too.
         return Err(too_many());
     }
     while asked.ask((names, recalls, array), (&what, given)).await? {
@@ -252,7 +254,7 @@ async fn read(
     }
     let (job, source) = found?;
     if issue == Issue::Reserved {
-        // What it was to do may be done by now, so that it would be refused.
+        // The job's work may be complete by now, so that a new check would refuse the job.
         let (uid, once) = (what.caller.uid, job.once.as_deref());
         let known = names.database().read(|db| store::known(db, uid, once))?;
         if let Some(known) = known {
@@ -279,7 +281,7 @@ async fn read(
     })
 }
 
-/// The job that a script describes with what its submission changes of it, and what the script is called.
+/// Returns the job that a script describes, with the changes of its submission, and the name of the script.
 fn parsed(
     (names, array): (&SqliteNames, &Arc<Array>),
     caller: &Caller,
@@ -319,7 +321,7 @@ fn parsed(
     Ok((job, source))
 }
 
-/// The files that a job names.
+/// Returns the files that a job names.
 fn paths(job: &Job) -> impl Iterator<Item = &str> {
     job.tasks.iter().flat_map(|task| {
         let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
@@ -329,7 +331,7 @@ fn paths(job: &Job) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What a script is called.
+/// Returns the name of a script.
 fn called(what: &Submission) -> String {
     match what.source.as_str() {
         "" => "job".to_owned(),
@@ -337,13 +339,13 @@ fn called(what: &Submission) -> String {
     }
 }
 
-/// What a job claims, in the order of its outputs.
+/// Returns the claims of a job, in the order of its outputs.
 fn outputs(spec: &JobSpec) -> Vec<String> {
     let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
     paths.filter_map(OutputSpec::claimed).collect()
 }
 
-/// Notes that a job is going to write its outputs; refused if another one is.
+/// Claims the outputs of a job; fails if another job has claimed any of them.
 fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
     let paths = outputs(spec);
     let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
@@ -351,7 +353,7 @@ fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>,
     claims.claim(spec.job, &borrowed).map_err(claimed_by)
 }
 
-/// Outputs that other jobs are to write, a line each.
+/// Returns one line for each output that another job is going to write.
 fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<String> {
     let outputs = job.tasks.iter().flat_map(|task| {
         let outputs = task.outputs.iter().filter(|output| !output.part);
@@ -373,7 +375,7 @@ fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<
     errors.collect()
 }
 
-/// Whether a user may have one job more under way.
+/// Returns whether a user may have one more unfinished job.
 fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     let sql = "SELECT count(*) FROM job WHERE state = ?1 AND uid = ?2";
     let running = store::state_number(State::Running);
@@ -383,9 +385,9 @@ fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     Ok(jobs < i64::from(names.shared().limits.get().jobs_each))
 }
 
-/// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
-/// writes files and then submits means what was written, so mounts that write files which the job reads are
-/// asked first. What is open counts as it was sealed before.
+/// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: a user that writes files
+/// and then submits a job means the written content. The server therefore first asks mounts that write files which the job reads. A
+/// file that is still open counts with its sealed version.
 async fn resolved(
     (names, recalls): (&SqliteNames, &Recalls),
     job: &Job,
@@ -464,7 +466,7 @@ fn look_around(
     Ok(Ok((accepted, waits)))
 }
 
-/// Outputs in folders where the owner may not write, one line per folder.
+/// Returns one line for each folder of an output in which the owner may not write.
 fn unwritable(
     job: &Job,
     spec: &JobSpec,
@@ -496,7 +498,7 @@ fn unwritable(
                 continue;
             }
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
-            // At the root the name itself may be refused.
+            // At the root, the name itself may be refused.
             if !seen.insert(dir) && !dir.is_empty() {
                 continue;
             }
@@ -521,7 +523,7 @@ struct Issued {
 }
 
 impl Issued {
-    /// Ids that are nobody's: the first of those that would come after all that can ever be issued.
+    /// Returns unused ids: the first of the ids that follow all ids that can ever be issued.
     fn pretended() -> Self {
         Self {
             job: JobId(0),
@@ -562,8 +564,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// The elements of the array, up or down, and which of what may be programs, and of the folders asked for, each of those
-/// that answer has.
+/// Returns the elements of the array, up or down. For elements that answer, the result has their programs among the requested
+/// names, and which of the requested folders they have.
 async fn places(array: &Array, job: &Job) -> Vec<Place> {
     let kernels = job
         .tasks
@@ -600,22 +602,22 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
     places.collect()
 }
 
-/// The folders that a job's owner may list, each as it is when it is looked at.
+/// Folders that a job's owner may list, each in its state at the time of the look-up.
 struct Folders<'a> {
     names: &'a SqliteNames,
     array: &'a Arc<Array>,
     caller: &'a Caller,
     given: &'a Given,
-    /// Files whose parts count and that are being written.
+    /// Files whose parts matter and that are being written.
     writing: &'a RefCell<BTreeSet<u64>>,
-    /// What programs have said that are mappers; `None`: they are not asked.
+    /// Answers of programs that are mappers; `None` if programs are not asked.
     asked: Option<&'a Asked>,
-    /// When all headers must have been read.
+    /// Deadline for reading all headers.
     until: tokio::time::Instant,
 }
 
 impl Folders<'_> {
-    /// The version that was looked at, to be read.
+    /// Returns a reader for the version that was looked up.
     fn version(&self, path: &str, made: &Made) -> Result<Remote, String> {
         let objects = self.array.objects().ok_or("no file can be read here")?;
         let elements = Elements {
@@ -763,12 +765,12 @@ impl Below for Folders<'_> {
     }
 }
 
-/// The array as the owner of a job sees it.
+/// The array with the rights of a job's owner.
 struct Seen<'a> {
     tx: &'a Tx<'a>,
     places: &'a [Place],
     given: &'a Given,
-    /// Files that were looked at and are being written.
+    /// Files that were looked up and are being written.
     writing: RefCell<BTreeMap<u64, String>>,
 }
 
@@ -810,7 +812,7 @@ impl Outside for Seen<'_> {
     }
 }
 
-/// What a sealed version is made of, each part where it was first.
+/// Returns the layout of a sealed version, with each part on its first element.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
         fault.put_off("what a file is made of is not known");
@@ -822,7 +824,7 @@ pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     }
 }
 
-/// What a path names, and its inode if a version of it is being written.
+/// Returns the object at a path, and its inode if a version of it is being written.
 fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     let node = match tx.resolve(path.as_bytes(), true) {
         Ok(node) => node,
@@ -866,9 +868,9 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     (Look::Sealed(found), writing)
 }
 
-/// A version, whatever its file is called and has now. Its bytes are kept by whoever asks.
+/// Returns a version, regardless of its file's name and present version. The caller keeps its bytes.
 fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
-    // One that is still being written is as long as it will be.
+    // The size of a version that is still being written is not known yet; 0 stands for it.
     let sql = "SELECT ino, size, element FROM version WHERE object = ?1 \
                UNION ALL SELECT ino, 0, element FROM writing WHERE object = ?1 LIMIT 1";
     let found = tx.db.prepare_cached(sql).and_then(|mut statement| {
@@ -881,7 +883,7 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
             ))
         })
     });
-    // One that is gone is not waited for.
+    // The job does not wait for a deleted version.
     let Ok((ino, size, element)) = found else {
         return Look::Denied;
     };
@@ -905,7 +907,7 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
     })
 }
 
-/// The sealed version of a file that the caller may read.
+/// Returns the sealed version of a file that the caller may read.
 pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
     match look(tx, path).0 {
         Look::Sealed(found) => Ok(Some(found.placed)),

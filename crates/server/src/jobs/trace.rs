@@ -1,7 +1,7 @@
-//! How a job went, with all that planning its like needs: `tidemill jobs --export-trace`.
+//! Traces: the course of a job, with all data that planning a similar job needs (`tidemill jobs --export-trace`).
 //!
-//! What elements were like when a job was taken on is kept with the job, since histories and links have changed by
-//! the time somebody asks. All else is read from the tables of jobs and lineage.
+//! The state of elements at the start of a job is stored with the job, since histories and links have changed by the time of the
+//! export. All other data is read from the tables of jobs and lineage.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
@@ -18,11 +18,11 @@ use tidemill_core::time::Time;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 
-/// Results that were given for one another and are followed to the run that made them.
+/// Maximum number of reused results that are followed to the original run.
 const REUSED_MAX: usize = 64;
 
-/// The elements that are up as a job finds them, with their histories of its kernels, and with all else that its policy
-/// will see of them.
+/// Returns the elements that are up at the start of a job, with their histories of its kernels and all other state that its policy
+/// uses.
 pub(crate) fn elements(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Element> {
     let memory = dispatcher.memory(job.spec.policy.as_deref());
     let read: BTreeSet<ObjectId> = inputs(&job.spec).collect();
@@ -44,7 +44,7 @@ pub(crate) fn elements(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Ve
     all
 }
 
-/// What a job reads that is there already.
+/// Returns the existing inputs of a job.
 fn inputs(job: &JobSpec) -> impl Iterator<Item = ObjectId> + '_ {
     let inputs = job.tasks.iter().flat_map(|task| &task.inputs);
     inputs.filter_map(|input| match input.origin {
@@ -102,7 +102,7 @@ fn count(labels: usize) -> u32 {
     u32::try_from(labels).unwrap_or(u32::MAX)
 }
 
-/// Keeps what [`elements`] gave.
+/// Stores the result of [`elements`].
 pub(crate) fn keep(db: &Connection, job: JobId, elements: &[v1::Element]) -> Result<(), Fault> {
     let sql = "INSERT OR REPLACE INTO job_element(job, element, status) VALUES (?1, ?2, ?3)";
     let mut insert = db.prepare_cached(sql)?;
@@ -117,7 +117,7 @@ pub(crate) fn keep(db: &Connection, job: JobId, elements: &[v1::Element]) -> Res
     Ok(())
 }
 
-/// The trace of a job, which is given without its tasks.
+/// Returns the trace of a job; `job` has no tasks yet.
 pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, Fault> {
     job.tasks = view::tasks(db, job.job, -1)?.0;
     let decisions = view::decisions(db, job.job)?;
@@ -125,7 +125,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         let asked = decisions.iter().find(|one| one.policy != "pinned");
         job.policy = asked.map_or_else(String::new, |one| one.policy.clone());
     }
-    // The last decision about a task is that of its last try.
+    // The last decision about a task is the decision of its last try.
     let sent: BTreeMap<u64, i64> = decisions.iter().map(|one| (one.task, one.at)).collect();
     let resolved = store::resolved_inputs(db, JobId(job.job))?;
     let mut files = BTreeMap::new();
@@ -143,7 +143,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
             needs: Some(v1::Needs::from(&stored.needs())),
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
             kernel_kind: match stored.share {
-                // Nothing runs, so it has no code.
+                // The task runs nothing, so it has no code.
                 StoredShare::Join => JOIN.to_owned(),
                 StoredShare::All | StoredShare::Component | StoredShare::Merge => {
                     stored.kernel_kind
@@ -189,7 +189,8 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
     })
 }
 
-/// Which objects a striped version lies in, and where; `None`: it is one, or made of pieces, which traces don't know.
+/// Returns the objects of a striped version, with their elements. Returns `None` for one object and for a version of pieces, which
+/// traces can't represent.
 pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>, Fault> {
     let Some(Layout::Striped(striped)) = parts::sealed(db, object)? else {
         return Ok(None);
@@ -207,10 +208,10 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
     }))
 }
 
-/// The kind of kernel of what runs nowhere.
+/// Kind of kernel of a task that runs nowhere.
 pub(super) const JOIN: &str = "builtin";
 
-/// How long the run took that made the result which a task was given; 0 if it ran itself or that is not known.
+/// Returns the duration of the run that made a task's reused result; 0 if the task ran itself or the duration is unknown.
 pub(super) fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
     let mut next = task.map_or(0, |task| task.reused_task);
     let sql = "SELECT reused, end - kernel_start FROM task WHERE task = ?1";

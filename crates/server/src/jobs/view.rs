@@ -1,4 +1,4 @@
-//! Jobs and tasks as clients see them, read from the database.
+//! Jobs and tasks for display to clients, read from the database.
 
 use super::spec::{SPEC, StoredOrigin, StoredTask, shown};
 use super::store::{parse, state_number};
@@ -9,9 +9,9 @@ use std::collections::{HashMap, HashSet};
 use tidemill_wire::convert::{self, state_name};
 use tidemill_wire::v1::{self, State};
 
-/// Inputs that a job is shown to wait for.
+/// Maximum number of awaited inputs that are shown for a job.
 const AWAITED_MAX: u32 = 3;
-/// Other reasons for which its tasks are shown to wait.
+/// Maximum number of other reasons for waiting that are shown for a job.
 const HELD_UP_MAX: usize = 3;
 
 const JOB: &str =
@@ -32,7 +32,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
     })
 }
 
-/// A job without its tasks.
+/// Returns a job without its tasks.
 pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     let sql = format!("{JOB} WHERE job = ?1 AND deleted = 0");
     let found = db
@@ -42,20 +42,20 @@ pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     found.map(|job| count(db, job)).transpose()
 }
 
-/// Which jobs are listed.
+/// Filter of a job list.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
-    /// Whose; everybody's if there is none.
+    /// Owner of the jobs; `None` for all users.
     pub(crate) uid: Option<u32>,
-    /// The newest so many.
+    /// Maximum number of jobs, the newest first.
     pub(crate) limit: u32,
-    /// In these states; in any if there are none.
+    /// States of the jobs; empty for all states.
     pub(crate) states: Vec<i32>,
-    /// Whose names match this pattern of `*` and `?`; any if it is empty.
+    /// Pattern of `*` and `?` for the names of the jobs; empty for all names.
     pub(crate) name: String,
 }
 
-/// Jobs, the newest first.
+/// Returns jobs, the newest first.
 pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fault> {
     let sql = format!(
         "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
@@ -66,7 +66,7 @@ pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fau
         true => String::new(),
         false => format!(",{},", states.join(",")),
     };
-    // Brackets, which SQLite's patterns know too, mean themselves.
+    // SQLite's patterns also know brackets; here brackets are literal.
     let name = wanted.name.replace('[', "[[]");
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement
@@ -114,7 +114,7 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
     Ok(job)
 }
 
-/// What runs drew above idle, of three columns; `None`: nothing ran.
+/// Returns the energy of runs above idle, from three columns; `None` if there were no runs.
 fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Reckoned>> {
     let reckoned = v1::Reckoned {
         microjoules: row.get::<_, i64>(at)?.cast_unsigned(),
@@ -124,7 +124,7 @@ fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Reckoned>> {
     Ok((reckoned.runs + reckoned.unknown > 0).then_some(reckoned))
 }
 
-/// Why tasks of a job wait that no element has, where there is something to tell.
+/// Adds the known reasons why tasks of a job wait before they are on an element.
 fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     let sql = "SELECT error, count(*) FROM task WHERE job = ?1 AND state IN (?2, ?3) AND error <> '' \
                GROUP BY error ORDER BY min(task)";
@@ -140,7 +140,7 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Tasks of a job that changed after `after`, in the script's order, and the number of the last change.
+/// Returns the tasks of a job that changed after `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
                moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
@@ -221,7 +221,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
     })
 }
 
-/// What is read of inputs, each as text; none if it is all of all.
+/// Returns the selections of inputs as text; empty if all inputs are read completely.
 pub(super) fn selections(all: impl Iterator<Item = String> + Clone) -> Vec<String> {
     match all.clone().all(|one| one.is_empty()) {
         true => Vec::new(),
@@ -229,7 +229,7 @@ pub(super) fn selections(all: impl Iterator<Item = String> + Clone) -> Vec<Strin
     }
 }
 
-/// Tasks of a job that come after `after`, at most `limit`, with what they said.
+/// Returns the tasks of a job after `after`, at most `limit`, with their output.
 pub(crate) fn logs(
     db: &Connection,
     job: u64,
@@ -261,7 +261,7 @@ pub(crate) fn logs(
     Ok(logs)
 }
 
-/// Inputs that a task read while those of the job that are their makers had not ended, by the clock of their element.
+/// Returns the number of inputs that a task read before their makers in the job ended, by the clock of their element.
 fn fed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     let ran = task.reused_task == 0;
     let makers = task
@@ -273,7 +273,7 @@ fn fed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     u32::try_from(fed.count()).unwrap_or(u32::MAX)
 }
 
-/// Why the tasks of a job ran where they did.
+/// Returns the reasons for the placement of a job's tasks.
 pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
     let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1)?
         .0
@@ -308,7 +308,7 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
             decision.handed_on = task.handed_on;
-            // What it was fed is known when it has ended.
+            // The streamed inputs are known when the task has ended.
             if is_last && task.kernel_start > 0 {
                 decision.pipelined = u32::try_from(task.pipelined.len()).unwrap_or(u32::MAX);
                 decision.fed = fed(task, &makers);

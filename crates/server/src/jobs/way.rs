@@ -1,7 +1,7 @@
-//! The folders that outputs go to.
+//! The folders in which outputs are created.
 //!
-//! The deepest folder on the way to an output that exists when its job is submitted is the anchor of the output. A job's
-//! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner, and follows no
+//! The deepest folder on the path of an output that exists when its job is submitted is the anchor of the output. A job's
+//! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner. It follows no
 //! symbolic link of another user than the owner and root.
 
 use crate::names::Fault;
@@ -13,41 +13,41 @@ use std::collections::BTreeMap;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// Most symbolic links on the way to one output.
+/// Maximum number of symbolic links on the path of one output.
 const LINKS_MAX: usize = 40;
-/// Most names on the way to one output, with the names in symbolic links.
+/// Maximum number of names on the path of one output, with the names in symbolic links.
 const NAMES_MAX: usize = 8192;
 
 /// The deepest folder of a path that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Anchor {
     ino: u64,
-    /// Names of the path that lead to it.
+    /// Number of the names in the path that lead to the folder.
     names: usize,
 }
 
-/// The anchors of a job's outputs, by the path of the folder that an output is in.
+/// Anchors of a job's outputs, by the path of the folder of an output.
 pub(crate) type Anchors = BTreeMap<String, Anchor>;
 
-/// The symbolic links that are followed.
+/// Symbolic links that are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// All links: a user follows them in the moment of a submission.
+    /// All links: at the submission of a job, its user follows them.
     All,
     /// Links of the caller and of root.
     Own,
 }
 
-/// How far a path leads.
+/// The existing part of a path.
 #[derive(Debug)]
 pub(crate) struct Way {
     /// The last node that exists.
     pub(crate) node: Node,
-    /// The names behind it, the next name first.
+    /// Missing names after the node, the next name first.
     pub(crate) missing: Vec<Vec<u8>>,
 }
 
-/// The folder of a path, and its last name.
+/// Returns the folder of a path, and its last name.
 pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -77,7 +77,7 @@ pub(crate) fn anchors<'a>(
                 anchors.insert(folder.to_owned(), Anchor { ino, names });
             }
             Err(fault) if fault.of_database() => return Err(fault),
-            // The look for obstacles reports it.
+            // The check for obstacles reports this fault.
             Err(_) => {}
         }
     }
@@ -133,7 +133,7 @@ impl Tx<'_> {
         links: Links,
         shown: &str,
     ) -> Result<Way, Fault> {
-        // The next name last; `true`: it is in the path, not in a link.
+        // The next name is last; `true` means that the name is in the path, not in a link.
         let todo = names(path).skip(skipped).map(|name| (name.to_vec(), true));
         let mut todo: Vec<(Vec<u8>, bool)> = todo.collect();
         todo.reverse();
@@ -182,7 +182,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Makes the folders that are missing on a way, as the owner; returns the last folder.
+    /// Creates the missing folders of a path, as the owner; returns the last folder.
     pub(crate) fn make_missing(&mut self, way: Way, (uid, gid): (u32, u32)) -> Result<Node, Fault> {
         let mut folder = way.node;
         for name in way.missing {
@@ -203,7 +203,7 @@ impl Tx<'_> {
         Ok(folder)
     }
 
-    /// Refuses if a link of another user is on the way to an output, or the output itself.
+    /// Fails if a link of another user is on the path of an output, or is the output itself.
     pub(crate) fn check_links(&self, path: &str) -> Result<(), Fault> {
         let root = Node::get(self.db, Inode::ROOT.0)?;
         match self.walk(root, (path, 0), Links::Own, path) {

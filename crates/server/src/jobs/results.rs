@@ -657,7 +657,7 @@ mod tests {
         learn(&db, 8, "two").unwrap();
         let firsts = |objects: [u64; 4]| objects.map(|object| first(&db, object).unwrap());
         assert_eq!(firsts([5, 3, 9, 8]), [5, 5, 5, 8]);
-        // An object without a hash that was reused from another result keeps its own first object.
+        // An object that reuses a result without a hash has the object of that result as its first object, and keeps it.
         put_same(&db, 11, 10).unwrap();
         learn(&db, 11, ONE).unwrap();
         assert_eq!(firsts([10, 11, 9, 8]), [10, 10, 5, 8]);

@@ -1,6 +1,6 @@
 //! The burst tier: records which objects are on its elements (table `burst`), has them copied to other elements in time, and evicts
-//! them when space is needed. It uses the mechanism of copies: an object in the tier does not count as a wanted copy
-//! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere, and a row of `move` removes the object from the tier
+//! them when space is needed. It uses the mechanism of copies. An object in the tier does not count as a wanted copy
+//! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere. A row of `move` removes the object from the tier
 //! (next: `server/src/copies.rs`).
 
 use super::attribute::FOLDER_DURABLE;
@@ -412,7 +412,8 @@ fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     moves_at(db, object, now)
 }
 
-/// Records that an element joined. If it is new in the tier, or the server has forgotten it, it may already have versions.
+/// Handles an element that joined, if its tier changed. An element that is new in the tier, or that the server has forgotten, may
+/// already have versions.
 pub(crate) fn met(
     db: &Connection,
     (known, came): (Option<&v1::Element>, &v1::Element),

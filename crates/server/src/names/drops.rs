@@ -174,7 +174,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the extra delay, in nanoseconds, before a version that was just sealed drains from the burst tier. The version need
+    /// Returns the extra delay, in nanoseconds, before a version that was just sealed drains from the burst tier. The version will
     /// not drain if a hook removes it once it is mapped.
     pub(super) fn held_back(&self, version: u64) -> Result<i64, Fault> {
         if !self.shared.rules.any_keep() {

@@ -176,8 +176,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Checks a request for an element of the tier. The client may begin a version within its own promise, or if the versions leave
-    /// the promises of others intact; otherwise it waits like all writers there.
+    /// Checks a request for an element of the tier. The client may begin a version within its own promise, or a version that leaves
+    /// the promises of others intact. Otherwise the client waits like all writers there.
     pub(super) fn need_unpromised(
         &self,
         dir: &Node,

@@ -16,8 +16,8 @@ use tidemill_wire::v1::{self, name_result::Result as Answer};
 /// Location of the client that asks for a new version, and the start of that version.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Here<'a> {
-    /// Elements of the client's host on which it can write in place and avoid the network; elements in memory only while they have
-    /// space.
+    /// Elements of the client's host on which the client can write in place. The client can leave such an element if it is in
+    /// memory and full.
     pub(crate) here: &'a [u32],
     /// Elements that have other parts of the file.
     pub(crate) apart: &'a [u32],

@@ -89,7 +89,7 @@ impl Tx<'_> {
     /// Chooses the element of a file's next version: as for a new file, but without other settings the version stays on its
     /// element.
     fn place_again(&self, node: &Node, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
-        // A version in memory is placed like a new file: memory may be full, and the request names no element.
+        // A version in memory is placed like a new file: memory may be full, and no user has requested this element.
         let is_here = |named: u32| i64::from(named) == node.element;
         if u32::try_from(node.element).is_ok_and(|element| self.shared.in_memory(element))
             && named.is_none_or(is_here)

@@ -189,7 +189,7 @@ pub(super) fn recall(
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(None);
     };
-    // The set of further inputs is unknown.
+    // Such a task may read further inputs, which are unknown.
     if analysis.surroundings.reads_all() || analysis.surroundings.is_ranked() {
         return Ok(None);
     }

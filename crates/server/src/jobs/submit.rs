@@ -564,8 +564,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// Returns the elements of the array, up or down. For elements that answer, the result has their programs among the requested
-/// names, and which of the requested folders they have.
+/// Returns the elements of the array, up or down. For elements that answer, the result says which of the possible programs and of
+/// the requested folders they have.
 async fn places(array: &Array, job: &Job) -> Vec<Place> {
     let kernels = job
         .tasks

@@ -56,7 +56,7 @@ impl SqliteNames {
                     tx.readable(part.object.0, part.copies[0].element.0, &[])?;
                 }
             }
-            // A version that was replaced during this read is pinned before its removal.
+            // A version that is replaced at this moment rests before its removal, so the pins are in time.
             let parts = layout.parts().iter().map(|part| part.object.0);
             let mut objects: Vec<u64> = parts.collect();
             if !objects.contains(&reading.node.object) {

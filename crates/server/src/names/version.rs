@@ -377,7 +377,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Ends another client's writing, if that client is no longer alive or the caller insists.
+    /// Ends an earlier writing of the file. Its writer must have been silent for too long or be a client of the same user without a
+    /// session, unless the caller insists.
     fn take_over(&mut self, node: &Node, steal: bool) -> Result<(), Fault> {
         let writer = self.writer(node.writing)?;
         let gone = writer.is_none_or(|writer| {

@@ -171,7 +171,7 @@ impl Tx<'_> {
         Ok(bytes.cast_unsigned())
     }
 
-    /// Evicts the oldest stored objects of an element until `bytes` bytes are free.
+    /// Evicts the oldest stored objects of an element, in total at least `bytes` bytes if there are enough.
     pub(crate) fn give_room(&self, element: u32, mut bytes: u64) -> Result<(), Fault> {
         let sql = "SELECT object, size FROM burst WHERE element = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;

@@ -38,8 +38,8 @@ struct Writer {
 }
 
 impl Tx<'_> {
-    /// Chooses the element of a new version: the requested element, else the folder's element, else memory if the folder asks for a
-    /// medium, else an element by inode.
+    /// Chooses the element of a new version: the requested element, else the folder's element, else memory if the folder asks for
+    /// memory, else an element by inode.
     pub(crate) fn place(
         &self,
         ino: Inode,
@@ -553,7 +553,7 @@ impl Tx<'_> {
             NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
-        // A mount itself stays within the free space.
+        // A mount itself stays within the quota of the room.
         if self.session_of(op.object)? == Some(0)
             && self.size_max(&node)?.is_some_and(|most| size > most)
         {

@@ -1,7 +1,7 @@
-//! The array's elements: who is there, what they last said, and the one stream to each.
+//! The elements of the array: which are up, their last status, and the one stream to each.
 //!
-//! An element is up as long as its stream is. What elements report about labels is handed on to the
-//! dispatcher's driver by a channel; this module decides nothing about work.
+//! An element is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
+//! and decides nothing about work. Next: `server/src/jobs`, which receives each [`Report`].
 
 pub(crate) mod conditions;
 pub(crate) mod keeper;
@@ -42,54 +42,55 @@ use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
-/// Messages that wait for one element; an element that reads slower loses its connection and comes back.
+/// Maximum number of messages that wait for one element. A slower reader loses its connection and has to reconnect.
 const OUTBOX_MAX: usize = 4096;
 
-/// An element that is not heard of for this long hangs: its status comes every second. New files go elsewhere.
+/// Maximum silence of an element before it counts as hanging: a healthy element sends its status every second. New files are placed on
+/// other elements.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The medium of an element that loses all it has when its host ends.
+/// Medium of an element that loses all its data when its host stops.
 const MEMORY: &str = "memory";
 
-/// How long an element may take to seal what it is asked to in one go: it may have to copy objects.
+/// Time limit for an element to seal the objects of one request. The element may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
-/// Pause before what an element is like is tried to be kept again.
+/// Pause before another attempt to store an element's status.
 const REMEMBER_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long whoever asks for load waits: for decisions that are being kept, and for others who ask, too.
+/// Maximum wait for the load of the elements. The driver may be storing decisions, or other callers may be asking for the load, too.
 const LOAD_WAIT: Duration = Duration::from_millis(500);
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 
-/// What an element reported, for the dispatcher's driver.
+/// Report of an element to the dispatcher's driver.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// It joined or came back, and knows these labels.
+    /// The element joined or reconnected, and knows these labels.
     Up {
         element: v1::Element,
         labels: Vec<u64>,
     },
-    /// It has been away for longer than the array waits.
+    /// The element was offline for longer than the array waits.
     Down { element: u32 },
-    /// It sleeps, and is not lost.
+    /// The element is suspended, not lost.
     Asleep { element: u32 },
-    /// Objects are damaged there.
+    /// Objects on the element are damaged.
     Damaged {
         element: u32,
         damaged: v1::DamagedObjects,
     },
-    /// It is the array's no more.
+    /// The element was removed from the array.
     Removed { element: u32 },
-    /// A new status.
+    /// New status of the element.
     Status { element: v1::Element },
-    /// Which of the programs that it was asked for it has.
+    /// The requested programs that the element has, and those that it lacks.
     Programs {
         element: u32,
         found: Vec<String>,
         missing: Vec<String>,
     },
-    /// It began a label.
+    /// The element began a label.
     Started { element: u32, label: u64 },
-    /// It ended a label.
+    /// The element finished a label.
     Finished {
         element: u32,
         label: u64,
@@ -100,30 +101,31 @@ pub(crate) enum Report {
 /// An element and the programs that it has.
 type Programs = (u32, Vec<String>);
 
-/// One element.
+/// State of one element.
 #[derive(Debug)]
 struct Slot {
     status: v1::Element,
-    /// When it last said anything.
+    /// Time of the element's last message.
     heard: Instant,
     connection: Option<Connection>,
-    /// Since when it has had none; of one that has not come since the server started, since then. Whoever sets the host's clock
-    /// makes no element lost.
+    /// Start of the time without a connection. For an element that has not connected since the server started, this is the start of the
+    /// server. The monotonic clock is used, so that changing the host's clock makes no element lost.
     away_since: tokio::time::Instant,
-    /// Counts its connections, so that the end of an old one is not taken for the end of the new.
+    /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
-    /// What it said of itself when it connected is kept, as far as that has to be before anything goes there.
+    /// Whether the properties that the element reported at its connection are stored, as far as they must be stored before files are
+    /// placed there.
     remembered: bool,
 }
 
 #[derive(Debug)]
 struct Connection {
     outbox: mpsc::Sender<v1::ToElement>,
-    /// Set to end the stream.
+    /// Signal that ends the stream.
     end: watch::Sender<bool>,
 }
 
-/// See the module.
+/// State of the array: see the module.
 #[derive(Debug)]
 pub(crate) struct Array {
     slots: Mutex<BTreeMap<u32, Slot>>,
@@ -139,19 +141,20 @@ pub(crate) struct Array {
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
-    /// Held by whoever has an element compute for a moment: one after the other.
+    /// Held while an element measures its processor share, so that only one probe runs at a time.
     probing: tokio::sync::Mutex<()>,
-    /// Held from when it is looked who is up until all have been told: nobody hears of an older list after a newer one.
+    /// Held from reading which elements are up until all elements are notified, so that no element receives an older list after a newer
+    /// one.
     telling: Mutex<()>,
     noted: Noted,
-    /// Processes of elements that sleep, which wait to be told to wake.
+    /// Processes of suspended elements that wait for a wake message.
     keepers: Mutex<BTreeMap<u32, (u64, Connection)>>,
-    /// Elements that were not let in: the state because of which, the reason and when.
+    /// Elements that were refused: the kind of condition, the reason and the time.
     refused: Mutex<BTreeMap<u32, (Kind, String, Instant)>>,
     objects: OnceLock<Objects>,
 }
 
-/// How an array is set up.
+/// Settings of an array.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) array_id: u64,
@@ -175,7 +178,7 @@ impl Slot {
         self.status.tier == BURST
     }
 
-    /// What is wrong with it, for people.
+    /// Returns a readable description of the trouble with this element, or `None`.
     fn trouble(&self) -> Option<String> {
         let id = self.status.element;
         if self.connection.is_none() {
@@ -190,12 +193,12 @@ impl Slot {
     }
 }
 
-/// Tells the namespace which elements pass on what is written there.
+/// Informs the namespace which elements belong to the burst tier.
 fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Element>) {
     let bursts = known.into_iter().filter(|one| one.tier == BURST);
     let bursts: BTreeSet<u32> = bursts.map(|one| one.element).collect();
     if !bursts.is_empty() {
-        // Versions of which one copy is wanted may have two.
+        // Versions with one wanted copy may have two.
         shared.leaving.set_moving();
     }
     shared.bursts.set(bursts);
@@ -245,17 +248,17 @@ impl Array {
         })
     }
 
-    /// From now on the server itself can read what elements have.
+    /// Sets the connections with which the server itself reads objects of elements.
     pub(crate) fn read_by(&self, objects: Objects) {
         self.objects.get_or_init(|| objects);
     }
 
-    /// Connections to read what elements have; none in the simulation.
+    /// Returns the connections for reading objects of elements, or `None` in the simulation.
     pub(crate) fn objects(&self) -> Option<&Objects> {
         self.objects.get()
     }
 
-    /// Elements that an earlier life of the server knew get the usual time to come back.
+    /// Gives elements that an earlier run of the server knew the usual time to reconnect.
     pub(crate) fn expect_known(self: &Arc<Self>) {
         let away: Vec<u32> = self.slots.lock().keys().copied().collect();
         for element in away {
@@ -266,24 +269,24 @@ impl Array {
         }
     }
 
-    /// The array's id.
+    /// Returns the array's id.
     pub(crate) fn id(&self) -> u64 {
         self.array_id
     }
 
-    /// Who signs the certificates of its server and elements.
+    /// Returns the authority that signs the certificates of the array's server and elements.
     pub(crate) fn authority(&self) -> &Arc<Authority> {
         &self.authority
     }
 
-    /// Where an element that is up is reached.
+    /// Returns the URL of an element, or `None` if the element is not up.
     pub(crate) fn url(&self, element: u32) -> Option<String> {
         let slots = self.slots.lock();
         let slot = slots.get(&element)?;
         slot.connection.as_ref().map(|_| slot.status.url.clone())
     }
 
-    /// All elements that were ever part of the array, with `up` set as it is now.
+    /// Returns all elements that were ever part of the array, with `up` set to the present state.
     pub(crate) fn elements(&self) -> Vec<v1::Element> {
         let slots = self.slots.lock();
         let shown = slots.values().map(|slot| {
@@ -300,7 +303,7 @@ impl Array {
         shown.collect()
     }
 
-    /// What is wrong with an element, for people; nothing if it is well.
+    /// Returns a readable description of the trouble with an element, or `None` if the element is well.
     pub(crate) fn trouble(&self, element: u32) -> Option<String> {
         if self.shared.sleepers.sleeps(element) {
             return Some(format!("element {element} is suspended"));
@@ -312,7 +315,7 @@ impl Array {
         )
     }
 
-    /// Elements that are up, for copies.
+    /// Returns the elements that are up, as places for copies.
     pub(crate) fn sites(&self) -> Vec<Site> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
@@ -331,7 +334,7 @@ impl Array {
         sites.collect()
     }
 
-    /// Elements that are up, and read their objects when they have nothing else to do.
+    /// Returns the elements that are up and scrub their objects when they are idle.
     pub(crate) fn scrubbing(&self) -> Vec<u32> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
@@ -339,7 +342,7 @@ impl Array {
         reading.map(|slot| slot.status.element).collect()
     }
 
-    /// The elements of the array.
+    /// Returns the elements of the array.
     pub(crate) fn members(&self) -> Vec<Member> {
         let slots = self.slots.lock();
         let members = slots.values().map(|slot| Member {
@@ -352,26 +355,26 @@ impl Array {
         members.collect()
     }
 
-    /// Elements that keep data on disks, whether they are up or not.
+    /// Returns the elements that store data on disks, whether they are up or not.
     pub(crate) fn stores(&self) -> Vec<u32> {
         let members = self.members().into_iter();
         let stores = members.filter(|member| member.store && !member.memory && !member.burst);
         stores.map(|member| member.element).collect()
     }
 
-    /// Elements of the burst tier, whether they are up or not.
+    /// Returns the elements of the burst tier, whether they are up or not.
     pub(crate) fn bursts(&self) -> BTreeSet<u32> {
         let members = self.members().into_iter();
         let bursts = members.filter(|member| member.burst);
         bursts.map(|member| member.element).collect()
     }
 
-    /// When the burst tier drains.
+    /// Returns the limits at which the burst tier drains.
     pub(crate) fn limits(&self) -> Limits {
         self.shared.bursts.limits()
     }
 
-    /// Elements of the burst tier that are up, and what they have left.
+    /// Returns the elements of the burst tier that are up, with their free space.
     pub(crate) fn tier(&self) -> Vec<Free> {
         let slots = self.slots.lock();
         let up = slots.values();
@@ -384,7 +387,7 @@ impl Array {
         tier.collect()
     }
 
-    /// An element was taken out of the array, and is not let in again.
+    /// Removes an element from the array. The element is not admitted again.
     pub(crate) fn forget(&self, element: u32) {
         let slot = self.slots.lock().remove(&element);
         self.shared.sleepers.forget(element);
@@ -398,7 +401,7 @@ impl Array {
         self.tell_peers();
     }
 
-    /// Elements that have been away for longer than that.
+    /// Returns the elements that were offline for at least `longer_than`, without suspended elements.
     pub(crate) fn gone(&self, longer_than: Duration) -> BTreeSet<u32> {
         let slots = self.slots.lock();
         let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
@@ -407,7 +410,7 @@ impl Array {
         gone.map(|(&element, _)| element).collect()
     }
 
-    /// Elements that are up.
+    /// Returns the elements that are up.
     pub(crate) fn up(&self) -> Vec<u32> {
         let slots = self.slots.lock();
         slots
@@ -417,7 +420,7 @@ impl Array {
             .collect()
     }
 
-    /// Counts the connections of an element that is up.
+    /// Returns the number of the present connection of an element, or `None` if the element is not up.
     pub(crate) fn epoch(&self, element: u32) -> Option<u64> {
         let slots = self.slots.lock();
         slots
@@ -426,7 +429,8 @@ impl Array {
             .map(|slot| slot.epoch)
     }
 
-    /// Has an element seal objects by the server's own right; gives what became of each, or why it could not be asked.
+    /// Asks an element to seal objects by the server's own right. Returns the result of each object, or the reason why the element could
+    /// not be asked.
     pub(crate) async fn seal_all(
         &self,
         by: &Objects,
@@ -462,13 +466,13 @@ impl Array {
         })
     }
 
-    /// What elements have said of notes about names.
+    /// Returns the notes about names that elements have confirmed.
     pub(crate) fn noted(&self) -> &Noted {
         &self.noted
     }
 
-    /// Sends to an element; `false` if it is away. What is lost with a connection is sent again, in some
-    /// form, when the element is back.
+    /// Sends a message to an element. Returns `false` if the element is offline. Messages lost with a connection are sent again, in some
+    /// form, when the element reconnects.
     pub(crate) fn send(&self, element: u32, message: To) -> bool {
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(&element) else {
@@ -493,7 +497,7 @@ impl Array {
         }
     }
 
-    /// An element's stream began with this greeting.
+    /// Admits an element whose stream began with this greeting.
     pub(crate) fn join(
         self: &Arc<Self>,
         hello: v1::Hello,
@@ -543,7 +547,7 @@ impl Array {
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
         self.shared.sleepers.on(id, Sleep::Up);
-        // Who sees that it is up may put something there at once.
+        // The rooms are refreshed before the element is reported, since anybody who sees it up may place a file there at once.
         self.refresh();
         self.dismiss(id);
         self.remember(&element, epoch);
@@ -589,7 +593,7 @@ impl Array {
         Ok(element)
     }
 
-    /// The certificate of an element that wants one.
+    /// Returns the certificate of an element that asked for one, or an empty vector.
     fn certify(&self, hello: &v1::Hello, element: u32) -> Result<Vec<u8>, Status> {
         if hello.public_key.is_empty() {
             return Ok(Vec::new());
@@ -608,7 +612,7 @@ impl Array {
         }
     }
 
-    /// A message from an element.
+    /// Handles a message from an element.
     pub(crate) fn on_message(&self, element: u32, epoch: u64, message: From) {
         self.hear(element, epoch);
         match message {
@@ -649,7 +653,7 @@ impl Array {
             From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
-                    // Whoever asked may have given up.
+                    // The asker may have stopped waiting.
                     let _ = asker.send(probed);
                 }
             }
@@ -657,7 +661,7 @@ impl Array {
                 if self.epoch(element) != Some(epoch) {
                     return;
                 }
-                // Before whoever asked goes on: what is placed then is placed with this known.
+                // The report precedes the answer to the asker, so that later placements know these programs.
                 self.report(Report::Programs {
                     element,
                     found: programs.found.clone(),
@@ -670,7 +674,7 @@ impl Array {
         }
     }
 
-    /// What of an element's status changes all the time.
+    /// Applies the part of an element's status that changes all the time.
     fn on_standing(&self, element: u32, epoch: u64, standing: &v1::Standing) {
         let status = {
             let mut slots = self.slots.lock();
@@ -690,7 +694,7 @@ impl Array {
         self.report(Report::Status { element: status });
     }
 
-    /// An element has said something.
+    /// Records that an element sent a message.
     fn hear(&self, element: u32, epoch: u64) {
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
@@ -704,7 +708,7 @@ impl Array {
         slot.heard = Instant::now();
     }
 
-    /// An element's stream ended. Its labels stay its own until the timeout.
+    /// Handles the end of an element's stream. Its labels stay assigned to it until the timeout.
     pub(crate) fn leave(self: &Arc<Self>, element: u32, epoch: u64) {
         {
             let mut slots = self.slots.lock();
@@ -724,7 +728,7 @@ impl Array {
         self.lose_if_away(element, epoch);
     }
 
-    /// Takes an element for lost unless it comes back in time.
+    /// Declares an element lost unless it reconnects in time.
     fn lose_if_away(self: &Arc<Self>, element: u32, epoch: u64) {
         let array = self.clone();
         tokio::spawn(async move {
@@ -738,10 +742,11 @@ impl Array {
         });
     }
 
-    /// Keeps what an element is like, so that the array knows it when the server starts again. If it has another memory than the
-    /// one that was known, what it had is lost.
-    /// It is tried until that is kept, or the element has connected anew: before that nothing goes into another memory, since it
-    /// would be lost with what was in the one before.
+    /// Stores the properties of an element, so that the array knows it after a restart of the server. If the element has another memory
+    /// than the known one, its objects are lost.
+    ///
+    /// The task retries until the properties are stored or the element has reconnected. Before that, no file is placed in the new memory,
+    /// since the file would be lost together with the contents of the old memory.
     fn remember(self: &Arc<Self>, element: &v1::Element, epoch: u64) {
         let status = v1::Element {
             up: false,
@@ -785,21 +790,21 @@ impl Array {
     }
 
     pub(crate) fn report(&self, report: Report) {
-        // The driver is gone only when the server shuts down.
+        // The driver only stops when the server shuts down.
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
 
-    /// Versions that were to be in memory and are not, since the start.
+    /// Returns the number of versions since the start that were meant for memory and were placed elsewhere.
     pub(crate) fn spilled(&self) -> u64 {
         self.shared.spilled()
     }
 
-    /// What room there is.
+    /// Returns the free space of the elements.
     pub(crate) fn rooms(&self) -> Arc<Rooms> {
         self.shared.rooms()
     }
 
-    /// Tells the namespace what room there is.
+    /// Informs the namespace of the free space of the elements.
     pub(crate) fn refresh(&self) {
         let known = self.slots.lock();
         tell_bursts(&self.shared, known.values().map(|slot| &slot.status));
@@ -826,10 +831,11 @@ impl Array {
                 rooms.store.extend(self.room(slot));
             }
             if slot.in_memory() || slot.is_burst() {
-                // Nothing goes or stays there unasked, so nobody is told of that room.
+                // No file is placed or kept there unless somebody asks for it, so this space is not published.
                 continue;
             }
-            // Those of an earlier release don't say, and are each on a disk of their own; those whose files are outside on none.
+            // Elements of an earlier release don't report their disk, and each counts as on a disk of its own. Elements that store files
+            // outside are on no disk.
             let (host, disk) = match status.disk.filter(|_| status.outside.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
                 None => (format!("element {element}"), v1::Disk::default()),
@@ -863,7 +869,7 @@ impl Array {
         })
     }
 
-    /// Tells every element where the others are.
+    /// Sends every element the addresses of the others.
     pub(crate) fn tell_peers(&self) {
         let _turn = self.telling.lock();
         let elements: Vec<_> = self
@@ -881,8 +887,7 @@ impl Array {
         }
     }
 
-    /// Asks the elements that are up which of these programs they have; gives what each that answers in
-    /// time has.
+    /// Asks the elements that are up which of these programs they have. Returns the programs of each element that answers in time.
     pub(crate) async fn find_programs(
         &self,
         names: Vec<String>,
@@ -911,24 +916,25 @@ impl Array {
         found
     }
 
-    /// What elements have to do; nothing if decisions can't be kept at this moment.
+    /// Returns the load of the elements, or nothing if decisions can't be stored at this moment.
     pub(crate) async fn loads(&self) -> Vec<ElementLoad> {
         let (sender, answer) = oneshot::channel();
-        // The driver is gone only when the server shuts down.
+        // The driver only stops when the server shuts down.
         let _ = self.reports.send(Incoming::Load(sender));
         let answer = tokio::time::timeout(LOAD_WAIT, answer).await;
         answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Which elements are needed; `None` if that can't be said at this moment.
+    /// Returns the demand for elements, or `None` if the driver does not answer in time.
     pub(crate) async fn demand(&self) -> Option<Demand> {
         let (sender, answer) = oneshot::channel();
         let _ = self.reports.send(Incoming::Demand(sender));
         tokio::time::timeout(LOAD_WAIT, answer).await.ok()?.ok()
     }
 
-    /// Has an element find out what share of a processor one more kernel of this user would have there; `None` if it is
-    /// not up or does not answer in time. Users can't keep an array's processors busy so: one asks after the other.
+    /// Asks an element to measure the share of a processor that one more kernel of this user would get there. Returns `None` if the
+    /// element is not up or does not answer in time. Probes run one after the other, so that users can't keep an array's processors busy
+    /// with them.
     pub(crate) async fn probe(&self, element: u32, owner: Owner) -> Option<v1::Probed> {
         let probed = async {
             let _turn = self.probing.lock().await;
@@ -952,7 +958,7 @@ impl Array {
     }
 }
 
-/// A probe whose answer is waited for.
+/// A probe that waits for its answer.
 struct Asked<'a>(&'a Array, u64);
 
 impl Drop for Asked<'_> {
@@ -969,7 +975,7 @@ fn drawn(drawn: energy::Drawn) -> v1::Drawn {
     }
 }
 
-/// What was known of an element before it came.
+/// Returns the stored status of an element, from before its present connection.
 fn known(db: &rusqlite::Connection, element: u32) -> Result<Option<v1::Element>, Fault> {
     let sql = "SELECT status FROM element WHERE element = ?1";
     let known = db.query_row(sql, [element], |row| row.get::<_, Vec<u8>>(0));
@@ -987,7 +993,7 @@ fn known_elements(db: &rusqlite::Connection) -> Result<Vec<v1::Element>, Fault> 
         .collect())
 }
 
-/// One id must not be used by two elements at once.
+/// Refuses two elements that use one id at once.
 fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(), Status> {
     let same = old.host == new.host && old.folder == new.folder;
     if connected && !same {
@@ -999,7 +1005,7 @@ fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(
     Ok(())
 }
 
-/// How many messages may wait for an element.
+/// Creates the queue of messages to an element, which holds at most `OUTBOX_MAX` messages.
 pub(crate) fn outbox() -> (mpsc::Sender<v1::ToElement>, mpsc::Receiver<v1::ToElement>) {
     mpsc::channel(OUTBOX_MAX)
 }
@@ -1021,7 +1027,7 @@ mod tests {
             tls: false,
             authority: Arc::new(Authority::open(&folder.join("authority")).unwrap()),
         };
-        // What the driver is told waits for nobody.
+        // Messages to the driver wait for no receiver.
         Arc::new(Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
     }
 
@@ -1037,7 +1043,7 @@ mod tests {
         }
     }
 
-    /// The elements that one knows after all that it was told.
+    /// Returns the elements that the receiver of these messages knows in the end.
     fn known(told: &mut mpsc::Receiver<v1::ToElement>) -> Vec<u32> {
         let mut known = Vec::new();
         while let Ok(message) = told.try_recv() {

@@ -1,9 +1,9 @@
-//! Files that a mount has open for writing. When it opens one, the other mounts are told before it goes on, so
-//! that nobody believes any more what was known of that file. Who asks for it then is not answered before the
-//! writing mount has said whether it is still open there: a mount seals shortly *after* `close` has returned;
-//! whoever looks in between gets what was closed all the same, or an error if nobody can say.
+//! Files that a mount has open for writing. When a mount opens a file for writing, the server notifies the other mounts before the mount
+//! continues, so that no mount uses outdated knowledge of the file. A request for such a file is answered only after the writing mount
+//! has reported whether the file is still open there. The reason is that a mount seals shortly *after* `close` has returned. A client
+//! that looks between the two events still gets the closed content, or an error if no mount can answer.
 //!
-//! Costs nothing where there is one mount and nobody else looks at a file that is being written.
+//! This costs nothing if there is one mount and no other client looks at a file that is being written.
 
 use crate::locks::Locks;
 use crate::names::{Change, Changes, Fault, Names, Request, Written};
@@ -20,26 +20,26 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// How long somebody waits for a mount's word, or for the seal of what it has closed. A mount that died is
-/// given up, and what it wrote is sealed, in less.
+/// Maximum wait for a mount's answer, or for the seal of a file that the mount has closed. The writes of a mount that died are sealed in
+/// less time.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a mount may take to forget a file that another one opens for writing. One that takes longer hangs.
+/// Time limit for a mount to forget a file that another mount opens for writing. A slower mount counts as hanging.
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a mount may take to let another one write what it writes. It is asked again while that waits.
+/// Time limit for a mount to let another mount write the same file. The mount is asked again while the request waits.
 const SHARE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long it takes until it is known of all of several files, at most: each of the first is told of by then.
+/// Maximum wait until the state of all of several files is known. Each of the first files is reported by then.
 const ALL_PATIENCE: Duration = Duration::from_secs(16);
-/// Files that mounts are asked about at once.
+/// Maximum number of files for which mounts are asked at once.
 const ASKED_MAX: usize = 1024;
-/// The errno of a file that somebody else writes.
+/// Errno of a file that another client writes.
 const BUSY: i32 = Errno::TXTBSY.raw_os_error();
-/// Questions under way at once; who comes beyond is told to try again.
+/// Maximum number of questions in progress. Further callers have to try again.
 const QUESTIONS_MAX: usize = 4096;
 
-/// The stream of a mount.
+/// Stream of a mount.
 pub(crate) type Line = mpsc::Sender<Result<v1::Invalidation, Status>>;
 
-/// See the module. Cheap to clone.
+/// Questions to mounts: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Recalls(Arc<Inner>);
 
@@ -48,15 +48,15 @@ struct Inner {
     names: Arc<dyn Names>,
     locks: Locks,
     runtime: Handle,
-    /// Streams of the mounts that are there, each with a number of its own.
+    /// Streams of the connected mounts, each with a number of its own.
     lines: Mutex<BTreeMap<u64, (u64, Line)>>,
-    /// Signalled when a mount comes.
+    /// Signalled when a mount connects.
     arrived: Notify,
     questions: Mutex<BTreeMap<u64, oneshot::Sender<bool>>>,
     next: AtomicU64,
 }
 
-/// A mount that can be asked, until this is dropped.
+/// A mount that can be asked, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Reachable {
     recalls: Recalls,
@@ -76,7 +76,7 @@ impl Drop for Reachable {
     }
 }
 
-/// A question under way; forgotten when it is dropped.
+/// A question in progress. Dropping it forgets the question.
 struct Question<'a> {
     recalls: &'a Recalls,
     number: u64,
@@ -89,11 +89,11 @@ impl Drop for Question<'_> {
     }
 }
 
-/// What of a request is needed when it is answered.
+/// Part of a request that is needed when the request is answered.
 #[derive(Clone, Copy)]
 struct Asked {
     session: u64,
-    /// The file that it begins to write, if that is all it does.
+    /// File that the request begins to write, if it does nothing else.
     writes: Option<u64>,
 }
 
@@ -114,19 +114,19 @@ impl Asked {
     }
 }
 
-/// What is known of a file that was being written when it was asked for.
+/// State of a file that was being written when a client asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// Its writer has it open: the version before is the newest that was closed.
+    /// The writer has the file open: the version before is the newest closed one.
     Open,
-    /// What was being written is sealed or given up.
+    /// The version that was being written is sealed or abandoned.
     Ended,
-    /// Nobody could say in time.
+    /// No mount answered in time.
     Unknown,
 }
 
 impl Recalls {
-    /// To be called within the runtime that carries the questions.
+    /// Creates the questions. Call this within the runtime that carries them.
     pub(crate) fn new(names: Arc<dyn Names>, locks: Locks) -> Self {
         Self(Arc::new(Inner {
             names,
@@ -139,7 +139,7 @@ impl Recalls {
         }))
     }
 
-    /// The locks of mounts.
+    /// Returns the locks of mounts.
     pub(crate) fn locks(&self) -> &Locks {
         &self.0.locks
     }
@@ -148,7 +148,7 @@ impl Recalls {
         self.0.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A mount has opened its stream and can be asked from now on.
+    /// Registers the stream that a mount has opened. The mount can be asked from now on.
     pub(crate) fn reach(&self, session: u64, line: Line) -> Reachable {
         let number = self.number();
         self.0.lines.lock().insert(session, (number, line));
@@ -160,7 +160,7 @@ impl Recalls {
         }
     }
 
-    /// As [`Names::apply`], but what somebody else is writing is settled first.
+    /// Applies a request as [`Names::apply`] does, after files that other clients are writing are settled.
     pub(crate) async fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
         if let Some(answered) = self.answered(&request) {
             return answered;
@@ -195,7 +195,7 @@ impl Recalls {
         Ok(results)
     }
 
-    /// As [`Self::apply`], for threads outside the runtime.
+    /// Applies a request as [`Self::apply`] does, for threads outside the runtime.
     pub(crate) fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
         if let Some(answered) = self.answered(&request) {
             return answered;
@@ -220,15 +220,15 @@ impl Recalls {
         Ok(results)
     }
 
-    /// Says in an answer whether other mounts are there and have locks. Where one of them writes the file that was to
-    /// be written, and the file has locks, it is asked to seal what it can.
+    /// Adds to an answer whether other mounts are connected and hold locks. If another mount writes the file that this mount asked to
+    /// write, and the file has locks, the server asks the other mount to seal as much as it can.
     fn add_company(&self, asked: Asked, results: &mut [v1::NameResult]) -> Result<(), Fault> {
         let Asked { session, writes } = asked;
         if session == 0 {
             return Ok(());
         }
         let locks = &self.0.locks;
-        // Those that are coming back, too.
+        // This includes mounts that are about to reconnect.
         let others = || {
             let here = self.0.lines.lock().keys().any(|&other| other != session);
             here || locks.has_others(session)
@@ -262,8 +262,8 @@ impl Recalls {
         Ok(())
     }
 
-    /// The file that others write together, if the request is to write it, too: what was closed is told before, so that it
-    /// doesn't lie over what is written from now on.
+    /// Returns the file that several mounts write together, if the request is to write it, too. Closed content is announced first, so
+    /// that it does not replace content that is written from now on.
     fn joins(&self, asked: Asked) -> Result<Option<u64>, Fault> {
         let Some(ino) = asked.writes else {
             return Ok(None);
@@ -273,7 +273,7 @@ impl Recalls {
         Ok(is_open.then_some(ino))
     }
 
-    /// The files that a request opens for writing, and the mounts that have to know before it is answered.
+    /// Returns the files that a request opens for writing, and the mounts to notify before the request is answered.
     fn opening(&self, request: &Request) -> Vec<(u64, Line)> {
         let opens = |op: &v1::NameOp| match &op.op {
             Some(Op::NewVersion(new)) => Some(new.ino),
@@ -293,7 +293,7 @@ impl Recalls {
             .collect()
     }
 
-    /// Waits until other mounts have forgotten what they knew of files that are about to be written.
+    /// Waits until other mounts have forgotten their knowledge of files that are about to be written.
     async fn tell_others(&self, opening: &[(u64, Line)]) {
         let receipts = opening.iter().map(|(ino, line)| async move {
             let message = |receipt| v1::Invalidation {
@@ -301,7 +301,7 @@ impl Recalls {
                 ino: *ino,
                 ..v1::Invalidation::default()
             };
-            // A mount whose stream is full hangs, or is told to forget everything.
+            // A mount whose stream is full hangs, or is instructed to forget everything.
             if let Ok(Some(mut question)) = self.send(line, message) {
                 let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
             }
@@ -309,7 +309,7 @@ impl Recalls {
         join_all(receipts).await;
     }
 
-    /// Waits until other mounts, and their kernels, have heard of all that was changed up to now.
+    /// Waits until other mounts, and their Linux kernels, have received all changes up to now.
     async fn wait_told(&self, session: u64) {
         let others: Vec<u64> = self.0.lines.lock().keys().copied().collect();
         let others = others.into_iter().filter(|&other| other != session);
@@ -328,7 +328,7 @@ impl Recalls {
         join_all(receipts).await;
     }
 
-    /// Takes a mount's answer, if the request is one.
+    /// Takes a mount's answer to a question. Returns `None` if the request is not an answer.
     fn answered(&self, request: &Request) -> Option<Result<Vec<v1::NameResult>, Fault>> {
         let [
             v1::NameOp {
@@ -342,7 +342,7 @@ impl Recalls {
             return Some(Err(Fault::Malformed("only mounts answer questions")));
         }
         if let Some(waiting) = self.0.questions.lock().remove(&answer.question) {
-            // Whoever asked may have gone away.
+            // The asker may have disconnected.
             let _ = waiting.send(answer.open);
         }
         let result = Some(Answer::Empty(v1::Empty {}));
@@ -370,7 +370,7 @@ impl Recalls {
         } else {
             results
         };
-        // Attributes may be those of the version before. What is in the file may not.
+        // Attributes may be those of the version before, but the content of the file may not.
         let opens = request.ops.iter().position(|op| {
             matches!(
                 op.op,
@@ -387,12 +387,13 @@ impl Recalls {
         Ok(results)
     }
 
-    /// Asks the mount that writes a file alone to let another one write it, too. Says whether it answered, or has sealed it.
+    /// Asks the only writing mount of a file to let another mount write it, too. Returns whether that mount answered or has sealed the
+    /// file.
     async fn invite(&self, session: u64, ino: u64) -> Result<bool, Fault> {
         if self.0.locks.are_known(ino) {
             return Ok(false);
         }
-        // Before it is looked at, so that no seal can fall between.
+        // The subscription precedes the look, so that no seal is missed between them.
         let mut changes = self.0.names.changes();
         let writers = self.0.names.written(ino)?;
         let [writer] = writers[..] else {
@@ -406,7 +407,7 @@ impl Recalls {
         };
         let deadline = Instant::now() + SHARE_PATIENCE;
         loop {
-            // What was closed there is not answered for: its seal comes instead.
+            // A mount does not answer for a file that was closed there: the seal of the file arrives instead.
             tokio::select! {
                 answer = &mut question.answer => return Ok(answer.is_ok()),
                 changed = change_of(&mut changes, ino) => changed?,
@@ -418,19 +419,19 @@ impl Recalls {
         }
     }
 
-    /// Waits until it is known whether a version that mounts write is still open there; if it is not, until
-    /// it is sealed. `session` asks.
+    /// Waits until it is known whether a version that mounts write is still open there. If the version is closed, waits until it is
+    /// sealed. `session` is the asking mount.
     pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;
-        // Who writes it, too, asks for what others have written by itself.
+        // A mount that also writes the file asks by itself for the content of other writers.
         if session != 0 && writers.iter().any(|writer| writer.session == session) {
             return Ok(Settled::Open);
         }
         self.settle_all(session, ino).await
     }
 
-    /// As [`Self::settle`], of several files, for who is no mount: what was closed a moment ago is sealed then. Gives those of
-    /// which nobody could say in time, so that they may be closed and not sealed.
+    /// Settles several files as [`Self::settle`] does, for a caller that is not a mount: files closed a moment ago are sealed then.
+    /// Returns the files for which no mount answered in time. These files may be closed and not sealed.
     pub(crate) async fn unsettled(&self, inodes: &[u64]) -> Result<Vec<u64>, Fault> {
         let deadline = Instant::now() + ALL_PATIENCE;
         let mut unknown = Vec::new();
@@ -449,7 +450,7 @@ impl Recalls {
         Ok(unknown)
     }
 
-    /// As [`Self::settle`], of all writers but the mount that asks.
+    /// Settles a file as [`Self::settle`] does, for all writers except the asking mount.
     async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;
         let settled = writers
@@ -472,7 +473,7 @@ impl Recalls {
             return Ok(Settled::Open);
         }
         loop {
-            // Before it is looked at again, so that nothing can fall between.
+            // The subscription precedes the next look, so that no change is missed between them.
             let mut changes = self.0.names.changes();
             let arrived = self.0.arrived.notified();
             tokio::pin!(arrived);
@@ -481,7 +482,7 @@ impl Recalls {
             let is_first =
                 |writer: &Written| (writer.object, writer.session) == (first.object, first.session);
             if !writers.iter().any(is_first) {
-                // Its mount may have let others write the same.
+                // The mount of this version may have let others write the same file.
                 let together = writers.iter().any(|writer| writer.session == first.session);
                 let state = if together {
                     Settled::Open
@@ -496,7 +497,7 @@ impl Recalls {
                     if open {
                         return Ok(Settled::Open);
                     }
-                    // It is closed: the seal comes by itself.
+                    // The file is closed: its seal arrives by itself.
                     tokio::select! {
                         changed = change_of(&mut changes, ino) => changed?,
                         () = tokio::time::sleep_until(deadline) => return Ok(Settled::Unknown),
@@ -509,7 +510,7 @@ impl Recalls {
         }
     }
 
-    /// Asks the mount that writes a version, if it is there.
+    /// Asks the mount that writes a version, if the mount is connected.
     fn ask(&self, version: Written, ino: u64, share: bool) -> Result<Option<Question<'_>>, Fault> {
         let line = self
             .0
@@ -529,7 +530,7 @@ impl Recalls {
         self.send(&line, message)
     }
 
-    /// Sends a mount a message with a number that it is to answer. `None`: it does not read its stream.
+    /// Sends a mount a message with a number that the mount is to answer. Returns `None` if the mount does not read its stream.
     fn send(
         &self,
         line: &Line,
@@ -540,7 +541,7 @@ impl Recalls {
         Ok(line.try_send(Ok(message)).is_ok().then_some(question))
     }
 
-    /// A question under way.
+    /// Registers a new question.
     fn question(&self) -> Result<Question<'_>, Fault> {
         let number = self.number();
         let (sender, answer) = oneshot::channel();
@@ -557,7 +558,7 @@ impl Recalls {
     }
 }
 
-/// What the mount says: whether the file is open for writing. Never, if it was not asked or has gone away.
+/// Returns the mount's answer: whether the file is open for writing. Never returns if the mount was not asked or has disconnected.
 async fn answer_of(question: Option<&mut Question<'_>>) -> bool {
     if let Some(question) = question
         && let Ok(open) = (&mut question.answer).await
@@ -584,7 +585,7 @@ async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
     }
 }
 
-/// The file of which a mount wants to know what others have written and closed, if that is all that is asked.
+/// Returns the file for which a mount wants the content that other mounts have written and closed, if the request asks nothing else.
 fn pieces_of_closed(request: &Request) -> Option<u64> {
     match &request.ops[..] {
         [
@@ -596,13 +597,13 @@ fn pieces_of_closed(request: &Request) -> Option<u64> {
     }
 }
 
-/// Whether it makes visible what was written.
+/// Whether the request publishes written content.
 fn publishes(request: &Request) -> bool {
     let publishes = |op: &v1::NameOp| matches!(op.op, Some(Op::Publish(_)));
     request.ops.iter().any(publishes)
 }
 
-/// Whether somebody else writes what was to be written.
+/// Whether another client writes the file that the request was to write.
 fn is_busy(results: &[v1::NameResult]) -> bool {
     let error = |result: &v1::NameResult| match &result.result {
         Some(Answer::Error(error)) => error.errno == BUSY,
@@ -611,7 +612,7 @@ fn is_busy(results: &[v1::NameResult]) -> bool {
     results.last().is_some_and(error)
 }
 
-/// Whether a request asks for what a file holds or how long it is.
+/// Whether a request asks for the content or the length of files.
 fn asks(request: &Request) -> bool {
     let asks = |op: &v1::NameOp| {
         matches!(
@@ -622,7 +623,7 @@ fn asks(request: &Request) -> bool {
     request.ops.iter().all(asks)
 }
 
-/// Files in an answer that somebody writes.
+/// Returns the files in an answer that some client is writing.
 fn written(results: &[v1::NameResult]) -> impl Iterator<Item = u64> {
     let attr = |result: &v1::NameResult| match result.result.as_ref()? {
         Answer::Attr(attr) => Some(*attr),
@@ -668,7 +669,7 @@ mod tests {
             })),
         };
         let mut ops: Vec<v1::NameOp> = inodes.iter().zip(object..).map(create).collect();
-        // The first is written by who is no mount, the others by one that says nothing.
+        // The first file is written by a client that is not a mount, the others by a mount that does not answer.
         for (session, ops) in [(5, ops.split_off(1)), (0, ops)] {
             let request = Request {
                 caller: Caller::root(),
@@ -685,7 +686,7 @@ mod tests {
         let recalls = Recalls::new(names.clone(), Locks::new(names, sessions).unwrap());
         let begun = Instant::now();
         assert_eq!(recalls.unsettled(&inodes).await.unwrap(), inodes[1..]);
-        // Who asks gives a request up after 20 s.
+        // A client abandons its request after 20 s.
         assert!(begun.elapsed() < PATIENCE + PATIENCE / 4);
     }
 }

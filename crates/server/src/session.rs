@@ -1,5 +1,5 @@
-//! Mounts: which are there, and since when the others are away. What becomes of what they were writing is
-//! [`crate::ends`]'s part.
+//! Mounts: which are connected, and since when the others are offline. [`crate::ends`] seals or abandons the versions that lost mounts
+//! were writing.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1;
 
-/// The mounts that the server knows.
+/// Mounts that the server knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Sessions {
     mounts: Arc<Mutex<Mounts>>,
@@ -26,15 +26,15 @@ struct Present {
     streams: u32,
 }
 
-/// A mount that had something open and has no stream.
+/// A mount that has files open and no stream.
 #[derive(Debug)]
 struct Away {
     since: Instant,
-    /// Whether it was away for so long that it has nothing open any more.
+    /// Whether the mount was offline for so long that its open files were closed.
     ended: bool,
 }
 
-/// A mount's stream; when it is dropped the mount is away.
+/// Stream of a mount. Dropping it makes the mount offline.
 #[derive(Debug)]
 pub(crate) struct Presence {
     session: u64,
@@ -65,18 +65,18 @@ impl Away {
 }
 
 impl Sessions {
-    /// Mounts may be away for `timeout`.
+    /// Creates the list of mounts, which may be offline for `timeout`.
     pub(crate) fn new(timeout: Duration) -> Self {
         let sessions = Self {
             mounts: Arc::default(),
             timeout,
         };
-        // None has this number; its end is that of all that an earlier life of the server knew to have files open.
+        // No mount has the number 0. Its end stands for the end of all clients that an earlier run of the server knew to have files open.
         sessions.expect(0);
         sessions
     }
 
-    /// A mount's stream begins.
+    /// Registers the beginning of a mount's stream.
     pub(crate) fn arrive(&self, mount: v1::Mount) -> Presence {
         let session = mount.session;
         let mut mounts = self.mounts.lock();
@@ -89,13 +89,13 @@ impl Sessions {
         }
     }
 
-    /// The mounts that are there.
+    /// Returns the connected mounts.
     pub(crate) fn mounts(&self) -> Vec<v1::Mount> {
         let mounts = self.mounts.lock();
         mounts.present.values().map(|p| p.mount.clone()).collect()
     }
 
-    /// This mount has something open: if it is not there, it is away from now on.
+    /// Registers that this mount has files open. If the mount is not connected, it counts as offline from now on.
     pub(crate) fn expect(&self, session: u64) {
         let mut mounts = self.mounts.lock();
         if !mounts.present.contains_key(&session) {
@@ -103,7 +103,7 @@ impl Sessions {
         }
     }
 
-    /// Mounts that have just been away for too long; each is told once.
+    /// Returns the mounts whose timeout has just passed. Each mount is returned once.
     pub(crate) fn end(&self) -> Vec<u64> {
         let mut mounts = self.mounts.lock();
         let late = |away: &Away| !away.ended && away.since.elapsed() >= self.timeout;
@@ -116,7 +116,7 @@ impl Sessions {
             .collect()
     }
 
-    /// Whether a mount has been away for too long.
+    /// Whether a mount was offline for longer than the timeout.
     pub(crate) fn has_ended(&self, session: u64) -> bool {
         let mounts = self.mounts.lock();
         mounts.away.get(&session).is_some_and(|away| away.ended)
@@ -127,7 +127,7 @@ impl Sessions {
         self.mounts.lock().present.contains_key(&session)
     }
 
-    /// Forgets mounts that have ended and of which nothing is left to be done.
+    /// Forgets mounts that have ended and for which no work is left.
     pub(crate) fn forget_all_but(&self, left: impl Fn(u64) -> bool) {
         let mut mounts = self.mounts.lock();
         mounts

@@ -1,5 +1,4 @@
-//! The states of elements that an administrator must act on: those that the server sees by its connections, and those that
-//! elements report.
+//! States of elements that an administrator must act on: those that the server sees by its connections, and those that elements report.
 
 use super::{Array, Slot};
 use std::time::{Duration, Instant};
@@ -8,23 +7,23 @@ use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::v1;
 use tonic::Status;
 
-/// An element that was refused tries again within 3 s; one that does not has ended.
+/// Time after which a refused element counts as stopped. A refused element that still runs tries again within 3 s.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// An element with less free space takes no file worth its name.
+/// Free space in bytes below which an element takes no file of useful size.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// Which elements can be asked for what they have.
+/// Elements that can be asked for their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Presence {
-    /// Elements that answer, and those that sleep, in order.
+    /// Elements that answer, and suspended elements, in order.
     pub(crate) present: Vec<u32>,
-    /// Whether any other is known.
+    /// Whether any other element is known.
     pub(crate) any_away: bool,
 }
 
 impl Array {
-    /// Which elements answer, or are woken when they are needed.
+    /// Returns the elements that answer, or that are woken when they are needed.
     pub(crate) fn presence(&self) -> Presence {
         let slots = self.slots.lock();
         let sleepers = &self.shared.sleepers;
@@ -40,7 +39,7 @@ impl Array {
         }
     }
 
-    /// Notes why an element was not let in.
+    /// Notes the reason why an element was refused.
     pub(super) fn note_refused(&self, hello: &v1::Hello, status: &Status) {
         let (Some(element), Some(kind)) = (&hello.element, Kind::why(status)) else {
             return;
@@ -52,7 +51,7 @@ impl Array {
         refused.insert(element.element, why);
     }
 
-    /// The states of all elements. `given_up` are those that have been away for longer than `--repair-after`.
+    /// Returns the states of all elements. `given_up` names the elements that were offline for longer than `--repair-after`.
     pub(crate) fn conditions(&self, given_up: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
@@ -110,11 +109,11 @@ impl Array {
             let cause = format!("it has not answered for {silent_s} s");
             found.push(condition::ELEMENT_SILENT.of(element, cause));
         }
-        // One that is silent now may have told why.
+        // An element that is silent now may have reported the cause before.
         let told = &slot.status.conditions;
         for one in told {
             let kind = condition::ALL.iter().find(|kind| kind.name == one.name);
-            // The element is of this release, so that its states are known here.
+            // The element is of this release, so the server knows all its states.
             found.extend(kind.map(|kind| kind.of(element, line(&one.cause))));
         }
         if told.is_empty() && slot.is_plain() && slot.is_full() {
@@ -125,7 +124,7 @@ impl Array {
 }
 
 impl Slot {
-    /// Whether it keeps files on a disk of its own and for good.
+    /// Whether the element stores files permanently on a disk of its own.
     fn is_plain(&self) -> bool {
         let status = &self.status;
         status.role == "store" && !self.in_memory() && !self.is_burst() && status.outside.is_none()

@@ -1,4 +1,4 @@
-//! Elements that sleep, as far as connections go: their last word, and the processes that wait to be told to wake.
+//! Connections of suspended elements: their last message, and the processes that wait for a wake message.
 
 use super::{Array, Connection, Report, check_same};
 use crate::elastic::energy::Draw;
@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
 impl Array {
-    /// An element's last word was that it sleeps.
+    /// Handles an element's last message, which says that it suspends itself.
     pub(super) fn fall(&self, element: u32, epoch: u64) {
         {
             let slots = self.slots.lock();
@@ -18,14 +18,15 @@ impl Array {
             };
             self.shared.sleepers.on(element, Sleep::Fell);
             if let Some(connection) = &slot.connection {
-                // So it knows that it was heard.
+                // The end of the stream confirms the message to the element.
                 let _ = connection.end.send(true);
             }
         }
         tracing::info!(element, "an element is suspended");
     }
 
-    /// A process came that is there while its element sleeps. Gives its number.
+    /// Admits a process that stays connected while its element is suspended. Returns the element, the number of the process's connection,
+    /// and the signal that ends it.
     pub(crate) fn keep(
         &self,
         hello: &v1::Hello,
@@ -52,7 +53,7 @@ impl Array {
             number
         };
         if up && !sleepers.falls(id) && !sleepers.sleeps(id) {
-            // What it said last was not heard, and it was counted on: it is to go on.
+            // The element's last message did not arrive, and the server relied on the element. The element has to resume.
             self.wake(id);
             return Ok((id, number, ended));
         }
@@ -65,7 +66,7 @@ impl Array {
         Ok((id, number, ended))
     }
 
-    /// Such a process is gone.
+    /// Handles the end of such a process.
     pub(crate) fn unkeep(&self, element: u32, number: u64) {
         let mut keepers = self.keepers.lock();
         if keepers.get(&element).is_some_and(|(own, _)| *own == number) {
@@ -73,14 +74,14 @@ impl Array {
         }
     }
 
-    /// An element is up, or no more of the array: nobody waits to wake it.
+    /// Ends the process that waits to wake an element: the element is up, or was removed from the array.
     pub(super) fn dismiss(&self, element: u32) {
         if let Some((_, keeper)) = self.keepers.lock().remove(&element) {
             let _ = keeper.end.send(true);
         }
     }
 
-    /// Tells it to; whether there is one.
+    /// Sends the wake message to an element's waiting process. Returns whether there is such a process.
     pub(crate) fn wake(&self, element: u32) -> bool {
         let keepers = self.keepers.lock();
         keepers.get(&element).is_some_and(|(_, keeper)| {
@@ -89,14 +90,14 @@ impl Array {
         })
     }
 
-    /// An element sleeps: it is not to be missed.
+    /// Reports that an element is suspended, so that nobody misses it.
     pub(crate) fn tell_asleep(&self, element: u32) {
         self.report(Report::Asleep { element });
         self.refresh();
         self.tell_peers();
     }
 
-    /// An element that slept can't be woken: from now on it is away as others are.
+    /// Treats a suspended element that can't be woken like any other offline element from now on.
     pub(crate) fn give_up(self: &Arc<Self>, element: u32) {
         let epoch = {
             let mut slots = self.slots.lock();
@@ -114,7 +115,7 @@ impl Array {
         self.lose_if_away(element, epoch);
     }
 
-    /// What of an element counts for how long it is idle: labels, and bytes that it moved.
+    /// Returns the signs of activity of an element from which its idle time is computed: labels, and bytes that it moved.
     pub(crate) fn activity(&self, element: u32) -> Option<Activity> {
         let slots = self.slots.lock();
         let slot = slots.get(&element)?;
@@ -126,7 +127,7 @@ impl Array {
         })
     }
 
-    /// What there is to be known of what elements draw.
+    /// Returns the data from which the power draw of all elements is computed.
     pub(crate) fn draws(&self) -> Vec<Draw> {
         let slots = self.slots.lock();
         let draws = slots.values().map(|slot| {
@@ -148,7 +149,7 @@ impl Array {
         draws.collect()
     }
 
-    /// Power that an element said it draws, and its cores, whether it is up or not.
+    /// Returns the power that an element reported, and its number of cores, whether it is up or not.
     pub(crate) fn power(&self, element: u32) -> Option<(Power, u32)> {
         let slots = self.slots.lock();
         let status = &slots.get(&element)?.status;
@@ -164,12 +165,12 @@ fn power(status: &v1::Element) -> Power {
     }
 }
 
-/// See [`Array::activity`].
+/// Signs of activity of an element: see [`Array::activity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
-    /// It has labels.
+    /// Whether the element has labels.
     pub(crate) busy: bool,
     pub(crate) moved: u64,
-    /// It may be suspended at all.
+    /// Whether the element may be suspended at all.
     pub(crate) may: bool,
 }

@@ -1,5 +1,5 @@
-//! Who is calling: socket credentials on the Unix socket, the array's token or one of [`Tokens`] over TCP, and whose
-//! rights a caller may claim.
+//! Authentication of callers: socket credentials on the Unix socket, the array's token or one of [`Tokens`] over TCP, and the rights that
+//! a caller may claim.
 
 use crate::authority::{Authority, write_private};
 use crate::names::Caller;
@@ -21,10 +21,10 @@ use tonic::codegen::http::{Extensions, HeaderMap};
 use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
 use tonic::{Request, Status};
 
-/// How long what the name service said is believed.
+/// Time for which an answer of the name service is used.
 const GROUPS_KEPT: Duration = Duration::from_secs(30);
 
-/// Random bytes from the operating system.
+/// Returns random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     #[cfg(feature = "simulation")]
@@ -37,7 +37,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Decides who a caller is.
+/// Identifies callers.
 #[derive(Debug)]
 pub(crate) struct Access {
     token: String,
@@ -46,7 +46,7 @@ pub(crate) struct Access {
     groups: Mutex<HashMap<u32, (Instant, Member)>>,
 }
 
-/// What the name service says of a user.
+/// The name service's data about a user.
 #[derive(Clone, Debug)]
 struct Member {
     name: String,
@@ -54,19 +54,19 @@ struct Member {
     groups: Vec<u32>,
 }
 
-/// A caller as its connection shows it.
+/// Identity of a caller, as its connection proves it.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// May act for any user.
+    /// Whether the caller may act for any user.
     pub(crate) trusted: bool,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// What it has shown, if it is not the array's own token.
+    /// Token of the caller, if it is not the array's own token.
     pub(crate) token: Option<Arc<Token>>,
 }
 
 impl Peer {
-    /// A part of the array, or its operator.
+    /// Returns a daemon of the array, or its operator.
     fn trusted(token: Option<Arc<Token>>) -> Self {
         Self {
             trusted: true,
@@ -76,12 +76,12 @@ impl Peer {
         }
     }
 
-    /// Whether it may change nothing.
+    /// Whether the caller may change nothing.
     pub(crate) fn read_only(&self) -> bool {
         self.token.as_ref().is_some_and(|token| token.read_only())
     }
 
-    /// Whose its connection is.
+    /// Returns the owner of the connection.
     pub(crate) fn who(&self) -> Who {
         if self.trusted {
             Who::Trusted
@@ -92,8 +92,8 @@ impl Peer {
 }
 
 impl Access {
-    /// Reads the token of the array, or makes one, in a file that only the server's user can read and that
-    /// names the array's authority, too.
+    /// Reads the token of the array, or creates one, in a file that only the server's user can read and that also names the array's
+    /// authority.
     pub(crate) fn open(
         token_file: &Path,
         authority: &Authority,
@@ -126,13 +126,13 @@ impl Access {
         })
     }
 
-    /// All tokens but the array's own.
+    /// Returns all tokens but the array's own.
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
-    /// Who is at the other end of the connection, by what is known of it and what it shows: a token, or, where that is
-    /// taken, a user and a token in place of a password.
+    /// Identifies the peer of a connection by its socket and by its headers: a token, or, where passwords are allowed, a user with a
+    /// token as the password.
     pub(crate) fn identify(
         &self,
         (headers, extensions): (&HeaderMap, &Extensions),
@@ -156,7 +156,7 @@ impl Access {
         let cred = local.and_then(|met| met.info.peer_cred);
         let by_socket = cred.map(|cred| self.local_peer(cred.uid(), cred.gid()));
         let peer = match (by_socket, bearer) {
-            // What a user shows beside what the kernel says of them may give them more, never less.
+            // A token may add to the rights that the Linux kernel's credentials give, and never reduces them.
             (Some(peer), bearer) => bearer
                 .filter(|_| !peer.trusted)
                 .and_then(|bearer| self.bearer(bearer))
@@ -173,7 +173,7 @@ impl Access {
         user == uid.to_string() || user == self.member(uid).name
     }
 
-    /// Whose token this is.
+    /// Returns the peer to which this token belongs.
     fn bearer(&self, secret: &str) -> Option<Peer> {
         if same(secret.as_bytes(), self.token.as_bytes()) {
             return Some(Peer::trusted(None));
@@ -190,12 +190,12 @@ impl Access {
         })
     }
 
-    /// Who is at the other end of the connection, as the gate has found.
+    /// Returns the peer of the connection, as the gate has identified it.
     pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
         request.extensions().get().cloned().ok_or_else(nobody)
     }
 
-    /// Refuses all but elements, mounts and the array's operator.
+    /// Refuses all callers but elements, mounts and the array's operator.
     pub(crate) fn need_trusted<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.peer(request)?.trusted {
             Ok(())
@@ -206,7 +206,7 @@ impl Access {
         }
     }
 
-    /// Whose rights a request has, given what it claims.
+    /// Returns the caller whose rights a request has, from its claimed credentials.
     pub(crate) fn caller<T>(
         &self,
         request: &Request<T>,
@@ -215,12 +215,12 @@ impl Access {
         self.caller_of(&self.peer(request)?, claimed)
     }
 
-    /// Whether a user is the array's operator, who has no bounds.
+    /// Whether a user is the array's operator, to whom no limits apply.
     pub(crate) fn is_operator(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
-    /// Who is at the other end of a plain Unix socket.
+    /// Returns the peer of a plain Unix socket.
     pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
         Peer {
             trusted: self.is_operator(uid),
@@ -230,7 +230,7 @@ impl Access {
         }
     }
 
-    /// As [`Self::caller`], for a peer that is known.
+    /// Returns the caller as [`Self::caller`] does, for a known peer.
     pub(crate) fn caller_of(
         &self,
         peer: &Peer,
@@ -258,7 +258,7 @@ impl Access {
         }
     }
 
-    /// Groups of a user of this host.
+    /// Returns the groups of a user of this host.
     pub(crate) fn groups_of(&self, uid: u32) -> Vec<u32> {
         self.member(uid).groups
     }
@@ -276,7 +276,7 @@ impl Access {
     }
 }
 
-/// The place of the connection that a request came by.
+/// Returns the place of the connection by which a request arrived.
 fn guest(extensions: &Extensions) -> Option<&Guest> {
     let local = extensions.get::<Met<UdsConnectInfo>>();
     let distant = extensions.get::<Met<TcpConnectInfo>>();
@@ -284,7 +284,7 @@ fn guest(extensions: &Extensions) -> Option<&Guest> {
     local.or_else(|| distant.map(|met| &met.guest))
 }
 
-/// Tells the connection who it is of.
+/// Records the peer in its connection.
 fn introduced(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
     if let Some(guest) = guest(extensions) {
         guest.introduce(peer.who());
@@ -292,7 +292,7 @@ fn introduced(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
     Ok(peer)
 }
 
-/// The user and the password of `Basic` authentication (RFC 7617).
+/// Returns the user and the password of `Basic` authentication (RFC 7617).
 fn password(shown: &str) -> Option<(String, String)> {
     let (scheme, encoded) = shown.split_once(' ')?;
     let decoded = STANDARD.decode(encoded.trim()).ok();
@@ -302,7 +302,7 @@ fn password(shown: &str) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-/// Whether a page of somebody else's made a browser ask, which sends passwords along with whatever that wants.
+/// Whether a page of another site made a browser send the request. Browsers add passwords to such requests.
 fn from_elsewhere(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
@@ -316,7 +316,7 @@ fn nobody() -> Status {
     )
 }
 
-/// What the name service says, which may take as long as its network.
+/// Asks the name service, which may take as long as its network.
 fn asked(uid: u32) -> Member {
     aside(|| Member {
         name: users::name(uid),
@@ -325,7 +325,7 @@ fn asked(uid: u32) -> Member {
     })
 }
 
-/// Does what takes a while: nobody else waits for this thread meanwhile.
+/// Does slow work without blocking the other tasks of this thread.
 pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
@@ -333,12 +333,12 @@ pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A secret that nobody guesses.
+/// Returns a secret that can't be guessed.
 pub(crate) fn new_token() -> String {
     route::hex(&random::<32>())
 }
 
-/// Compares without telling by its time how much was right.
+/// Compares in a time that does not depend on the number of equal bytes.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |seen, (a, b)| seen | (a ^ b)) == 0
 }
@@ -418,7 +418,7 @@ mod tests {
         );
     }
 
-    /// A user who has a token, and its secret.
+    /// Creates a user with a token, and returns the token's secret.
     fn with_user() -> (tempfile::TempDir, Access, String) {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();

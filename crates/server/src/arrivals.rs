@@ -1,4 +1,5 @@
-//! The gRPC service of what comes. Who waits is woken by what matches, not by every change: one task looks at what was committed, for all.
+//! gRPC service of file arrivals. A waiting client is woken by matching arrivals, not by every change: one task examines the committed
+//! changes for all clients.
 
 use crate::access::Access;
 use crate::clock;
@@ -21,19 +22,19 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-/// How long one call waits: who asks goes on with the cursor that it is given.
+/// Maximum wait of one call. The client continues with the cursor of the answer.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Those who wait at once.
+/// Maximum number of waiting calls.
 const WAITING_MAX: usize = 1024;
-/// Of them those of one user.
+/// Maximum number of waiting calls of one user.
 const WAITING_EACH_MAX: usize = 256;
-/// Pages of history that one call looks through: a client goes on with the cursor that it is given.
+/// Maximum number of pages of history examined by one call. The client continues with the cursor of the answer.
 const PAGES_MAX: usize = 64;
-/// Rows that are looked at at once for those who wait.
+/// Number of rows examined at once for the waiting calls.
 const ROWS: i64 = 4096;
 const MICROSECOND_NS: i64 = 1000;
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrivalService {
     names: Arc<SqliteNames>,
@@ -42,7 +43,7 @@ pub(crate) struct ArrivalService {
     room: Arc<Shares>,
 }
 
-/// All who wait.
+/// All waiting calls.
 #[derive(Debug, Default)]
 struct Feed(Mutex<Waiting>);
 
@@ -50,11 +51,11 @@ struct Feed(Mutex<Waiting>);
 struct Waiting {
     next: u64,
     all: HashMap<u64, (Pattern, Arc<Notify>)>,
-    /// Looks at what comes as long as anybody waits.
+    /// Task that examines arrivals as long as any call waits.
     listener: Option<AbortHandle>,
 }
 
-/// Somebody who waits.
+/// A waiting call.
 #[derive(Debug)]
 struct Waiter {
     feed: Arc<Feed>,
@@ -63,7 +64,7 @@ struct Waiter {
 }
 
 impl Feed {
-    /// One more waits: from now on what comes is looked at.
+    /// Adds a waiting call. From now on arrivals are examined.
     fn enter(
         self: &Arc<Self>,
         names: &Arc<SqliteNames>,
@@ -112,7 +113,7 @@ impl Drop for Waiter {
     }
 }
 
-/// Looks at what was committed, once for all.
+/// Examines the committed changes, once for all waiting calls.
 async fn listen(mut changes: Changes, names: Arc<SqliteNames>, mut last: i64, feed: Arc<Feed>) {
     loop {
         let came = match changes.next().await {
@@ -169,7 +170,7 @@ impl ArrivalService {
         Ok(Some(cursor))
     }
 
-    /// What came, from the cursor on to the first arrivals, to the end or to as much as one call looks through.
+    /// Returns the arrivals from the cursor on: up to the first matches, to the end, or to the limit of one call.
     async fn look(
         &self,
         caller: &Caller,

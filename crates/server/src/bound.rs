@@ -1,5 +1,5 @@
-//! Folders of the array that have what is in a store: which those are, what of the store is known, and what of it is gone. The store
-//! itself is asked by an element ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
+//! Folders of the array that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. An
+//! element reads the store itself ([0069](../../../docs/decisions/0069-folders-that-are-stores.md)).
 
 use crate::bridges;
 use crate::names::attribute::FOLDER_ELEMENT;
@@ -14,19 +14,19 @@ use tidemill_core::follow::folder_mode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1;
 
-/// Where bridges are seen, and by which their stores are named in scripts.
+/// Path at which bridges are visible, and prefix by which scripts name their stores.
 const SEEN: &str = "/bridges";
 const BELOW: &str = "/bridges/";
-/// What a folder's path has not: in the strings and patterns of scripts it would be something else.
+/// Characters that a bound folder's path must not contain, since they have another meaning in strings and patterns of scripts.
 const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
-/// Objects of a store in one request.
+/// Maximum number of a store's objects in one request.
 const PAGE_MAX: usize = 1000;
-/// Longest that is kept of what an element says, in characters.
+/// Maximum length of an element's stored message, in characters.
 const SAID_CHARS_MAX: usize = 500;
-/// Rows of a bridge that are forgotten in one transaction.
+/// Number of a bridge's rows that are deleted in one transaction.
 const FORGET_MAX: u32 = 10_000;
 
-/// Why something of a binding is refused.
+/// Reason why an operation on a binding is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("bridge {0} does not exist: `tidemill bridge list`")]
@@ -47,11 +47,11 @@ pub(crate) enum Refusal {
     Page,
 }
 
-/// A look of an element through a store.
+/// One scan of a store by an element.
 #[derive(Debug, Default)]
 struct Look {
     number: u64,
-    /// A bit for each number of a row that was there.
+    /// Bitmap of the numbers of rows whose objects were found.
     seen: Vec<u64>,
 }
 
@@ -72,7 +72,7 @@ impl Look {
     }
 }
 
-/// The looks under way, by the names of their bridges.
+/// The scans in progress, by the names of their bridges.
 #[derive(Debug, Default)]
 pub(crate) struct Looks(Mutex<BTreeMap<String, Look>>);
 
@@ -119,7 +119,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Binding)> {
     Ok((row.get(0)?, binding))
 }
 
-/// All bindings, by the names of their bridges.
+/// Returns all bindings, by the names of their bridges.
 pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Binding>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM binding")?;
     let rows = statement.query_map([], read)?;
@@ -136,8 +136,8 @@ fn need(db: &Connection, bridge: &str) -> Result<Result<v1::Binding, Refusal>, F
     Ok(one(db, bridge)?.ok_or_else(|| Refusal::NotBound(bridge.to_owned())))
 }
 
-/// A script, rule or hook in which strings that begin with a bridge's name, as `"/bridges/NAME/…"`, name the folder that it is bound
-/// to. Where the array has a folder `/bridges`, that is meant.
+/// Replaces bridge names in a script, rule or hook: strings that begin with `"/bridges/NAME/…"` name the folder to which the bridge is
+/// bound. If the array has a folder `/bridges`, the strings mean that folder and stay unchanged.
 pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault> {
     if !text.contains(BELOW) {
         return Ok(());
@@ -152,7 +152,7 @@ pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault>
     Ok(())
 }
 
-/// Puts folders in place of what strings begin with.
+/// Replaces bridge names at the beginning of strings with their folders.
 fn named<'a>(text: &str, folder: impl Fn(&str) -> Option<&'a String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -176,7 +176,7 @@ fn is_folder(db: &Connection) -> Result<bool, Fault> {
     Ok(found.is_some_and(|node| node.is_dir()))
 }
 
-/// Whether a path is in a folder whose store, of that element, is not written to.
+/// Whether a path is in a folder whose store, on that element, is read-only.
 pub(crate) fn is_read_only(db: &Connection, element: i64, path: &[u8]) -> Result<bool, Fault> {
     let path = String::from_utf8_lossy(path);
     let not_written = not_written(db, &path)?;
@@ -184,7 +184,7 @@ pub(crate) fn is_read_only(db: &Connection, element: i64, path: &[u8]) -> Result
     Ok(elements.any(|&not_written| i64::from(not_written) == element))
 }
 
-/// The elements to whose stores nothing goes that has this path.
+/// Returns the elements whose stores must not be written by files of this path.
 pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT folder, element FROM binding JOIN bridge ON name = bridge WHERE read_only";
     let mut statement = db.prepare_cached(sql)?;
@@ -194,7 +194,7 @@ pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault
     Ok(bound.into_iter().map(|(_, element)| element).collect())
 }
 
-/// What to do about the first of these paths that is below `/bridges` and of no folder of the array.
+/// Returns advice for the first of these paths that is below `/bridges` and in no folder of the array.
 pub(crate) fn refusal<'a>(
     names: &SqliteNames,
     mut paths: impl Iterator<Item = &'a str>,
@@ -224,7 +224,7 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
     }))
 }
 
-/// A folder's path as it is kept.
+/// Returns a folder's path in its stored form.
 fn folder(path: &str) -> Result<String, Refusal> {
     let wrong = || Refusal::Folder(path.to_owned());
     let clean = path.trim_end_matches('/');
@@ -243,13 +243,13 @@ fn within(above: &str, below: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Binds a bridge to a folder, which is made if it is not there.
+/// Binds a bridge to a folder, which is created if it does not exist.
 pub(crate) async fn bind(
     names: &SqliteNames,
     name: String,
     mut asked: v1::Binding,
 ) -> Result<Result<v1::Bridge, Refusal>, Fault> {
-    // What an earlier binding of this name has left.
+    // The rows that an earlier binding of this name has left are deleted first.
     while forget(names, name.clone()).await? {}
     let shared = names.shared().clone();
     let now = crate::clock::now_ns();
@@ -307,7 +307,7 @@ pub(crate) async fn bind(
     Ok(bound.and_then(|bridge| bridge))
 }
 
-/// A bridge and how it is bound.
+/// Returns a bridge with its binding.
 fn shown(db: &Connection, name: &str) -> Result<Result<v1::Bridge, Refusal>, Fault> {
     let Some(mut bridge) = bridges::one(db, name)? else {
         return Ok(Err(Refusal::NoBridge(name.to_owned())));
@@ -323,7 +323,7 @@ fn tell(names: &SqliteNames, changes: Vec<Change>) {
     }
 }
 
-/// Forgets some of what was found by a bridge that is not bound; whether there is more.
+/// Deletes some of the known objects of a bridge that is not bound. Returns whether there are more.
 async fn forget(names: &SqliteNames, bridge: String) -> Result<bool, Fault> {
     let work = move |db: &Connection| {
         if one(db, &bridge)?.is_some() {
@@ -352,7 +352,7 @@ pub(crate) async fn unbind(
         let before = shown(db, &name)?;
         db.prepare_cached("DELETE FROM binding WHERE bridge = ?1")?
             .execute([&name])?;
-        // New files go where all others do.
+        // New files are placed like all other files from now on.
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
         if let Ok(node) = tx.resolve(binding.folder.as_bytes(), false) {
@@ -376,7 +376,7 @@ pub(crate) async fn unbind(
     Ok(unbound)
 }
 
-/// Has a store looked at anew.
+/// Orders another scan of a store.
 pub(crate) async fn refresh(
     names: &SqliteNames,
     name: String,
@@ -392,7 +392,7 @@ pub(crate) async fn refresh(
     names.database().write(work).await
 }
 
-/// What an element is to look at.
+/// Returns the bridges whose stores an element is to scan.
 pub(crate) fn of_element(db: &Connection, element: u32) -> Result<Vec<v1::Bridge>, Fault> {
     let mut bridges = bridges::all(db)?;
     bridges.retain(|bridge| {
@@ -402,7 +402,7 @@ pub(crate) fn of_element(db: &Connection, element: u32) -> Result<Vec<v1::Bridge
     Ok(bridges)
 }
 
-/// Which of a page of a store differ from what is known, and marks all that are known as there.
+/// Returns the objects of a store's page that differ from the known ones, and marks all known objects of the page as found.
 pub(crate) fn look(
     (db, looks): (&Connection, &Looks),
     request: &v1::LookRequest,
@@ -412,7 +412,7 @@ pub(crate) fn look(
     }
     match need(db, &request.bridge)? {
         Ok(binding) if binding.folder == request.folder => {}
-        // It was bound to another one meanwhile.
+        // The bridge was bound to another folder in the meantime.
         Ok(_) => return Ok(Err(Refusal::Look)),
         Err(refusal) => return Ok(Err(refusal)),
     }
@@ -446,7 +446,7 @@ pub(crate) fn look(
     Ok(marked.map(|()| differ))
 }
 
-/// Notes what was found.
+/// Stores the found objects.
 pub(crate) async fn follow(
     (names, looks): (&SqliteNames, &Looks),
     request: v1::FollowRequest,
@@ -485,12 +485,12 @@ pub(crate) async fn follow(
     Ok(looks.with((&key.0, key.1), mark))
 }
 
-/// Some of what is known and was not there.
+/// Returns some of the known objects that were not found.
 pub(crate) fn missing(
     (db, looks): (&Connection, &Looks),
     request: &v1::MissingRequest,
 ) -> Result<Result<v1::MissingReply, Refusal>, Fault> {
-    // By its number, not by all of a bridge for each page.
+    // This selects by number, instead of all rows of a bridge for each page.
     let sql = "SELECT number, path FROM followed WHERE +bridge = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let key = params![
@@ -513,7 +513,7 @@ pub(crate) fn missing(
     Ok(unseen.map(|()| v1::MissingReply { missing, end, last }))
 }
 
-/// The folder and the file of a path below a folder, if no link leads there.
+/// Returns the folder and the file of a path below a folder, or `None` if a link is on the way.
 fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Node, Node)>, Fault> {
     let mut parent = Node::get(tx.db, Inode::ROOT.0)?;
     let mut node = parent.clone();
@@ -531,7 +531,7 @@ fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Node, Node)>, F
     Ok((node.kind == v1::Kind::File).then_some((parent, node)))
 }
 
-/// Forgets what is gone from the store, and takes the names of its files away, unless something else was written there.
+/// Forgets objects that were deleted in the store, and removes the names of their files, unless a client has written other content there.
 pub(crate) async fn leave(
     (names, looks): (&SqliteNames, &Looks),
     request: v1::LeaveRequest,
@@ -582,7 +582,7 @@ fn leave_one(
         && object != 0
     {
         if node.writing != 0 {
-            // What is being written may be the next version: it is looked at again.
+            // The content that is being written may be the next version: the next scan examines it again.
             return Ok(Vec::new());
         }
         let name = path.rsplit('/').next().unwrap_or(&path);
@@ -598,7 +598,7 @@ fn leave_one(
     Ok(tx.changes)
 }
 
-/// Notes how a look ended.
+/// Records the end of a scan.
 pub(crate) async fn looked(
     (names, looks): (&SqliteNames, &Looks),
     request: v1::LookedRequest,

@@ -1,8 +1,9 @@
-//! Further copies of versions: which are missing or are to go, as the tables `short` and `move` say, and labels that make them.
+//! Additional copies of versions. The tables `short` and `move` say which copies are missing or are to be removed, and labels create
+//! them. Next: `server/src/jobs`, whose driver calls this module and sends the labels.
 //!
-//! A copy has the id of the version, on another element. Its row in `copy` is written with its label, and is current when
-//! that has ended well; it goes with the version, whatever its label does then. A row of `short` goes when there are as many
-//! copies as wanted, so what a restart finds there is what is still to be done.
+//! A copy has the id of the version, on another element. Its row in `copy` is written together with its label, and becomes current when
+//! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
+//! as many copies as wanted, so a restart finds in `short` exactly the work that is left.
 
 use crate::array::Array;
 use crate::bound;
@@ -32,74 +33,74 @@ use tidemill_core::label::{Input, Operation, Output, Owner};
 use tidemill_core::layout::{PartOf, Selection};
 use tidemill_wire::v1;
 
-/// How often it is looked whether copies are missing.
+/// Interval in which missing copies are looked up.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Versions that are looked at in one go.
+/// Maximum number of versions examined in one batch.
 pub(crate) const VERSIONS_MAX: usize = 256;
-/// Versions of an element that are put on the list in one go.
+/// Maximum number of an element's versions listed in one batch.
 const PAGE_MAX: u32 = 4096;
-/// All of them are (`lost.after`).
+/// Value of `lost.after` when all versions are listed.
 const ALL: i64 = i64::MAX;
-/// Files that are named of those that can't be had.
+/// Maximum number of unavailable files that are named.
 const LOST_NAMED_MAX: i64 = 10;
-/// Files that are sealed one after the other, with no more than this between, are copied when that ends: who writes them would
-/// be slower.
+/// Longest pause between seals that still belong to one run of files. The files of a run are copied when the run ends, since copying
+/// would slow down the program that writes them.
 const GIVE_WAY_NS: i64 = 200_000_000;
-/// Or when the first of them has waited for so long.
+/// Maximum wait of the first file of a run.
 const GIVE_WAY_NS_MAX: i64 = 5 * 1_000_000_000;
-/// How long a version is left alone of which no copy could be made.
+/// Time for which a version is skipped after no copy of it could be created.
 pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
-/// A version that may have fewer copies than it should.
+/// A version that may have fewer copies than wanted.
 #[derive(Clone, Debug)]
 pub(crate) struct Short {
     pub(crate) kept: Kept,
     pub(crate) owner: Owner,
     ino: u64,
     path: String,
-    /// What it is a part of.
+    /// Striped or shared file that contains the version.
     part: Option<PartOf>,
-    /// It is in the burst tier, and was stored elsewhere when that was looked at last.
+    /// Whether the version is in the burst tier and was stored on another element at the last look.
     drained: bool,
-    /// It is no file's version any more.
+    /// Whether the version no longer belongs to a file.
     gone: bool,
-    /// Elements whose stores are not to be written to by what has its path.
+    /// Elements whose stores must not be written by the file of this path.
     not_written: Vec<u32>,
 }
 
-/// What was found out of the copies of a version.
+/// Finding about the copies of a version.
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
-    /// There are enough, or none are wanted any more.
+    /// There are enough copies, or none are wanted any more.
     Enough,
-    /// Nothing can be done now, with so many that are current (`short.has`), which may be as many as there can be.
+    /// No copy can be created or removed now. `has` copies are current (`short.has`), which may be as many as there can be.
     Rest { has: i64, stored: bool },
-    /// What somebody wanted elsewhere is needed where it is.
+    /// The copy that somebody wanted to move is needed where it is.
     Stay,
-    /// These are too many, or are to go, and this one is the first then.
+    /// The copies `goes` are too many, or are to be removed, and `first` is the first copy after that.
     Surplus {
         goes: Vec<ElementId>,
         first: ElementId,
     },
 }
 
-/// Elements that are no longer waited for.
+/// Elements for which the server no longer waits.
 #[derive(Debug)]
 pub(crate) struct Losses {
-    /// How long an element may be away.
+    /// Time for which an element may be offline.
     pub(crate) after: Duration,
-    /// Those that are lost, and those that were and have come back, as long as what they hold has not been looked at.
+    /// Lost elements, and elements that were lost and have reconnected, until their versions are examined.
     elements: BTreeMap<u32, Loss>,
 }
 
-/// How far what an element holds has been looked at.
+/// Progress of examining an element's versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loss {
     back: bool,
     all: bool,
 }
 
-/// Of an element that is lost, or has come back, more versions are to be looked at, or all from the first on.
+/// Order to examine more versions of an element that is lost or has reconnected, or all of them from the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     element: u32,
@@ -108,7 +109,7 @@ pub(crate) struct Look {
 }
 
 impl Losses {
-    /// As they were kept.
+    /// Reads the stored losses.
     pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
         let mut statement = db.prepare("SELECT element, back, after FROM lost")?;
         let rows = statement.query_map([], |row| {
@@ -122,13 +123,13 @@ impl Losses {
         Ok(Self { after, elements })
     }
 
-    /// Those that are lost.
+    /// Returns the lost elements.
     pub(crate) fn lost(&self) -> BTreeSet<u32> {
         let lost = self.elements.iter().filter(|(_, loss)| !loss.back);
         lost.map(|(&element, _)| element).collect()
     }
 
-    /// Takes note of who is gone and who is up; gives what is to be looked at.
+    /// Updates the losses from the offline and the connected elements. Returns the versions to examine.
     pub(crate) fn renew(&mut self, gone: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
         let mut looks = Vec::new();
         for &element in gone {
@@ -170,19 +171,19 @@ impl Losses {
         looks
     }
 
-    /// What was kept of them, once it is.
+    /// Reads the losses again after a change was stored.
     pub(crate) fn looked(&mut self, db: &Connection) -> Result<(), Fault> {
         self.elements = Self::new(db, self.after)?.elements;
         Ok(())
     }
 
-    /// Whether there is more to be looked at.
+    /// Whether more versions have to be examined.
     pub(crate) fn pending(&self) -> bool {
         self.elements.values().any(|loss| !loss.all)
     }
 }
 
-/// Puts the next versions that an element has on the list of those to be looked at.
+/// Puts the next versions of an element on the list of versions to examine.
 pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     if look.begin {
         let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
@@ -235,7 +236,7 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Elements of the burst tier that hold too much.
+/// Returns the elements of the burst tier that hold too much.
 pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
     let mut tier = array.tier();
     tier.retain(|&free| {
@@ -246,7 +247,7 @@ pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
     tier
 }
 
-/// Has the driver look, for ever.
+/// Makes the driver look for missing copies as long as the server runs.
 pub(crate) async fn watch(
     database: Arc<Database>,
     array: Arc<Array>,
@@ -266,7 +267,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// What is to be told of copies.
+/// Returns the numbers of missing copies and the names of unavailable files.
 pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
@@ -289,8 +290,8 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     })
 }
 
-/// Those to be looked at up to `until`, which have the fewest copies first; not what is new while more comes. While an element
-/// that is up makes a copy of one there is nothing to be done for it.
+/// Returns the versions to examine up to `until`, those with the fewest copies first. New versions wait while more arrive. A version is
+/// left out while an element that is up creates a copy of it.
 pub(crate) fn due(
     db: &Connection,
     (now, until): (i64, i64),
@@ -321,14 +322,14 @@ pub(crate) fn due(
     Ok(objects)
 }
 
-/// What is known of elements that is not in the tables of versions.
+/// Facts about elements that are not in the tables of versions.
 #[derive(Debug)]
 pub(crate) struct Absent {
-    /// Those that are no longer waited for, or were taken out of the array.
+    /// Elements for which the server no longer waits, and elements that were removed from the array.
     pub(crate) lost: BTreeSet<u32>,
-    /// Those that are being emptied.
+    /// Elements that are being emptied.
     pub(crate) emptied: BTreeSet<u32>,
-    /// Elements that could have copies.
+    /// Number of elements that could hold copies.
     pub(crate) places: usize,
     /// Elements of the burst tier.
     pub(crate) bursts: BTreeSet<u32>,
@@ -351,7 +352,7 @@ impl Absent {
     }
 }
 
-/// What there is to be known of a version that may lack copies, or is to move.
+/// Reads all facts about a version that may lack copies, or is to move.
 pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Short, Fault> {
     let sql = "SELECT held.size, copies, held.element, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
@@ -398,7 +399,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     for (element, state) in &mut short.kept.holders {
         let goes =
             |target: u32| !absent.lost.contains(&target) && !absent.emptied.contains(&target);
-        // Where it was to go it can't be: then it stays, unless it has to go.
+        // If the wanted target can't take the version, the version stays, unless it has to leave.
         let of = moves
             .iter()
             .find(|one| one.source == element.0 && (one.anywhere || one.target.is_some_and(goes)));
@@ -423,7 +424,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     Ok(short)
 }
 
-/// Elements that are about to remove an object.
+/// Returns the elements that are about to remove an object.
 fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT element FROM removal WHERE object = ?1 AND element >= 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -431,7 +432,7 @@ fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     Ok(going.collect::<Result<_, _>>()?)
 }
 
-/// The element that is to have a copy because somebody wants one there, if it has none.
+/// Returns the element that is to have a copy because somebody wants one there, or `None` if that element already has a copy.
 fn staged(moves: &[moves::Move], holders: &[(ElementId, CopyState)]) -> Option<ElementId> {
     let wanted = moves.iter().find(|one| one.source == NOWHERE)?;
     let target = ElementId(wanted.target?);
@@ -462,7 +463,7 @@ impl Short {
         }
     }
 
-    /// What is to be done next, where these elements are up.
+    /// Returns the next step for the version while these elements are up.
     pub(crate) fn next(&self, sites: &[Site]) -> Next {
         if self.not_written.is_empty() {
             return self.kept.next(sites);
@@ -474,17 +475,17 @@ impl Short {
         self.kept.next(&sites)
     }
 
-    /// Whether nobody wants copies of it any more.
+    /// Whether no copies of the version are wanted any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Whether it is not stored any more, beside the burst tier.
+    /// Whether the version is no longer stored outside the burst tier.
     pub(crate) fn drains_again(&self) -> bool {
         self.drained && !self.gone && !self.kept.is_stored()
     }
 
-    /// What an element is to do that is to have a copy.
+    /// Returns the operation of an element that is to create a copy.
     pub(crate) fn operation(&self, from: ElementId) -> Operation {
         Operation::Copy {
             from: Input {
@@ -506,9 +507,8 @@ impl Short {
     }
 }
 
-/// Copies of some objects that are there, beside the first of each: those that are to be removed when nobody reads them, too.
-/// With `moved` the first, too, where who asks may think of one that
-/// was the first before.
+/// Returns the existing copies of some objects except the first of each. This includes copies that are to be removed as soon as nobody
+/// reads them. With `moved`, the first copies are included, too, for callers that may know an earlier first copy.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -535,7 +535,7 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// All elements that have an object which is a version, and not damaged, the first before the others.
+/// Returns all elements with an undamaged copy of a version, the first copy's element before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT element FROM held WHERE object = ?1 AND element >= 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -547,7 +547,7 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let all = first.into_iter().chain(others(db, object)?);
     let current = all.filter(|(_, state)| *state == CopyState::Current);
     let mut elements: Vec<u32> = current.map(|(element, _)| element).collect();
-    // A job may still read it there.
+    // A job may still read the copy there.
     let going = "SELECT element FROM removal WHERE object = ?1 AND label = 0 AND element >= 0 \
                  AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = removal.element)";
     let mut going = db.prepare_cached(going)?;
@@ -556,7 +556,7 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     Ok(elements)
 }
 
-/// A version of which every copy is damaged gets those back that are still to be removed.
+/// Keeps the copies of a version that are still to be removed, if every other copy is damaged.
 pub(crate) fn reprieve(
     db: &Connection,
     object: u64,
@@ -589,7 +589,7 @@ pub(crate) fn reprieve(
     Ok(())
 }
 
-/// A label is to make a copy. There is none of a version that went meanwhile.
+/// Records that a label is to create a copy. A version that was deleted in the meantime gets none.
 pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM held \
                WHERE object = ?1 AND removed = 0 AND element != ?2";
@@ -598,7 +598,7 @@ pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result
     Ok(())
 }
 
-/// A label that was to make a copy has ended.
+/// Records the end of a label that was to create a copy.
 pub(crate) fn ended(
     db: &Connection,
     object: ObjectId,
@@ -635,11 +635,11 @@ pub(crate) fn ended(
         }
         return look_again(db, object.0, now);
     }
-    // The version went while it was being made.
+    // The version was deleted while the copy was being created.
     remove_copy(db, object.0, element.0, now)
 }
 
-/// Keeps what was found out of the copies of a version. Gives what changed for those who know its file.
+/// Stores a finding about the copies of a version. Returns the change to announce to clients that know its file.
 pub(crate) fn found(
     db: &Connection,
     object: ObjectId,
@@ -664,7 +664,7 @@ pub(crate) fn found(
     }
 }
 
-/// There is nothing to be done, unless somebody has just asked for it, or it can't be done now.
+/// Removes a version from the list of missing copies, unless somebody has just asked for a move that can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM held WHERE object = ?1 \
@@ -681,7 +681,7 @@ fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     burst::drained(db, object)
 }
 
-/// Has copies removed; if the first is one of them, another one is the first.
+/// Removes copies. If the first copy is one of them, another copy becomes the first.
 fn remove(
     db: &Connection,
     object: u64,
@@ -693,7 +693,7 @@ fn remove(
     let version = statement.query_row([object.cast_signed()], |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, u32>(1)?))
     });
-    // One that went meanwhile took its copies along.
+    // The copies of a version that was deleted in the meantime were deleted with it.
     let Some((ino, was_first)) = version.optional()? else {
         return Ok(None);
     };

@@ -1,9 +1,10 @@
-//! Versions whose writer is gone end, whatever happens.
+//! Ends the versions of writers that have disconnected, in all circumstances. This module asks elements to seal and changes the
+//! namespace. Next: `server/src/names`, which applies the requests.
 //!
-//! The table of versions being written is the list of what there is to do, so nothing is forgotten by a restart of the
-//! server, and nothing is done once only: what a lost mount was writing is sealed as it reached the element, as if it had
-//! been closed, as soon as the element is there and able to, for ever. What another client had begun is given up when that
-//! has been silent for too long.
+//! The table of unsealed versions is the list of open work. A restart of the server therefore forgets no version, and no step is tried
+//! only once. A version that a lost mount was writing is sealed with the content that reached the element, as after an ordinary close.
+//! This is retried without limit until the element is connected and able to seal. A version that another client began is abandoned when
+//! that client has been silent for too long.
 
 use crate::array::Array;
 use crate::clock;
@@ -21,22 +22,22 @@ use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Why a version of a writer that is gone is not sealed yet, if nothing is wrong.
+/// Reason shown for a version of a lost writer that is not sealed yet, if there is no error.
 pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount";
 
-/// How often the list is looked at.
+/// Interval in which the list is examined.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Pauses between two tries at one element: doubled from one to the other.
+/// Limits of the pause between two tries at one element. The pause doubles after each try.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Versions sealed with one request.
+/// Maximum number of versions sealed with one request.
 const BATCH_MAX: usize = 256;
 
-/// HTTP status of an object that is not there.
+/// HTTP status of an object that does not exist on the element.
 const NOT_FOUND: u16 = 404;
 const SEALED: u16 = 200;
 
-/// See the module.
+/// Ends versions: see the module.
 #[derive(Debug)]
 pub(crate) struct Ends {
     names: Arc<dyn Names>,
@@ -45,11 +46,11 @@ pub(crate) struct Ends {
     sessions: Sessions,
     objects: Objects,
     started: i64,
-    /// Elements that have versions to be ended.
+    /// Elements that have versions to end.
     trials: Mutex<BTreeMap<u32, Trial>>,
 }
 
-/// How it goes with one element.
+/// Progress of the tries at one element.
 #[derive(Debug)]
 struct Trial {
     busy: bool,
@@ -57,7 +58,7 @@ struct Trial {
     pause: Duration,
     /// The element's connection at the last try.
     epoch: Option<u64>,
-    /// Why it did not succeed.
+    /// Reason why the last try failed.
     why: String,
 }
 
@@ -80,7 +81,7 @@ impl Ends {
         })
     }
 
-    /// Ends versions for ever.
+    /// Ends versions as long as the server runs.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut told = String::new();
         loop {
@@ -111,7 +112,7 @@ impl Ends {
         let now = clock::now_ns();
         let silent =
             |writer: &Unsealed| writer.session == 0 && now - writer.oldest > SILENCE_NS_MAX;
-        // While the server was down nobody could say that they are there.
+        // While the server was down, no client could report that it still writes.
         if now - self.started > SILENCE_NS_MAX && unsealed.iter().any(silent) {
             self.names.give_up_silent().await?;
         }
@@ -121,7 +122,7 @@ impl Ends {
                 lost.entry(writer.element).or_default().push(writer.session);
             }
         }
-        // What a mount's locks allowed its programs to write has ended before others get them.
+        // The writes that a mount's locks allowed to its programs have ended before other mounts get the locks.
         let writes = |session| unsealed.iter().any(|writer| writer.session == session);
         for session in self.locks.mounts() {
             if self.sessions.has_ended(session) && !writes(session) {
@@ -139,7 +140,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Begins to end the versions that these mounts were writing on an element, if that is there and it is time.
+    /// Begins to end the versions that these mounts were writing on an element, if the element is up and the pause has passed.
     fn try_to_end(self: &Arc<Self>, element: u32, sessions: Vec<u64>) {
         let now = Instant::now();
         let epoch = self.array.epoch(element);
@@ -152,7 +153,7 @@ impl Ends {
             why: String::new(),
         });
         if trial.epoch != epoch {
-            // It came back.
+            // The element has reconnected.
             (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
         }
         if epoch.is_none() {
@@ -179,12 +180,12 @@ impl Ends {
         });
     }
 
-    /// Ends what can be ended; says why something is left.
+    /// Ends as many versions as possible. Returns the reason why versions are left as an error.
     async fn end(&self, element: u32, sessions: &[u64]) -> Result<(), String> {
         let mut left = Ok(());
         for &session in sessions {
             let mut after = 0;
-            // A mount that is back seals for itself.
+            // A mount that has reconnected seals for itself.
             while self.sessions.has_ended(session) {
                 let writer = (session, element);
                 let unfinished = self.names.unfinished(writer, after, BATCH_MAX);
@@ -209,7 +210,7 @@ impl Ends {
         left
     }
 
-    /// Tells the namespace what the element has done.
+    /// Applies the element's result to the namespace.
     async fn keep(&self, version: &Unfinished, result: SealResult) -> Result<(), String> {
         let Unfinished { ino, object, .. } = *version;
         let op = match result.status {
@@ -220,7 +221,7 @@ impl Ends {
                 mtime: 0,
                 ..v1::Seal::default()
             }),
-            // Nothing of it reached the element.
+            // No byte of the version reached the element.
             NOT_FOUND => Op::Abandon(v1::Abandon {
                 ino,
                 object: version.version,
@@ -249,7 +250,7 @@ impl Ends {
         }
     }
 
-    /// What is not sealed, and why.
+    /// Returns the unsealed versions and the reasons.
     pub(crate) fn unsealed(&self) -> Result<Vec<v1::Unsealed>, Fault> {
         let unsealed = self.names.unsealed()?;
         let trials = self.trials.lock();
@@ -283,7 +284,7 @@ impl Ends {
 }
 
 impl Trial {
-    /// Notes why it does not go on; the log is told of each reason once.
+    /// Records the reason of a failure. Each reason is logged once.
     fn fails(&mut self, element: u32, why: String) {
         if self.why != why {
             tracing::warn!(

@@ -1,13 +1,14 @@
-//! Lineage: which task or writer made an object, from which exact inputs, and what was made of it; of each version
-//! and each task as much as the asker may see.
+//! Lineage: the task or writer that made an object, its exact inputs, and the objects that were made from it. The answer contains each
+//! version and each task as far as the asker may see it. This module only reads the database.
 //!
-//! A version may be seen by whoever may read or owns its file; if the file is gone by its writer and by whose task has
-//! read or made it. The path that it had when it was sealed is its writer's: others see the one of today.
+//! A version may be seen by users who may read its file, or own it. If the file was deleted, the version may be seen by its writer, and
+//! by owners of tasks that have read or made it. The path at the time of the seal belongs to the writer: other users see the present
+//! path.
 //!
-//! A task may be seen by the owner of its job. Whoever else may see something that it made sees that there was a task, of
-//! whom, when and on which element, its built-in kernel and the versions that they may see: a file is published without the
-//! job, the arguments and the names by which it was made. Of all others the answer has the number and what they are connected
-//! to, so that the graph stays whole. A search finds the asker's own tasks, and versions that they may see.
+//! A task may be seen by the owner of its job. Any other user who may see an output of the task sees that the task existed, its owner,
+//! time and element, its built-in kernel, and the versions that this user may see: the answer omits the job, the arguments and the names
+//! of inputs and outputs. For all other users the answer contains the task's number and its connections, so that the graph stays
+//! complete. A search finds the asker's own tasks, and versions that the asker may see.
 
 use crate::access::Access;
 use crate::clock;
@@ -28,7 +29,7 @@ use tidemill_kernel::is_builtin;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// The gRPC service of lineage.
+/// gRPC service of lineage.
 #[derive(Clone, Debug)]
 pub(crate) struct LineageService {
     pub(crate) names: Arc<SqliteNames>,
@@ -46,13 +47,13 @@ impl v1::lineage_server::Lineage for LineageService {
             .caller(&request, request.get_ref().credentials.as_ref())?;
         let mut viewer = caller.clone();
         if viewer.checked {
-            // A mount's kernel knows the groups and has not told them.
+            // The Linux kernel of the mount's host knows the groups and has not reported them.
             viewer.groups = self.access.groups_of(viewer.uid);
         }
         let question = request.into_inner();
         let names = self.names.clone();
         let share = names.database().turn(&caller).await;
-        // A large graph takes a while to read.
+        // Reading a large graph takes a while.
         let answer = tokio::task::spawn_blocking(move || {
             names.database().read_with(share.as_ref(), |db| {
                 let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns()).bounded();
@@ -106,7 +107,7 @@ fn query(
     answer(tx, viewer, asked, walked)
 }
 
-/// All versions of a file that the asker may see. The file may be gone.
+/// Returns all versions of a file that the asker may see. The file may have been deleted.
 fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Fault> {
     let ino = match tx.resolve(path, true) {
         Ok(node) => node.ino,
@@ -137,7 +138,7 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
     Ok(walked)
 }
 
-/// A run, or all of a job, of which its owner may ask.
+/// Returns a run, or all runs of a job, for its owner.
 fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, Fault> {
     let (what, among) = if job == 0 {
         (format!("task {task}"), Among::Task(task))
@@ -161,7 +162,7 @@ fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, 
     })
 }
 
-/// What a search finds: the asker's own runs, or versions that the asker may see.
+/// Returns the result of a search: the asker's own runs, or versions that the asker may see.
 fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Walked, Fault> {
     let search = tidemill_wire::lineage::search(wanted);
     let mut sight = Sight::new(tx, viewer);
@@ -186,7 +187,7 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     let candidates = if search.annotations.is_empty() {
         tasks(tx.db, &of, OBJECTS_MAX + 1)?.into_iter().collect()
     } else {
-        // Few have what is annotated.
+        // Few tasks are connected to annotated versions.
         let mut near = BTreeSet::new();
         for way in [Way::Up, Way::Down] {
             near.extend(walk(tx.db, way, &start.objects, 1)?.tasks);
@@ -207,12 +208,14 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     Ok(walked)
 }
 
-/// Whose tasks a viewer may ask for; `None`: everybody's. That a mount's kernel has checked a file tells nothing of tasks.
+/// Returns the user whose tasks a viewer may ask for; `None`: the tasks of all users. A file check by a mount's Linux kernel grants no
+/// rights to tasks.
 fn of_viewer(viewer: &Caller) -> Option<u32> {
     (viewer.uid != 0).then_some(viewer.uid)
 }
 
-/// What the text of a task has in it, whose kernel is called so. JSON writes some characters in another way.
+/// Returns a word that the text of each task with this kernel contains. The word is empty if JSON may encode a character of the kernel's
+/// name differently.
 fn kernel_word(kernel: &str) -> &str {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let stem = OwnName::parse(kernel).stem;
@@ -233,7 +236,7 @@ fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
     Ok(node.object)
 }
 
-/// Who may read a file may ask where it comes from; of a file that is gone, its owner may.
+/// Checks that the caller may ask for the origin of a version: a reader of the file, or its owner if the file was deleted.
 fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     let what = format!("object {}", version.object);
     match Node::find(tx.db, version.ino)? {
@@ -246,7 +249,7 @@ fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     }
 }
 
-/// All that a walk came to, as far as the asker may see it.
+/// Builds the answer from all results of a walk, as far as the asker may see them.
 fn answer(
     tx: &Tx<'_>,
     viewer: &Caller,
@@ -254,7 +257,7 @@ fn answer(
     mut walked: Walked,
 ) -> Result<v1::LineageReply, Fault> {
     let mut runs = runs(tx.db, &walked.tasks)?;
-    // Whoever may see one output of a task may see the task.
+    // A user who may see one output of a task may see the task.
     let ends = runs
         .iter()
         .flat_map(|run| run.inputs.iter().chain(&run.outputs));
@@ -291,8 +294,8 @@ fn answer(
     })
 }
 
-/// Leaves of somebody else's task what may be told: little if the asker may see something that it made, else nothing but
-/// its number and what it is connected to.
+/// Removes from another user's task the facts that the asker may not see. Little is left if the asker may see one of its outputs, else
+/// only its number and its connections.
 fn conceal(run: &mut v1::Run, made: bool) {
     let whole = std::mem::take(run);
     let nameless = |objects: Vec<v1::NamedObject>| -> Vec<v1::NamedObject> {
@@ -320,7 +323,7 @@ fn conceal(run: &mut v1::Run, made: bool) {
     }
 }
 
-/// A version with its path of today, or only its number.
+/// Returns a version with its present path, or only its number.
 fn shown(
     mut version: v1::Version,
     asked: u64,
@@ -332,7 +335,7 @@ fn shown(
         Some(file) => file.allowed,
         None => sight.owns(version.uid) || used.contains(&version.object),
     };
-    // What was asked about was checked, perhaps by a kernel that knows more.
+    // The access to the requested version was checked before, perhaps by a Linux kernel that knows more.
     if !allowed && version.object != asked {
         return Ok(v1::Version {
             object: version.object,
@@ -352,7 +355,7 @@ fn shown(
     Ok(version)
 }
 
-/// What made an object, as JSON: the answer of the attribute `user.tidemill.lineage`.
+/// Returns the origin of an object as JSON: the answer of the attribute `user.tidemill.lineage`.
 pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
     let mut walked = walk(tx.db, Way::Up, &BTreeSet::from([object]), 1)?;
     walked.objects = BTreeSet::from([object]);

@@ -1,4 +1,5 @@
-//! Starting and stopping a server.
+//! Start and shutdown of a server. This module opens the server's folder, database and sockets, and starts the threads and tasks of the
+//! other modules.
 
 use crate::access::Access;
 use crate::array::{Array, Settings};
@@ -74,67 +75,67 @@ use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
 
-/// Connections of one ordinary user at once: over the Unix socket, and over TCP, where clients that ask for a hundred
-/// reductions at once have one for each.
+/// Maximum numbers of simultaneous connections of one ordinary user: over the Unix socket, and over TCP. Over TCP, a client that asks for
+/// a hundred reductions at once has one connection for each.
 const CONNECTIONS_EACH_MAX: usize = 32;
 const CONNECTIONS_BY_TCP_EACH_MAX: usize = 128;
 
-/// Changes of names within this time reach waiting jobs at once.
+/// Interval within which changes of names reach waiting jobs together.
 const COALESCE: Duration = Duration::from_millis(5);
 
-/// How long whoever holds the folder may take to end.
+/// Time limit for the process that holds the folder to end.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// What elements copy for repairs and moves, if nothing else is said: twice what a link of 1 Gbit/s carries.
+/// Default rate of copying between elements for repairs and moves, in bytes per second: twice the rate of a link of 1 Gbit/s.
 pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
-/// How a server is set up.
+/// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its folder: database, token, socket. Made if it is missing.
+    /// Folder of the server: database, token, socket. The server creates it if it is missing.
     pub dir: PathBuf,
-    /// TCP address to listen on; port 0 takes a free one.
+    /// TCP address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The Unix socket; `None` for `server.sock` in the folder.
+    /// Path of the Unix socket; `None` for `server.sock` in the folder.
     pub socket: Option<PathBuf>,
-    /// Whether TCP connections use TLS, to the server and to its elements.
+    /// Whether TCP connections to the server and to its elements use TLS.
     pub tls: bool,
-    /// Further names, of hosts or addresses, that its certificate is to have, for programs that fetch files by URL.
+    /// Additional names, of hosts or addresses, in the server's certificate, for programs that fetch files by URL.
     pub tls_names: Vec<String>,
     /// Policy of jobs that name none.
     pub default_policy: String,
-    /// How long an element may be away before its labels are given elsewhere.
+    /// Time for which an element may be offline before its labels are assigned to other elements.
     pub element_timeout: Duration,
-    /// How long a mount may be away before what it had open is given up.
+    /// Time for which a mount may be offline before its open files are closed by the server.
     pub mount_timeout: Duration,
-    /// How long jobs that have ended stay on the list; `None` for as long as nobody deletes them.
+    /// Time for which finished jobs stay on the list; `None` for until somebody deletes them.
     pub keep_jobs: Option<Duration>,
-    /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
+    /// Assumed rate at which elements pull from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// How many copies there are to be of versions of which no folder says so.
+    /// Wanted number of copies of versions for which no folder sets a number.
     pub copies: Wanted,
-    /// How long an element may be away before the copies that it has are made again elsewhere.
+    /// Time for which an element may be offline before its copies are recreated on other elements.
     pub repair_after: Duration,
-    /// How often all objects of each element are read and compared with their hashes; `None`: when somebody asks.
+    /// Interval in which all objects of each element are read and compared with their hashes; `None`: only on request.
     pub scrub_every: Option<Duration>,
-    /// Bytes in a second of copies that are made again and of moves, in all the array; 0 for no bound.
+    /// Rate limit of recreated copies and of moves in the whole array, in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
-    /// Where labels wait for their elements.
+    /// Place where labels wait for their elements.
     pub queue: Place,
-    /// How elements are suspended.
+    /// Settings of suspending elements.
     pub elastic: Elastic,
-    /// What each user may have.
+    /// Limits of each user.
     pub limits: Limits,
-    /// When the burst tier drains.
+    /// Fill levels at which the burst tier drains.
     pub burst: burst::Limits,
 }
 
-/// How often all objects of an element are read, unless something else is said.
+/// Default interval in which all objects of an element are read.
 const SCRUB_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
 impl Config {
-    /// A server in `dir` with all else at its default: a free port on the loopback address, 10 s element
-    /// timeout, 1 Gbit/s links.
+    /// Returns the settings of a server in `dir` with all else at its default: a free port on the loopback address, 10 s element timeout,
+    /// 1 Gbit/s links.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -160,68 +161,68 @@ impl Config {
     }
 }
 
-/// A server can't be started.
+/// Reason why a server can't be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A file or folder of the server.
+    /// A file or folder of the server can't be used.
     #[error("{path}: {source}")]
     File {
-        /// Which one.
+        /// Path of the file or folder.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The TCP address.
+    /// The TCP address can't be used.
     #[error("can't listen on {address}: {source}; is another server running there?")]
     Listen {
-        /// Which one.
+        /// The address.
         address: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The array's authority.
+    /// The array's authority can't be used.
     #[error("{path}: {reason}")]
     Authority {
-        /// Its file.
+        /// File of the authority.
         path: String,
-        /// What is wrong.
+        /// Reason of the failure.
         reason: AuthorityError,
     },
-    /// The array's token.
+    /// The array's token can't be used.
     #[error(transparent)]
     Token(#[from] CredentialError),
-    /// The other tokens.
+    /// The other tokens can't be used.
     #[error(transparent)]
     Tokens(#[from] TokensError),
-    /// The server's own certificate.
+    /// The server's own certificate can't be used.
     #[error(transparent)]
     Tls(#[from] Problem),
     /// Another server uses the folder.
     #[error("{0}: another server runs in this folder; stop it first")]
     InUse(String),
-    /// The database.
+    /// The database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The queue of labels.
+    /// The queue of labels can't be used.
     #[cfg(feature = "nats")]
     #[error("the queue of labels can't be used: {0}")]
     Queue(std::io::Error),
-    /// Labels are to wait in NATS.
+    /// Labels are to wait in NATS, and this program was built without NATS.
     #[cfg(not(feature = "nats"))]
     #[error(
         "labels can't wait in NATS: this program was built without it; build it with `cargo build --release -p tidemill-cli --features nats`, \
          or start it without --queue"
     )]
     NoNats,
-    /// The default policy.
+    /// The default policy is not known.
     #[error(transparent)]
     Policy(#[from] tidemill_core::policy::UnknownPolicy),
-    /// The content of the database.
+    /// The content of the database can't be used.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
-/// A running server. Dropping it without [`Server::shutdown`] leaves what a crash would leave.
+/// A running server. Dropping it without [`Server::shutdown`] leaves the state that a crash would leave.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -232,7 +233,7 @@ pub struct Server {
     names: Arc<SqliteNames>,
     driver: Sender<Incoming>,
     worker: Option<std::thread::JoinHandle<()>>,
-    // Held as long as the server runs.
+    // The lock is held as long as the server runs.
     _lock: std::fs::File,
 }
 
@@ -242,8 +243,8 @@ impl Server {
     /// # Errors
     /// If the folder, its database, the socket or the address can't be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        // A runtime of its own, so that nothing of the server outlives it: ending the tasks that accept
-        // connections would leave those that serve them.
+        // The server has a runtime of its own, so that no task of the server outlives it. Ending only the tasks that accept connections
+        // would leave the tasks that serve them.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("server")
             .enable_all()
@@ -283,7 +284,7 @@ impl Server {
         let told = (driver.clone(), incoming);
         let worker = start_driver(&names, &array, &signals, Decides::of(&config), told).await?;
         array.expect_known();
-        // Files that jobs wait for may have come while the server was down.
+        // Files that jobs wait for may have appeared while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
         let manager = Manager::start(&names, &array, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
@@ -331,25 +332,25 @@ impl Server {
         })
     }
 
-    /// The TCP address it listens on.
+    /// Returns the TCP address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The Unix socket it listens on.
+    /// Returns the Unix socket on which the server listens.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The file with the array's token.
+    /// Returns the path of the file with the array's token.
     #[must_use]
     pub fn token_file(&self) -> &Path {
         &self.token
     }
 
-    /// Ends all connections, commits what was accepted and closes the database.
+    /// Ends all connections, commits the accepted changes and closes the database.
     pub async fn shutdown(mut self) {
         let _ = self.driver.send(Incoming::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
@@ -391,7 +392,7 @@ fn settings(
     })
 }
 
-/// Begins what the server does by itself, for as long as it runs.
+/// Starts the background tasks of the server, which run as long as the server.
 fn keep_up(
     (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
     array: Arc<Array>,
@@ -421,7 +422,7 @@ fn start_local(
     LocalNames::start(&path, recalls, access).map_err(|source| file(&path, source))
 }
 
-/// What the driver decides by, and where it puts labels.
+/// Settings by which the driver decides, and the place where it puts labels.
 struct Decides {
     policy: String,
     mending: Mending,
@@ -443,7 +444,7 @@ impl Decides {
     }
 }
 
-/// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.
+/// Starts the driver. It reads unfinished jobs first, which may take a while, and then runs on a thread of its own.
 async fn start_driver(
     names: &Arc<SqliteNames>,
     array: &Arc<Array>,
@@ -490,7 +491,7 @@ fn open_queue(place: Place, names: &Arc<SqliteNames>) -> Result<Arc<dyn Queue>, 
     })
 }
 
-/// What the services are made of.
+/// Objects from which the services are built.
 struct Parts {
     names: Arc<SqliteNames>,
     recalls: Recalls,
@@ -582,7 +583,7 @@ impl Parts {
     }
 }
 
-/// What operations on names have to know of the settings.
+/// Passes the settings to the operations on names.
 fn tell(names: &SqliteNames, config: &Config) {
     names.shared().set_copies(config.copies);
     names.shared().bursts.set_limits(config.burst);
@@ -604,7 +605,7 @@ fn bridges(names: &Arc<SqliteNames>, access: &Arc<Access>) -> BridgesServer<Brid
     })
 }
 
-/// What others wait at.
+/// Returns the services at which clients wait for changes.
 fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
@@ -621,8 +622,7 @@ fn policies() -> Vec<String> {
     names.map(|&name| name.to_owned()).collect()
 }
 
-/// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
-/// once.
+/// Notifies the driver of changes in the namespace while jobs wait for files. Many changes at once cause one notification.
 pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incoming>) {
     loop {
         teller.files().await;
@@ -636,7 +636,7 @@ pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Se
     }
 }
 
-/// Who signs for the array, and what it has signed for this server.
+/// Opens the array's authority and the identity that it has signed for this server.
 fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Identity), StartError> {
     let at = |reason| StartError::Authority {
         path: path.display().to_string(),
@@ -647,20 +647,20 @@ fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Ident
     Ok((Arc::new(authority), identity))
 }
 
-/// Who may do what, by the array's token and those beside it.
+/// Opens the access rules: the array's token and the other tokens.
 fn open_access(dir: &Path, authority: &Authority) -> Result<Arc<Access>, StartError> {
     let tokens = Tokens::open(&dir.join("tokens"))?;
     let access = Access::open(&dir.join("token"), authority, tokens)?;
     Ok(Arc::new(access))
 }
 
-/// User and group that this process runs as.
+/// Returns the user and group of this process.
 fn own_user() -> (u32, u32) {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     (uid.as_raw(), gid.as_raw())
 }
 
-/// The names by which programs that know nothing of arrays may reach the server.
+/// Returns the names by which programs without knowledge of arrays may reach the server.
 fn hosts(config: &Config) -> Vec<String> {
     let mut hosts = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
     let address = config.listen.ip();
@@ -683,7 +683,7 @@ fn file(path: &Path, source: std::io::Error) -> StartError {
     }
 }
 
-/// Makes the folder with a private database file and locks it against a second server.
+/// Creates the folder with a private database file and locks it against a second server.
 fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let lock = lock(dir)?;
@@ -694,8 +694,8 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     Ok(lock)
 }
 
-/// Keeps every other server out of the folder for as long as the file is open. One that ends now is waited for: a copy
-/// of its process, made to start a program, holds what it held for a moment more.
+/// Keeps every other server out of the folder for as long as the returned file is open. The function waits for a server that is ending
+/// now: a forked copy of its process, made to start a program, holds the lock for a moment longer.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     let path = dir.join("server.lock");
     let lock = private()
@@ -711,7 +711,7 @@ pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     Ok(lock)
 }
 
-/// How files are opened, and made, that only the server's user may read.
+/// Returns the options for opening and creating files that only the server's user may read.
 pub(crate) fn private() -> std::fs::OpenOptions {
     let mut options = std::fs::OpenOptions::new();
     options
@@ -736,11 +736,11 @@ async fn listen(
     };
     let tcp = TcpListener::bind(address).await.map_err(refused)?;
     let bound = tcp.local_addr().map_err(refused)?;
-    // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
+    // This process holds the folder's lock, so an existing socket file was left by a server that has ended.
     let _ = std::fs::remove_file(socket);
     let short = Short::of(socket).map_err(|source| file(socket, source))?;
     let unix = UnixListener::bind(&short).map_err(|source| file(socket, source))?;
-    // Everyone may connect: the server knows who they are.
+    // Every user may connect: the server knows the user of each connection.
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
         .map_err(|source| file(socket, source))?;
     let identity = identity.map(|identity| tokio::sync::watch::channel(Some(identity)).1);
@@ -768,7 +768,7 @@ async fn listen(
     Ok(bound)
 }
 
-/// The next connection from this host, whose user the kernel tells at once.
+/// Accepts the next connection from this host. The Linux kernel reports its user at once.
 async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> Seated<UnixStream> {
     loop {
         let accepted = match unix.accept().await {
@@ -787,11 +787,11 @@ async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> 
 
 fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        // Only files by URL, see the gate.
+        // HTTP/1 only serves files by URL: see the gate.
         .accept_http1(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        // What a peer may send before anybody has looked at it.
+        // These windows limit the bytes that a peer may send before the server has examined the request.
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(1 << 20)
 }

@@ -1,9 +1,8 @@
-//! The server of a simulated array: names, jobs, driver, elements and all that it does by itself, as in [`crate::Server`],
-//! but without connections and threads, on one database connection, in virtual time and with chance from a seed.
+//! The server of a simulated array: names, jobs, driver, elements and all background work, as in [`crate::Server`], but without
+//! connections and threads, on one database connection, in virtual time and with random numbers from a seed.
 //!
-//! What the server does on timers runs on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has
-//! a resolution of one millisecond. Nothing else of the server is written anew here: whoever simulates calls what the
-//! services call.
+//! The server's timers run on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has a resolution of one
+//! millisecond. No other code of the server is duplicated here: the simulation calls the same functions as the services.
 
 use crate::array::{Array, Settings, outbox};
 use crate::authority::Authority;
@@ -37,10 +36,10 @@ use tidemill_wire::v1::{self, from_element::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Versions that a mount writes at most on one element.
+/// Maximum number of versions that a mount writes on one element.
 const UNFINISHED_MAX: usize = 4096;
 
-/// How long an element that is woken may take to come.
+/// Time limit for a woken element to connect.
 const WAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Virtual time.
@@ -50,7 +49,7 @@ pub mod time {
     use tokio::time::Instant;
 
     thread_local! {
-        /// When the server of this thread started, and what its runtime's clock said then.
+        /// Time since the epoch at which the server of this thread started, and the reading of its runtime's clock at that moment.
         static START: Cell<Option<(Duration, Instant)>> = const { Cell::new(None) };
         static REST: Cell<Option<fn()>> = const { Cell::new(None) };
     }
@@ -68,19 +67,19 @@ pub mod time {
         Some(at + start.elapsed())
     }
 
-    /// Has `rest` called instead of letting the driver sleep after a failed commit. It may unwind: the server is then
-    /// killed right there.
+    /// Sets the function that is called instead of letting the driver sleep after a failed commit. `rest` may unwind: the server is then
+    /// killed at that point.
     pub fn on_rest(rest: fn()) {
         REST.set(Some(rest));
     }
 
-    /// Whether this thread simulates; then it has rested.
+    /// Calls the function set by [`on_rest`], if this thread simulates. Returns whether it does.
     pub(crate) fn rest() -> bool {
         REST.get().map(|rest| rest()).is_some()
     }
 }
 
-/// Chance from a seed.
+/// Random numbers from a seed.
 pub(crate) mod chance {
     use std::cell::RefCell;
     use tidemill_core::random::Source;
@@ -93,7 +92,7 @@ pub(crate) mod chance {
         SOURCE.set(Some(Source::seeded(seed)));
     }
 
-    /// Fills in bytes if this thread simulates.
+    /// Fills `bytes` with random numbers if this thread simulates. Returns whether it does.
     pub(crate) fn fill(bytes: &mut [u8]) -> bool {
         SOURCE.with_borrow_mut(|source| {
             let Some(source) = source else { return false };
@@ -105,71 +104,71 @@ pub(crate) mod chance {
     }
 }
 
-/// How a simulated server is set up.
+/// Settings of a simulated server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of all that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// How long an element may be away before its labels are given elsewhere.
+    /// Time for which an element may be offline before its labels are assigned to other elements.
     pub element_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
-    /// How many copies there are to be of versions.
+    /// Wanted number of copies of versions.
     pub copies: u32,
-    /// How long an element may be away before its copies are made again.
+    /// Time for which an element may be offline before its copies are recreated.
     pub repair_after: Duration,
-    /// How often all objects of each element are read and compared.
+    /// Interval in which all objects of each element are read and compared with their hashes.
     pub scrub_every: Duration,
-    /// Bytes in a second of repairs and moves; 0 for no bound.
+    /// Rate limit of repairs and moves in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
-    /// How long nothing must have needed an element for it to be suspended; `None`: that happens only when it is asked for.
+    /// Idle time after which an element is suspended; `None`: elements are suspended only on request.
     pub suspend_after: Option<Duration>,
-    /// When the burst tier drains.
+    /// Fill levels at which the burst tier drains.
     pub burst: Limits,
-    /// Where labels wait; `None` for the server's own database.
+    /// Queue where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
 
-/// A server that can't be started.
+/// Reason why a simulated server can't be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The database.
+    /// The database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its content.
+    /// The content of the database can't be used.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
-/// The stream of one element.
+/// Stream of one element.
 #[derive(Debug)]
 pub struct Link {
-    /// Counts the connections of the element.
+    /// Number of the element's connection.
     pub epoch: u64,
-    /// What the server sends.
+    /// Messages from the server.
     pub outbox: mpsc::Receiver<v1::ToElement>,
-    /// Set when the server ends the stream.
+    /// Signal that the server ends the stream.
     pub ended: watch::Receiver<bool>,
 }
 
-/// The answer to a mount's request.
+/// Answer to a mount's request.
 pub type Answered = oneshot::Receiver<Result<Vec<v1::NameResult>, Fault>>;
 
-/// A mount's stream of changes.
+/// Stream of changes to a mount.
 #[derive(Debug)]
 pub struct Changes(mpsc::Receiver<Result<v1::Invalidation, tonic::Status>>);
 
 impl Changes {
-    /// What came next, if there is something.
+    /// Returns the next change, if one has arrived.
     pub fn next_now(&mut self) -> Option<v1::Invalidation> {
         self.0.try_recv().ok()?.ok()
     }
 }
 
-/// The answer to a submission: the job's number, or why there is none.
+/// Answer to a submission: the job's number, or the reason of the refusal.
 pub type Submitted = oneshot::Receiver<Result<u64, String>>;
 
-/// See the module.
+/// A simulated server: see the module.
 #[derive(Debug)]
 pub struct Simulated {
     names: Arc<SqliteNames>,
@@ -180,19 +179,19 @@ pub struct Simulated {
     driver: Driver,
     inbox: Inbox,
     firer: Firer,
-    /// The driver has done what follows from the jobs that were brought back.
+    /// Whether the driver has handled the consequences of the jobs that it read at its start.
     begun: bool,
     told: Sender<Incoming>,
-    /// Last, so that what runs on it is dropped after all else.
+    /// The runtime is the last field, so that its tasks are dropped after all else.
     runtime: Runtime,
     started: tokio::time::Instant,
 }
 
 impl Simulated {
-    /// Starts a server on what `disk` holds, `since_epoch` after the epoch.
+    /// Starts a server on the database in `disk`, `since_epoch` after the epoch.
     ///
     /// # Errors
-    /// If the database can't be used; it is given back.
+    /// If the database can't be used. The error returns the database.
     #[allow(
         clippy::result_large_err,
         reason = "the disk is given back, once a start"
@@ -218,7 +217,7 @@ impl Simulated {
         match Self::parts(&names, options, told.clone()) {
             Ok((array, manager, driver)) => {
                 let started = tokio::time::Instant::now();
-                // Mounts of the simulation take no locks, so there are none to be read.
+                // Mounts of the simulation take no locks, so there are no locks to read.
                 let sessions = Sessions::new(Duration::MAX);
                 let names_of_locks = names.clone() as Arc<dyn Names>;
                 let locks = match Locks::new(names_of_locks, sessions.clone()) {
@@ -226,7 +225,7 @@ impl Simulated {
                     Err(fault) => return Err((names.database().take_connection(), fault.into())),
                 };
                 let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
-                // It fires on the runtime for as long as that lives.
+                // The firer runs on the runtime for as long as the runtime exists.
                 let firer = Firer::start((&names, &recalls, &array), None, &told);
                 drop(entered);
                 Ok(Self {
@@ -248,7 +247,7 @@ impl Simulated {
         }
     }
 
-    /// As a server does it when it begins.
+    /// Creates the parts of a server as a server does at its start.
     fn parts(
         names: &Arc<SqliteNames>,
         options: &Options,
@@ -306,24 +305,24 @@ impl Simulated {
         Ok((array, manager, driver))
     }
 
-    /// Lets time pass until so long after the start, and what is due be done.
+    /// Advances the time to `since_start` after the start, and runs the work that is due.
     pub fn advance(&self, since_start: Duration) {
         let until = self.started + since_start;
         self.runtime.block_on(async {
             tokio::time::sleep_until(until).await;
-            // What was begun meanwhile goes as far as it can.
+            // Tasks that were started in this time proceed as far as they can.
             for _ in 0..4 {
                 tokio::task::yield_now().await;
             }
         });
     }
 
-    /// Whether the driver has been told something.
+    /// Whether messages wait for the driver.
     pub fn told(&mut self) -> bool {
         !self.begun || self.inbox.has_more()
     }
 
-    /// Lets the driver take what it has been told, decide, keep and send; or look around if that is nothing.
+    /// Lets the driver take its messages, decide, store and send, or look around if there are no messages.
     pub fn turn(&mut self) {
         let _entered = self.runtime.enter();
         // A server that stops is dropped instead.
@@ -334,10 +333,10 @@ impl Simulated {
         }
     }
 
-    /// An element's stream begins.
+    /// Begins an element's stream.
     ///
     /// # Errors
-    /// If the array does not take it.
+    /// If the array refuses the element.
     pub fn join(&self, hello: v1::Hello) -> Result<Link, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
@@ -350,22 +349,22 @@ impl Simulated {
         })
     }
 
-    /// An element said something.
+    /// Handles a message from an element.
     pub fn hear(&self, element: u32, epoch: u64, message: From) {
         let _entered = self.runtime.enter();
         self.array.on_message(element, epoch, message);
     }
 
-    /// An element's stream ended.
+    /// Ends an element's stream.
     pub fn leave(&self, element: u32, epoch: u64) {
         let _entered = self.runtime.enter();
         self.array.leave(element, epoch);
     }
 
-    /// A process comes that is there while its element sleeps.
+    /// Connects a process that stays connected while its element is suspended.
     ///
     /// # Errors
-    /// If the array does not take it.
+    /// If the array refuses the process.
     pub fn keep(&self, hello: &v1::Hello) -> Result<Link, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
@@ -378,19 +377,19 @@ impl Simulated {
         })
     }
 
-    /// Such a process is gone.
+    /// Disconnects such a process.
     pub fn unkeep(&self, element: u32, number: u64) {
         self.array.unkeep(element, number);
     }
 
-    /// Somebody wants an element to sleep; it does if nothing needs it.
+    /// Requests that an element is suspended. It is suspended if nobody needs it.
     pub fn suspend_element(&self, element: u32) {
         let manager = self.manager.clone();
         self.runtime
             .spawn(async move { manager.suspend(element).await });
     }
 
-    /// Somebody wants an element awake.
+    /// Requests that an element is woken.
     pub fn wake_element(&self, element: u32) {
         let _entered = self.runtime.enter();
         self.names.shared().sleepers.want(element);
@@ -405,24 +404,24 @@ impl Simulated {
     /// Carries out a mount's request.
     ///
     /// # Errors
-    /// If it could not be carried out as a whole.
+    /// If the request could not be carried out as a whole.
     pub fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
         let _entered = self.runtime.enter();
         self.names.apply_blocking(request)
     }
 
-    /// Begins to carry out a mount's request as `recall` does it; the answer comes as time passes.
+    /// Begins to carry out a mount's request as `recall` does. The answer arrives as time passes.
     pub fn ask(&self, request: Request) -> Answered {
         let (answer, answered) = oneshot::channel();
         let recalls = self.recalls.clone();
         self.runtime.spawn(async move {
-            // Who asked may have gone away.
+            // The asker may have disconnected.
             let _ = answer.send(recalls.apply(request).await);
         });
         answered
     }
 
-    /// A mount opens its stream of changes.
+    /// Opens a mount's stream of changes.
     ///
     /// # Errors
     /// If the database fails.
@@ -436,7 +435,7 @@ impl Simulated {
         self.runtime.block_on(watched).map(Changes)
     }
 
-    /// A mount says again what it writes, as it does after a start.
+    /// Repeats a mount's report of a version that it writes, as a mount does after a start of the server.
     pub fn hold(&self, session: u64, version: (u64, u64), element: u32) {
         self.names.shared().hold(session, version, element);
     }
@@ -444,21 +443,21 @@ impl Simulated {
     /// Reserves ids for a mount.
     ///
     /// # Errors
-    /// If that can't be kept.
+    /// If the reservation can't be stored.
     pub fn reserve(&self, inodes: u32, objects: u32) -> Result<(u64, u64), Fault> {
         let reserved = self.names.reserve(Caller::root(), inodes, objects);
         self.runtime.block_on(reserved)
     }
 
-    /// A number for a mount.
+    /// Returns a number for a mount.
     ///
     /// # Errors
-    /// If that can't be kept.
+    /// If the number can't be stored.
     pub fn new_session(&self) -> Result<u64, Fault> {
         self.runtime.block_on(self.names.new_session())
     }
 
-    /// A mount is gone; gives what it was writing, and on which elements.
+    /// Ends a mount. Returns the versions that the mount was writing, and their elements.
     ///
     /// # Errors
     /// If the database fails.
@@ -476,7 +475,7 @@ impl Simulated {
         Ok(versions)
     }
 
-    /// Submits a job script as a user; the answer comes as time passes.
+    /// Submits a job script as a user. The answer arrives as time passes.
     pub fn submit(&self, uid: u32, script: String) -> Submitted {
         let submission = Submission {
             caller: Caller {
@@ -510,29 +509,29 @@ impl Simulated {
                 Err(Refused::Known(job)) => Ok(job.0),
                 Err(Refused::Fault(fault)) => Err(fault.to_string()),
             };
-            // Who asked may have gone away.
+            // The asker may have disconnected.
             let _ = answer.send(result);
         });
         answered
     }
 
-    /// Keeps a rule of root's, new or in the place of the one of its name; gives its number, if that was possible.
+    /// Stores a rule of root's, which replaces any rule of the same name. Returns the rule's number, or `None` on failure.
     pub fn put_rule(&self, text: &str) -> Option<u64> {
         self.runtime.block_on(self.firer.put_rule(text)).ok()
     }
 
-    /// Removes a rule of root's; whether it is gone.
+    /// Removes a rule of root's. Returns whether that succeeded.
     pub fn remove_rule(&self, name: &str) -> bool {
         self.runtime.block_on(self.firer.remove_rule(name)).is_ok()
     }
 
-    /// Has tried again what did not end well of a rule.
+    /// Retries the failed runs of a rule.
     pub fn retry_rule(&self, name: &str) {
         // The database may be full.
         let _ = self.runtime.block_on(self.firer.retry_rule(name));
     }
 
-    /// Ends the open round of a hook; whether there was one.
+    /// Ends the open round of a hook. Returns whether there was one.
     pub fn end_round(&self, name: &str) -> bool {
         let ended = self.runtime.block_on(self.firer.end_round(name));
         ended.is_ok_and(|round| round.is_some())
@@ -546,7 +545,7 @@ impl Simulated {
         self.runtime.block_on(written).ok()?.ok()
     }
 
-    /// Makes a room that everybody may write in; the inode of its folder, if that was possible.
+    /// Creates a room in which everybody may write. Returns the inode of its folder, or `None` on failure.
     pub fn create_room(&self, name: &str, ttl: Option<Duration>) -> Option<u64> {
         let ttl_ns = ttl.map_or(0, |ttl| ttl.as_nanos());
         let room = v1::CreateRoomRequest {
@@ -563,7 +562,7 @@ impl Simulated {
         })
     }
 
-    /// Has a room removed; whether it was there.
+    /// Removes a room. Returns whether the room existed.
     pub fn end_room(&self, name: &str) -> bool {
         let name = name.to_owned();
         self.in_rooms(move |tx| tx.end_room(&name)).is_some()
@@ -579,17 +578,17 @@ impl Simulated {
         Some(joined.member)
     }
 
-    /// A member more; its number, if the room is there.
+    /// Adds a member to a room. Returns the member's number, or `None` if the room does not exist.
     pub fn join_room(&self, name: &str) -> Option<u64> {
         self.member(name, 0)
     }
 
-    /// A member says that it is still there; whether it is one.
+    /// Renews a member's presence in a room. Returns whether it is a member.
     pub fn stay_in_room(&self, name: &str, member: u64) -> bool {
         self.member(name, member).is_some()
     }
 
-    /// A member goes.
+    /// Removes a member from a room.
     pub fn leave_room(&self, name: &str, member: u64) {
         let leave = v1::LeaveRoomRequest {
             name: name.into(),
@@ -600,13 +599,13 @@ impl Simulated {
         let _ = self.in_rooms(move |tx| tx.leave_room(&leave));
     }
 
-    /// Has an element emptied, or not any more; whether that was possible.
+    /// Starts or cancels the emptying of an element. Returns whether that succeeded.
     pub fn drain(&self, element: u32, cancel: bool) -> bool {
         let request = v1::DrainRequest { element, cancel };
         self.runtime.block_on(self.mover().drain(request)).is_ok()
     }
 
-    /// Has all files moved to an element; whether that was possible.
+    /// Moves all files to an element. Returns whether the order succeeded.
     pub fn move_all(&self, element: u32) -> bool {
         let request = v1::MoveRequest {
             path: b"/".to_vec(),
@@ -618,7 +617,7 @@ impl Simulated {
         self.runtime.block_on(moved).is_ok()
     }
 
-    /// Whether nothing is left of an element that is being emptied; `None` if it is not.
+    /// Whether an element that is being emptied is empty; `None` if the element is not being emptied.
     #[must_use]
     pub fn is_empty(&self, element: u32) -> Option<bool> {
         let moves = self.mover().moves().ok()?;
@@ -631,12 +630,12 @@ impl Simulated {
         Mover::new(&self.names, &self.array, &self.told, Arc::default())
     }
 
-    /// The owner of a job gives it up.
+    /// Cancels a job as its owner does.
     pub fn cancel(&self, job: u64) {
         let _ = self.told.send(Incoming::Cancel(JobId(job)));
     }
 
-    /// Reads what is committed.
+    /// Reads committed data.
     ///
     /// # Errors
     /// If SQLite refuses.
@@ -647,12 +646,12 @@ impl Simulated {
         self.names.database().read(|db| Ok(read(db)?))
     }
 
-    /// Does something to the connection, which nobody uses meanwhile.
+    /// Calls `with` on the database connection, which nobody else uses during the call.
     pub fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
         self.names.database().with_connection(with)
     }
 
-    /// Kills the server; gives what is left of it.
+    /// Kills the server. Returns its database.
     #[must_use]
     pub fn kill(self) -> Connection {
         let Self { names, runtime, .. } = self;
@@ -662,7 +661,7 @@ impl Simulated {
     }
 }
 
-/// Nothing is certified in a simulation, so one authority will do for all.
+/// Returns one authority for all simulations, since a simulation certifies no keys.
 fn authority() -> Arc<Authority> {
     static AUTHORITY: std::sync::OnceLock<Arc<Authority>> = std::sync::OnceLock::new();
     let made = AUTHORITY.get_or_init(|| {
@@ -683,7 +682,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
-    /// A queue that can't be used before it is there.
+    /// A queue that can't be used before `is_there` is set.
     #[derive(Debug, Default)]
     struct Away {
         is_there: AtomicBool,

@@ -1,5 +1,5 @@
-//! The bytes of a version on their way from elements to whoever asked for them: a window at a time, the next one while one is
-//! taken, from the next copy where an element does not answer.
+//! Streams of a version's bytes from elements to a client: one window at a time, while the next window is read, and from the next copy if
+//! an element does not answer.
 
 use crate::array::Array;
 use crate::names::reading::Reading;
@@ -19,52 +19,52 @@ use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
-/// How long an element that sleeps is waited for.
+/// Maximum wait for a suspended element.
 const WAKE_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of a file that are read at once. Two of these are held for each stream.
+/// Size of one read of a file in bytes. Each stream holds two such windows.
 pub(crate) const WINDOW_BYTES: u64 = 2 << 20;
 
-/// Bytes that are handed on at once: who takes them slowly shall be seen to take them.
+/// Number of bytes sent at once. It is small, so that a slow client is seen to take bytes.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// How long who asked may take nothing before the stream is ended.
+/// Time after which the stream to a client that takes no bytes is ended.
 const STALLED_MAX: Duration = Duration::from_secs(300);
 
-/// How long an element may say nothing if there is another copy, and if there is none.
+/// Maximum silence of an element if there is another copy, and if there is none.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// How long an element may take to reduce: to give the request its turn, and to do it.
+/// Time limit for a reduction on an element, with the wait for its turn.
 const REDUCED_MAX: Duration = Duration::from_secs(100);
 
-/// How often it is looked whether the element that does so is up.
+/// Interval in which the element of a running reduction is checked to be up.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Streams that break off.
+/// Limits log entries about aborted streams.
 static BROKEN: Sparse = Sparse::new();
 
-/// Bytes that can't be had from any element.
+/// Bytes that no element can deliver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("can't be read now: {0}; see `tidemill status`")]
 pub(crate) struct Unreadable(String);
 
 impl Unreadable {
-    /// What was in the way, without any advice.
+    /// Returns the cause, without any advice.
     pub(crate) fn why(&self) -> &str {
         &self.0
     }
 
-    /// What comes of an error in the middle.
+    /// Converts an error in the middle of a stream.
     pub(crate) fn of(error: &dyn std::error::Error) -> Self {
         Self(error.to_string())
     }
 }
 
-/// What is sent: bytes, or that no more come.
+/// Item of a stream: bytes, or the reason why no more bytes follow.
 pub(crate) type Frame = Result<Bytes, Unreadable>;
 
-/// Where bytes are read from.
+/// Elements from which bytes are read.
 #[derive(Clone, Debug)]
 pub(crate) struct Elements {
     pub(crate) array: Arc<Array>,
@@ -72,19 +72,19 @@ pub(crate) struct Elements {
     pub(crate) objects: Objects,
 }
 
-/// A version that is read.
+/// A version that is being read.
 #[derive(Debug)]
 pub(crate) struct Source {
     elements: Elements,
     layout: Layout,
-    /// Elements that did not give what they should have: they are asked last.
+    /// Elements that failed to deliver: they are asked last.
     failed: Mutex<BTreeSet<ElementId>>,
-    /// Keeps what is read from being removed.
+    /// Registration of the read, which keeps the version from being removed.
     _reading: Option<Reading>,
 }
 
 impl Source {
-    /// `None`: the version has no bytes.
+    /// Creates the source of a version. Returns `None` if the version has no bytes.
     pub(crate) fn new(elements: &Elements, mut reading: Reading) -> Option<Self> {
         Some(Self {
             elements: elements.clone(),
@@ -94,7 +94,7 @@ impl Source {
         })
     }
 
-    /// A version that somebody else keeps from being removed.
+    /// Creates the source of a version that the caller keeps from being removed.
     pub(crate) fn of_kept(elements: &Elements, layout: Layout) -> Self {
         Self {
             elements: elements.clone(),
@@ -104,20 +104,23 @@ impl Source {
         }
     }
 
-    /// Bytes of the file.
+    /// Reads bytes of the file.
     pub(crate) async fn window(&self, range: Range<u64>) -> Frame {
         let parts = self.layout.parts();
         let fetch = |part: usize, span| self.fetch(&parts[part], span);
         windows::window(&self.layout, range, fetch).await
     }
 
-    /// Where its bytes are.
+    /// Returns the layout of the version.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Has an element that holds a part do what `order` says to it, for a user; what it answers. What one element can't do the
-    /// next one with a copy may, unless it is the request that is wrong (400). Otherwise with the last status.
+    /// Sends `order` for a part to an element that holds it, for a user, and returns the answer. If one element fails, the next element
+    /// with a copy is asked, except after status 400, which means that the request itself is wrong.
+    ///
+    /// # Errors
+    /// If no element answers: the status of the last one, if it sent any, and the cause.
     pub(crate) async fn reduce(
         &self,
         part: usize,
@@ -166,7 +169,8 @@ impl Source {
         Err(why)
     }
 
-    /// Bytes of a part; fewer only where it was never written. If all elements that have it sleep, one is woken.
+    /// Reads bytes of a part. The result is shorter only where the part was never written. If all elements with the part are suspended,
+    /// one is woken.
     async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
         let fetched = self.fetch_awake(part, span.clone()).await;
         let sleepers = &self.elements.shared.sleepers;
@@ -200,7 +204,7 @@ impl Source {
         Err(why)
     }
 
-    /// The elements that have a part, those that are likely to answer first.
+    /// Returns the elements that have a part, those likely to answer first.
     fn in_order(&self, part: &Part) -> Vec<ElementId> {
         let shared = &self.elements.shared;
         let failed = self.failed.lock();
@@ -236,7 +240,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// Waits until an element is up no more.
+    /// Waits until an element is no longer up.
     async fn gone(&self, element: ElementId) {
         while self.elements.shared.is_up(element.0) {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -251,24 +255,24 @@ impl Source {
             element,
             url: url.into(),
             object: part.object,
-            // The server's own right: whose the request is was looked at when it was opened.
+            // The server uses its own right: the rights of the request's user were checked when the version was opened.
             capability: shared.sign(element.0, part.object.0, rights::READ, 0),
         })
     }
 }
 
-/// To whoever asked.
+/// Sending end of a stream to a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Outlet(mpsc::Sender<Frame>);
 
 impl Outlet {
-    /// With the end where what is sent comes out.
+    /// Creates both ends of a stream.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Frame>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self(sender), receiver)
     }
 
-    /// Whether all of it was taken.
+    /// Sends bytes. Returns whether the client took all of them.
     pub(crate) async fn send(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let frame = bytes.split_to(bytes.len().min(FRAME_BYTES));
@@ -284,7 +288,7 @@ impl Outlet {
         sent.is_ok_and(|sent| sent.is_ok())
     }
 
-    /// Tells that no more comes, so that what came is not taken for all.
+    /// Ends the stream with an error, so that the client does not take the bytes so far for the whole file.
     pub(crate) async fn break_off(&self, why: Unreadable) {
         if let Some(left_out) = BROKEN.may() {
             tracing::warn!(left_out, "a file that was being sent {why}");
@@ -292,13 +296,13 @@ impl Outlet {
         self.put(Err(why)).await;
     }
 
-    /// Waits until nobody wants any more.
+    /// Waits until the client has closed its end.
     pub(crate) async fn closed(&self) {
         self.0.closed().await;
     }
 }
 
-/// Sends what was read already and then `rest` of the file, as fast as it is taken.
+/// Sends the bytes already read and then `rest` of the file, as fast as the client takes them.
 pub(crate) async fn send(source: Source, first: Bytes, rest: Range<u64>, to: &Outlet) {
     let step = usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX);
     let mut starts = rest.clone().step_by(step);
@@ -342,7 +346,7 @@ mod tests {
         let begun = tokio::time::Instant::now();
         assert!(!outlet.send(bytes.clone()).await);
         assert!(begun.elapsed() >= STALLED_MAX);
-        // One who went away.
+        // A client that has disconnected.
         drop(taken);
         outlet.closed().await;
         let begun = tokio::time::Instant::now();

@@ -1,4 +1,5 @@
-//! Files that their owners want on other elements.
+//! Files that their owners want on other elements. This module writes the table `move`. Next: `server/src/copies.rs`, which creates and
+//! removes the copies.
 
 use super::{Member, Refusal};
 use crate::names::Fault;
@@ -14,13 +15,13 @@ use tidemill_core::layout::Part;
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::v1::{self, Kind};
 
-/// Files and folders of one request, at most: names can't be changed meanwhile.
+/// Maximum number of files and folders of one request, since names can't be changed during the request.
 const BELOW_MAX: usize = 100_000;
-/// Rights to list a folder and to go through it.
+/// Rights to list a folder and to search it.
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
 
-/// An object of a version and the element that has it first.
+/// An object of a version and the element of its first copy.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     object: u64,
@@ -28,16 +29,16 @@ struct Lies {
     size: u64,
 }
 
-/// An element that files are to be moved to.
+/// An element to which files are to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Target {
     element: u32,
     free_bytes: u64,
-    /// Bytes that are to go there.
+    /// Bytes that are to move to the element.
     bytes: u64,
 }
 
-/// Has a file, or all below a folder, moved to elements.
+/// Orders the move of a file, or of all files below a folder, to elements.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -92,18 +93,18 @@ pub(crate) fn to(
     Ok(Ok(reply))
 }
 
-/// Which files are meant.
+/// Selection of files by rights of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
-    /// Those that a path leads to, which the caller has to own.
+    /// Files below a path, which the caller has to own.
     Own,
-    /// Those that a path leads to, which the caller has to be able to read.
+    /// Files below a path, which the caller has to be able to read.
     Readable,
-    /// All that the caller can list, whoever owns them.
+    /// All files that the caller can list, of any owner.
     Listed,
 }
 
-/// Of a request, the files that it is about; or what they are called, if they are too many.
+/// Returns the files of a request, or the path as an error if there are too many.
 fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, String>, Fault> {
     if request.folder != 0 && (request.free || request.bring.is_some()) {
         return Err(Fault::Malformed(
@@ -119,7 +120,7 @@ fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, St
             } else {
                 READ
             };
-            // By the name that the caller knows it by.
+            // The path is shown with the name that the caller knows.
             tx.need(&first, want, &String::from_utf8_lossy(&request.path))?;
             (first, Whose::Readable)
         }
@@ -133,7 +134,7 @@ fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Node>, St
     })
 }
 
-/// Has what lies in the burst tier of a file, or of all below a folder, drained now.
+/// Drains the objects of a file, or of all files below a folder, from the burst tier now.
 pub(crate) fn stage(
     tx: &Tx<'_>,
     request: &v1::StageRequest,
@@ -161,7 +162,7 @@ pub(crate) fn stage(
         let objects: Vec<(u64, u64)> = objects.iter().map(|one| (one.object, one.size)).collect();
         let before = reply.objects;
         tx.drain_now(&objects, request.free, &mut reply)?;
-        // Whatever the clock has said since: it is waited for.
+        // The request waits for these objects, whatever time the clock has shown since.
         if reply.objects > before {
             reply.until = reply.until.max(sealed_at(tx, file.object)?);
         }
@@ -169,7 +170,7 @@ pub(crate) fn stage(
     Ok(Ok(reply))
 }
 
-/// When a version was sealed, by the server's clock; 0 if there is none.
+/// Returns the time at which a version was sealed, by the server's clock; 0 if there is none.
 fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     let sql = "SELECT sealed_at FROM version WHERE object = ?1";
     let mut statement = tx.db.prepare_cached(sql)?;
@@ -177,7 +178,7 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     Ok(found.optional()?.unwrap_or(0))
 }
 
-/// Has what is stored of a file, or of all below a folder, copied to an element of the burst tier.
+/// Orders copies of the stored objects of a file, or of all files below a folder, on an element of the burst tier.
 pub(crate) fn bring(
     tx: &Tx<'_>,
     (request, bring): (&v1::StageRequest, &v1::Bring),
@@ -246,7 +247,7 @@ pub(crate) fn bring(
     Ok(Ok(reply))
 }
 
-/// The element of the burst tier that was named, or one on the caller's host, else the one with the most room.
+/// Returns the named element of the burst tier, or one on the caller's host, else the element with the most free space.
 pub(super) fn burst_site<'a>(
     bring: &v1::Bring,
     members: &[Member],
@@ -268,14 +269,14 @@ pub(super) fn burst_site<'a>(
     best.ok_or(Refusal::NoBurst)
 }
 
-/// Which files of a request mounts write, some at least.
+/// Returns the files of a request that mounts are writing, or at least some of them.
 pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64>, Fault> {
     let files = meant(tx, request)?.unwrap_or_default();
     let written = files.into_iter().filter(|file| file.writing != 0);
     Ok(written.map(|file| file.ino).collect())
 }
 
-/// The elements that are named, each once, if they are such as files can be moved to.
+/// Returns the named elements, each once, if files can be moved to them.
 fn takes_all(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -301,7 +302,7 @@ fn takes_all(
     Ok(targets)
 }
 
-/// The objects that a sealed version lies in; none if it has no bytes yet.
+/// Returns the objects of a sealed version; none if it has no bytes yet.
 fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
     if file.object == 0 {
         return Ok(Vec::new());
@@ -325,7 +326,7 @@ fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
         .collect())
 }
 
-/// Which objects of a version go from where to which of the elements: as many to each, and what lies there stays there.
+/// Distributes the objects of a version over the target elements. Each target gets the same number, and objects on a target stay there.
 fn spread<E>(
     objects: &[Lies],
     targets: &mut [Target],
@@ -365,7 +366,7 @@ fn spread<E>(
     Ok(goes)
 }
 
-/// The element, if it is one that files can be moved to.
+/// Returns the element's site, if files can be moved to it.
 fn takes<'a>(
     tx: &Tx<'_>,
     element: u32,
@@ -387,14 +388,15 @@ fn takes<'a>(
     site.ok_or(Refusal::Down(element))
 }
 
-/// Whether an element has a copy beside the first.
+/// Whether an element has a copy that is not the first.
 fn has(tx: &Tx<'_>, object: u64, element: u32) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3";
     let mut statement = tx.db.prepare_cached(sql)?;
     Ok(statement.exists(params![object.cast_signed(), element, CURRENT])?)
 }
 
-/// The first copy of an object is to go elsewhere. What is emptied remains so, and other plans for the object are given up.
+/// Orders that the first copy of an object moves to another element. An order to leave an element that is being emptied remains, and
+/// other moves of the object are cancelled.
 pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
     let id = object.cast_signed();
     let sql = "DELETE FROM move WHERE object = ?1 AND why != ?2";
@@ -407,7 +409,7 @@ pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Resu
     copies::moves_at(tx.db, id, tx.now)
 }
 
-/// What of these files has not been moved stays where it is.
+/// Cancels the moves of these files, as far as they have not happened.
 pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     let files = below(tx, tx.resolve(path, true)?, Whose::Own)?.unwrap_or_default();
     let mut reply = v1::MoveReply::default();
@@ -429,7 +431,7 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     Ok(reply)
 }
 
-/// A file, or those below a folder, if the caller may have done with them what is to be done; `None` if they are too many.
+/// Returns a file, or the files below a folder, if the caller has the needed rights; `None` if there are too many.
 fn below(tx: &Tx<'_>, first: Node, whose: Whose) -> Result<Option<Vec<Node>>, Fault> {
     let mut files = Vec::new();
     let mut left = vec![first];
@@ -502,7 +504,7 @@ mod tests {
             spread_to(&[1, 1, 1, 1], &[1, 2], &[]),
             [(2, 1, 2), (3, 1, 2)]
         );
-        // A copy is as good, but the first stays where it is.
+        // Another copy counts, too, but the first copy stays on its element.
         assert_eq!(spread_to(&[0, 1], &[2, 1], &[(0, 2), (1, 2)]), []);
         assert_eq!(spread_to(&[0], &[2], &[(0, 2)]), []);
     }

@@ -1,9 +1,10 @@
-//! Moves of objects from one element to another: what is to leave which element (`move`), elements that are being emptied
-//! (`drain`) and those that were taken out of the array (`removed`).
+//! Moves of objects from one element to another: objects that are to leave an element (`move`), elements that are being emptied
+//! (`drain`), and elements that were removed from the array (`removed`). This module only writes these tables. Next:
+//! `server/src/copies.rs`, which examines them.
 //!
-//! A move is no more than a row that says that one copy is to go, and perhaps where another is to be: that is made, becomes
-//! the first if the one that goes was, and then the latter is removed, by what makes and removes all copies
-//! ([`crate::copies`]). So what a restart finds in the tables is what is still to be done.
+//! A move is only a row: it says that one copy is to be removed, and perhaps where another copy is to be stored. The code for all copies
+//! ([`crate::copies`]) creates the new copy, makes it the first if the old one was, and then removes the old one. A restart therefore
+//! finds in the tables exactly the work that is left.
 
 pub(crate) mod balance;
 pub(crate) mod files;
@@ -21,23 +22,23 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// Versions that are looked through in one go for those that lie on an element which is being emptied.
+/// Maximum number of versions examined in one batch for copies on an element that is being emptied.
 const PAGE_MAX: u32 = 16_384;
-/// All of them were (`drain.after`).
+/// Value of `drain.after` when all versions were examined.
 const ALL: i64 = i64::MAX;
-/// Files that are named of those that keep an element from being taken out.
+/// Maximum number of named files that prevent an element from being removed.
 const NAMED_MAX: u32 = 5;
 
-/// What leaves an element.
+/// Order that an object leaves an element.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub(crate) source: u32,
     pub(crate) target: Option<u32>,
-    /// It is to go from there wherever else it can be.
+    /// Whether the object has to leave, for any element that can take it.
     pub(crate) anywhere: bool,
 }
 
-/// An element of the array, as far as it matters here.
+/// Properties of an element of the array that matter for moves.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) element: u32,
@@ -47,7 +48,7 @@ pub(crate) struct Member {
     pub(crate) up: bool,
 }
 
-/// Why something is not done with an element.
+/// Reason why an operation on an element is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("element {0} is not part of the array; see `tidemill status`")]
@@ -151,7 +152,7 @@ pub(crate) enum Refusal {
     Up(u32),
 }
 
-/// What is to leave elements of an object.
+/// Returns the moves of an object.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
     let sql = "SELECT source, target, why FROM move WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -165,7 +166,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// An object is not the element's any more.
+/// Records that an element no longer has an object.
 pub(crate) fn done(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
     burst::left(db, object.cast_signed(), element)?;
     let sql = "DELETE FROM move WHERE source = ?1 AND object = ?2 RETURNING size";
@@ -181,7 +182,7 @@ pub(crate) fn done(db: &Connection, object: u64, element: u32) -> Result<(), Fau
     Ok(())
 }
 
-/// What is wanted elsewhere stays where it is, unless it must not.
+/// Cancels the moves of an object, except that it still leaves an element that is being emptied, without a target.
 pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "UPDATE move SET target = NULL WHERE object = ?1 AND why = ?2";
     let row = params![object.cast_signed(), DRAIN];
@@ -191,7 +192,7 @@ pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Has an element emptied; it is no error if it is already.
+/// Starts the emptying of an element. An element that is being emptied already is no error.
 pub(crate) fn drain(
     db: &Connection,
     shared: &Shared,
@@ -204,7 +205,7 @@ pub(crate) fn drain(
     if is_last(shared, element, members) {
         return Ok(Err(Refusal::Last(element)));
     }
-    // From here on what is sealed there is put on the list where it is sealed.
+    // From now on, each version sealed on the element is put on the list at its seal.
     shared.leaving.set_emptied(element, true);
     db.execute(
         "INSERT OR IGNORE INTO drain VALUES (?1, ?2, 0, 0, 0)",
@@ -216,7 +217,7 @@ pub(crate) fn drain(
     Ok(Ok(()))
 }
 
-/// Nothing moves to an element any more: what has to go goes elsewhere, other moves are given up.
+/// Stops all moves to an element. Objects that have to leave their element move to another target; other moves are cancelled.
 fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
     let sql = "UPDATE move SET target = NULL WHERE target = ?1 AND why = ?2";
     db.execute(sql, params![element, DRAIN])?;
@@ -224,14 +225,14 @@ fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether no other element, on a disk, could take what this one has.
+/// Whether no other element with a disk could take the objects of this element.
 fn is_last(shared: &Shared, element: u32, members: &[Member]) -> bool {
     let mut others = members.iter().filter(|one| one.element != element);
     !others
         .any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.element))
 }
 
-/// An element is not to be emptied any more: what it has stays, what has left it is elsewhere.
+/// Stops the emptying of an element. Its remaining objects stay, and objects that have left it stay on the other elements.
 pub(crate) fn cancel_drain(
     db: &Connection,
     shared: &Shared,
@@ -240,27 +241,27 @@ pub(crate) fn cancel_drain(
     if db.execute("DELETE FROM drain WHERE element = ?1", [element])? == 0 {
         return Ok(Err(Refusal::NotEmptied(element)));
     }
-    // What is on the list of versions to be looked at goes from there when it is.
+    // Entries on the list of versions to examine are removed when they are examined.
     let sql = "DELETE FROM move WHERE source = ?1 AND why = ?2";
     db.execute(sql, params![element, DRAIN])?;
     shared.leaving.set_emptied(element, false);
     Ok(Ok(()))
 }
 
-/// Whether something moves, or is to.
+/// Whether any object moves or is to move.
 pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM move)";
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Whether more of what lies on elements that are being emptied is to be put on the list; which elements those are.
+/// Returns the elements being emptied whose versions are not all on the list yet.
 pub(crate) fn unlisted(db: &Connection) -> Result<Vec<u32>, Fault> {
     let mut statement = db.prepare_cached("SELECT element FROM drain WHERE after != ?1")?;
     let elements = statement.query_map([ALL], |row| row.get(0))?;
     Ok(elements.collect::<Result<_, _>>()?)
 }
 
-/// Puts the next versions that lie on an element which is being emptied on the list of those to be looked at.
+/// Puts the next versions of an element that is being emptied on the list of versions to examine.
 pub(crate) fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT after FROM drain WHERE element = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -272,7 +273,7 @@ pub(crate) fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault>
     let mut statement = db.prepare_cached(sql)?;
     let last: Option<i64> = statement.query_row(params![after, PAGE_MAX], |row| row.get(0))?;
     if let Some(last) = last {
-        // A copy that is being made is put on the list when it is there.
+        // A copy that is being created is put on the list when it exists.
         let page = params![element, after, last, DRAIN, CURRENT];
         let sql = "INSERT OR IGNORE INTO move SELECT ?1, object, NULL, size, ?4 FROM held \
                    WHERE object > ?2 AND object <= ?3 AND element = ?1 AND removed = 0 \
@@ -298,7 +299,7 @@ fn count(db: &Connection, sql: &str, element: u32) -> Result<u64, Fault> {
     Ok(count.cast_unsigned())
 }
 
-/// How far elements are emptied.
+/// Returns the progress of emptying elements.
 pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault> {
     let sql = "SELECT element, began, after, files, bytes FROM drain ORDER BY element";
     let mut statement = db.prepare_cached(sql)?;
@@ -339,17 +340,17 @@ fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault
     Ok(())
 }
 
-/// What is set aside for days is not waited for.
+/// Objects whose removal is postponed for days are not waited for.
 const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE element = ?1 AND queued < (unixepoch() + 3600) * 1000000000) + (SELECT count(*) FROM part \
      CROSS JOIN version ON version.object = part.object WHERE part.element = ?1 AND removed = 1)";
 const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE element = ?1) + (SELECT count(*) FROM part \
      CROSS JOIN writing ON writing.object = part.object WHERE part.element = ?1)";
-/// Labels of tasks, whose outputs will be there.
+/// Labels of tasks: their outputs will be stored on the element.
 const LABELS: &str = "SELECT count(*) FROM label WHERE element = ?1 AND task != 0";
 const COMING: &str = "SELECT count(*) FROM copy WHERE element = ?1";
 
-/// Takes an element out of the array. What no other element has is lost then, and kept only as names, if that is wanted.
-/// Gives how many files these are.
+/// Removes an element from the array. Files that no other element has are lost then; with `lose`, only their names remain. Returns the
+/// number of these files.
 pub(crate) fn remove(
     db: &Connection,
     shared: &Shared,
@@ -388,7 +389,7 @@ pub(crate) fn remove(
     Ok(Ok(files))
 }
 
-/// The files that lie on an element: how many, and what some of them are called.
+/// Returns the number of files on an element, and the names of some.
 fn held(db: &Connection, element: u32) -> Result<(u64, Vec<String>), Fault> {
     let sql = "SELECT count(*) FROM held WHERE element = ?1 AND removed = 0";
     let files = count(db, sql, element)? + count(db, COMING, element)?;
@@ -402,7 +403,7 @@ fn held(db: &Connection, element: u32) -> Result<(u64, Vec<String>), Fault> {
     Ok((files, names.iter().map(shown).collect()))
 }
 
-/// What an element that holds no files is still needed for.
+/// Returns the reason why an element without files is still needed, or `None`.
 fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
     for (what, sql) in [
         ("files that are being written there", WRITING),
@@ -420,7 +421,7 @@ fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
     Ok(None)
 }
 
-/// Versions that are being written there will not be whole any more.
+/// Abandons the versions that are being written on the element, since they can't become complete any more.
 fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT ino, object FROM writing WHERE element = ?1 \
                UNION SELECT ino, writing.object FROM part CROSS JOIN writing ON writing.object = part.object \
@@ -440,7 +441,7 @@ fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> 
 
 fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
     shared.leaving.set_removed(element);
-    // What others have, too, of which copies may be missing from now on.
+    // Other elements have these versions, too, and further copies may be missing from now on.
     let sql = "SELECT object FROM copy WHERE element = ?1 UNION SELECT burst.object FROM burst \
                CROSS JOIN held ON held.object = burst.object \
                WHERE held.element = ?1 AND burst.element != ?1 AND removed = 0";
@@ -450,7 +451,7 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
     for object in &others {
         look_again(db, object.cast_unsigned(), now)?;
     }
-    // Of what only it has nothing is left.
+    // No copy is left of the versions that only this element has.
     let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE element = ?1 AND removed = 0 \
                AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = ?3 AND copy.element != ?1) \
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";

@@ -1,9 +1,9 @@
-//! Makes a lost server database again from what the elements keep.
+//! Recreates a lost server database from the data of the elements. This module reads the elements' databases and writes `server.db`.
 //!
-//! Elements hold, as attributes of their objects and task collections, what made them, whose they are and which path
-//! they had when they were sealed, and what the server has noted of inodes since: names, parents, versions, modes,
-//! owners, times, extended attributes. A note goes before what its object says, the later one before the earlier.
-//! What only the server knew is lost: see `docs/operating.md`.
+//! Elements store attributes of their objects and task collections: their origin, their owner, and the path at the time of their seal.
+//! They also store the server's later notes about inodes: names, parents, versions, modes, owners, times, extended attributes. A note
+//! takes precedence over the attributes of its object, and a later note over an earlier one. Data that only the server knew is lost: see
+//! `docs/operating.md`.
 
 mod files;
 mod kept;
@@ -24,59 +24,59 @@ use std::path::{Path, PathBuf};
 use tidemill_core::attribute::task as page;
 use tidemill_wire::v1::{NameNote, State};
 
-/// Ids that are left free after the largest one that an element knows: more than clients can have reserved.
+/// Number of ids left free after the largest id that an element knows. It exceeds the number of ids that clients can have reserved.
 const GAP: u64 = 1 << 32;
 
-/// What was found and made.
+/// Result of a rebuild.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
     /// Elements that were read: they are the array's members.
     pub elements: Vec<u32>,
-    /// Elements that were given and had been taken out of the array: they stay out, and nothing of theirs was read.
+    /// Given elements that were removed from the array before. They stay removed, and their data was not read.
     pub removed: Vec<u32>,
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Their bytes.
+    /// Total size of the files in bytes.
     pub bytes: u64,
-    /// Directories, the root not counted.
+    /// Number of directories, without the root.
     pub directories: usize,
-    /// Tasks whose lineage is known again.
+    /// Number of tasks whose lineage is known again.
     pub tasks: usize,
-    /// Rules. What had fired them is not known any more.
+    /// Number of rules. Their earlier triggers are not known any more.
     pub rules: usize,
-    /// Names of rules that were attributes of folders which are not there, or have another one.
+    /// Names of rules that were attributes of folders which no longer exist, or which have another rule.
     pub rules_left: Vec<String>,
-    /// What could not get its own place.
+    /// Files and directories that could not get their own place.
     pub apart: Vec<Apart>,
-    /// Files that are where the server told an element that they are, with the version number 1 and the time of their seal: no
-    /// note says more.
+    /// Files at the path that the server once gave to an element, with the version number 1 and the time of their seal, since no note
+    /// says more.
     pub unnoted: Vec<PathBuf>,
     /// Files whose bytes no element has any more.
     pub missing: Vec<PathBuf>,
-    /// Files of objects that their element knows nothing of.
+    /// Number of files of objects that their element's database does not contain.
     pub unknown: u64,
-    /// Elements that were not given, though others with higher numbers were.
+    /// Elements that were not given, though elements with higher numbers were.
     pub absent: Vec<u32>,
-    /// Less was found than there was: files have lost their bytes, or elements have more objects than they know.
+    /// Whether the result is incomplete: files have lost their bytes, or elements have more objects than they know.
     pub less: bool,
 }
 
-/// What is in `/lost+found` now.
+/// A file or directory that is in `/lost+found` now.
 #[derive(Debug)]
 pub struct Apart {
-    /// Where it is.
+    /// Present path.
     pub path: PathBuf,
-    /// Where it was: something else is there, nothing can be, or the folder is not known.
+    /// Former path. Another file has that path now, no file can have it, or its folder is not known.
     pub was: PathBuf,
 }
 
-/// Why a database could not be rebuilt. Nothing has been changed then.
+/// Reason why a database could not be rebuilt. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
-    /// There is a database.
+    /// A database exists already.
     #[error("{0} exists; move it elsewhere first if it is damaged or belongs to another array")]
     Exists(PathBuf),
-    /// A server runs in the folder, or it can't be used.
+    /// A server runs in the folder, or the folder can't be used.
     #[error(transparent)]
     Folder(#[from] crate::StartError),
     /// No element was named.
@@ -85,54 +85,54 @@ pub enum RebuildError {
     /// An element can't be used.
     #[error("{path}: {problem}")]
     Element {
-        /// Its folder or database.
+        /// Folder or database of the element.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason of the failure.
         problem: Problem,
     },
     /// A file can't be written.
     #[error("{path}: {source}")]
     File {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The new database.
+    /// The new database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A row of it.
+    /// A row of the new database can't be written.
     #[error("can't write the new database: {0}")]
     Write(#[from] Fault),
 }
 
-/// What is wrong with an element.
+/// Reason why an element can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// It has no database.
+    /// The element has no database.
     #[error("element.db is missing")]
     NoDatabase,
-    /// It was never part of an array.
+    /// The element was never part of an array.
     #[error("this element was never part of an array")]
     Unattached,
-    /// A copy of a database in use, without its log.
+    /// The element's database is a copy of a database in use, without its log.
     #[error(
         "this is a copy of the database of an element that ran, without its log (element.db-wal): the last writes are missing; give the element's folder, or a copy that `sqlite3 element.db '.backup COPY'` makes, or stop the element and copy element.db then"
     )]
     Behind,
-    /// Of another array.
+    /// The element belongs to another array.
     #[error("this element belongs to another array than {0}")]
     OtherArray(PathBuf),
-    /// Given twice.
+    /// The element was given twice.
     #[error("element {0} was given before")]
     Twice(u32),
-    /// Of another release.
+    /// The element's database belongs to another release.
     #[error("its tables have version {0}, which this release can't read")]
     Version(i64),
-    /// What the server said of a name.
+    /// The server's note about a name can't be decoded.
     #[error("a note about a name is damaged: {0}")]
     Note(#[from] prost::DecodeError),
-    /// SQLite says no.
+    /// SQLite returned an error.
     #[error("element.db can't be read: {0}")]
     Sqlite(#[from] rusqlite::Error),
 }
@@ -143,13 +143,13 @@ impl From<rusqlite::Error> for RebuildError {
     }
 }
 
-/// Makes `server.db` in a server's folder from the folders of elements, or copies of their `element.db`.
+/// Creates `server.db` in a server's folder from the folders of elements, or from copies of their `element.db`.
 ///
-/// Elements may run or not. All of the array's elements should be given: files of others are unknown to the
-/// new database, though their bytes stay. Directories and files that nobody owned get `root_owner`.
+/// Elements may run during the rebuild. All of the array's elements should be given: the new database does not know the files of other
+/// elements, though their bytes remain. Directories and files without an owner get `root_owner`.
 ///
 /// # Errors
-/// If there is a database already, or an element can't be read. Nothing is changed then.
+/// If a database exists already, or an element can't be read. Nothing is changed then.
 pub fn rebuild(
     dir: &Path,
     elements: &[PathBuf],
@@ -171,7 +171,7 @@ pub fn rebuild(
     };
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let _lock = serve::lock(dir)?;
-    // A server that started without its database has made an empty file before it was told no.
+    // A server that started without its database creates an empty file before it fails.
     if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
         return Err(RebuildError::Exists(database));
     }
@@ -181,7 +181,7 @@ pub fn rebuild(
     let made = made.map_err(|source| file(&fresh, source))?;
     let rebuilt = write(&fresh, (&all, &removed), root_owner)?;
     made.sync_all().map_err(|source| file(&fresh, source))?;
-    // The log of a lost database would be taken for the new one's.
+    // SQLite would use the log of the lost database for the new database.
     for suffix in ["-wal", "-shm"] {
         let _ = std::fs::remove_file(beside(&database, suffix));
     }
@@ -212,7 +212,7 @@ fn write(
     rebuilt.absent.retain(|element| !removed.contains(element));
     rebuilt.removed = removed.to_vec();
     transaction.commit()?;
-    // Only the file itself is moved to its place, so nothing may be left in its log.
+    // Only the database file itself is moved to its place, so its log must be empty.
     db.pragma_update(None, "journal_mode", "DELETE")?;
     Ok(rebuilt)
 }
@@ -245,7 +245,7 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     Ok(rebuilt)
 }
 
-/// Compares what was found with what elements have.
+/// Compares the result with the objects of the elements.
 fn look_back(rebuilt: &mut Rebuilt, all: &[Kept]) {
     let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
     rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
@@ -257,7 +257,7 @@ fn look_back(rebuilt: &mut Rebuilt, all: &[Kept]) {
     rebuilt.less = !rebuilt.missing.is_empty() || rebuilt.unknown > known as u64;
 }
 
-/// The key of the table `setting` for when the database was rebuilt, and whether less was found than there was.
+/// Key in the table `setting` for the time of the rebuild, and whether the result was incomplete.
 const REBUILT: &str = "rebuilt";
 
 fn note(db: &Connection, less: bool) -> Result<(), Fault> {
@@ -268,7 +268,7 @@ fn note(db: &Connection, less: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-/// When the database was rebuilt, and whether less was found than there was; `None` if it never was.
+/// Returns the time at which the database was rebuilt, and whether the result was incomplete; `None` if it was never rebuilt.
 pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
     let sql = "SELECT value FROM setting WHERE name = ?1";
     let value: Option<Vec<u8>> = db.query_row(sql, [REBUILT], |row| row.get(0)).optional()?;
@@ -281,7 +281,7 @@ pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
     Ok(value.as_deref().and_then(at))
 }
 
-/// Jobs of which only the tasks that ended are known, and those tasks with what they read and made.
+/// Creates the jobs whose ended tasks are known, and those tasks with their inputs and outputs.
 fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fault> {
     let mut jobs: BTreeMap<u64, Vec<&KeptTask>> = BTreeMap::new();
     for task in tasks.values() {
@@ -358,7 +358,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
     Ok(())
 }
 
-/// The last part of the path that an object had, and inode and size of its file; of one that is gone its id.
+/// Returns the last component of an object's path, and inode and size of its file. For an object without a known version, returns its id.
 fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>), Fault> {
     let found = db
         .prepare_cached("SELECT path, ino, size FROM version WHERE object = ?1")?
@@ -380,7 +380,7 @@ fn notes(kept: &Kept, of: fn(&NameNote) -> u64) -> u64 {
     kept.notes.iter().map(of).max().unwrap_or(0)
 }
 
-/// No id may be given again that an element, a mount or a result knows.
+/// Raises the counters above all ids that an element, a mount or a result knows, so that no id is assigned twice.
 fn raise_counters(
     db: &Connection,
     all: &[Kept],

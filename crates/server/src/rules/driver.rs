@@ -1,4 +1,5 @@
-//! Turns queued firings into jobs, for as long as the server runs. It sleeps until something is queued or a job has ended.
+//! Turns queued firings into jobs, for as long as the server runs. This module writes the tables of rules and sleeps until a firing is
+//! queued or a job has ended. Next: `server/src/jobs`, whose driver runs the jobs.
 
 use super::ends::{GIVEN_UP, end, in_vain, set_free, settle};
 use super::held::Held;
@@ -26,34 +27,34 @@ use tidemill_core::id::{JobId, ObjectId};
 use tidemill_core::rule::FillError;
 use tokio::task::JoinSet;
 
-/// Rules that make jobs at the same time.
+/// Maximum number of rules that create jobs at the same time.
 const FIRING_MAX: usize = 8;
-/// When the database fails, or another job writes what a firing would, it is tried again after this.
+/// Pause after which a firing is retried when the database fails, or when another job writes its outputs.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Files that a job waits for change it no more often.
+/// Minimum interval between changes by files that a job waits for.
 const REST: Duration = Duration::from_millis(1);
-/// While maps wait for the end of a burst, nor is it looked for what there is to be done: that takes processors, too.
+/// Minimum interval between two looks for work while maps wait for the end of a burst, since looking uses processors, too.
 const CALM: Duration = Duration::from_millis(50);
-/// Longest script of a job, in bytes; the rest makes another one.
+/// Maximum size of a job's script in bytes. Further tasks are put in another job.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;
 
-/// What firing needs.
+/// Parts of the server that firing needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Firer {
     pub(super) names: Arc<SqliteNames>,
     pub(super) recalls: Recalls,
     pub(super) array: Arc<Array>,
-    /// To look into files; none in a simulation, where all fit.
+    /// Access to the contents of files; none in a simulation, where all files match.
     pub(super) elements: Option<Elements>,
     pub(super) driver: Sender<Incoming>,
 }
 
-/// Fires, for ever.
+/// Fires rules as long as the server runs.
 async fn run(firer: Firer) {
     let turns = Arc::new(Mutex::new(Turns::default()));
     let mut busy = BTreeSet::new();
     let mut firing: JoinSet<(u64, bool)> = JoinSet::new();
-    // Rules that could not fire, until when.
+    // Rules that could not fire, and the times of their next tries.
     let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
     if let Err(fault) = firer.forget().await {
         fault.put_off("what removed rules left behind stays for now");
@@ -107,7 +108,7 @@ async fn run(firer: Firer) {
             () = firer.names.shared().rules.woken() => {}
             () = timer => {}
             Some(ended) = firing.join_next() => {
-                // One that panicked has kept nothing: its rule is busy no more either way.
+                // A task that panicked has stored nothing: its rule is no longer busy either way.
                 match ended {
                     Ok((id, true)) => { busy.remove(&id); }
                     Ok((id, false)) => {
@@ -123,17 +124,17 @@ async fn run(firer: Firer) {
 }
 
 enum Found {
-    /// There is more to be seen to at once.
+    /// More work can be done at once.
     More,
     Fire(Picked),
     Reduce(rounds::Reduce),
     Wait(Option<i64>),
-    /// The same, and somebody writes.
+    /// As `Wait`, while files are being written.
     Held(Option<i64>),
 }
 
 impl Firer {
-    /// Begins to fire, for as long as the server runs.
+    /// Starts to fire rules, for as long as the server runs.
     pub(crate) fn start(
         (names, recalls, array): (&Arc<SqliteNames>, &Recalls, &Arc<Array>),
         files: Option<&Files>,
@@ -151,8 +152,8 @@ impl Firer {
         firer
     }
 
-    /// Sees to what has ended and what is there already, and picks what is fired next. It writes, so that it comes after
-    /// whoever woke it.
+    /// Settles ended jobs and existing files, and picks the next firing. The step writes to the database, so it follows the change that
+    /// woke it.
     async fn next(&self, turns: &Arc<Mutex<Turns>>, away: BTreeSet<u64>) -> Result<Found, Fault> {
         let (shared, turns) = (self.names.shared().clone(), turns.clone());
         let work = move |db: &Connection| {
@@ -204,7 +205,7 @@ impl Firer {
         Ok(found)
     }
 
-    /// Forgets what rules that were removed have left behind.
+    /// Deletes the rows that removed rules have left.
     pub(super) async fn forget(&self) -> Result<(), Fault> {
         for rule in self.names.database().read(store::gone)? {
             let forget = move |db: &Connection| store::forget(db, rule);
@@ -214,7 +215,7 @@ impl Firer {
         Ok(())
     }
 
-    /// Makes jobs of what was picked; whether all of it was seen to.
+    /// Creates jobs of the picked firings. Returns whether all firings were handled.
     async fn fire(&self, picked: Picked) -> bool {
         let kept = picked.kept;
         let caller = match kept.for_all {
@@ -234,7 +235,7 @@ impl Firer {
                 Ok(Tried::Refused(reason)) if tasks.len() == 1 => {
                     let count = |tasks: &[Task]| tasks.iter().flatten().count();
                     match self.there(&tasks).await {
-                        // It was refused because of what was removed meanwhile, which has not failed.
+                        // The job was refused because of a file that was deleted in the meantime. Such a firing has not failed.
                         Ok(there) if count(&there) < count(&tasks) => todo.push(there),
                         Ok(there) => {
                             let ended = self.failed(there.into_iter().flatten(), &reason).await;
@@ -243,7 +244,7 @@ impl Firer {
                         Err(_) => all_done = false,
                     }
                 }
-                // One of them is in the way of the others.
+                // One of the tasks prevents the others.
                 Ok(Tried::Refused(_) | Tried::Later) => {
                     let (first, second) = tasks.split_at(tasks.len() / 2);
                     todo.extend([second.to_vec(), first.to_vec()]);
@@ -275,7 +276,7 @@ impl Firer {
         self.names.database().write(write).await
     }
 
-    /// Takes out what is not there any more, and notes that.
+    /// Takes out firings whose files no longer exist, and records that.
     async fn there(&self, tasks: &[Task]) -> Result<Vec<Task>, Fault> {
         let gone = self.names.database().read(|db| {
             let mut gone = BTreeMap::new();
@@ -343,9 +344,9 @@ impl Firer {
         let (names, recalls) = (&self.names, &self.recalls);
         match submit_given(names, recalls, &self.array, (submission, &given), also).await {
             Ok((accepted, _)) => {
-                // Others have their turn, or the server its end: the job is kept.
+                // Other tasks run now, or the server ends: the job is stored.
                 tokio::task::yield_now().await;
-                // The driver is gone only when the server shuts down.
+                // The driver only stops when the server shuts down.
                 let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));
                 Ok(if left.is_empty() {
                     Tried::Done
@@ -355,14 +356,14 @@ impl Firer {
             }
             Err(Refused::Script(errors)) => Ok(Tried::Refused(errors.join("; "))),
             Err(Refused::Claimed(_)) => Ok(Tried::Later),
-            // No script of a rule has a word for its submission.
+            // A script of a rule has no submission id.
             Err(why @ Refused::Known(_)) => Ok(Tried::Refused(why.to_string())),
             Err(Refused::Fault(fault)) => Err(fault),
         }
     }
 }
 
-/// Tasks without some of their files.
+/// Returns tasks without some of their files.
 pub(super) fn without(tasks: &[Task], gone: impl Fn(&Firing) -> bool) -> Vec<Task> {
     let here = |task: &Task| {
         let here = task.iter().filter(|one| !gone(one));
@@ -372,7 +373,7 @@ pub(super) fn without(tasks: &[Task], gone: impl Fn(&Firing) -> bool) -> Vec<Tas
     tasks.filter(|task| !task.is_empty()).collect()
 }
 
-/// A user with the groups that this host knows, in whose name something is done though they don't ask.
+/// Returns a user with the groups that this host knows, for work in the user's name without a request of the user.
 fn user(uid: u32) -> Caller {
     aside(|| Caller {
         uid,
@@ -385,14 +386,14 @@ fn user(uid: u32) -> Caller {
 
 enum Tried {
     Done,
-    /// These come in a job of their own.
+    /// These tasks need a job of their own.
     Left(Vec<Task>),
     /// Another job writes the same outputs.
     Later,
     Refused(String),
 }
 
-/// Why a version can't be fired any more.
+/// Returns the reason why a version can't be fired any more, or `None`.
 fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fault> {
     let sql = "SELECT nlink FROM inode WHERE ino = ?1";
     let nlink = one(db, sql, [firing.ino.cast_signed()], |row| {
@@ -404,7 +405,7 @@ fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fa
     if firing.element.is_some() {
         return Ok(None);
     }
-    // Of what failed before and is tried again.
+    // This also holds for a failed firing that is retried.
     let sql = "SELECT 1 FROM version WHERE object = ?1 AND (removed = 0 \
                OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1))";
     let kept = one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?;
@@ -422,14 +423,14 @@ fn was_sealed(db: &Connection, firing: &Firing) -> Result<bool, Fault> {
     Ok(one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?.is_some())
 }
 
-/// A job that is to be made.
+/// A job to create.
 struct Plan {
-    /// The names of its tasks.
+    /// Names of the job's tasks.
     names: Vec<String>,
     script: String,
     given: Given,
     tasks: Vec<Task>,
-    /// What would not fit, or writes what others of them write.
+    /// Tasks that do not fit, or that write outputs of other tasks of this job.
     left: Vec<Task>,
 }
 
@@ -453,7 +454,7 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
         paths_seen.extend(paths.iter().map(|path| (*path).to_owned()));
         tasks.push(task);
     }
-    // What is still being written is read there alone.
+    // A file that is still being written is only read on the element of its writer.
     let elements = tasks.iter().flatten();
     let elements = elements.filter_map(|one| Some((one.object, one.element?)));
     let elements = elements.collect();
@@ -478,7 +479,7 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
     })
 }
 
-/// Notes, with a job, that it is what these versions have fired. If one of them is queued no more there is no job.
+/// Records, together with a job, that these firings created it. If one of the firings is no longer queued, the job is not created.
 fn begun(
     db: &Connection,
     (rule, revision): (u64, u64),
@@ -490,7 +491,7 @@ fn begun(
     let mut update = db.prepare_cached(sql)?;
     let mut specs = accepted.spec.tasks.iter().peekable();
     for (task, name) in tasks.iter().zip(names) {
-        // One, or its components and what joins them.
+        // The name belongs to one task, or to its components and the task that joins them.
         let own = |other: &str| {
             let rest = other.strip_prefix(name.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('['))

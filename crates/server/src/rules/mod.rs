@@ -1,8 +1,15 @@
-//! Rules: what is run when a version of a file that matches a pattern becomes visible.
+//! Rules: work that runs when a version of a matching file becomes visible. The modules write the tables of rules in the server's
+//! database. Next: `server/src/jobs`, whose driver runs the jobs of rules.
 //!
-//! `queue` writes a row for each version that matches, in the transaction that makes it visible; `driver` turns rows into
-//! jobs, each with its rows in the transaction that keeps the job, so that a server that is killed at any moment fires each
-//! version exactly once; `ends` sees what became of them; `rounds` has what hooks have mapped reduced, `markers` end rounds, `held` what they are to map wait for the end of a burst; `store` has the tables; `service` answers clients.
+//! - `queue` writes a row for each matching version, in the transaction that makes the version visible.
+//! - `driver` turns rows into jobs. The transaction that stores a job also updates its rows, so that a server that is killed at any
+//!   moment fires each version exactly once.
+//! - `ends` records the ends of the jobs.
+//! - `rounds` has the results of hooks' maps reduced.
+//! - `markers` ends rounds.
+//! - `held` makes maps of hooks wait for the end of a burst.
+//! - `store` has the tables.
+//! - `service` answers clients.
 
 pub(crate) mod driver;
 pub(crate) mod ends;
@@ -29,34 +36,34 @@ use tidemill_core::rule::Rule;
 use tidemill_core::rule::hook::Keep;
 use tokio::sync::Notify;
 
-/// Rules of one ordinary user.
+/// Maximum number of rules of one ordinary user.
 pub(crate) const RULES_EACH_MAX: usize = 100;
-/// Rules of all users.
+/// Maximum number of rules of all users.
 pub(crate) const RULES_MAX: usize = 1000;
 
-/// What became of a version that matched.
+/// State of a matching version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
 pub(crate) enum State {
-    /// It is to be fired.
+    /// The version is to be fired.
     Queued = 0,
     /// An earlier version of the same path has not ended.
     Waiting = 1,
-    /// Its job is under way.
+    /// Its job is running.
     Running = 2,
-    /// Its task has ended well.
+    /// Its task has succeeded.
     Done = 3,
     /// Its task failed, or its job was refused.
     Failed = 4,
-    /// The file was removed before it was fired.
+    /// The file was deleted before it was fired.
     Gone = 5,
-    /// The chain of firings that led to it was too long.
+    /// The chain of firings that led to the version was too long.
     Loop = 6,
-    /// It holds something else than the rule is for.
+    /// The content of the version is not of the kind for which the rule is.
     Other = 7,
 }
 
-/// How many rules have runs that failed, and how many runs these are.
+/// Returns the number of rules with failed runs, and the number of these runs.
 pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault> {
     let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND state = ?2";
     let mut count = db.prepare_cached(sql)?;
@@ -82,7 +89,7 @@ impl State {
         (Self::Other, "other"),
     ];
 
-    /// The number that it is stored as.
+    /// Returns the number that is stored for the state.
     pub(crate) fn number(self) -> i64 {
         self as i64
     }
@@ -99,32 +106,32 @@ impl State {
     }
 }
 
-/// A rule as it is kept.
+/// A stored rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     pub(crate) id: u64,
-    /// Whose it is, with the groups that they had when they made it.
+    /// Owner of the rule, with the groups at the time of its creation.
     pub(crate) owner: Caller,
     pub(crate) revision: u64,
-    /// Whether it fires for everybody's files, with the rights of the file's owner.
+    /// Whether the rule fires for the files of all users, with the rights of the file's owner.
     pub(crate) for_all: bool,
     pub(crate) paused: bool,
     pub(crate) source: String,
     pub(crate) text: String,
     pub(crate) changed: i64,
-    /// The folder whose attribute it is; 0: none.
+    /// Folder that has the rule as its attribute; 0: none.
     pub(crate) folder: u64,
     pub(crate) rule: Rule,
 }
 
-/// All rules, compiled, as whoever seals a version needs them.
+/// All rules, compiled for the check at each seal.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     any: AtomicBool,
     any_growing: AtomicBool,
     any_keep: AtomicBool,
     any_rounds: AtomicBool,
-    /// They were read within a transaction, which may not have been kept.
+    /// Whether the rules were read within a transaction that may not have been committed.
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<Kept>>>>,
     woken: Notify,
@@ -132,7 +139,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Whether there are rules, or jobs of such that were removed: if not, nobody has to look.
+    /// Whether there are rules, or jobs of removed rules. If not, no check is necessary.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
@@ -141,39 +148,39 @@ impl Rules {
         self.kept.read().clone()
     }
 
-    /// Whether there are rules that begin with what is still being written.
+    /// Whether there are rules that begin while a file is still being written.
     pub(crate) fn any_growing(&self) -> bool {
         self.any_growing.load(Ordering::Acquire)
     }
 
-    /// Whether there are hooks that have files go.
+    /// Whether there are hooks that delete files.
     pub(crate) fn any_keep(&self) -> bool {
         self.any_keep.load(Ordering::Acquire)
     }
 
-    /// Whether there are hooks that reduce what they have mapped.
+    /// Whether there are hooks that reduce the results of their maps.
     fn any_rounds(&self) -> bool {
         self.any_rounds.load(Ordering::Acquire)
     }
 
-    /// Whether the attribute of some folder is a rule.
+    /// Whether any folder has a rule as its attribute.
     pub(crate) fn any_of_folder(&self) -> bool {
         self.any() && self.all().iter().any(|kept| kept.folder != 0)
     }
 
-    /// Reads all rules anew, as they are in a transaction that may not be kept: the driver does so again behind it.
+    /// Reads all rules in a transaction that may not be committed. The driver reads them again after the transaction.
     pub(crate) fn load_within(&self, db: &Connection) -> Result<(), Fault> {
         self.unsure.store(true, Ordering::Release);
         self.woken.notify_one();
         self.load(db)
     }
 
-    /// Whether they are to be read again; asks once.
+    /// Whether the rules have to be read again. The call resets the flag.
     fn unsure(&self) -> bool {
         self.unsure.swap(false, Ordering::AcqRel)
     }
 
-    /// Reads all rules anew.
+    /// Reads all rules.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let kept = store::load(db, &self.all())?;
         let left = store::any_left(db)?;
@@ -189,8 +196,8 @@ impl Rules {
         Ok(())
     }
 
-    /// Has the driver look: something was queued, or a job has ended. It writes first of all, so it comes after whoever
-    /// calls this in a transaction.
+    /// Wakes the driver after a firing was queued or a job has ended. The driver writes to the database first, so it runs after a
+    /// transaction that calls this function.
     pub(crate) fn wake(&self) {
         if self.any() {
             self.woken.notify_one();
@@ -201,7 +208,7 @@ impl Rules {
         self.woken.notified().await;
     }
 
-    /// The same of whoever sees to markers of rounds: one has come.
+    /// Wakes the task for the markers of rounds after a marker has arrived.
     fn wake_for_marker(&self) {
         self.marked.notify_one();
     }

@@ -1,5 +1,6 @@
-//! Rounds of hooks: which files are reduced together. A file belongs to the round that is open when it is queued; a round that has
-//! ended waits for its maps, and is then reduced by a job that is kept in the transaction which notes that.
+//! Rounds of hooks: the sets of files that are reduced together. A file belongs to the round that is open when the file is queued. A
+//! round that has ended waits for its maps. Then a job reduces it, and the job is stored in the transaction that records this. Next:
+//! `server/src/jobs`, whose driver runs the job.
 
 use super::driver::Firer;
 use super::store::one;
@@ -21,10 +22,10 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::rule::hook::{Ends, LAG_FILES, MAX_ROUND, file_order};
 use tidemill_wire::v1;
 
-/// Rounds that are shown, the last ones.
+/// Number of rounds that are shown, the last ones.
 const SHOWN: u32 = 20;
 
-/// How far a round is, as it is stored.
+/// State of a round, as it is stored.
 pub(super) const OPEN: i64 = 0;
 pub(super) const ENDING: i64 = 1;
 const REDUCING: i64 = 2;
@@ -38,7 +39,7 @@ const STATES: [&str; 6] = ["open", "ending", "reducing", "done", "failed", "empt
 pub(super) struct Reduce {
     pub(super) kept: Arc<Kept>,
     round: u64,
-    /// Where they are, in the order of the files that they were made of.
+    /// Paths and objects of the results, in the order of the files from which they were made.
     parts: Vec<(String, u64)>,
 }
 
@@ -51,7 +52,7 @@ fn open_round(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
-/// Ends the open round of a hook, if there is one; gives its number.
+/// Ends the open round of a hook, if there is one. Returns its number.
 pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault> {
     let sql = "UPDATE round SET state = ?2, ended = 0 WHERE state = ?3 AND state <= 2 AND rule = ?1 RETURNING round";
     let key = params![rule.cast_signed(), ENDING, OPEN];
@@ -60,7 +61,7 @@ pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault>
 }
 
 impl Tx<'_> {
-    /// A version was queued for a hook: it belongs to the round that is open.
+    /// Adds a version that was queued for a hook to the open round.
     pub(super) fn joins_round(&self, kept: &Kept, object: u64) -> Result<(), Fault> {
         let Some(ends) = ends(kept) else {
             return Ok(());
@@ -75,7 +76,7 @@ impl Tx<'_> {
             Ends::Files(files) => *files,
             Ends::Close | Ends::Marker(_) => MAX_ROUND,
         };
-        // What was removed or given up is no file of it. One at the end of a chain is, and has it fail.
+        // Deleted and abandoned files do not count as files of the round. A file at the end of a chain counts, and makes the round fail.
         let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND (state < ?3 OR state = ?4)";
         let (gone, looped) = (State::Gone.number(), State::Loop.number());
         let key = params![rule, round, gone, looped];
@@ -84,14 +85,14 @@ impl Tx<'_> {
             let marked = markers::marked(self.db, kept.id)?.is_some();
             end_open(self.db, kept.id)?;
             if marked {
-                // What was closed before its marker may still come.
+                // Files that were closed before the round's marker may still arrive.
                 self.mark(kept.id)?;
             }
         }
         Ok(())
     }
 
-    /// The open round of a hook, which is begun if there is none.
+    /// Returns the open round of a hook, which is begun if there is none.
     pub(super) fn open_round(&self, rule: u64) -> Result<i64, Fault> {
         if let Some(round) = open_round(self.db, rule)? {
             return Ok(round);
@@ -105,7 +106,7 @@ impl Tx<'_> {
     }
 }
 
-/// Sees to rounds that have ended, and gives what is to be reduced next, of a rule that is not `away`.
+/// Settles rounds that have ended. Returns the next round to reduce, of a rule that is not in `away`.
 pub(super) fn next(
     db: &Connection,
     shared: &Shared,
@@ -131,7 +132,7 @@ pub(super) fn next(
     Ok(None)
 }
 
-/// Ends the round of a hook if all of it was seen to, and nobody writes a file that matches.
+/// Ends the round of a hook if all its files are mapped, and no matching file is being written.
 fn end_when_quiet(
     db: &Connection,
     shared: &Shared,
@@ -154,7 +155,7 @@ fn end_when_quiet(
     Ok(())
 }
 
-/// Whether something of a round is still to be mapped.
+/// Whether files of a round are not mapped yet.
 fn is_open(db: &Connection, rule: u64, round: i64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND state <= 2";
     Ok(db
@@ -162,7 +163,7 @@ fn is_open(db: &Connection, rule: u64, round: i64) -> Result<bool, Fault> {
         .exists(params![rule.cast_signed(), round])?)
 }
 
-/// The files that somebody writes, and where they are.
+/// Returns the files that are being written, and their paths.
 pub(super) fn files_written(db: &Connection, shared: &Shared) -> Result<Vec<(u64, String)>, Fault> {
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, 0);
@@ -177,7 +178,7 @@ pub(super) fn files_written(db: &Connection, shared: &Shared) -> Result<Vec<(u64
     Ok(paths)
 }
 
-/// The next round of a hook that has ended and whose files were all seen to.
+/// Returns the next round of a hook that has ended and whose files are all mapped.
 fn due(db: &Connection, kept: &Arc<Kept>, now: i64) -> Result<Option<Reduce>, Fault> {
     let sql =
         "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1 ORDER BY round";
@@ -216,7 +217,7 @@ fn due(db: &Connection, kept: &Arc<Kept>, now: i64) -> Result<Option<Reduce>, Fa
     Ok(None)
 }
 
-/// What the maps of a round have made, in the order of their files.
+/// Returns the results of a round's maps, in the order of their files.
 fn parts(db: &Connection, rule: u64, round: i64) -> Result<Vec<(String, u64)>, Fault> {
     let sql = "SELECT firing.path, firing.firing, version.path, made.object FROM firing \
                CROSS JOIN task_output AS made ON made.task BETWEEN firing.task AND max(firing.task, firing.last) \
@@ -237,7 +238,7 @@ fn parts(db: &Connection, rule: u64, round: i64) -> Result<Vec<(String, u64)>, F
     Ok(parts.filter(|(_, object)| seen.insert(*object)).collect())
 }
 
-/// The first of some results that is not there any more.
+/// Returns the first of some results that was deleted, or `None`.
 fn removed(db: &Connection, parts: &[(String, u64)]) -> Result<Option<String>, Fault> {
     let mut statement =
         db.prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND removed = 0")?;
@@ -268,7 +269,7 @@ fn ended(
     Ok(())
 }
 
-/// Notes how jobs that reduce have ended. What was reduced is not kept.
+/// Records the ends of reducing jobs. The results of the maps expire after a successful reduction.
 fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     let sql = "SELECT round.rule, round.round, task.state, task.error FROM round LEFT JOIN job ON job.job = round.job \
                LEFT JOIN task ON task.job = round.job WHERE round.state = ?1 AND round.state <= 2 AND job.state IS NOT ?2";
@@ -300,7 +301,7 @@ fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Files that did not end well, all or those of a path, and are of no round, belong to the open one when they are tried again.
+/// Adds failed firings without a round to the open round before they are retried: all firings, or those of a path.
 pub(super) fn take_in(
     db: &Connection,
     shared: &Shared,
@@ -328,7 +329,7 @@ pub(super) fn take_in(
     Ok(())
 }
 
-/// Rounds whose files or whose reduce failed are tried again when all of them were seen to.
+/// Retries failed rounds. Each round is reduced as soon as all its files are mapped. Returns the number of rounds.
 pub(super) fn retry(db: &Connection, rule: u64) -> Result<u64, Fault> {
     let sql = "UPDATE round SET state = ?2, job = 0, ended = 0, error = '' WHERE rule = ?1 AND state = ?3";
     let count = db
@@ -338,7 +339,7 @@ pub(super) fn retry(db: &Connection, rule: u64) -> Result<u64, Fault> {
 }
 
 impl Firer {
-    /// Begins the job that reduces a round; whether that was seen to.
+    /// Starts the job that reduces a round. Returns whether the round was handled.
     pub(super) async fn reduce(&self, reduce: Reduce) -> bool {
         let kept = &reduce.kept;
         let id = (kept.id, reduce.round.cast_signed());
@@ -384,13 +385,14 @@ impl Firer {
         let array = (&self.names, &self.recalls, &self.array);
         let submitted = submit_given(array.0, array.1, array.2, (submission, &given), also).await;
         let (accepted, _) = submitted?;
-        // The driver is gone only when the server shuts down.
+        // The driver only stops when the server shuts down.
         let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));
         Ok(())
     }
 }
 
-/// Notes, with a job, that it reduces a round. What it makes is one firing further from what came from elsewhere.
+/// Records, together with a job, that the job reduces a round. Its outputs are one firing further from an external file than the files of
+/// the round.
 fn begun(
     db: &Connection,
     (rule, revision, round): (u64, u64, u64),
@@ -413,7 +415,8 @@ fn begun(
     Ok(())
 }
 
-/// Versions of a hook that are sealed and wait to be mapped, and their bytes; more than a file may have are as many as that.
+/// Returns the number of sealed versions of a hook that are not mapped yet, and their total size in bytes, capped near the largest size
+/// of a file.
 fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
     let sql = "SELECT count(*), CAST(min(total(size), 9.2e18) AS INTEGER) FROM firing \
                CROSS JOIN version ON version.object = firing.object WHERE rule = ?1 AND state <= ?2";
@@ -425,8 +428,8 @@ fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
     Ok(one(db, sql, key, read)?.unwrap_or_default())
 }
 
-/// Whether maps of a hook lag behind: then files are mapped when they are closed. Whoever begins a file waits for this, so no more are
-/// counted than matter.
+/// Whether the maps of a hook lag; then files are mapped when they are closed. Each client that begins a file waits for this query, so it
+/// counts no more rows than necessary.
 pub(super) fn lags(db: &Connection, kept: &Kept) -> Result<bool, Fault> {
     if kept.rule.hook.is_none() {
         return Ok(false);
@@ -439,7 +442,7 @@ pub(super) fn lags(db: &Connection, kept: &Kept) -> Result<bool, Fault> {
     Ok(count == most)
 }
 
-/// Hooks whose maps lag behind.
+/// Returns the hooks whose maps lag.
 pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>, Fault> {
     let mut behind = Vec::new();
     for kept in rules.all().iter() {
@@ -458,7 +461,7 @@ pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>,
     Ok(behind)
 }
 
-/// What a rule says that is a hook, as clients see it: with its last rounds, or without.
+/// Returns the hook's part of a rule for clients, with its last rounds if `whole` is set.
 pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<Option<v1::Hook>, Fault> {
     let Some(hook) = &kept.rule.hook else {
         return Ok(None);

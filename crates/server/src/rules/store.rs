@@ -1,4 +1,4 @@
-//! The tables of rules.
+//! Tables of rules. This module reads and writes them within transactions of its callers.
 
 use super::{Kept, State, folder, noted, rounds};
 use crate::jobs::store::{json, parse};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 
-/// Firings forgotten in one transaction.
+/// Maximum number of firings deleted in one transaction.
 const FORGET_MAX: i64 = 10_000;
 
-/// All rules that can be read, in the order of their numbers; those that are known already are not read again.
+/// Returns all readable rules, in the order of their numbers. Known rules are not read again.
 pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>>, Fault> {
     let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed, folder FROM rule ORDER BY rule";
     let mut statement = db.prepare_cached(sql)?;
@@ -58,7 +58,7 @@ pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>
     Ok(all)
 }
 
-/// Reads a rule, which is that of a folder if it is given one with where it is now.
+/// Reads a rule. With `folder`, the rule belongs to that folder, whose present path is given.
 fn read(
     (source, text): (&str, &str),
     folder: Option<(u64, Option<Vec<u8>>)>,
@@ -83,7 +83,7 @@ fn read(
     rule.map_err(|error| error.to_string())
 }
 
-/// Writes a rule, new or in place of the one of this name, which keeps its number and its log.
+/// Writes a rule, either a new one or one that replaces the rule of the same name. The replaced rule's number and log are kept.
 pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u64, Fault> {
     let row = |id: u64| {
         let owner = &kept.owner;
@@ -119,18 +119,18 @@ pub(super) fn pause(db: &Connection, rule: u64, paused: bool) -> Result<(), Faul
     noted::changed(db, rule)
 }
 
-/// Whether jobs of rules that are gone still run.
+/// Whether jobs of removed rules still run.
 pub(super) fn any_left(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM rule_job WHERE open = 1 AND rule NOT IN (SELECT rule FROM rule)";
     Ok(db.prepare_cached(sql)?.exists([])?)
 }
 
-/// Forgets a rule; what it leaves behind is forgotten by [`forget`]. Jobs that it has begun go on.
+/// Deletes a rule; [`forget`] deletes its firings. Jobs that it has begun continue.
 pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM rule WHERE rule = ?1",
         "DELETE FROM rule_walk WHERE rule = ?1",
-        // What maps is open until it has ended, as what it reads may be given up.
+        // Mapping jobs stay open until they have ended, as their inputs may be abandoned.
         "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1 AND EXISTS (SELECT 1 FROM round \
          WHERE round.job = rule_job.job AND round.job != 0)",
         "DELETE FROM round WHERE rule = ?1",
@@ -140,8 +140,8 @@ pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     noted::changed(db, rule)
 }
 
-/// Forgets some firings of a rule that is gone; whether there may be more. Files that others have mapped and that stayed because of it
-/// may go. What a job still maps is forgotten when that has ended.
+/// Deletes some firings of a removed rule. Returns whether there may be more. Files that stayed only because of this rule, and that other
+/// rules have mapped, may be deleted then. A firing whose job still maps is deleted after the job's end.
 pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
     let some = "firing IN (SELECT firing FROM firing WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
                 (SELECT 1 FROM rule_job WHERE rule_job.job = firing.job AND open = 1)) LIMIT ?2) \
@@ -159,7 +159,7 @@ pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
     Ok(gone > 0)
 }
 
-/// Forgets some firings of rules that are gone; whether there may be more.
+/// Deletes some firings of removed rules. Returns whether there may be more.
 pub(super) fn forget_gone(db: &Connection) -> Result<bool, Fault> {
     let mut more = false;
     for rule in gone(db)? {
@@ -168,7 +168,7 @@ pub(super) fn forget_gone(db: &Connection) -> Result<bool, Fault> {
     Ok(more)
 }
 
-/// Rules that are gone and have left firings.
+/// Returns the removed rules that have left firings.
 pub(super) fn gone(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT DISTINCT rule FROM firing WHERE rule NOT IN (SELECT rule FROM rule)";
     let mut statement = db.prepare_cached(sql)?;
@@ -177,7 +177,7 @@ pub(super) fn gone(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rules.collect::<Result<_, _>>()?)
 }
 
-/// A rule as clients see it: with its text and how its firings went, or without.
+/// Returns a rule for clients, with its text and the counts of its firings if `whole` is set.
 pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rule, Fault> {
     let mut rule = v1::Rule {
         rule: kept.id,
@@ -214,7 +214,7 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rul
     Ok(rule)
 }
 
-/// Firings of a rule before one of them, the last first.
+/// Returns firings of a rule before one of them, the last first.
 pub(super) fn log(
     db: &Connection,
     rule: u64,
@@ -249,7 +249,7 @@ pub(super) fn log(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Queues firings of a rule again that did not end well, all or those of a path; gives how many.
+/// Queues failed firings of a rule again: all of them, or those of a path. Returns their number.
 pub(super) fn retry(
     db: &Connection,
     shared: &Shared,
@@ -257,7 +257,7 @@ pub(super) fn retry(
     now: i64,
 ) -> Result<u64, Fault> {
     rounds::take_in(db, shared, (rule, path), now)?;
-    // Of several versions of a path that failed the first is queued; the others come after it.
+    // Of several failed versions of a path the first is queued, and the others follow it.
     let sql = "UPDATE firing SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
                WHERE rule = ?1 AND state IN (?6, ?7) AND (?2 = '' OR path = ?3)";
     let (failed, looped) = (State::Failed.number(), State::Loop.number());
@@ -281,7 +281,7 @@ pub(super) fn retry(
     Ok(count as u64 + rounds::retry(db, rule)?)
 }
 
-/// One value of a query that gives one row at most.
+/// Returns one value of a query that returns at most one row.
 pub(super) fn one<T>(
     db: &Connection,
     sql: &str,

@@ -1,7 +1,7 @@
-//! Compares the namespace with what elements hold, both ways: objects that nothing knows, and files whose object is
-//! missing, has another length or is not sealed.
+//! Compares the namespace with the objects of elements, in both directions: objects that no file uses, and files whose object is missing,
+//! has another length or is not sealed. With the request to mend, this module asks elements to seal or set aside objects.
 //!
-//! Everything goes on meanwhile, so what is found is looked at once more before it is told.
+//! All other work continues during the check, so each finding is checked a second time before it is reported.
 
 use crate::array::Array;
 use crate::clock;
@@ -23,16 +23,16 @@ use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
 
-/// Between the first look and the second: longer than a seal or a removal is on its way.
+/// Pause between the two checks of a finding. It is longer than a seal or a removal takes.
 const REST: Duration = Duration::from_secs(3);
-/// How long an element may take to list one of its folders.
+/// Time limit for an element to list one of its folders.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// How long an object that nothing knows stays on its element after it was set aside. A database that is rebuilt meanwhile
-/// knows nothing of that: the object can be found again.
+/// Time for which an unused object stays on its element after it was set aside. A database that is rebuilt in that time does not know of
+/// it, so the object can be found again.
 const KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
-/// See the module.
+/// The check: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     names: Arc<SqliteNames>,
@@ -40,10 +40,10 @@ pub(crate) struct Check {
     objects: Objects,
 }
 
-/// To where findings go.
+/// Receiver of findings.
 pub(crate) type Findings = Sender<Result<v1::CheckReply, Status>>;
 
-/// What may be wrong with one object.
+/// Possible fault of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspicion {
     Orphan(u64),
@@ -54,7 +54,7 @@ enum Suspicion {
 
 type Suspicions = BTreeMap<u64, Suspicion>;
 
-/// One check.
+/// One check in progress.
 struct Run<'a> {
     check: &'a Check,
     request: v1::CheckRequest,
@@ -71,7 +71,7 @@ impl Check {
         }
     }
 
-    /// Checks all elements; tells what is found, and at last how much was looked at.
+    /// Checks all elements. Reports the findings and, at the end, the numbers of checked objects.
     pub(crate) async fn run(&self, request: v1::CheckRequest, found: Findings) {
         let mut run = Run {
             check: self,
@@ -91,7 +91,7 @@ impl Check {
             }
         }
         let message = Some(Message::Checked(run.checked));
-        // Who asked may have gone away.
+        // The asker may have disconnected.
         let _ = found.send(Ok(v1::CheckReply { message })).await;
     }
 
@@ -170,7 +170,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares what is in one folder of an element with what should be there.
+    /// Compares the objects in one folder of an element with the expected ones.
     fn compare(
         &self,
         element: u32,
@@ -209,7 +209,7 @@ impl Run<'_> {
         Ok(suspicions)
     }
 
-    /// Why no object of an element is removed as nobody's now, if that is so.
+    /// Returns the reason why no unused object of an element may be removed now, or `None`.
     fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
         let rebuilt = self.check.names.database().read(rebuild::noted_at);
         let Some((at, less)) = rebuilt.map_err(text)? else {
@@ -225,7 +225,7 @@ impl Run<'_> {
         ))
     }
 
-    /// Mends what can be; gives the objects.
+    /// Repairs as many faults as possible. Returns the repaired objects.
     async fn mend(
         &self,
         element: u32,
@@ -271,7 +271,7 @@ impl Run<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
-    /// What is wrong with an object that an element has set aside.
+    /// Returns the damage of an object that an element has set aside.
     fn damage(&self, object: u64, element: u32) -> Option<String> {
         let of = |db: &rusqlite::Connection| damage::of(db, object);
         let damaged = self.check.names.database().read(of).ok()?;
@@ -334,8 +334,8 @@ impl Run<'_> {
     }
 }
 
-/// Why nothing is removed as nobody's that a database which was rebuilt does not know, if that is so: of an element's objects,
-/// as many are nobody's.
+/// Returns the reason why objects that a rebuilt database does not know may not be removed, or `None`. `orphans` of the element's
+/// `listed` objects are unused.
 fn held_back(
     (rebuilt_at, less): (i64, bool),
     now: i64,
@@ -354,7 +354,7 @@ fn held_back(
     )
 }
 
-/// The objects of files, by the folder that their element keeps them in.
+/// Groups the objects of files by the folder in which their element stores them.
 fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
     let mut folders: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
     for (object, file) in held {
@@ -364,7 +364,7 @@ fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
     folders
 }
 
-/// The folder that an element keeps an object in.
+/// Returns the folder in which an element stores an object.
 fn folder_of(object: u64) -> u32 {
     u32::try_from(object % u64::from(route::FOLDERS)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Copies that are damaged, as elements told: the table `damage`. Such a copy counts as none until it was made anew in its
+//! Copies that elements reported as damaged: the table `damage`. Such a copy does not count as a copy until it was recreated in its
 //! place.
 
 use crate::copies::reprieve;
@@ -14,11 +14,11 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Damaged;
 use tidemill_wire::v1;
 
-/// What is wrong with what was in memory.
+/// Damage of objects that were in lost memory.
 pub(crate) const FORGOTTEN: &str = "was in memory, which is gone with its host";
 
-/// An element has told that objects are damaged there. Those that are no version's, or go, are of no concern; gives how many
-/// others there are.
+/// Records objects that an element reported as damaged. Objects that belong to no version, or are being removed, are ignored. Returns the
+/// number of the others.
 pub(crate) fn found(
     db: &Connection,
     shared: &Shared,
@@ -45,8 +45,9 @@ pub(crate) fn found(
     Ok(count)
 }
 
-/// An element in memory that was known comes with another memory: all that it had is lost, and is damaged from now on. What was
-/// being written there is lost, too: the file is what it was, or, if it had no version yet, one that is lost. Gives the changes.
+/// Handles a known element in memory that connects with another memory: all its objects are lost, and count as damaged from now on.
+/// Versions that were being written there are lost, too: the file keeps its version before, or, if there is none, gets a version that is
+/// lost. Returns the changes.
 pub(crate) fn forgotten(
     db: &Connection,
     shared: &Shared,
@@ -86,7 +87,7 @@ pub(crate) fn forgotten(
     Ok(tx.changes)
 }
 
-/// Of these objects of an element all but those in `damaged` were found to be what they should be.
+/// Records that an element verified these objects, except those in `damaged`.
 pub(crate) fn verified(
     db: &Connection,
     element: ElementId,
@@ -116,7 +117,7 @@ pub(crate) fn is(db: &Connection, object: u64, element: u32) -> Result<bool, Fau
         .exists(params![object.cast_signed(), element])?)
 }
 
-/// Those of some objects that are damaged somewhere, and where.
+/// Returns the objects with a damaged copy, and the elements of these copies.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -132,7 +133,7 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Where an object is damaged, and what is wrong with it.
+/// Returns the elements with a damaged copy of an object, and the kinds of damage.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fault> {
     let sql = "SELECT element, what FROM damage WHERE object = ?1 ORDER BY element";
     let mut statement = db.prepare_cached(sql)?;
@@ -140,7 +141,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fau
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// A label makes a damaged copy anew.
+/// Records that a label recreates a damaged copy.
 pub(crate) fn mending(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
     let sql = "UPDATE damage SET mending = 1 WHERE object = ?1 AND element = ?2";
     db.prepare_cached(sql)?
@@ -148,7 +149,7 @@ pub(crate) fn mending(db: &Connection, object: u64, element: ElementId) -> Resul
     Ok(())
 }
 
-/// A label that was to make a copy has ended; whether that was one in the place of a damaged one.
+/// Records the end of a label that was to create a copy. Returns whether the copy replaced a damaged one.
 pub(crate) fn mended(
     db: &Connection,
     object: ObjectId,
@@ -198,8 +199,8 @@ mod tests {
         read.unwrap()
     }
 
-    /// A client that was writing when the memory was lost may still bring bytes to the object. These bytes form no
-    /// version and are removed.
+    /// A client that was writing when the memory was lost may still bring bytes to the object. These bytes form no version and are
+    /// removed.
     #[test]
     fn late_seal_does_not_replace_version_lost_during_write() {
         let folder = tempfile::tempdir().unwrap();

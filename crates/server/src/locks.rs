@@ -1,5 +1,5 @@
-//! Locks between mounts: carries the messages of [`tidemill_core::locks`], which decides, and keeps which mounts may
-//! have locks, so that a server that starts anew waits for those before it gives any to others.
+//! Locks between mounts. This module carries the messages of [`tidemill_core::locks`], which decides about locks. It stores which mounts
+//! may hold locks, so that a restarted server waits for these mounts before it grants locks to others.
 
 use crate::names::{Fault, Names, Request};
 use crate::session::Sessions;
@@ -13,12 +13,12 @@ use tidemill_wire::v1::{
 };
 use tokio::sync::mpsc;
 
-/// Messages on their way to a mount. One that is further behind begins anew.
+/// Maximum number of messages that wait for a mount. A slower mount has to start over.
 const NEWS_MAX: usize = 16_384;
-/// Locks and files in one message.
+/// Maximum number of locks and files in one message.
 const LOCKS_MAX: usize = 1 << 20;
 
-/// See the module. Cheap to clone.
+/// Locks of mounts: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Locks(Arc<Inner>);
 
@@ -27,12 +27,12 @@ struct Inner {
     names: Arc<dyn Names>,
     sessions: Sessions,
     arbiter: Mutex<Arbiter>,
-    /// Where to tell each mount, by a number of its own.
+    /// Channel to each mount, with a number of its own.
     lines: Mutex<BTreeMap<u64, (u64, mpsc::Sender<v1::Invalidation>)>>,
     next: AtomicU64,
 }
 
-/// What a mount is told, until this is dropped.
+/// Messages to a mount, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Heard {
     locks: Locks,
@@ -42,7 +42,7 @@ pub(crate) struct Heard {
 }
 
 impl Heard {
-    /// The next message; `None`: messages were lost.
+    /// Returns the next message; `None`: messages were lost.
     pub(crate) async fn next(&mut self) -> Option<v1::Invalidation> {
         self.news.recv().await
     }
@@ -50,7 +50,7 @@ impl Heard {
 
 impl Drop for Heard {
     fn drop(&mut self) {
-        // In the order in which others take them.
+        // The two locks are taken in the same order as elsewhere.
         let mut arbiter = self.locks.0.arbiter.lock();
         let mut lines = self.locks.0.lines.lock();
         let line = lines.get(&self.session);
@@ -76,7 +76,7 @@ impl Locks {
         })))
     }
 
-    /// A mount's stream begins. What it was told by the one before may be lost.
+    /// Begins a mount's stream. Messages of the stream before may be lost.
     pub(crate) fn listen(&self, session: u64) -> Heard {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, news) = mpsc::channel(NEWS_MAX);
@@ -133,7 +133,7 @@ impl Locks {
                 let locks = join.locks.iter().map(|lock| (lock.ino, lock.into()));
                 let locks: Vec<_> = locks.take(LOCKS_MAX).collect();
                 self.0.names.set_locker(mount, true).await?;
-                // A mount that is away is given up some day; one that is not known to be there never would be.
+                // An offline mount is declared lost after its timeout. A mount that the sessions do not know would never be.
                 self.0.sessions.expect(mount);
                 let mut arbiter = self.0.arbiter.lock();
                 let joined = arbiter.on_join(mount, &join.lent, &locks, &mut out);
@@ -178,7 +178,7 @@ impl Locks {
         done.map_err(lost)
     }
 
-    /// Tells mounts, while the arbiter can't say more, so that they hear it in its order.
+    /// Sends messages to mounts while the arbiter is locked, so that mounts receive them in the order of its decisions.
     fn carry_out(&self, arbiter: &mut Arbiter, actions: &[Action]) {
         for &action in actions {
             let (mount, message) = news_of(action);
@@ -196,7 +196,7 @@ impl Locks {
         }
     }
 
-    /// Sends a message. A mount that is too far behind is made to begin anew.
+    /// Sends a message. Disconnects a mount that lags too far, so that it starts over.
     fn tell(&self, mount: u64, news: v1::LockNews) -> bool {
         let mut lines = self.0.lines.lock();
         let told = lines
@@ -208,43 +208,43 @@ impl Locks {
         told
     }
 
-    /// Asks the mount that writes a file to seal what it can.
+    /// Asks the mount that writes a file to seal as much as it can.
     pub(crate) fn publish(&self, writer: u64, ino: u64) {
         if let Some((_, line)) = self.0.lines.lock().get(&writer) {
             let _ = line.try_send(told(news(What::Publish, ino)));
         }
     }
 
-    /// Whether any mount has, or may take, locks of the file.
+    /// Whether any mount holds, or may take, locks of the file.
     pub(crate) fn are_known(&self, ino: u64) -> bool {
         self.0.arbiter.lock().is_locked(ino)
     }
 
-    /// Notes in attributes whether others have locks.
+    /// Sets in attributes whether other mounts hold locks.
     pub(crate) fn mark(&self, session: u64, attr: Option<&mut v1::Attr>) {
         if let Some(attr) = attr {
             attr.locked = self.0.arbiter.lock().is_locked_elsewhere(attr.ino, session);
         }
     }
 
-    /// Tells a mount something after all that was changed before. Says whether it will be told.
+    /// Sends a message to a mount after all earlier changes. Returns whether the message was queued.
     pub(crate) fn tell_in_order(&self, mount: u64, message: v1::Invalidation) -> bool {
         let lines = self.0.lines.lock();
         let line = lines.get(&mount);
         line.is_some_and(|(_, line)| line.try_send(message).is_ok())
     }
 
-    /// The mounts that may have locks.
+    /// Returns the mounts that may hold locks.
     pub(crate) fn mounts(&self) -> Vec<u64> {
         self.0.arbiter.lock().mounts().collect()
     }
 
-    /// Whether a mount that may have locks is another one.
+    /// Whether any other mount may hold locks.
     pub(crate) fn has_others(&self, session: u64) -> bool {
         self.0.arbiter.lock().mounts().any(|mount| mount != session)
     }
 
-    /// A mount is gone, and nothing that it wrote is open any more.
+    /// Frees the locks of a lost mount, after all its open files were sealed or abandoned.
     pub(crate) async fn give_up(&self, session: u64) -> Result<(), Fault> {
         let mut out = Vec::new();
         {

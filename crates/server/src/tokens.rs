@@ -1,9 +1,9 @@
-//! Tokens beside the array's own: of a user, whose bearer acts as that user and nobody else, or of one host or part of
-//! the array, so that each can be revoked by itself.
+//! Tokens other than the array's own. A user's token lets its bearer act only as that user. Another token belongs to one host or daemon
+//! of the array, so that each can be revoked separately.
 //!
-//! They lie in the file `tokens` in the server's folder, each as the hash of its secret: who reads the file can't show
-//! one. All are held in memory, so looking one up costs nothing, and one that is revoked is refused from then on; what
-//! its bearer has open ends, too.
+//! The server stores the tokens in the file `tokens` in its folder, each as the hash of its secret, so a reader of the file can't use
+//! them. All tokens are held in memory, so a lookup costs nothing. A revoked token is refused immediately, and open connections of its
+//! bearer are closed.
 
 use crate::access::new_token;
 use crate::authority::write_private;
@@ -21,56 +21,56 @@ use tokio::sync::watch;
 /// Version of the file.
 const VERSION: u32 = 1;
 
-/// Tokens at once, expired ones not counted.
+/// Maximum number of tokens, without expired ones.
 const TOKENS_MAX: usize = 10_000;
-/// Of them each user may make this many.
+/// Maximum number of tokens that each user may create.
 const OWN_MAX: usize = 100;
 
-/// Longest note.
+/// Maximum length of a note in bytes.
 const NOTE_BYTES_MAX: usize = 200;
 
-/// How long an expired token is still listed, unless a good one needs its place.
+/// Time for which an expired token is still listed, unless its place is needed.
 const EXPIRED_KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
-/// The tokens can't be kept, or one can't be made.
+/// Reason why tokens can't be stored, or a token can't be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TokensError {
-    /// The file.
+    /// The file can't be read or written.
     #[error("{path}: {reason}")]
     File {
-        /// Which one.
+        /// Path of the file.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         reason: std::io::Error,
     },
-    /// What is in it.
+    /// The content of the file is invalid.
     #[error(
         "{path}: it is no list of tokens of this release ({reason}); bring it back from a copy, or remove it: all tokens but the array's are then revoked"
     )]
     Broken {
-        /// Which one.
+        /// Path of the file.
         path: String,
-        /// What is wrong.
+        /// Reason of the failure.
         reason: String,
     },
-    /// No more.
+    /// The maximum number of tokens is reached.
     #[error("there are {0} tokens already: revoke some")]
     Full(usize),
-    /// The note.
+    /// The note is invalid.
     #[error(
         "a note has at most {NOTE_BYTES_MAX} bytes, without line ends and other control characters"
     )]
     Note,
-    /// It would be of no use.
+    /// The token would have expired already.
     #[error("the token would have expired already")]
     Expired,
 }
 
-/// What is kept of a token.
+/// Stored data of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     token: u64,
-    /// BLAKE3 of the secret, in hexadecimal.
+    /// BLAKE3 hash of the secret, in hexadecimal.
     hash: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
@@ -86,12 +86,12 @@ struct Record {
 #[derive(Debug, Serialize, Deserialize)]
 struct File {
     version: u32,
-    /// The next number.
+    /// Number of the next token.
     next: u64,
     tokens: Vec<Record>,
 }
 
-/// A token that is good.
+/// A valid token.
 #[derive(Debug)]
 pub(crate) struct Token {
     record: Record,
@@ -103,15 +103,15 @@ pub(crate) struct Token {
 #[derive(Debug)]
 pub(crate) struct Tokens {
     path: PathBuf,
-    /// The next number. Whoever makes or ends one holds it until that is in the file; who looks one up does not wait
-    /// for that.
+    /// Number of the next token. It is locked while a token is created or revoked, until the change is in the file. Lookups do not wait
+    /// for this lock.
     next: Mutex<u64>,
     by_hash: RwLock<ByHash>,
 }
 
 type ByHash = HashMap<String, Arc<Token>>;
 
-/// What is wanted of a new token.
+/// Properties of a new token.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
     pub(crate) uid: Option<u32>,
@@ -121,17 +121,17 @@ pub(crate) struct Wanted {
 }
 
 impl Token {
-    /// The user it is of; `None`: its bearer may act for anybody.
+    /// Returns the user of the token; `None`: its bearer may act for any user.
     pub(crate) fn uid(&self) -> Option<u32> {
         self.record.uid
     }
 
-    /// Whether its bearer may change nothing.
+    /// Whether the bearer may change nothing.
     pub(crate) fn read_only(&self) -> bool {
         self.record.read_only
     }
 
-    /// Its number.
+    /// Returns the token's number.
     pub(crate) fn number(&self) -> u64 {
         self.record.token
     }
@@ -140,7 +140,7 @@ impl Token {
         self.record.expires == 0 || now < self.record.expires
     }
 
-    /// Waits until it is good no more.
+    /// Waits until the token is revoked or expires.
     pub(crate) async fn ended(self: Arc<Self>) {
         let mut revoked = self.revoked.subscribe();
         let revoked = revoked.wait_for(|revoked| *revoked);
@@ -153,7 +153,7 @@ impl Token {
         let _ = tokio::time::timeout(left, revoked).await;
     }
 
-    /// As peers see it.
+    /// Returns the token's public data.
     pub(crate) fn shown(&self) -> v1::AccessToken {
         v1::AccessToken {
             token: self.record.token,
@@ -179,7 +179,7 @@ fn hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
-/// Refuses one more of a kind if there are as many good ones already; those that have expired make room.
+/// Makes room for one more token of a kind by deleting expired ones. Fails if there are `most` valid ones already.
 fn make_room(
     by_hash: &mut ByHash,
     now: i64,
@@ -197,7 +197,7 @@ fn make_room(
 }
 
 impl Tokens {
-    /// Reads the file; without one there are none.
+    /// Reads the file. Without a file there are no tokens.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
         let shown = || path.display().to_string();
         let broken = |reason: String| TokensError::Broken {
@@ -232,7 +232,7 @@ impl Tokens {
         })
     }
 
-    /// The token of this secret, if it is good.
+    /// Returns the token with this secret, if it is valid.
     pub(crate) fn find(&self, secret: &str) -> Option<Arc<Token>> {
         let now = clock::now_ns();
         let found = self.by_hash.read().get(&hash(secret)).cloned();
@@ -241,7 +241,7 @@ impl Tokens {
         Some(token)
     }
 
-    /// Makes a token; gives it with its secret, which is nowhere kept.
+    /// Creates a token. Returns it with its secret, which is stored nowhere.
     pub(crate) fn create(&self, wanted: Wanted) -> Result<(Arc<Token>, String), TokensError> {
         let now = clock::now_ns();
         if wanted.note.len() > NOTE_BYTES_MAX || wanted.note.contains(char::is_control) {
@@ -275,14 +275,14 @@ impl Tokens {
         Ok((token, secret))
     }
 
-    /// The token of this number.
+    /// Returns the token with this number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Token>> {
         let by_hash = self.by_hash.read();
         let mut tokens = by_hash.values();
         tokens.find(|token| token.number() == number).cloned()
     }
 
-    /// All tokens, in the order of their numbers; of one user, if one is given.
+    /// Returns all tokens, or those of one user, in the order of their numbers.
     pub(crate) fn list(&self, of: Option<u32>) -> Vec<Arc<Token>> {
         let by_hash = self.by_hash.read();
         let wanted = |token: &&Arc<Token>| of.is_none() || token.uid() == of;
@@ -292,7 +292,7 @@ impl Tokens {
         tokens
     }
 
-    /// Ends a token; again if it has ended.
+    /// Revokes a token. A token that was revoked before is no error.
     pub(crate) fn revoke(&self, token: &Token) -> Result<(), TokensError> {
         let next = self.next.lock();
         let mut by_hash = self.by_hash.read().clone();
@@ -302,7 +302,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// Makes these the tokens there are, once they are in the file. Who calls it holds the next number.
+    /// Replaces the tokens after the new ones are in the file. The caller holds the lock of the next number.
     fn keep(&self, next: u64, by_hash: ByHash) -> Result<(), TokensError> {
         let mut tokens: Vec<_> = by_hash.values().map(|one| one.record.clone()).collect();
         tokens.sort_by_key(|record| record.token);
@@ -349,7 +349,7 @@ mod tests {
         let tokens = Tokens::open(&path).unwrap();
         let found = tokens.find(&one).unwrap();
         assert_eq!((found.uid(), found.number()), (Some(7), first.number()));
-        // Its hash, as the file has it, opens nothing.
+        // The hash in the file grants nothing.
         assert!(tokens.find(&hash(&one)).is_none());
         tokens.revoke(&found).unwrap();
         assert!(tokens.find(&one).is_none() && tokens.find(&two).is_some());
@@ -399,7 +399,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let (token, secret) = tokens.create(of(7)).unwrap();
-        // As whoever writes the file, which takes as long as a disk.
+        // This is the lock that a writer of the file holds for as long as the disk takes.
         let changing = tokens.next.lock();
         let found = tokens.find(&secret).unwrap();
         assert_eq!(found.number(), token.number());

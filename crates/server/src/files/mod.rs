@@ -1,8 +1,8 @@
-//! Files by URL: `GET` and `HEAD /files/PATH`, for programs that know nothing of Tidemill
-//! (`docs/decisions/0025-files-by-url.md`). It is the one place where bytes of files pass through the server.
+//! Files by URL: `GET` and `HEAD /files/PATH`, for programs without knowledge of Tidemill (`docs/decisions/0025-files-by-url.md`). Only
+//! this module sends bytes of files through the server to a client.
 //!
-//! Who asks is known by then ([`crate::gate`]); rights are those of that user to the file when the request comes. What is
-//! sent is the version that the file had then.
+//! The user of a request is known before ([`crate::gate`]). The rights are those of that user to the file at the time of the request. The
+//! server sends the version that was current at that time.
 
 mod conditions;
 mod listing;
@@ -39,14 +39,14 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Files that are sent to one user at once, and to all.
+/// Maximum numbers of files that are sent at once to one user, and to all users.
 const STREAMS_EACH_MAX: usize = 16;
 const STREAMS_MAX: usize = 64;
 
-/// How long it is waited until one of them has ended.
+/// Maximum wait until one of these streams has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// See the module. Cheap to clone.
+/// The service of files by URL: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Files(Arc<Inner>);
 
@@ -60,7 +60,7 @@ struct Inner {
     of_all: Arc<Semaphore>,
 }
 
-/// The right to send a file, as long as it is there.
+/// The right to send a file, until this value is dropped.
 #[derive(Debug)]
 struct Turn {
     _own: Option<OwnedSemaphorePermit>,
@@ -89,7 +89,7 @@ impl Files {
         }))
     }
 
-    /// Where it is found.
+    /// Returns the routes of the service.
     pub(crate) fn routes(self) -> axum::Router {
         let below = format!("{}/{{*path}}", path::FILES);
         let folder = format!("{}/", path::FILES);
@@ -123,7 +123,7 @@ impl Files {
         }
     }
 
-    /// What a path leads to.
+    /// Returns the attributes of the file at a path.
     async fn found(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Refused> {
         let resolve = Op::Resolve(v1::Resolve {
             path: path.to_vec(),
@@ -138,7 +138,7 @@ impl Files {
         }
     }
 
-    /// The version of a file that somebody reads.
+    /// Returns the version of a file for reading.
     pub(crate) async fn version(&self, peer: &Peer, path: &[u8]) -> Result<Reading, Refused> {
         let caller = self.0.access.caller_of(peer, None)?;
         let attr = self.found(&caller, path).await?;
@@ -149,7 +149,7 @@ impl Files {
         }
     }
 
-    /// Where bytes of versions are read from.
+    /// Returns the elements from which bytes of versions are read.
     pub(crate) fn elements(&self) -> &Elements {
         &self.0.elements
     }
@@ -160,7 +160,7 @@ impl Files {
         ino: u64,
         shown: impl FnOnce() -> String,
     ) -> Result<Reading, Refused> {
-        // What was closed is in it.
+        // This request settles the file, so that closed content is visible.
         let content = v1::GetAttr { ino, content: true };
         self.one(caller, Op::GetAttr(content)).await?;
         let reading = self.0.names.read_version(caller, ino)?;
@@ -171,7 +171,7 @@ impl Files {
         }
     }
 
-    /// Carries out one operation of names.
+    /// Carries out one operation on names.
     async fn one(&self, caller: &Caller, op: Op) -> Result<Answer, Refused> {
         let request = NamesRequest {
             caller: caller.clone(),
@@ -227,7 +227,7 @@ impl Files {
             return built(response, Body::empty());
         };
         let turn = self.turn(peer).await?;
-        // What can't be read at all is said in place of an answer that breaks off.
+        // The first window is read before the answer begins, so that an unreadable file results in an error and not in an aborted answer.
         let begun = range.end.min(range.start + WINDOW_BYTES);
         let first = source.window(range.start..begun).await?;
         let body = streamed(turn, async move |to| {
@@ -236,7 +236,7 @@ impl Files {
         built(response, body)
     }
 
-    /// The names in a folder and what they are.
+    /// Returns the names in a folder and their kinds.
     async fn folder(
         &self,
         bytes: bool,
@@ -274,7 +274,7 @@ impl Files {
         }
     }
 
-    /// The right to send a file, when there is one.
+    /// Waits for the right to send a file.
     async fn turn(&self, peer: &Peer) -> Result<Turn, Refused> {
         let own = match peer.trusted {
             true => None,
@@ -295,7 +295,7 @@ async fn serve(State(files): State<Files>, request: Request<Body>) -> Response<B
     answer.unwrap_or_else(|refused| refused.response())
 }
 
-/// What something is that has no bytes.
+/// Returns the name of a kind of file without bytes.
 fn called(kind: Kind) -> &'static str {
     match kind {
         Kind::Directory => "a folder",
@@ -305,11 +305,11 @@ fn called(kind: Kind) -> &'static str {
     }
 }
 
-/// By which whoever asked knows the version again.
+/// Returns the head of a response with the properties by which clients recognise the version.
 fn known_by(version: &Version) -> Builder {
     let response = Response::builder()
         .header(header::ETAG, &version.tag)
-        // It is a user's own, and may be another one the next time.
+        // The response belongs to one user, and may differ the next time.
         .header(header::CACHE_CONTROL, "private, no-cache");
     match version.modified {
         Some(modified) => response.header(header::LAST_MODIFIED, httpdate::fmt_http_date(modified)),
@@ -322,7 +322,7 @@ fn built(response: Builder, body: Body) -> Result<Response<Body>, Refused> {
     built.map_err(|_| Fault::Malformed("no answer can be made").into())
 }
 
-/// What `work` sends. It ends when nobody wants it any more.
+/// Returns a body with the bytes that `work` sends. The work ends when the client disconnects.
 fn streamed<F>(turn: Turn, work: impl FnOnce(Outlet) -> F) -> Body
 where
     F: Future<Output = ()> + Send + 'static,

@@ -1,5 +1,6 @@
-//! Zarrs that are folders. What is said of one is kept with its topmost file of metadata, which stands for the folder: whoever may read that
-//! file finds it. So of other files only those count that all may read who may read that one, and links are not followed.
+//! Zarrs that are folders. The facts about a Zarr are stored with its topmost metadata file, which stands for the folder: users who may
+//! read that file find the Zarr. Other files therefore count only if all readers of that file may read them, too, and links are not
+//! followed.
 
 use super::coordinates::Stored;
 use super::driver::WINDOW_MAX;
@@ -24,29 +25,29 @@ use tidemill_kernel::array::{Reduced, Spec};
 use tidemill_wire::v1::Kind;
 use tokio::runtime::Handle;
 
-/// Most groups that are looked through upwards.
+/// Maximum number of groups that are examined upwards.
 const DEPTH_MAX: usize = 64;
-/// Files of metadata of one Zarr whose rows are looked after. Others are looked at once more.
+/// Maximum number of metadata files of one Zarr whose rows are updated with it. Other files are read separately.
 const FILES_MAX: usize = 4096;
 
-/// Whether a file is taken for one of a Zarr's metadata by its name or path.
+/// Whether a file is metadata of a Zarr, by its name or path.
 pub(super) fn is_metadata(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next();
     name.is_some_and(|name| METADATA.iter().any(|known| known.as_bytes() == name))
 }
 
-/// A Zarr by its folder and the file that stands for it.
+/// A Zarr: its folder, and the file that stands for the folder.
 #[derive(Clone, Debug)]
 pub(super) struct Zarr {
     pub(super) folder: Node,
     pub(super) stands: Node,
 }
 
-/// What a version is whose header is to be read.
+/// Kind of a version whose header is to be read.
 pub(super) enum Of {
-    /// A file that has a header of its own.
+    /// A file with a header of its own.
     File,
-    /// A file of metadata in a folder that is no Zarr yet.
+    /// A metadata file in a folder that is not a Zarr yet.
     Nothing,
     Zarr(Box<Zarr>),
 }
@@ -59,7 +60,7 @@ impl Zarr {
         }
     }
 
-    /// Whether all who may read the file that stands for it may read this, or pass through it.
+    /// Whether all users who may read the representing file may read this file, or search this folder.
     fn shows(&self, node: &Node) -> bool {
         let bits = if node.is_dir() { 0o555 } else { 0o444 };
         let asked = (self.stands.mode & 0o044)
@@ -73,7 +74,7 @@ impl Zarr {
     }
 }
 
-/// What a version is part of.
+/// Returns the kind of a version.
 pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
     let names = names(db, ino)?;
     let Some((folder, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
@@ -84,7 +85,7 @@ pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
     Ok(found.map_or(Of::Nothing, |zarr| Of::Zarr(Box::new(zarr))))
 }
 
-/// The Zarr that a folder is, or is in: the topmost, as far as one user's groups lie in each other.
+/// Returns the topmost Zarr that contains a folder, as far as nested groups belong to one user.
 fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Zarr>, Fault> {
     let mut found: Option<Zarr> = None;
     let mut at = folder;
@@ -106,7 +107,7 @@ fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Z
     Ok(found)
 }
 
-/// The file that makes a folder a Zarr, a user's own if it has to be.
+/// Returns the file that makes a folder a Zarr. With `uid`, the file has to belong to that user.
 fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Node>, Fault> {
     for name in &METADATA[..4] {
         let found = Node::child(db, folder, name.as_bytes())?
@@ -119,7 +120,7 @@ fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<No
 }
 
 impl Tx<'_> {
-    /// Something has left a folder, or come into it as a folder: if that is part of a Zarr its header is read once more.
+    /// Reads a Zarr's header again after a file or folder in it has been renamed, created or deleted.
     pub(crate) fn changes_zarr(&self, folder: u64, name: &[u8], node: &Node) -> Result<(), Fault> {
         match node.is_dir() || is_metadata(name) {
             true => self.zarr_anew(folder),
@@ -127,7 +128,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Others may read it than before.
+    /// Reads a Zarr's header again after rights of a file or folder in it have changed.
     pub(crate) fn changes_zarr_rights(&self, node: &Node) -> Result<(), Fault> {
         if node.is_dir() {
             return self.zarr_anew(node.ino);
@@ -138,7 +139,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Reads the Zarr that a folder is in once more, and the one that the folder above it is in if that is another.
+    /// Reads the Zarr that contains a folder again, and the Zarr that contains the parent folder if that is another one.
     fn zarr_anew(&self, folder: u64) -> Result<(), Fault> {
         let above = Node::find(self.db, folder)?.map(|node| node.parent);
         let mut known = None;
@@ -154,7 +155,7 @@ impl Tx<'_> {
     }
 }
 
-/// The folders that a file is in, and what it is called there.
+/// Returns the folders that contain a file, and its name in each.
 fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -164,21 +165,21 @@ fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     Ok(names.collect::<Result<_, _>>()?)
 }
 
-/// Whether a file, by a path of it, stands for the folder that it is in.
+/// Whether a file with this path stands for its folder.
 pub(crate) fn stands_for_folder(db: &Connection, object: u64, path: &[u8]) -> Result<bool, Fault> {
     Ok(is_metadata(path) && store::is_read(db, object)?)
 }
 
-/// The files of a Zarr, read within bounds.
+/// Files of a Zarr, read within limits.
 pub(super) struct Files {
     pub(super) zarr: Zarr,
     pub(super) names: Arc<SqliteNames>,
     pub(super) elements: Elements,
     pub(super) until: Instant,
     pub(super) bytes_left: Mutex<u64>,
-    /// Versions of metadata that were looked at, and whose.
+    /// Versions of metadata that were read, with their files.
     pub(super) seen: Mutex<BTreeMap<u64, Node>>,
-    /// Whether a chunk of a coordinate is not there.
+    /// Whether a chunk of a coordinate is missing.
     pub(super) lacks: AtomicBool,
 }
 
@@ -217,7 +218,7 @@ impl Files {
         Ok(node)
     }
 
-    /// The version that a file has, and how many bytes that are.
+    /// Returns the present version of a file, and its size in bytes.
     fn source(&self, path: &str) -> io::Result<(Source, u64)> {
         let node = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
         let reading = self
@@ -233,13 +234,13 @@ impl Files {
     }
 }
 
-/// What can't be had now is tried again.
+/// Converts a temporary failure to an error after which the read is retried.
 fn away(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, why)
 }
 
 impl Files {
-    /// Looks at the metadata of all groups and arrays, also where they were read from one file: no other Zarr is in this one.
+    /// Reads the metadata of all groups and arrays, even if one file has all metadata, so that no other Zarr is inside this one.
     pub(super) fn look_at_all(&self, header: &Header) {
         let paths = header.groups.iter().map(|group| &group.path);
         let paths = paths.chain(header.variables.iter().map(|variable| &variable.path));

@@ -1,4 +1,4 @@
-//! What an element keeps of its objects and tasks, read from its database (`docs/formats-element.md`).
+//! An element's stored data about its objects and tasks, read from its database (`docs/formats-element.md`). This module changes nothing.
 
 use super::{Problem, RebuildError};
 use crate::rules::noted;
@@ -12,19 +12,19 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
-/// The version of an element's tables.
+/// Version of an element's tables.
 const SCHEMA_VERSION: i64 = 1;
 
-/// The head of an SQLite file, and its byte that says whether there is a write-ahead log.
+/// Length of the head of an SQLite file, and offset and value of the byte that marks a write-ahead log.
 const HEAD_BYTES: u64 = 20;
 const LOGGED_AT: usize = 18;
 const LOGGED: u8 = 2;
 
-/// Kinds of object.
+/// Kinds of objects.
 const DATA: i64 = 0;
 const TASK: i64 = 1;
 
-/// An element's part of the array.
+/// Data of one element.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) path: PathBuf,
@@ -33,17 +33,17 @@ pub(super) struct Kept {
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
     pub(super) tasks: Vec<KeptTask>,
-    /// What the server said of inodes.
+    /// The server's notes about inodes.
     pub(super) notes: Vec<NameNote>,
-    /// What it said of rules.
+    /// The server's notes about rules.
     pub(super) rules: Vec<NameNote>,
     /// Objects that have a row, but no file any more.
     pub(super) missing: Vec<KeptObject>,
-    /// Files of objects that have no row.
+    /// Number of files of objects that have no row.
     pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
-    /// The server had taken it out of the array (`element/src/node.rs`).
+    /// Whether the server removed the element from the array before (`element/src/node.rs`).
     pub(super) removed: bool,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct KeptObject {
     pub(super) task: u64,
     pub(super) sealed_at: u64,
     pub(super) part: Option<PartOf>,
-    /// Inode, owner, mode and part are the server's word.
+    /// Whether the server has signed the inode, owner, mode and part.
     pub(super) attested: bool,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct KeptTask {
     pub(super) outputs: Vec<u64>,
 }
 
-/// The values of one page by number.
+/// Values of one page by number.
 #[derive(Clone, Debug, Default)]
 struct Attributes(BTreeMap<u32, Vec<u8>>);
 
@@ -100,7 +100,7 @@ impl Attributes {
 }
 
 impl KeptObject {
-    /// Whether the server has told the path. A task's is what its job asked for, whoever may write there.
+    /// Whether the server provided the path. The path of a task's output is set by its job, whatever the rights there.
     pub(super) fn named(&self) -> bool {
         self.attested && self.task == 0 && !self.path.is_empty()
     }
@@ -127,7 +127,7 @@ impl KeptTask {
         serde_json::from_str(&self.text(task::ARGS)).unwrap_or_default()
     }
 
-    /// What it read of each of its inputs; none if it read all of all.
+    /// Returns the selection that the task read of each input; empty if the task read all inputs completely.
     pub(super) fn selections(&self) -> Vec<String> {
         serde_json::from_str(&self.text(task::SELECTIONS)).unwrap_or_default()
     }
@@ -152,7 +152,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     let db = Connection::open_with_flags(&database, flags).map_err(|e| at(e.into()))?;
     db.busy_timeout(std::time::Duration::from_secs(5))
         .map_err(|e| at(e.into()))?;
-    // First: of what is only in the log, the array's identity may be a part.
+    // This check is first, since the array's identity may be only in the log.
     if is_behind(&db, &database).map_err(at)? {
         return Err(at(Problem::Behind));
     }
@@ -162,7 +162,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
-            // One that is damaged has a name all the same.
+            // A damaged object has a file under this name.
             let damaged = path.join("damaged").join(format!("{:016x}", object.id));
             let handed = handed.contains(&object.id);
             let here = path.join(id.relative_path()).is_file();
@@ -173,7 +173,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     Ok(kept)
 }
 
-/// Whether this is a copy of a database that was in use, without the log that has its last rows (`element/src/reserve.rs`).
+/// Whether the database is a copy of a database in use, without the log that has its last rows (`element/src/reserve.rs`).
 fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
     let log = std::fs::metadata(super::beside(database, "-wal"));
     if log.is_ok_and(|log| log.len() > 0) {
@@ -181,7 +181,7 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
     }
     let tables = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'identity'";
     if !db.prepare(tables)?.exists([])? {
-        // All of it may be in the log.
+        // All rows may be in the log.
         let mut head = Vec::new();
         let file = std::fs::File::open(database);
         let read = file.and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
@@ -192,8 +192,8 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
     Ok(value.is_some_and(|value| value == [1]))
 }
 
-/// How many files of objects an element has of which it knows nothing: those that were being written, and those of which
-/// its database has lost the rows.
+/// Returns the number of object files for which the element's database has no row: files that were being written, and files whose rows
+/// are lost.
 fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
     let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
     let mut unknown = 0;
@@ -216,7 +216,7 @@ fn unknown(db: &Connection, element: &Path) -> Result<u64, Problem> {
     Ok(unknown)
 }
 
-/// What an element has in a store outside of the array (`element/src/outside`).
+/// Returns the objects that the element stores outside of the array (`element/src/outside`).
 fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
     let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version < 3 {
@@ -227,7 +227,8 @@ fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// What an element has in memory for intermediate files (`element/src/handed.rs`), which is named by the object and a secret.
+/// Returns the objects of intermediate files in the element's memory (`element/src/handed.rs`), whose files are named by the object and a
+/// secret.
 fn handed(element: &Path) -> BTreeSet<u64> {
     let files = std::fs::read_dir(element.join("handed"));
     let names = files.into_iter().flatten().flatten();
@@ -288,7 +289,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     Ok(kept)
 }
 
-/// Notes about names; an array of an earlier release has none.
+/// Returns the notes about names; an array of an earlier release has none.
 fn notes(db: &Connection) -> Result<Vec<NameNote>, Problem> {
     let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
     let mut statement = db.prepare(sql)?;
@@ -313,7 +314,7 @@ fn largest(db: &Connection, sql: &str) -> Result<u64, Problem> {
     Ok(found.unwrap_or(0).cast_unsigned())
 }
 
-/// Kind and state of all objects and collections.
+/// Returns kind and state of all objects and collections.
 fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, Problem> {
     let mut statement = db.prepare("SELECT id, kind, state FROM object")?;
     let rows = statement.query_map([], |row| {
@@ -336,7 +337,7 @@ fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, Problem> {
     Ok(members)
 }
 
-/// Gives each object's own page of attributes, in the order of their ids.
+/// Passes each object's own page of attributes to `take`, in the order of their ids.
 fn read_attributes(
     db: &Connection,
     sealed: &BTreeMap<u64, (i64, i64)>,
@@ -389,8 +390,8 @@ fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
     }
 }
 
-/// Believes of objects only what the server has noted or signed. All else is what some client told: an object that no note
-/// names, and that no capability was signed for, is the content of no file that is known, and no part of any.
+/// Keeps only those facts about objects that the server has noted or signed. All other facts come from clients: an object without a note
+/// and without a signed capability is neither the content nor a part of any known file.
 pub(super) fn believe(all: &mut [Kept]) {
     let notes = all.iter().flat_map(|kept| &kept.notes);
     let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
@@ -400,7 +401,7 @@ pub(super) fn believe(all: &mut [Kept]) {
             *known = note;
         }
     }
-    // What a version is made of, and whose it is; of two files that say so, the one that was changed last.
+    // The map has the owner of each object of a version. If two files claim an object, the file that was changed last gets it.
     let mut owners: BTreeMap<u64, (u64, u64, bool)> = BTreeMap::new();
     for note in last.values() {
         let parts = note.layout.iter().flat_map(|layout| &layout.parts);
@@ -417,7 +418,7 @@ pub(super) fn believe(all: &mut [Kept]) {
             match owners.get(&object.id) {
                 Some(&(_, ino, part)) => {
                     object.inode = ino;
-                    // A version's own object is all of the version.
+                    // A version's own object is the whole version.
                     object.part = object.part.filter(|_| part || object.attested);
                 }
                 None if object.attested => {}
@@ -427,7 +428,7 @@ pub(super) fn believe(all: &mut [Kept]) {
     }
 }
 
-/// Checks that all are elements of one array, each given once.
+/// Checks that all elements belong to one array, and that each was given once.
 pub(super) fn check(all: &[Kept]) -> Result<(), RebuildError> {
     let Some(first) = all.first() else {
         return Err(RebuildError::NoElements);

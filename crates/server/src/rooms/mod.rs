@@ -1,4 +1,4 @@
-//! The gRPC service of rooms, and their end.
+//! gRPC service of rooms, and the removal of rooms that have ended. This module writes the tables of rooms through `server/src/names`.
 
 pub(crate) mod channels;
 mod waits;
@@ -19,18 +19,19 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use waits::{Key, Waits};
 
-/// How often it is looked for rooms that are to end.
+/// Interval in which rooms that have to end are looked for.
 const PERIOD: Duration = Duration::from_secs(1);
-/// If it was not for so long, because the server was down or its host asleep, members get their time anew.
+/// Longest pause between two looks without a correction. After a longer pause, because the server was down or its host suspended, members
+/// get their full time again.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How long a file may be waited for.
+/// Maximum wait for a file.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
-/// Those who wait for a file at once.
+/// Maximum number of clients that wait for a file at once.
 const WAITING_MAX: usize = 4096;
-/// Of them those of one user.
+/// Maximum number of these clients of one user.
 const WAITING_EACH_MAX: usize = 1024;
 
-/// See the module.
+/// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RoomService {
     names: Arc<SqliteNames>,
@@ -83,7 +84,7 @@ impl RoomService {
         Ok(done.map_err(|fault| refused(&fault))??)
     }
 
-    /// A channel with the address of its element.
+    /// Adds the address of its element to a channel.
     fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
         channel.url = self.array.url(channel.element).unwrap_or_default();
         Response::new(channel)
@@ -105,7 +106,7 @@ impl RoomService {
         }
     }
 
-    /// The file, when it has a version that is closed.
+    /// Waits for a closed version of the file and returns its attributes.
     async fn awaited(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Status> {
         if let Found::File(attr) = self.look_for(caller, path).await? {
             return Ok(attr);
@@ -118,12 +119,12 @@ impl RoomService {
                 std::pin::pin!(bell.notified()),
                 std::pin::pin!(waiter.moved.notified()),
             );
-            // What is committed from here on is heard.
+            // Changes that are committed from here on are noticed.
             rings.as_mut().enable();
             moved.as_mut().enable();
             match self.look_for(caller, path).await? {
                 Found::File(attr) => return Ok(attr),
-                // What it is waited for by now.
+                // The wait continues for another key.
                 now if now != found => found = now,
                 _ => tokio::select! {
                     () = rings => {}
@@ -134,7 +135,7 @@ impl RoomService {
     }
 }
 
-/// Does something in a transaction, and tells mounts what changed, though whoever asked may have gone away.
+/// Runs `work` in a transaction and announces the changes to mounts, even if the asker has disconnected.
 pub(crate) async fn write<T: Send + 'static>(
     names: &Arc<SqliteNames>,
     caller: Caller,
@@ -253,7 +254,7 @@ impl v1::rooms_server::Rooms for RoomService {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
         let op = request.into_inner();
-        // Where changes of rights are made, too: none of them overtakes this.
+        // Changes of rights use the same path, so that none overtakes this operation.
         let opened = self.write(caller, move |tx| tx.open_channel(&op)).await?;
         Ok(self.addressed(opened))
     }
@@ -294,13 +295,13 @@ impl v1::rooms_server::Rooms for RoomService {
     }
 }
 
-/// Removes what has ended, until nothing is left of it.
+/// Removes ended rooms completely.
 async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
     while write(names, Caller::root(), |tx: &mut Tx<'_>| tx.sweep_rooms()).await? {}
     Ok(())
 }
 
-/// Ends rooms, for ever.
+/// Ends rooms as long as the server runs.
 pub(crate) async fn run(names: Arc<SqliteNames>) {
     let mut last = None;
     loop {
@@ -333,7 +334,7 @@ async fn once(names: &Arc<SqliteNames>, last: &mut Option<i64>) -> Result<(), Fa
     Ok(())
 }
 
-// Longer than it takes to hear of a member.
+// The allowed silence of a member is longer than a pause without a correction.
 const _: () = assert!(PAUSE_MAX.as_secs() < SILENCE.as_secs());
 
 #[cfg(test)]
@@ -345,7 +346,7 @@ mod tests {
 
     const SECOND_NS: i64 = 1_000_000_000;
 
-    /// Does something at a time, as root.
+    /// Runs `work` as root at a given time.
     fn at<T: Send + 'static>(
         names: &SqliteNames,
         seconds: i64,
@@ -356,7 +357,7 @@ mod tests {
             let root = Caller::root();
             work(&mut Tx::new(db, &shared, &root, 0, seconds * SECOND_NS))
         };
-        // Apart from the runtime of the test: it may have to wait for whoever writes.
+        // The thread is separate from the test's runtime, since it may have to wait for a writer.
         let written = std::thread::scope(|scope| {
             let database = names.database();
             scope.spawn(move || database.write_here(false, work)).join()
@@ -364,7 +365,7 @@ mod tests {
         written.unwrap().unwrap().value
     }
 
-    /// A second's work of what ends rooms; whether there is more.
+    /// Does one second's work of the task that ends rooms. Returns whether there is more.
     fn sweep(names: &SqliteNames, seconds: i64) -> bool {
         at(names, seconds, |tx| {
             tx.forget_members()?;
@@ -440,7 +441,7 @@ mod tests {
         };
         at(&names, 1_000_000, move |tx| tx.leave_room(&leave)).unwrap();
         assert_eq!(rooms(&names, 1_000_000), ["alone"]);
-        // Its name is free again, its number is not.
+        // The name is free again, but the number is not.
         create(&names, "person", 0);
         assert!(join(&names, "person", 0, (0, true)).unwrap() > person);
     }
@@ -613,7 +614,7 @@ mod tests {
             let listed = at(&names, 0, |tx| tx.rooms_shown());
             assert_eq!(listed[0].members.len(), 1);
         }
-        // But if it is listened.
+        // Members are removed if the server listened.
         let old = "UPDATE room_member SET until = 1";
         at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
         once(&names, &mut Some(clock::now_ns() - SECOND_NS))
@@ -622,8 +623,7 @@ mod tests {
         assert!(at(&names, 0, |tx| tx.rooms_shown()).is_empty());
     }
 
-    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else
-    /// does.
+    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else does.
     #[tokio::test]
     async fn waiter_is_woken_by_arrival_of_its_file() {
         let folder = tempfile::tempdir().unwrap();
